@@ -1,0 +1,186 @@
+"""The black box: what this process is doing now, on disk, for when it cannot say so any more.
+
+A small file, rewritten at each flush: the open spans of every thread, the last step, memory, and
+the stacks of all threads after a long silence inside one scope. It is closed with how the process
+ended; one that is not closed belongs to a process that was killed, or that still runs.
+
+Runs on the background thread and reads only what the collector has anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from cirron import identity, wire
+from cirron.record import clock, hot
+from cirron.record.collect import STEP_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cirron.record.collect import Collector
+
+MAX_OPEN = 1_000  # a server with more requests in flight than this shows the oldest
+STACKS_EVERY_NS = 10_000_000_000
+
+
+class BlackBox:
+    """One process's file."""
+
+    def __init__(
+        self,
+        root: Path,
+        session: wire.Session,
+        collector: Collector,
+        anchor: clock.Anchor,
+        *,
+        interval_s: float,
+        silence_s: float,
+        counters: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.path = root / "blackbox" / f"{session.id}-{os.getpid()}.json"
+        self.failures = 0
+        self._session = session
+        self._collector = collector
+        self._anchor = anchor
+        self._interval_s = interval_s
+        self._silence_ns = int(silence_s * 1e9)
+        self._counters = counters
+        self._process_start = identity.process_start(os.getpid())
+        self._stacks: list[dict[str, Any]] | None = None
+        self._stacks_at = 0
+        self.signals: list[dict[str, Any]] = []
+
+    def write(self, ended: dict[str, Any] | None = None) -> None:
+        """Replaces the file by the present state."""
+        now = clock.now()
+        spans = self._collector.open_spans()
+        silent_since = self._silent_since(spans, now)
+        if silent_since is None:
+            self._stacks = None
+        elif self._stacks is None or now - self._stacks_at > STACKS_EVERY_NS:
+            self._stacks, self._stacks_at = all_stacks(), now
+        last = self._collector.last_step
+        content = {
+            "schema_version": wire.SCHEMA_VERSION,
+            "session": self._session,
+            "pid": os.getpid(),
+            "process_start": self._process_start,
+            "heartbeat_ns": self._anchor.at(now),
+            "interval_s": self._interval_s,
+            "ended": ended,
+            "open_count": len(spans),
+            "open": self._open(spans[:MAX_OPEN]),
+            "last_step": self._step(last, spans),
+            "silent_since_ns": None if silent_since is None else self._anchor.at(silent_since),
+            "stacks": self._stacks,
+            "memory_rss_bytes": resident_bytes(),
+            "signals": self.signals,
+            "counters": self._counters(),
+        }
+        try:
+            replace_file(self.path, wire.encode(content))
+        except OSError:  # the spool says what is wrong with this folder
+            self.failures += 1
+
+    def close(self, how: str, detail: str | None = None) -> None:
+        """Writes the last state: how the process ended."""
+        self.write({"how": how, "detail": detail, "at_ns": self._anchor.at(clock.now())})
+
+    def _open(self, spans: list[hot.Span]) -> list[dict[str, Any]]:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        return [
+            wire.builtins(self._collector.open_record(span))
+            | {"thread_name": names.get(span.thread), "latest": self._latest(span.sequence)}
+            for span in spans
+        ]
+
+    def _step(self, last: hot.Closed | None, spans: list[hot.Span]) -> dict[str, Any] | None:
+        """The newest step: one that is open, or else the one that closed last."""
+        open_step = next((span for span in reversed(spans) if span.name in STEP_NAMES), None)
+        record = last if open_step is None else hot.record_of(open_step)
+        if record is None:
+            return None
+        number, _, name, index, _, start, end, _ = record
+        return {
+            "id": clock.hex_id(number),
+            "name": name,
+            "index": index,
+            "start_ns": self._anchor.at(start),
+            "end_ns": self._anchor.at(end) if end else None,
+        }
+
+    def _latest(self, number: int) -> dict[str, Any]:
+        """The last value of each of a span's marks."""
+        latest = self._collector.latest.get(number, {})
+        return {
+            name: str(value) if isinstance(value, float) and value - value != 0 else value
+            for name, value in list(latest.items())
+        }
+
+    def _silent_since(self, spans: list[hot.Span], now: int) -> int | None:
+        """Since when the most silent thread inside a scope has recorded nothing, if long ago."""
+        last_closed = self._collector.last_activity
+        active: dict[int, int] = {}
+        for span in spans:
+            if span.depth > 1:  # all but the session's own
+                active[span.thread] = max(
+                    span.start,
+                    active.get(span.thread, 0),
+                    last_closed.get(span.thread, 0),
+                    self._collector.marked_at.get(span.sequence, 0),
+                )
+        for thread in set(last_closed) - set(active):
+            del last_closed[thread]  # threads come and go
+        oldest = min(active.values(), default=now)
+        return oldest if now - oldest >= self._silence_ns else None
+
+
+def all_stacks() -> list[dict[str, Any]]:
+    """The stacks of all threads but this one, innermost call last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return [
+        {
+            "thread_id": thread,
+            "name": names.get(thread, "?"),
+            "frames": [
+                f"{frame.filename}:{frame.lineno} in {frame.name}"
+                for frame in traceback.StackSummary.extract(
+                    traceback.walk_stack(stack), limit=64, lookup_lines=False
+                )[::-1]
+            ],
+        }
+        for thread, stack in sys._current_frames().items()
+        if thread != threading.get_ident()
+    ]
+
+
+def resident_bytes() -> int | None:
+    """Memory that the process has in RAM now."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux
+        return None
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Puts a file in place whole; a reader sees the old one or the new one."""
+    partial = path.with_suffix(".tmp")
+    try:
+        try:
+            partial.write_bytes(content)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise

@@ -1,0 +1,358 @@
+"""`cirron show`: what the runs in a folder did, are doing, or were doing when they died.
+
+Reads the disk only, so it works beside a running program and long after a dead one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+from cirron import errors, wire
+from cirron.runs import spool
+from cirron.runs import tree as trees
+from cirron.view import text
+
+ROOT = "cirron.session"
+# With more sessions than this in a run, the others get their header lines only.
+MAX_TREES = 8
+MAX_PLACES = 8
+MAX_STACKS = 8
+MAX_FRAMES = 12
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", default=".")
+@click.option("--name", help="Only spans of this name, and what is inside them.")
+@click.option("--last", type=click.IntRange(min=1), help="Only the N spans that closed last.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["tree", "json"]),
+    default="tree",
+    show_default=True,
+    help="Text for people, or JSON for programs.",
+)
+@click.option("--run", "wanted", metavar="ID", help="This run, by its id or the start of it.")
+@click.option("--rank", type=int, help="Only this rank of the run.")
+@click.option("--all", "is_all", is_flag=True, help="All runs, oldest first.")
+def show(
+    folder: str,
+    name: str | None,
+    last: int | None,
+    form: str,
+    wanted: str | None,
+    rank: int | None,
+    is_all: bool,
+) -> None:
+    """Shows the latest run in DIR: how it ended or where it is, and the tree of its spans.
+
+    DIR is the folder that the program ran in, or its .cirron folder; the current one by default.
+    """
+    try:
+        sessions = spool.read(spool.find(folder))
+        strays = [run for run in sessions if is_stray(run)]
+        runs = group(run for run in sessions if not is_stray(run))
+        if not runs:
+            raise no_records(strays)
+        chosen = choose(runs, wanted, is_all)
+        if rank is not None:
+            chosen = {run_id: of_rank(run, rank) for run_id, run in chosen.items()}
+        if form == "json":
+            click.echo(wire.encode(as_dict(chosen, name, last)))
+            return
+        for number, (run_id, run) in enumerate(chosen.items()):
+            if number:
+                click.echo()
+            show_run(run_id, run, name, last)
+        for stray in strays:
+            show_problems(stray)
+        others = [run_id for run_id in runs if run_id not in chosen]
+        if others:
+            click.echo(f"\n{other_runs(others)}")
+    except errors.CirronError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+# -- which runs ---------------------------------------------------------------------------------
+
+
+def group(sessions: Iterable[spool.SessionRun]) -> dict[str | None, list[spool.SessionRun]]:
+    """Sessions by run, the latest run last; each run's by attempt and rank."""
+    runs: dict[str | None, list[spool.SessionRun]] = {}
+    for run in sessions:
+        runs.setdefault(run.run_id, []).append(run)
+    for members in runs.values():
+        members.sort(key=_place_in_run)
+    return dict(sorted(runs.items(), key=lambda pair: max(run.started_ns for run in pair[1])))
+
+
+def is_stray(run: spool.SessionRun) -> bool:
+    """Whether this is only what is wrong with files that do not say whose they are."""
+    return run.session is None and not (run.spans or run.marks or run.snapshots)
+
+
+def no_records(strays: Iterable[spool.SessionRun]) -> errors.SettingError:
+    """The error for a folder in which nothing was recorded, or nothing that can be read."""
+    problems = [problem for run in strays for problem in run.problems]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return errors.SettingError(f"no file here can be read: {problems[0]}{more}")
+    return errors.SettingError(
+        "the folder holds no records yet. A run writes its first after one flush interval"
+        " (a second by default): try again then, or when the program has ended"
+    )
+
+
+def _place_in_run(run: spool.SessionRun) -> tuple[int, bool, int, int]:
+    if run.session is None:
+        return (0, True, 0, run.started_ns)
+    rank = run.session.rank
+    return (run.session.attempt, rank is None, rank or 0, run.started_ns)
+
+
+def choose(
+    runs: dict[str | None, list[spool.SessionRun]], wanted: str | None, is_all: bool
+) -> dict[str | None, list[spool.SessionRun]]:
+    """The runs to show: those asked for, or the latest."""
+    if wanted is not None:
+        matching = [run_id for run_id in runs if run_id is not None and run_id.startswith(wanted)]
+        if wanted in runs:
+            matching = [wanted]
+        if len(matching) != 1:
+            what = "is the start of several runs" if matching else "is no run in this folder"
+            known = matching or [run_id for run_id in runs if run_id is not None]
+            raise errors.SettingError(f"--run {wanted!r} {what}; known: {_names(known)}")
+        return {matching[0]: runs[matching[0]]}
+    if is_all:
+        return runs
+    latest = list(runs)[-1]
+    return {latest: runs[latest]}
+
+
+def of_rank(run: list[spool.SessionRun], rank: int) -> list[spool.SessionRun]:
+    """The sessions of one rank."""
+    kept = [one for one in run if one.session is not None and one.session.rank == rank]
+    if not kept:
+        known = {one.session.rank for one in run if one.session is not None}
+        ranks = ", ".join(str(one) for one in sorted(r for r in known if r is not None))
+        raise errors.SettingError(f"--rank {rank} is not in this run; known: {ranks or 'none'}")
+    return kept
+
+
+def other_runs(others: Sequence[str | None]) -> str:
+    """The line that says what else the folder holds."""
+    count = "1 other run" if len(others) == 1 else f"{len(others)} other runs"
+    named = [run_id for run_id in others if run_id is not None]
+    ids = f", or --run ID: {_names(named[::-1])}" if named else ""
+    return f"{count} in this folder: cirron show --all{ids}"
+
+
+def _names(run_ids: Sequence[str], limit: int = 5) -> str:
+    shown = ", ".join(text.plain(run_id) for run_id in run_ids[:limit])
+    return f"{shown} and {len(run_ids) - limit} more" if len(run_ids) > limit else shown or "none"
+
+
+# -- as text ------------------------------------------------------------------------------------
+
+
+def show_run(
+    run_id: str | None, sessions: Sequence[spool.SessionRun], name: str | None, last: int | None
+) -> None:
+    """Prints a run: each of its sessions with what is known of it, and its tree."""
+    click.echo(f"run {text.plain(run_id)}" if run_id is not None else "records of other writers")
+    for number, run in enumerate(sessions):
+        tree = run.tree()
+        click.echo()
+        for line in header(run, tree) + story(run):
+            click.echo(line)
+        if number < MAX_TREES:
+            click.echo(text.render(trees.select(tree, name, last)))
+        elif number == MAX_TREES:
+            click.echo(f"(trees of the first {MAX_TREES} sessions only; others: --rank N)")
+        show_problems(run)
+
+
+def show_problems(run: spool.SessionRun) -> None:
+    """Prints what could not be read."""
+    for problem in run.problems:
+        click.echo(f"problem: {text.plain(problem, 400)}")
+
+
+def header(run: spool.SessionRun, tree: trees.Tree) -> list[str]:
+    """Who the session was, how it stands, and how much there is of it."""
+    who = []
+    if run.session is not None:
+        session = run.session
+        if session.rank is not None:
+            size = "" if session.world_size is None else f" of {session.world_size}"
+            who.append(f"rank {session.rank}{size}")
+        if session.attempt:
+            who.append(f"attempt {session.attempt}")
+        who += [f"host {text.plain(session.host)}", f"pid {session.pid}"]
+    if run.forked:
+        who.append(f"{len(run.forked)} forked")
+    who.append(run.state if run.state != "unknown" else "how it ended is unknown")
+
+    until_ns = tree.now_ns if run.state == "running" else run.last_ns
+    what = [
+        f"started {moment(run.started_ns)}",
+        f"{text.duration(until_ns - run.started_ns)} long",
+        _count(tree.span_count, "span"),
+        _count(len(run.marks), "mark"),
+    ]
+    if run.snapshots:
+        what.append(_count(len(run.snapshots), "snapshot"))
+    lines = [", ".join(who), ", ".join(what)]
+    if lost := losses(run):
+        lines.append(f"lost: {lost}")
+    return lines
+
+
+def losses(run: spool.SessionRun) -> str:
+    """The counters of what was dropped, where there are any."""
+    counters = (run.blackbox or {}).get("counters")
+    if not isinstance(counters, dict):
+        return ""
+    return ", ".join(
+        f"{text.plain(str(key))}={count}"
+        for key, count in counters.items()
+        if "drop" in str(key) and isinstance(count, int) and count
+    )
+
+
+def story(run: spool.SessionRun) -> list[str]:
+    """What the black box tells of a process that runs or that did not end by itself."""
+    box = run.blackbox
+    if box is None or run.state in ("clean", "unknown"):
+        return []
+    places = where(run)
+    parts = fate(run, box)
+    if places:
+        parts.append(f"it {'is' if run.state == 'running' else 'was'} in {places[0]}")
+    step = box.get("last_step")
+    if isinstance(step, dict):
+        parts.append(f"last step: {text.label(str(step.get('name')), step.get('index'))}")
+    if isinstance(resident_bytes := box.get("memory_rss_bytes"), int):
+        parts.append(f"memory {resident_bytes / 2**30:.2f} GiB")
+    lines = [f"{run.state}: {'; '.join(parts)}"] if parts else []
+    lines += [f"  also in {place}" for place in places[1:MAX_PLACES]]
+    if len(places) > MAX_PLACES:
+        lines.append(f"  and in {len(places) - MAX_PLACES} more")
+    return lines + silence(run, box)
+
+
+def fate(run: spool.SessionRun, box: dict[str, Any]) -> list[str]:
+    """How the process ended, or from what it is known that it did."""
+    beat = moment(box.get("heartbeat_ns"), run.started_ns)
+    host = "" if run.session is None else text.plain(run.session.host)
+    if run.state == "killed":
+        judged = [f"judged by that alone, for it ran on {host}"] if run.is_judged_by_silence else []
+        return [f"no sign of life since {beat}", *judged]
+    if run.state == "running":
+        return [f"last sign of life from {host} {beat}"] if run.is_judged_by_silence else []
+    ended = box["ended"]
+    detail = text.plain(str(ended.get("detail") or "no more is known"), 200)
+    return [f"{detail} at {moment(ended.get('at_ns'), run.started_ns)}"]
+
+
+def silence(run: spool.SessionRun, box: dict[str, Any]) -> list[str]:
+    """For how long nothing was recorded inside a scope, and the stacks that were taken then."""
+    since_ns, heartbeat_ns = box.get("silent_since_ns"), box.get("heartbeat_ns")
+    if not isinstance(since_ns, int) or not isinstance(heartbeat_ns, int):
+        return []
+    lasted = text.duration(heartbeat_ns - since_ns)
+    beat = moment(heartbeat_ns, run.started_ns)
+    return [f"silent: nothing was recorded for {lasted} up to {beat}", *stacks(box.get("stacks"))]
+
+
+def where(run: spool.SessionRun) -> list[str]:
+    """The innermost open spans, each with the path to it; the deepest of the main thread first."""
+    spans = {span.id: span for span in run.open_spans()}
+    closed = {span.id for span in run.spans if span.id in spans}
+    for span_id in closed:  # it ended after the black box was written
+        del spans[span_id]
+    parents = {span.parent_id for span in spans.values()}
+    innermost = [span for span in spans.values() if span.id not in parents]
+    if len(innermost) > 1:
+        innermost = [span for span in innermost if span.name != ROOT]
+    first = next((span.thread_id for span in spans.values() if span.name == ROOT), None)
+    innermost.sort(key=lambda span: (span.thread_id != first, span.start_ns))
+    now_ns = run.now_ns or run.last_ns
+    return [
+        f"{_path(span, spans)}, {text.duration(now_ns - span.start_ns)} in" for span in innermost
+    ]
+
+
+def _path(span: wire.Span, spans: dict[str, wire.Span]) -> str:
+    path = [span]
+    while (above := spans.get(path[-1].parent_id or "")) and len(path) < trees.MAX_DEPTH:
+        path.append(above)
+    if len(path) > 1 and path[-1].name == ROOT:
+        path.pop()  # all of them are inside it
+    return " > ".join(text.label(one.name, one.index) for one in path[::-1])
+
+
+def stacks(entries: Any) -> list[str]:
+    """The stacks that were taken during a long silence, innermost call last."""
+    lines: list[str] = []
+    threads = [entry for entry in entries or [] if isinstance(entry, dict)]
+    for entry in threads[:MAX_STACKS]:
+        frames = [str(frame) for frame in entry.get("frames") or []]
+        lines.append(f"  thread {text.plain(str(entry.get('name')))}:")
+        if len(frames) > MAX_FRAMES:
+            lines.append(f"    ... {len(frames) - MAX_FRAMES} outer calls")
+        lines += [f"    {text.plain(frame, 200)}" for frame in frames[-MAX_FRAMES:]]
+    if len(threads) > MAX_STACKS:
+        lines.append(f"  ... and {len(threads) - MAX_STACKS} more threads")
+    return lines
+
+
+def moment(ns: Any, same_day_as_ns: int | None = None) -> str:
+    """A moment in local time; without the date when that is the day of the other one."""
+    try:
+        local = datetime.fromtimestamp(ns / 1e9).astimezone()
+        if same_day_as_ns is not None:
+            other = datetime.fromtimestamp(same_day_as_ns / 1e9).astimezone()
+            if local.date() == other.date():
+                return f"{local:%H:%M:%S}"
+    except (TypeError, ValueError, OverflowError, OSError):  # what a broken file may hold
+        return "an unknown time"
+    return f"{local:%Y-%m-%d %H:%M:%S}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+# -- as JSON ------------------------------------------------------------------------------------
+
+
+def as_dict(
+    runs: dict[str | None, list[spool.SessionRun]], name: str | None, last: int | None
+) -> dict[str, Any]:
+    """The runs with everything that is known of them, as JSON can hold it."""
+    return {
+        "runs": [
+            {
+                "run_id": run_id,
+                "sessions": [
+                    {
+                        "session": run.session,
+                        "state": run.state,
+                        "is_judged_by_silence": run.is_judged_by_silence,
+                        "problems": run.problems,
+                        "blackbox": run.blackbox,
+                        **trees.to_dict(trees.select(run.tree(), name, last)),
+                    }
+                    for run in sessions
+                ],
+            }
+            for run_id, sessions in runs.items()
+        ]
+    }

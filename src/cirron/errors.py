@@ -1,0 +1,81 @@
+"""Every exception that cirron raises on purpose.
+
+    CirronError
+      SettingError (ValueError)      a setting, argument or option with a bad value
+      InputError (TypeError)         a value of the wrong type given to scope, mark, epochs, batches
+        ScopeReusedError             a scope entered a second time
+      MissingDependencyError (ImportError)   an extra is not installed; says the pip line
+
+They come from calls that set things up or that are plainly wrong. Recording itself never raises:
+see `guard.py`.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class CirronError(Exception):
+    """The base of every error that cirron raises."""
+
+
+class SettingError(CirronError, ValueError):
+    """A setting, an argument or an option has a value that is not allowed."""
+
+
+class InputError(CirronError, TypeError):
+    """A value of the wrong type was given to a recording function."""
+
+
+class ScopeReusedError(InputError):
+    """One scope object was entered twice."""
+
+
+class MissingDependencyError(CirronError, ImportError):
+    """Something needs a package that is not installed."""
+
+
+def one_of(what: str, given: object, allowed: Iterable[object]) -> SettingError:
+    """The error for a value outside a fixed list."""
+    names = ", ".join(repr(name) for name in allowed)
+    return SettingError(f"{what}={given!r} is not valid; use one of {names}")
+
+
+def out_of_range(what: str, given: object, rule: str) -> SettingError:
+    """The error for a number (or something that should be one) outside its range."""
+    return SettingError(f"{what}={given!r} is not valid; {rule}")
+
+
+def not_a_name(where: str, given: object) -> InputError:
+    """The error for a scope or mark name that is not a string."""
+    return InputError(
+        f"{where}() needs a name that is a string; got {given!r} ({type(given).__name__})."
+        f' Write {where}("{given}", ...)'
+    )
+
+
+def not_an_index(given: object) -> InputError:
+    """The error for a scope index that is not an integer."""
+    return InputError(
+        f"ci.scope() needs an index that is an integer or None; got {given!r}"
+        f" ({type(given).__name__}). Other values go into attributes: ci.scope(..., key={given!r})"
+    )
+
+
+def not_a_value(name: str, given: object) -> InputError:
+    """The error for a mark value that is not a scalar."""
+    shape = getattr(given, "shape", None)
+    got = type(given).__name__ + (f" of shape {tuple(shape)}" if shape else "")
+    return InputError(
+        f"ci.mark({name!r}, ...) takes one float, int, bool or str, or a scalar with .item()"
+        f" (NumPy, torch, JAX); got {got}. Reduce it first, as in value.mean()"
+    )
+
+
+def missing(what: str, package: str, extra: str) -> MissingDependencyError:
+    """The error for a package that an extra would have brought."""
+    return MissingDependencyError(
+        f'{what} needs {package}, which is not installed: pip install "cirron[{extra}]"'
+    )

@@ -1,0 +1,58 @@
+"""The one place that catches our own mistakes.
+
+Code of ours that runs inside somebody's training run is wrapped in `guard.quiet("what it does")`. A mistake there is
+counted, logged once per kind, and the run goes on with less telemetry. In tests it is re-raised, so
+that it cannot hide: `cirron.testing` and this project's own test suite set `strict`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+strict = False
+errors: Counter[str] = Counter()
+
+
+class quiet:  # noqa: N801  reads as a statement: with guard.quiet("drain"):
+    """Swallows, counts and logs an exception of ours; lets Ctrl-C and exits through."""
+
+    __slots__ = ("what",)
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if error is None or not isinstance(error, Exception) or strict:
+            return False
+        caught(self.what, error)
+        return True
+
+
+def caught(what: str, error: Exception) -> None:
+    """Counts a mistake and logs the first of its kind."""
+    kind = f"{what}: {type(error).__name__}"
+    errors[kind] += 1
+    if errors[kind] == 1:
+        warn(
+            "internal error in %s; your program is fine and goes on with less telemetry", what,
+            error=error,
+        )
+
+
+def warn(message: str, *args: object, error: BaseException | None = None) -> None:
+    """Says something to the user on the `cirron` logger."""
+    import logging
+
+    logging.getLogger("cirron").warning(message, *args, exc_info=error)

@@ -1,0 +1,384 @@
+"""Takes records out of the ring, matches marks with spans, and encodes what is complete.
+
+Runs on the background thread, or on the caller's for `ci.trace()`; a lock lets in one at a time,
+for one slice of records. A slice is small enough that the interpreter lock is never held for long.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cirron import wire
+from cirron.record import clock, hot
+from cirron.record.value import Deferred, clip
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable
+
+    from cirron.sinks.memory import Memory
+
+# About 1.5 ms of work (bench/gil.py measures it).
+SLICE = 800
+
+# A span that gets marks for hours lists only the newest of their ids; every mark names its span.
+MAX_MARK_IDS = 1_000
+
+# An attribute that holds more than this many items is stored as text.
+MAX_ITEMS = 1_000
+MAX_NESTING = 6
+
+# Attributes that have a field of their own in the record.
+GAUGES = ("cpu_ns", "gpu_ns", "memory_peak_bytes")
+
+STEP_NAMES = frozenset(("step", "batch"))
+
+_NO_ATTRS: dict[str, Any] = {}
+_NO_MARKS: list[str] = []
+_PLAIN = frozenset((str, int, bool, type(None)))
+_INT64 = range(-(2**63), 2**64)
+
+
+class Line(NamedTuple):
+    """A closed span for people: what a sink prints."""
+
+    name: str
+    index: int | None
+    wall_ns: int
+    latest: dict[str, Any]  # the last value of each mark
+
+
+class Chunk(NamedTuple):
+    """Encoded records; and lines, where somebody prints them."""
+
+    spans: bytes
+    marks: bytes
+    snapshots: bytes
+    lines: list[Line]
+    records: int
+
+
+class Collector:
+    """One ring's reader: what is open, what is complete, and what was lost."""
+
+    def __init__(
+        self,
+        state: hot.State,
+        memory: Memory,
+        anchor: clock.Anchor,
+        *,
+        rank: int | None = None,
+        keep_chunks: bool = False,
+        keep_lines: bool = False,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.anchor = anchor
+        self.pending_bytes = 0  # encoded and not yet taken
+        self.last_step: hot.Closed | None = None
+        self.last_activity: dict[int, int] = {}  # thread -> when it last closed a span
+        self.coerced = 0  # attributes that were stored as text
+        self.lost_values = 0  # marks whose value could not be had
+        self.on_deferred: Callable[[Deferred], None] | None = None
+        # Of spans that have marks, until they close, by the span's sequence:
+        self.mark_ids: dict[int, tuple[str, list[str]]] = {}  # its own id, and those of its marks
+        self.latest: dict[int, dict[str, Any]] = {}
+        self.marked_at: dict[int, int] = {}
+        self._opened = state.opened
+        self._ring = state.ring
+        self._root = state.root
+        self._now = state.now
+        self._memory = memory
+        self._offset = anchor.wall_ns - anchor.monotonic_ns
+        self._rank = rank
+        self._pid = os.getpid()
+        self._keep_chunks = keep_chunks
+        self._keep_lines = keep_lines
+        self._chunks: list[Chunk] = []
+        self._waiting: list[hot.Mark] = []  # marks whose value a device still has
+        self._snapshots: list[wire.Snapshot] = []
+        self._prefix = clock.prefix()
+        self._last = 0
+        self._last_id: str | None = None
+        self._first = hot.given_out()
+        self._seen = 0
+        self._was_full = False
+
+    # -- taking records in ------------------------------------------------------------------
+
+    def step(self, limit: int = SLICE) -> int:
+        """Takes one slice of records; returns how many are left in the ring."""
+        with self.lock:
+            return self._step(limit)
+
+    def drain(self) -> None:
+        """Takes everything that was recorded before the call, whoever goes on recording."""
+        target = self._seen + len(self._ring)
+        while self._seen < target and self.step():
+            pass
+
+    def _step(self, limit: int) -> int:
+        ring = self._ring
+        waiting = len(ring)
+        count = min(waiting, limit)
+        if waiting == ring.maxlen:
+            self._was_full = True
+        pop = ring.popleft
+        closed: list[hot.Closed] = []
+        marks: list[hot.Mark] = self._take_ready() if self._waiting else []
+        for _ in range(count):
+            record = pop()
+            if len(record) == 7:
+                if record[3].__class__ is Deferred and not record[3].is_ready:
+                    self._wait_for(record)
+                else:
+                    marks.append(record)
+            else:
+                closed.append(record)
+        self._seen += count
+        if closed or marks or self._snapshots:
+            self._encode(closed, marks)
+        return waiting - count
+
+    def _wait_for(self, mark: hot.Mark) -> None:
+        self._waiting.append(mark)
+        if self.on_deferred is not None:
+            self.on_deferred(mark[3])
+
+    def _take_ready(self) -> list[hot.Mark]:
+        ready = [mark for mark in self._waiting if mark[3].is_ready]
+        self._waiting = [mark for mark in self._waiting if not mark[3].is_ready]
+        return ready
+
+    def waiting_values(self) -> list[Deferred]:
+        """The values that marks still wait for."""
+        with self.lock:
+            return [mark[3] for mark in self._waiting]
+
+    def add_snapshots(self, snapshots: list[wire.Snapshot]) -> None:
+        """Takes records that do not come through the ring; the next step encodes them."""
+        with self.lock:
+            self._snapshots += snapshots
+
+    def finish(self) -> None:
+        """Ends what is still open, outermost last, and says that it was cut short."""
+        for span in reversed(self.open_spans()):
+            if span is not self._root:
+                span.set(truncated=True)
+            span.end = self._now()
+            self._opened.discard(span)
+            self._ring.append(hot.record_of(span))
+        while self.step():
+            pass
+
+    # -- handing chunks out -----------------------------------------------------------------
+
+    def take_chunks(self) -> list[Chunk]:
+        """Everything encoded since the last call."""
+        with self.lock:
+            chunks, self._chunks = self._chunks, []
+            self.pending_bytes = 0
+            return chunks
+
+    def open_spans(self) -> list[hot.Span]:
+        """The spans that are open now, oldest first."""
+        return sorted(list(self._opened), key=lambda span: span.sequence)  # list() is atomic
+
+    def dropped(self) -> int:
+        """Records that a full ring pushed out: numbers given out, less those that were seen."""
+        if not self._was_full:
+            return 0
+        with self.lock:
+            accounted = self._seen + len(self._ring) + len(self._opened)
+            return max(0, hot.given_out() - self._first - accounted)
+
+    # -- encoding ---------------------------------------------------------------------------
+
+    def _encode(self, closed: list[hot.Closed], marks: list[hot.Mark]) -> None:
+        snapshots, self._snapshots = self._snapshots, []
+        # Marks first: a span lists those that came before its end, which are all of its own.
+        mark_records = [record for record in map(self._mark, marks) if record is not None]
+        span_records = [self._span(record) for record in closed]
+        self._remember_latest(closed, marks)
+        lines = [self._line(record) for record in closed] if self._keep_lines else []
+        for record in closed:
+            self.mark_ids.pop(record[0], None)
+            if self.latest:
+                self.latest.pop(record[0], None)
+                self.marked_at.pop(record[0], None)
+        chunk = Chunk(
+            encode_all(span_records),
+            encode_all(mark_records),
+            encode_all(snapshots),
+            lines,
+            len(span_records) + len(mark_records) + len(snapshots),
+        )
+        self._memory.add(chunk.spans, chunk.marks, backlog=len(self._ring))
+        if self._keep_chunks:
+            self._chunks.append(chunk)
+            self.pending_bytes += len(chunk.spans) + len(chunk.marks) + len(chunk.snapshots)
+
+    def _remember_latest(self, closed: list[hot.Closed], marks: list[hot.Mark]) -> None:
+        """Keeps what the black box and the printing sinks want to know of spans."""
+        for record in closed:
+            self.last_activity[record[7]] = record[6]
+        self.last_step = next((r for r in reversed(closed) if r[2] in STEP_NAMES), self.last_step)
+        # A span that opens and closes within a slice, as most do, is of interest to those who print.
+        gone = () if self._keep_lines else {record[0] for record in closed}
+        for _, span, name, value, _, _, time_ns in marks:
+            if span and span not in gone:
+                known = value.value if value.__class__ is Deferred else value
+                self.latest.setdefault(span, {})[name] = known
+                self.marked_at[span] = time_ns
+
+    def _span(self, record: hot.Closed) -> wire.Span:
+        number, parent, name, index, attrs, start, end, thread = record
+        marked = self.mark_ids.get(number)
+        span_id, marks = marked or (f"{self._prefix}{number:016x}", _NO_MARKS)
+        plain = self._plain_attrs(attrs) if attrs else _NO_ATTRS
+        if len(marks) > MAX_MARK_IDS:
+            marks = marks[-MAX_MARK_IDS:]
+            plain = {**plain, "mark_ids": f"the newest {MAX_MARK_IDS} only"}
+        span = wire.Span(
+            span_id,
+            name,
+            self._last_id if parent == self._last else self._parent_id(parent),
+            index,
+            start + self._offset,
+            end + self._offset,
+            None,
+            None,
+            None,
+            thread,
+            self._pid,
+            self._rank,
+            plain,
+            marks,
+        )
+        if plain:
+            for gauge in GAUGES:
+                if gauge in plain:
+                    setattr(span, gauge, plain.pop(gauge))
+        return span
+
+    def _parent_id(self, number: int) -> str | None:
+        """The id of a parent, kept for its next child."""
+        self._last = number
+        self._last_id = clock.hex_id(number) if number else None
+        return self._last_id
+
+    def open_record(self, span: hot.Span) -> wire.Span:
+        """The wire form of a span that is still open."""
+        with self.lock:
+            record = self._span(hot.record_of(span))
+        record.end_ns = None
+        return record
+
+    def _mark(self, mark: hot.Mark) -> wire.Mark | None:
+        """The wire form of a mark, or None, counted, when its value could not be had."""
+        sequence, span, name, value, kind, attrs, time_ns = mark
+        if value.__class__ is Deferred:
+            if value.is_lost:
+                self.lost_values += 1
+                return None
+            value = value.value
+        mark_id = f"{self._prefix}{sequence:016x}"
+        span_id = "root"
+        if span:
+            marked = self.mark_ids.get(span)
+            if marked is None:
+                span_id = clock.hex_id(span)
+                self.mark_ids[span] = (span_id, [mark_id])
+            else:
+                span_id, ids = marked
+                ids.append(mark_id)
+                if len(ids) > 2 * MAX_MARK_IDS:
+                    del ids[:-MAX_MARK_IDS]
+        if value.__class__ is float and value - value == 0:
+            value_type, nonfinite = "float", None
+        else:
+            value_type, value, nonfinite = typed(value)
+        return wire.Mark(
+            mark_id,
+            span_id,
+            name,
+            value_type,
+            value,
+            self._plain_attrs(attrs) if attrs else _NO_ATTRS,
+            time_ns + self._offset,
+            kind,
+            nonfinite,
+        )
+
+    def _line(self, record: hot.Closed) -> Line:
+        number, _, name, index, _, start, end, _ = record
+        return Line(name, index, end - start, self.latest.get(number, _NO_ATTRS))
+
+    def _plain_attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        return {key: self.plain(value) for key, value in attrs.items()}
+
+    def plain(self, value: Any, nesting: int = 0) -> Any:
+        """The value as JSON can hold it; what JSON cannot hold becomes text, and is counted."""
+        kind = value.__class__
+        if kind in _PLAIN and (kind is not int or value in _INT64):
+            return value
+        if kind is float:
+            return value if value - value == 0 else str(value)
+        try:
+            if nesting < MAX_NESTING:
+                if isinstance(value, (list, tuple)) and len(value) <= MAX_ITEMS:
+                    return [self.plain(item, nesting + 1) for item in value]
+                if isinstance(value, dict) and len(value) <= MAX_ITEMS:
+                    return {str(k): self.plain(v, nesting + 1) for k, v in value.items()}
+                if isinstance(value, (bool, int, float, str)):  # subclasses: enums, np.float64
+                    base = next(b for b in (bool, int, float, str) if isinstance(value, b))
+                    return self.plain(base(value), MAX_NESTING) if base is not kind else str(value)
+                if type(value).__module__ == "numpy" and hasattr(value, "item"):
+                    return self.plain(value.item(), MAX_NESTING)
+            text = str(value)
+        except Exception:  # protects: the batch, from an object whose own methods fail
+            text = f"<{type(value).__name__}>"
+        self.coerced += 1
+        return clip(text)
+
+
+def typed(value: Any) -> tuple[str, Any, str | None]:
+    """A mark's value as the wire has it: its type, the value, and which non-finite it was."""
+    kind = value.__class__
+    if kind is float:
+        return ("float", value, None) if value - value == 0 else ("float", None, str(value))
+    if kind is bool:
+        return "bool", value, None
+    if kind is int:
+        return ("int", value, None) if value in _INT64 else typed(as_float(value))
+    return "string", value, None
+
+
+def as_float(value: int) -> float:
+    """The nearest float of an integer that JSON readers could not hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+def encode_all(records: list[Any]) -> bytes:
+    """Encodes records; text that is not valid Unicode is mended rather than the batch lost."""
+    if not records:
+        return b""
+    try:
+        return wire.encode_records(records)
+    except UnicodeEncodeError:
+        return wire.encode_records([mend(wire.builtins(record)) for record in records])
+
+
+def mend(value: Any) -> Any:
+    """The value with lone surrogates replaced, which UTF-8 cannot hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, list):
+        return [mend(item) for item in value]
+    if isinstance(value, dict):
+        return {mend(key): mend(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,484 @@
+"""The hot path: `scope`, `mark`, `epochs`, `batches`. Runs on the user's thread.
+
+The public names are these functions themselves. Each does the least that a record needs and leaves
+the rest (ids as text, wall time, encoding) to the background thread:
+
+- An open span is an object in `opened`, where the background thread finds it. When it closes, it
+  leaves a tuple in the ring: (sequence, parent's sequence, name, index, attrs, start, end, thread).
+  A mark leaves (sequence, span's sequence, name, value, kind, attrs, time). Tuples of plain values,
+  because the garbage collector stops tracking those: a backlog costs it nothing.
+- A span's marks are in the ring before the span is, since they were made before it closed.
+- The innermost open span lives in a ContextVar, so threads and asyncio tasks are kept apart. A
+  context that has none starts under `root`, the session's span.
+
+State is module globals, because reading one is the cheapest thing Python does. Only `attach` writes
+them, and only `session.py` and `testing.py` call it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+from _thread import _local, get_ident
+from collections import deque
+from contextvars import ContextVar, Token
+
+from cirron import errors
+from cirron.record import clock, value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator
+    from types import TracebackType
+    from typing import Any, TypeAlias, TypeVar
+
+    T = TypeVar("T")
+    F = TypeVar("F", bound=Callable[..., Any])
+    Attrs: TypeAlias = dict[str, Any] | None
+    Closed: TypeAlias = tuple[int, int, str, int | None, Attrs, int, int, int]
+    Mark: TypeAlias = tuple[int, int, str, Any, str, Attrs, int]
+    Record: TypeAlias = Closed | Mark
+
+MAX_DEPTH = 64
+
+# Records that wait while nobody profiles; a profiler brings a larger ring. When a ring is full its
+# oldest records go, and the collector counts them: sequence numbers given out, less records seen.
+IDLE_RING = 100_000
+
+_current: ContextVar[Span | None] = ContextVar("cirron_span", default=None)
+_get = _current.get
+_set = _current.set
+_reset = _current.reset
+_new = object.__new__
+
+ring: deque[Record] = deque(maxlen=IDLE_RING)
+append: Callable[[Record], None] = ring.append
+opened: set[Span] = set()
+sequence = itertools.count(1)
+next_sequence: Callable[[], int] = sequence.__next__
+now: Callable[[], int] = clock.now
+root: Span  # set below, once there is a Span
+off = False
+too_deep = 0
+
+
+class ThisThread(_local):
+    """The thread's identity as one number object, which every span of the thread shares."""
+
+    def __init__(self) -> None:
+        self.ident = get_ident()
+
+
+_this_thread = ThisThread()
+
+
+class Span:
+    """A named stretch of time: what `ci.scope` returns."""
+
+    __slots__ = (
+        "attrs",
+        "depth",
+        "end",
+        "index",
+        "name",
+        "parent",
+        "sequence",
+        "start",
+        "thread",
+        "token",
+    )
+    name: str
+    index: int | None
+    attrs: dict[str, Any] | None
+    parent: Span | None
+    depth: int
+    thread: int
+    sequence: int
+    start: int  # monotonic ns
+    end: int  # monotonic ns; 0 while the span is open, -1 before it is entered
+    token: Token[Span | None]
+
+    def __enter__(self) -> Span:
+        if self.end != -1:
+            raise errors.ScopeReusedError(
+                f"the scope {self.name!r} was entered before; call ci.scope() anew for each use"
+            )
+        parent = _get()
+        if parent is None:
+            parent = root
+        elif parent.end:
+            parent = _open_ancestor(parent)
+        self.parent = parent
+        depth = self.depth = parent.depth + 1
+        if depth > MAX_DEPTH:
+            return _drop_deep(self)
+        self.thread = _this_thread.ident
+        self.sequence = next_sequence()
+        self.token = _set(self)
+        self.end = 0
+        opened.add(self)
+        self.start = now()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.end:  # dropped, or recorded by a shutdown
+            _leave(self)
+            return
+        if kind is not None:
+            _note_error(self, kind, error)
+        self.end = end = now()
+        if _get() is self:
+            try:
+                _reset(self.token)
+            except ValueError:  # entered in another context, of which this one is a copy
+                _leave(self)
+        else:
+            _leave(self)
+        opened.discard(self)
+        # `record_of`, in place: a call would cost as much again as the tuple
+        append(
+            (
+                self.sequence,
+                self.parent.sequence,
+                self.name,
+                self.index,
+                self.attrs,
+                self.start,
+                end,
+                self.thread,
+            )
+        )
+
+    def __call__(self, function: F) -> F:
+        """Makes a decorator of the scope: each call of the function gets a span of its own."""
+        from cirron.record.wrap import in_scope
+
+        attrs = self.attrs or {}
+        return in_scope(function, lambda: scope(self.name, self.index, **attrs))
+
+    def set(self, **attrs: Any) -> None:
+        """Adds attributes while the scope is open."""
+        self.attrs = {**self.attrs, **attrs} if self.attrs else attrs
+
+    @property
+    def id(self) -> str:
+        """The id of this span in all records, or "" if it has none."""
+        return clock.hex_id(self.sequence) if self.end != -1 and self.sequence else ""
+
+    def __repr__(self) -> str:
+        state = "not entered" if self.end == -1 else "closed" if self.end else "open"
+        index = "" if self.index is None else f"[{self.index}]"
+        return f"<cirron scope {self.name}{index}, {state}>"
+
+
+class NullSpan:
+    """What `ci.scope` returns when profiling is off: accepts everything, records nothing."""
+
+    __slots__ = ()
+    id = ""
+    name = ""
+    index = None
+    attrs = None
+
+    __enter__: Callable[[], NullSpan]
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        pass
+
+    def __call__(self, function: F) -> F:
+        return function
+
+    def set(self, **attrs: Any) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return "<cirron scope, profiling is off>"
+
+
+NULL_SPAN = NullSpan()
+# Entering returns the one instance through a C function, 40 ns less than a Python method: "off"
+# may cost at most half of a bare context manager.
+NullSpan.__enter__ = itertools.repeat(NULL_SPAN).__next__
+
+
+def scope(name: str, index: int | None = None, **attrs: Any) -> Span:
+    """Opens a span round a block, or round each call of a function that it decorates.
+
+    >>> with ci.scope("postprocess", variant="beam-search"):
+    ...     output = beam_search(logits)
+    """
+    if off:
+        return NULL_SPAN  # type: ignore[return-value]  # same methods, no records
+    if name.__class__ is not str and not isinstance(name, str):
+        raise errors.not_a_name("ci.scope", name)
+    if index is not None and index.__class__ is not int:
+        index = _as_index(index)
+    span: Span = _new(Span)
+    span.name = name
+    span.index = index
+    span.attrs = attrs or None
+    span.end = -1
+    return span
+
+
+def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
+    """Attaches a value to the innermost open scope.
+
+    `value` is a float, int, bool or str, or a scalar with `.item()`; one that is still on a device
+    is not waited for. `kind` is "point" for a value of a series, "summary" for the one value that
+    the scope stands for.
+
+    >>> ci.mark("loss", loss.item())
+    """
+    if off:
+        return
+    if name.__class__ is not str and not isinstance(name, str):
+        raise errors.not_a_name("ci.mark", name)
+    if kind != "point" and kind != "summary":
+        raise errors.one_of("kind", kind, ("point", "summary"))
+    plain = value.__class__
+    if plain is not float and plain is not int:
+        value = _capture(name, value)
+    span = _get()
+    if span is None:
+        span = root
+    elif span.end:
+        span = _open_ancestor(span)
+    append((next_sequence(), span.sequence, name, value, kind, attrs or None, now()))
+
+
+def epochs(iterable: Iterable[T]) -> Iterator[T]:
+    """Passes the items through, each inside an `epoch` scope numbered from 0.
+
+    >>> for epoch in ci.epochs(range(20)):
+    ...     train_one_epoch(epoch)
+    """
+    return iter(iterable) if off else Loop("epoch", iterable)
+
+
+def batches(iterable: Iterable[T]) -> Iterator[T]:
+    """Passes the items through, each inside a `batch` scope numbered from 0.
+
+    Over a torch DataLoader the time spent waiting for each batch is its `data_load_ns` attribute.
+
+    >>> for batch in ci.batches(loader):
+    ...     loss = train_step(batch)
+    """
+    return iter(iterable) if off else Loop("batch", iterable, timed=_is_data_loader(iterable))
+
+
+class Loop:
+    """The iterator behind `epochs` and `batches`; has a length where its iterable has one.
+
+    A `for` loop gets the generator itself, which Python resumes faster than a `__next__` of ours,
+    and which it closes at once, scope included, when the loop is left early.
+    """
+
+    __slots__ = ("_items", "_iterable")
+
+    def __init__(self, name: str, iterable: Iterable[Any], *, timed: bool = False) -> None:
+        self._iterable = iterable
+        self._items = _spans(name, iter(iterable), timed)
+
+    def __iter__(self) -> Generator[Any, None, None]:
+        return self._items
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+    def __len__(self) -> int:
+        return len(self._iterable)  # type: ignore[arg-type]  # a TypeError says it has none
+
+
+def _spans(name: str, items: Iterator[T], timed: bool) -> Generator[T, None, None]:
+    index = 0
+    enter, leave = Span.__enter__, Span.__exit__
+    waiting_since = now()
+    for item in items:
+        span: Span = _new(Span)
+        span.name = name
+        span.index = index
+        span.attrs = {"data_load_ns": now() - waiting_since} if timed else None
+        span.end = -1
+        enter(span)
+        try:
+            yield item
+        finally:
+            leave(span, None, None, None)
+        index += 1
+        waiting_since = span.end
+
+
+def _is_data_loader(iterable: object) -> bool:
+    # Whoever has a DataLoader has imported this module; nobody else should have to.
+    module = sys.modules.get("torch.utils.data")
+    loader = getattr(module, "DataLoader", None)
+    return loader is not None and isinstance(iterable, loader)
+
+
+def _as_index(index: Any) -> int:
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise errors.not_an_index(index) from None
+
+
+def _capture(name: str, given: Any) -> Any:
+    try:
+        return value.capture(given)
+    except value.NotAScalarError:
+        raise errors.not_a_value(name, given) from None
+
+
+def _open_ancestor(span: Span) -> Span:
+    """The nearest span above that is still open: a child never begins after its parent's end."""
+    above: Span | None = span
+    while above is not None and above.end:
+        above = above.parent
+    return root if above is None or above is IDLE_ROOT else above
+
+
+def _leave(span: Span) -> None:
+    """Closes out of order: when `span` is above the current one, its parent becomes current.
+
+    Otherwise this context never entered the span (a generator that is collected elsewhere, say),
+    and its current span is none of our business.
+    """
+    above = _get()
+    while above is not None:
+        if above is span:
+            _set(span.parent)
+            return
+        above = above.parent
+
+
+def _note_error(span: Span, kind: type[BaseException], error: BaseException | None) -> None:
+    if kind is GeneratorExit:  # how a generator is closed, not a failure
+        return
+    try:
+        text = str(error)
+    except Exception:  # protects: the user's exception, whose own __str__ fails
+        text = ""
+    span.set(error=value.clip(f"{kind.__name__}: {text}" if text else kind.__name__))
+
+
+def _drop_deep(span: Span) -> Span:
+    """Leaves the span unrecorded: it is never current, and leaving it does nothing."""
+    global too_deep
+    too_deep += 1
+    span.sequence = 0
+    span.end = 1
+    if too_deep == 1:
+        from cirron import guard
+
+        guard.warn(
+            "scope %r is nested deeper than %d and was dropped, as all deeper ones will be",
+            span.name,
+            MAX_DEPTH,
+        )
+    return span
+
+
+class State:
+    """Where records go and where time comes from: everything that `attach` sets."""
+
+    __slots__ = ("append", "now", "off", "opened", "ring", "root", "sequence")
+
+    def __init__(
+        self,
+        ring: deque[Record],
+        *,
+        append: Callable[[Record], None] | None = None,
+        opened: set[Span] | None = None,
+        root: Span | None = None,
+        off: bool = False,
+        now: Callable[[], int] = clock.now,
+        sequence: itertools.count[int] | None = None,
+    ) -> None:
+        self.ring = ring
+        self.append = ring.append if append is None else append
+        self.opened = set() if opened is None else opened
+        self.root = IDLE_ROOT if root is None else root
+        self.off = off
+        self.now = now
+        self.sequence = globals()["sequence"] if sequence is None else sequence
+
+
+def attach(state: State) -> State:
+    """Makes this the state of the hot path, and returns the one before."""
+    module = globals()
+    old = State(
+        ring,
+        append=append,
+        opened=opened,
+        root=root,
+        off=off,
+        now=now,
+        sequence=module["sequence"],
+    )
+    for name in State.__slots__:
+        module[name] = getattr(state, name)
+    module["next_sequence"] = state.sequence.__next__
+    return old
+
+
+def record_of(span: Span) -> Closed:
+    """What a span leaves in the ring."""
+    return (
+        span.sequence,
+        0 if span.parent is None else span.parent.sequence,
+        span.name,
+        span.index,
+        span.attrs,
+        span.start,
+        span.end,
+        span.thread,
+    )
+
+
+def new_root(name: str, attrs: Attrs, depth: int, number: int) -> Span:
+    """An open span that has no parent and is in no context."""
+    span: Span = _new(Span)
+    span.name = name
+    span.index = None
+    span.attrs = attrs
+    span.parent = None
+    span.depth = depth
+    span.thread = _this_thread.ident
+    span.sequence = number
+    span.end = 0
+    span.start = now()
+    return span
+
+
+# What spans are under while there is no session: number 0, which no record has.
+IDLE_ROOT = root = new_root("", None, depth=0, number=0)
+
+
+def leave_context() -> Span | None:
+    """Forgets the calling context's open span, so that what follows starts under the root."""
+    span = _get()
+    _set(None)
+    return span
+
+
+def enter_context(span: Span | None) -> None:
+    """Makes a span current again that `leave_context` returned."""
+    _set(span)
+
+
+def depth() -> int:
+    """How many scopes are open in the calling context, the session included."""
+    span = _get()
+    return (root if span is None else _open_ancestor(span)).depth
+
+
+def given_out() -> int:
+    """How many sequence numbers have been handed out so far."""
+    return int(repr(sequence)[6:-1]) - 1  # "count(42)"; pickling it is gone in Python 3.14

@@ -1,0 +1,525 @@
+"""The spans of a run as a tree: building, selecting, folding and converting it.
+
+Pure data and pure functions: no files, no clock, no formatting. Who shows a tree asks `outline` for
+its rows, which is short however large the tree is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from cirron import errors, wire
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]  # it ships no types
+
+# More siblings of one name than this are one row.
+FOLD_ABOVE = 20
+# When that leaves too many rows, these are tried.
+FOLD_HARDER = (5, 1)
+# Rows under one parent, whatever their names.
+MAX_SIBLINGS = 50
+MAX_ROWS = 400
+# The recorder stops at 64. Files of others may hold any depth, and JSON encoders recurse.
+MAX_DEPTH = 128
+
+# What a mark can hold; None for a value that a newer writer knows and we do not.
+Value: TypeAlias = float | int | str | bool | None
+
+NONFINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
+class Node:
+    """A span in a tree."""
+
+    __slots__ = (
+        "attrs",
+        "children",
+        "cpu_ns",
+        "depth",
+        "end_ns",
+        "gpu_ns",
+        "id",
+        "index",
+        "marks",
+        "memory_peak_bytes",
+        "name",
+        "parent_id",
+        "start_ns",
+    )
+    id: str
+    parent_id: str | None  # also when the parent is not in the tree
+    name: str
+    index: int | None
+    start_ns: int
+    end_ns: int | None  # None while the span is open
+    cpu_ns: int | None
+    gpu_ns: int | None
+    memory_peak_bytes: int | None
+    attrs: dict[str, Any]
+
+    def __init__(self, span: wire.Span | Node) -> None:
+        self.id = span.id
+        self.parent_id = span.parent_id
+        self.name = span.name
+        self.index = span.index
+        self.start_ns = span.start_ns
+        self.end_ns = span.end_ns
+        self.cpu_ns = span.cpu_ns
+        self.gpu_ns = span.gpu_ns
+        self.memory_peak_bytes = span.memory_peak_bytes
+        self.attrs = span.attrs
+        self.marks: list[wire.Mark] = []  # by time
+        self.children: list[Node] = []  # by start
+        self.depth = -1  # 0 for a root; -1 until it is known
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the span had not ended when it was last heard of."""
+        return self.end_ns is None
+
+    @property
+    def error(self) -> str | None:
+        """The exception that the span ended in."""
+        text = self.attrs.get("error")
+        return None if text is None else str(text)
+
+    def wall_ns(self, now_ns: int) -> int:
+        """How long the span took, or has been taking at `now_ns`."""
+        end_ns = now_ns if self.end_ns is None else self.end_ns
+        return max(0, end_ns - self.start_ns)
+
+    def __repr__(self) -> str:
+        index = "" if self.index is None else f"[{self.index}]"
+        return f"<Node {self.name}{index}, {len(self.children)} children>"
+
+
+class Tree:
+    """Spans by parent. `now_ns` is the moment up to which open spans are counted."""
+
+    __slots__ = ("marks", "now_ns", "roots", "span_count")
+
+    def __init__(self, nodes: list[Node], now_ns: int, marks: Sequence[wire.Mark] = ()) -> None:
+        self.roots = _assemble(nodes)
+        self.span_count = len(nodes)
+        self.now_ns = now_ns
+        self.marks = list(marks)  # those made while no span was open
+
+    def __repr__(self) -> str:
+        return f"<Tree of {self.span_count} spans>"
+
+
+def build(
+    spans: Iterable[wire.Span],
+    marks: Iterable[wire.Mark],
+    open_spans: Iterable[wire.Span] = (),
+    now_ns: int | None = None,
+) -> Tree:
+    """The tree of these records. Second copies are dropped; a closed one wins over an open one.
+
+    Without `now_ns` open spans are counted up to the latest moment that any record knows.
+    """
+    nodes: dict[str, Node] = {}
+    for span in spans:
+        known = nodes.get(span.id)
+        if known is None or (known.end_ns is None and span.end_ns is not None):
+            nodes[span.id] = Node(span)
+    for span in open_spans:
+        if span.id not in nodes:
+            nodes[span.id] = Node(span)
+
+    latest_ns = 0
+    outside: list[wire.Mark] = []
+    unique = {mark.id: mark for mark in marks}
+    for mark in sorted(unique.values(), key=attrgetter("ts_ns")):
+        latest_ns = mark.ts_ns
+        owner = nodes.get(mark.span_id)
+        if owner is not None:
+            owner.marks.append(mark)
+        elif mark.span_id == "root":
+            outside.append(mark)
+    if now_ns is None:
+        ends = (node.start_ns if node.end_ns is None else node.end_ns for node in nodes.values())
+        now_ns = max(latest_ns, max(ends, default=0))
+    return Tree(list(nodes.values()), now_ns, outside)
+
+
+def select(tree: Tree, name: str | None = None, last: int | None = None) -> Tree:
+    """The spans called `name` with all below them; of those the `last` ones that closed.
+
+    What is kept stays nested where a span and its parent are both kept.
+    """
+    if name is None and last is None:
+        return tree
+    kept = list(walk(tree.roots) if name is None else walk(_matches(tree.roots, name)))
+    if last is not None:
+        if last < 0:
+            raise errors.out_of_range("last", last, "it is how many spans to keep, 0 or more")
+        closed = [node for node in kept if node.end_ns is not None]
+        # Of two that ended in the same nanosecond the outer one closed later.
+        closed.sort(key=lambda node: (node.end_ns, -node.depth, node.start_ns))
+        kept = closed[max(0, len(closed) - last) :]
+    return Tree([_copy(node) for node in kept], tree.now_ns)
+
+
+def walk(nodes: Iterable[Node]) -> Iterator[Node]:
+    """These nodes and all below them, parents first."""
+    pending = list(nodes)[::-1]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending.extend(reversed(node.children))
+
+
+def _matches(nodes: Iterable[Node], name: str) -> Iterator[Node]:
+    """The outermost nodes of this name."""
+    pending = list(nodes)[::-1]
+    while pending:
+        node = pending.pop()
+        if node.name == name:
+            yield node
+        else:
+            pending.extend(reversed(node.children))
+
+
+def _copy(node: Node) -> Node:
+    copy = Node(node)
+    copy.marks = node.marks
+    return copy
+
+
+def _assemble(nodes: list[Node]) -> list[Node]:
+    """Links parents with children, sets the depths, and returns the roots."""
+    nodes = sorted(nodes, key=attrgetter("start_ns"))
+    by_id: dict[str | None, Node] = {node.id: node for node in nodes}
+    roots: list[Node] = []
+    parentless = []
+    for node in nodes:
+        parent = by_id.get(node.parent_id)
+        if parent is None:
+            parentless.append(node)
+        else:
+            parent.children.append(node)
+    _place(parentless, roots)
+    for node in nodes:
+        if node.depth < 0:  # each one's parent is the other's child: only a broken file has that
+            by_id[node.parent_id].children.remove(node)
+            _place([node], roots)
+    roots.sort(key=attrgetter("start_ns"))
+    return roots
+
+
+def _place(level: list[Node], roots: list[Node]) -> None:
+    """Sets the depths from here down. What lies too deep becomes a root itself."""
+    roots += level
+    depth = 0
+    while level:
+        below: list[Node] = []
+        for node in level:
+            node.depth = depth
+            below += node.children
+        depth += 1
+        if depth == MAX_DEPTH:
+            for node in level:
+                node.children = []
+            roots += below
+            depth = 0
+        level = below
+
+
+# -- folding: many alike become one row ---------------------------------------------------------
+
+
+class Series:
+    """The values that a mark had over time: how it began, how it ended, and between what."""
+
+    __slots__ = ("count", "first", "last", "maximum", "minimum", "nonfinite_count")
+
+    def __init__(self, first: Value) -> None:
+        self.count = 0
+        self.first = first
+        self.last = first
+        self.minimum: float | None = None  # of finite numbers; None for text and the like
+        self.maximum: float | None = None
+        self.nonfinite_count = 0
+
+    def add(self, value: Value) -> None:
+        """Takes the next value."""
+        self.count += 1
+        self.last = value
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return
+        if value - value != 0:  # NaN or an infinity
+            self.nonfinite_count += 1
+        elif self.minimum is None or self.maximum is None:
+            self.minimum = self.maximum = value
+        elif value < self.minimum:
+            self.minimum = value
+        elif value > self.maximum:
+            self.maximum = value
+
+
+class Folded:
+    """Siblings of one name that are shown as one row."""
+
+    __slots__ = (
+        "count",
+        "end_ns",
+        "error",
+        "first_index",
+        "is_open",
+        "last_index",
+        "marks",
+        "median_ns",
+        "name",
+        "now_ns",
+        "pooled",
+        "start_ns",
+        "threshold",
+        "total_ns",
+        "worst_index",
+        "worst_ns",
+    )
+
+    def __init__(self, members: Sequence[Node], threshold: int, now_ns: int) -> None:
+        walls = [node.wall_ns(now_ns) for node in members]
+        self.name = members[0].name
+        self.count = len(members)
+        self.worst_ns = max(walls)
+        self.worst_index = members[walls.index(self.worst_ns)].index
+        self.total_ns = sum(walls)
+        self.first_index = members[0].index
+        self.last_index = members[-1].index
+        walls.sort()
+        middle = len(walls) // 2
+        self.median_ns = (walls[middle] + walls[-middle - 1]) // 2
+        self.start_ns = members[0].start_ns
+        self.end_ns = max(now_ns if node.end_ns is None else node.end_ns for node in members)
+        self.is_open = members[0].is_open
+        self.error = members[0].error
+        self.marks = series(members)
+        self.pooled = [child for node in members for child in node.children]
+        self.threshold = threshold
+        self.now_ns = now_ns
+
+    @property
+    def children(self) -> list[Item]:
+        """The children of all members together, folded in turn."""
+        return fold(self.pooled, self.threshold, self.now_ns)
+
+
+class Rest:
+    """Spans that are not shown: those past `shown` rows of a parent, or all inside a row."""
+
+    __slots__ = ("count", "is_open", "shown", "start_ns")
+    name = "..."
+    error = None
+
+    def __init__(self, count: int, shown: int, start_ns: int) -> None:
+        self.count = count
+        self.shown = shown
+        self.start_ns = start_ns
+        self.is_open = False
+
+
+Item: TypeAlias = Node | Folded | Rest
+
+
+def fold(nodes: Sequence[Node], threshold: int = FOLD_ABOVE, now_ns: int = 0) -> list[Item]:
+    """The rows that these siblings make, by first start; alike siblings past `threshold` are one.
+
+    A span that is open or that failed is never folded into those that ended well: of a thousand
+    steps it is the one to see. Past `MAX_SIBLINGS` rows the rest is only counted.
+    """
+    if len(nodes) <= threshold and len(nodes) <= MAX_SIBLINGS:
+        return sorted(nodes, key=attrgetter("start_ns"))
+    groups: dict[tuple[str, bool, bool], list[Node]] = {}
+    for node in sorted(nodes, key=attrgetter("start_ns")):
+        key = (node.name, node.is_open, node.error is not None)
+        groups.setdefault(key, []).append(node)
+    items: list[Item] = []
+    for members in groups.values():
+        if len(members) > threshold:
+            items.append(Folded(members, threshold, now_ns))
+        else:
+            items += members
+    items.sort(key=attrgetter("start_ns"))
+    if len(items) <= MAX_SIBLINGS:
+        return items
+    # The open ones are where the process is: they are shown first of all.
+    ranked = sorted(items, key=lambda item: not item.is_open)
+    shown = sorted(ranked[:MAX_SIBLINGS], key=attrgetter("start_ns"))
+    hidden = ranked[MAX_SIBLINGS:]
+    count = sum(span_count(item) + _count(_inner(item)) for item in hidden)
+    return [*shown, Rest(count, len(shown), hidden[0].start_ns)]
+
+
+class Row:
+    """One line of an outline, with the lines below it."""
+
+    __slots__ = ("depth", "item", "rows")
+
+    def __init__(self, item: Item, depth: int) -> None:
+        self.item = item
+        self.depth = depth
+        self.rows: list[Row] = []
+
+
+def outline(tree: Tree, max_rows: int = MAX_ROWS) -> list[Row]:
+    """The rows to show for a tree: nested, about `max_rows` at most, standing for every span.
+
+    Folds harder when there would be more, and when that is not enough leaves out the innermost.
+    """
+    for threshold in (FOLD_ABOVE, *FOLD_HARDER):
+        rows = _expand(tree, threshold, max_rows, may_cut=threshold == FOLD_HARDER[-1])
+        if rows is not None:
+            return rows
+    raise AssertionError("the last threshold may cut, so it always gives rows")
+
+
+def flatten(rows: Iterable[Row]) -> Iterator[Row]:
+    """These rows and all below them, in the order in which they are read."""
+    pending = list(rows)[::-1]
+    while pending:
+        row = pending.pop()
+        yield row
+        pending.extend(reversed(row.rows))
+
+
+def span_count(item: Item) -> int:
+    """How many spans a row stands for, without those in the rows below it."""
+    return 1 if isinstance(item, Node) else item.count
+
+
+def _expand(tree: Tree, threshold: int, max_rows: int, *, may_cut: bool) -> list[Row] | None:
+    """Level by level, so that what is left out is the innermost; None when rows would be cut."""
+    top = [Row(item, 0) for item in fold(tree.roots, threshold, tree.now_ns)]
+    count = len(top)
+    level = top
+    while level:
+        below: list[Row] = []
+        for row in sorted(level, key=lambda row: not row.item.is_open):
+            inner = _inner(row.item)
+            if not inner:
+                continue
+            items = fold(inner, threshold, tree.now_ns)
+            if count + len(items) > max_rows:
+                if not may_cut:
+                    return None
+                items = [Rest(_count(inner), 0, inner[0].start_ns)]
+            count += len(items)
+            row.rows = [Row(item, row.depth + 1) for item in items]
+            below += row.rows
+        level = below
+    return top
+
+
+def _inner(item: Item) -> list[Node]:
+    """The spans right inside those that a row stands for."""
+    if isinstance(item, Node):
+        return item.children
+    return item.pooled if isinstance(item, Folded) else []
+
+
+def _count(nodes: Iterable[Node]) -> int:
+    return sum(1 for _ in walk(nodes))
+
+
+def series(nodes: Iterable[Node]) -> dict[str, Series]:
+    """The marks of these spans by name. A span's summary value stands for its points."""
+    found: dict[str, Series] = {}
+    for node in nodes:
+        summed_up = {mark.name for mark in node.marks if mark.kind == "summary"}
+        for mark in node.marks:
+            if mark.kind != "summary" and mark.name in summed_up:
+                continue
+            value = mark_value(mark)
+            known = found.get(mark.name)
+            if known is None:
+                known = found[mark.name] = Series(value)
+            known.add(value)
+    return found
+
+
+def mark_value(mark: wire.Mark) -> Value:
+    """The value that was marked; on the wire a number that is not finite is null."""
+    if mark.value is None and mark.value_nonfinite is not None:
+        return NONFINITE.get(mark.value_nonfinite)
+    return mark.value
+
+
+# -- other forms ----------------------------------------------------------------------------------
+
+
+def to_dict(tree: Tree) -> dict[str, Any]:
+    """The tree as plain dicts and lists that JSON can hold."""
+    return {
+        "roots": [_node_dict(node, tree.now_ns) for node in tree.roots],
+        "span_count": tree.span_count,
+    }
+
+
+def to_json(tree: Tree) -> str:
+    """`to_dict` as strict JSON."""
+    return wire.encode(to_dict(tree)).decode()
+
+
+def to_frame(tree: Tree) -> pandas.DataFrame:
+    """One row a span, by start."""
+    try:
+        import pandas
+    except ImportError:
+        raise errors.missing("ci.trace(format='df')", "pandas", "pandas") from None
+    nodes = sorted(walk(tree.roots), key=attrgetter("start_ns"))
+    now_ns = tree.now_ns
+    # Text stays `object`, where what is absent is None: comparing with pandas.NA raises.
+    columns: Mapping[str, tuple[str, list[Any]]] = {
+        "id": ("object", [node.id for node in nodes]),
+        "parent_id": ("object", [node.parent_id for node in nodes]),
+        "name": ("object", [node.name for node in nodes]),
+        "index": ("Int64", [node.index for node in nodes]),
+        "wall_us": ("float64", [_microseconds(node.wall_ns(now_ns)) for node in nodes]),
+        "cpu_ns": ("Int64", [node.cpu_ns for node in nodes]),
+        "gpu_ns": ("Int64", [node.gpu_ns for node in nodes]),
+        "memory_peak_bytes": ("Int64", [node.memory_peak_bytes for node in nodes]),
+        "mark_count": ("int64", [len(node.marks) for node in nodes]),
+        "depth": ("int64", [node.depth for node in nodes]),
+    }
+    return pandas.DataFrame(
+        {name: pandas.Series(values, dtype=dtype) for name, (dtype, values) in columns.items()}
+    )
+
+
+def _node_dict(node: Node, now_ns: int) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "index": node.index,
+        "wall_us": _microseconds(node.wall_ns(now_ns)),
+        "attrs": node.attrs,
+        "marks": [_mark_dict(mark) for mark in node.marks],
+        "children": [_node_dict(child, now_ns) for child in node.children],
+        "id": node.id,
+        "parent_id": node.parent_id,
+        "start_ns": node.start_ns,
+        "end_ns": node.end_ns,
+        "cpu_ns": node.cpu_ns,
+        "gpu_ns": node.gpu_ns,
+        "memory_peak_bytes": node.memory_peak_bytes,
+        "open": node.is_open,
+    }
+
+
+def _mark_dict(mark: wire.Mark) -> dict[str, Any]:
+    value = mark_value(mark)
+    entry: dict[str, Any] = {"name": mark.name, "value": value, "kind": mark.kind}
+    if isinstance(value, float) and value - value != 0:
+        entry |= {"value": None, "value_nonfinite": str(value)}
+    if mark.attrs:
+        entry["attrs"] = mark.attrs
+    return entry
+
+
+def _microseconds(ns: int) -> float:
+    return round(ns / 1000, 3)

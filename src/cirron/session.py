@@ -1,0 +1,611 @@
+"""`profile()`, `shutdown()`, `flush()`, `health()`, `trace()`: where the stages are put together.
+
+The composition root, and the owner of the process's one session. A session is built whole and then
+attached; taking it down is bounded in time; a forked child gets its own on its first record.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cirron import errors, guard, hooks, identity, settings, wire
+from cirron._version import __version__
+from cirron.blackbox import BlackBox
+from cirron.flusher import Flusher
+from cirron.record import clock, hot
+from cirron.record.collect import Collector
+from cirron.runs import tree
+from cirron.sinks.memory import Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from cirron.sinks.base import Sink
+
+ROOT = "cirron.session"
+FORMATS = ("tree", "dict", "json", "df")
+
+# A handler waits this long for the worker before the signal takes its course.
+SIGNAL_WAIT_S = 3.0
+# `ci.flush()` blocks; a disk that hangs must not make it block for ever.
+FLUSH_WAIT_S = 60.0
+
+
+class Session:
+    """One profiled stretch of the process's life."""
+
+    def __init__(self, values: settings.Settings, memory: Memory) -> None:
+        self.settings = values
+        self.memory = memory
+        self.anchor = clock.read_anchor()
+        self.identity = identity.identify(os.environ, self.anchor)
+        self.root: hot.Span | None = None
+        self.pid = 0
+
+    # -- starting ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Builds the stages and attaches them."""
+        self._cpu_start_ns = time.process_time_ns()
+        self.root = hot.new_root(ROOT, surroundings(), depth=1, number=hot.next_sequence())
+        self.state = self._new_state()
+        self.state.opened.add(self.root)
+        self._build()
+        self.flusher.start()
+        hot.leave_context()
+        hot.attach(self.state)
+
+    def start_in_child(self) -> None:
+        """After a fork: nothing is made until the child records something of its own.
+
+        Scopes that were open are the parent's to close; what the child records is under the root.
+        """
+        for span in self.state.opened - {self.root}:
+            span.end = clock.now()
+        self.state = self._new_state()
+        self.memory = Memory()
+        self.pid = 0
+        starting = threading.Lock()
+
+        def first_append(record: hot.Record) -> None:
+            with starting:
+                if not self.pid:
+                    self.state.append = self.state.ring.append
+                    hot.attach(self.state)
+                    with guard.quiet("start after fork"):
+                        self._build()
+                        self.flusher.start()
+                        at_child_exit()
+            self.state.ring.append(record)
+
+        self.state.append = first_append
+        hot.attach(self.state)
+
+    def _new_state(self) -> hot.State:
+        return hot.State(deque(maxlen=self.settings.max_pending_records), root=self.root)
+
+    def _build(self) -> None:
+        values = self.settings
+        self.pid = os.getpid()
+        self.collector = Collector(
+            self.state,
+            self.memory,
+            self.anchor,
+            rank=self.identity.rank,
+            keep_chunks=True,
+            keep_lines=bool({"log", "stdout"} & set(values.output)),
+        )
+        folder = Path(values.output_dir).absolute()
+        self.transport, self.sinks = build_sinks(values, folder, self.identity, self.header)
+        self.black_box = (
+            BlackBox(
+                folder,
+                self.identity,
+                self.collector,
+                self.anchor,
+                interval_s=values.flush_interval,
+                silence_s=values.silence_after,
+                counters=self.counters,
+            )
+            if "spool" in values.output
+            else None
+        )
+        self.flusher = Flusher(
+            self.collector,
+            self.sinks,
+            interval_s=values.flush_interval,
+            header=self.header,
+            each_tick=self._tick,
+        )
+
+    def header(self) -> wire.Header:
+        """The head of a batch that is sealed now."""
+        return wire.Header(
+            schema_version=wire.SCHEMA_VERSION,
+            sdk_version=__version__,
+            batch_id=clock.random_id(),
+            created_ns=self.anchor.at(clock.now()),
+            session=self.identity,
+        )
+
+    def _tick(self) -> None:
+        if self.root is not None and self.root.attrs is not None:
+            self.root.attrs["framework"] = hooks.imported()
+        if self.black_box is not None:
+            self.black_box.write()
+
+    # -- ending -----------------------------------------------------------------------------
+
+    def end(self, how: str, detail: str | None = None) -> None:
+        """Closes the root, stores everything, stops the worker; not later than `exit_timeout`."""
+        deadline = clock.now() + int(self.settings.exit_timeout * 1e9)
+        if self.pid != os.getpid():
+            return  # a forked child that recorded nothing has nothing to end
+
+        def last_tick() -> None:
+            if self.black_box is not None:
+                self.black_box.close(how, detail)
+
+        if self.root is not None and self.root in self.state.opened:
+            spent = time.process_time_ns() - self._cpu_start_ns
+            self.root.set(framework=hooks.imported(), cpu_ns=spent)
+        if not self.flusher.stop(deadline, last_tick):
+            guard.warn(
+                "%d records were not stored within exit_timeout=%gs",
+                len(self.state.ring),
+                self.settings.exit_timeout,
+            )
+
+    # -- what is known ----------------------------------------------------------------------
+
+    def counters(self) -> dict[str, Any]:
+        """What was lost, and what it all cost."""
+        found: dict[str, Any] = {
+            "record_drop_count": self.collector.dropped(),
+            "mark_drop_count": self.collector.lost_values,
+            "scope_drop_count": hot.too_deep,
+            "attrs_as_text_count": self.collector.coerced,
+            "records_flushed": self.flusher.records,
+            "records_pending": len(self.state.ring),
+            "flush_latency_ns": self.flusher.latency_ns,
+            "flush_cpu_ns": self.flusher.cpu_ns,
+            "clock_drift_ns": clock.wall() - self.anchor.at(clock.now()),
+        }
+        for sink in self.sinks:
+            found.update(sink.health())
+        return found
+
+
+def build_sinks(
+    values: settings.Settings,
+    folder: Path,
+    session: wire.Session,
+    header: Callable[[], wire.Header],
+) -> tuple[str, list[Sink]]:
+    """The transport's name, and the sinks: local ones first, since the spool is the truth."""
+    sinks: list[Sink] = []
+    outbox: Any = None
+    streaming = bool(os.environ.get("CIRRON_RUN_ID"))
+    sending = values.api_key is not None and not streaming
+    if sending:
+        from cirron.sinks.outbox import DiskOutbox, MemoryOutbox
+
+        spooled = "spool" in values.output
+        outbox = DiskOutbox(folder, session.id) if spooled else MemoryOutbox()
+    if "spool" in values.output:
+        from cirron.sinks.spool import Spool
+
+        sinks.append(
+            Spool(folder, max_bytes=values.spool_max_bytes, header=header, outbox=outbox)
+        )
+    if "log" in values.output or "stdout" in values.output:
+        from cirron.sinks import console
+
+        if "log" in values.output:
+            sinks.append(console.to_logger())
+        if "stdout" in values.output:
+            sinks.append(console.to_stream(sys.stdout))
+    if streaming:
+        from cirron.sinks.event_stream import EventStream
+
+        sinks.append(EventStream(sys.stdout))
+        return "event_stream", sinks
+    if sending:
+        from cirron.sinks.http import HttpSink
+
+        assert values.api_key is not None
+        sinks.append(
+            HttpSink(values.api_endpoint, values.api_key, outbox, sdk_version=__version__)
+        )
+        return "http", sinks
+    return "file_only", sinks
+
+
+def surroundings() -> dict[str, Any]:
+    """What the session's span says of the machine, without asking any framework."""
+    gpus = visible_gpus(os.environ)
+    return {
+        "framework": hooks.imported(),
+        "device": "cuda" if gpus else "cpu",
+        "cuda_count": gpus,
+        "mixed_precision": None,
+    }
+
+
+def visible_gpus(environ: Mapping[str, str], driver: str = "/proc/driver/nvidia/gpus") -> int:
+    """How many NVIDIA devices this process may use, as far as the driver's files tell."""
+    try:
+        present = len(os.listdir(driver))
+    except OSError:
+        return 0
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return present
+    return min(present, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
+
+
+# -- the process's one session ---------------------------------------------------------------
+
+_lock = threading.RLock()
+_memory = Memory()
+_idle_state = hot.State(hot.ring, opened=hot.opened)  # where records go while nobody profiles
+_idle = Collector(_idle_state, _memory, clock.read_anchor())
+_profiler: Profiler | None = None
+_session: Session | None = None
+_previous_handlers: dict[int, Any] = {}
+_fork_is_watched = False
+_memory_is_old = False  # it holds a session that has ended
+
+
+class Profiler:
+    """The handle that `ci.profile()` returns."""
+
+    def __init__(self, config: Mapping[str, Any], *, enabled: bool) -> None:
+        self.config = config  # the user's feature flags
+        self.enabled = enabled
+
+    def flush(self) -> None:
+        """Blocks until what was recorded is on disk."""
+        flush()
+
+    def health(self) -> dict[str, Any]:
+        """Counters and state; never raises."""
+        return health()
+
+    def trace(
+        self, format: str = "tree", name: str | None = None, last: int | None = None
+    ) -> Any:
+        """The session's tree, as `ci.trace()`."""
+        return trace(format, name, last)
+
+    def shutdown(self) -> None:
+        """Ends the session, as `ci.shutdown()`."""
+        shutdown()
+
+    def __repr__(self) -> str:
+        return f"<cirron profiler, {'on' if self.enabled else 'off'}>"
+
+
+class Cirron:
+    """A set of settings to profile with, for self-hosted endpoints and for tests.
+
+    >>> cirron = ci.Cirron(api_endpoint="http://localhost:8000", api_key="secret")
+    >>> cirron.profile()
+    """
+
+    def __init__(
+        self,
+        api_key: str | None = None,
+        api_endpoint: str | None = None,
+        output_dir: str | None = None,
+        snapshots: str | None = None,
+        sample_rate: float | None = None,
+        flush_interval: float | None = None,
+        spool_max_bytes: int | None = None,
+        output: str | list[str] | None = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name != "self"}
+        self._given = settings.check(given)
+
+    scope = staticmethod(hot.scope)
+    mark = staticmethod(hot.mark)
+    epochs = staticmethod(hot.epochs)
+    batches = staticmethod(hot.batches)
+
+    @property
+    def settings(self) -> settings.Settings:
+        """What `profile()` would use now."""
+        return settings.resolve(self._given)
+
+    def profile(
+        self,
+        config: dict[str, Any] | None = None,
+        frameworks: list[str] | None = None,
+        snapshots: Literal["stats", "sampled", "full"] | None = None,
+        sample_rate: float | None = None,
+        flush_interval: float | None = None,
+        enabled: bool = True,
+        path: str | None = None,
+        output: str | list[str] | None = None,
+    ) -> Profiler:
+        """Starts profiling this process. Call it once; the handle may be ignored.
+
+        Everything is checked before anything is touched: a bad argument raises `ValueError` and
+        names the valid ones. A second call logs a warning and returns the first handle.
+
+        >>> ci.profile(output=["spool", "stdout"])
+        """
+        given = settings.check(
+            {
+                "snapshots": snapshots,
+                "sample_rate": sample_rate,
+                "flush_interval": flush_interval,
+                "output_dir": path,
+                "output": output,
+            }
+        )
+        on = settings.switch("enabled", enabled)
+        values = settings.resolve({**self._given, **given})
+        flags = settings.flags(config)
+        wanted = hooks.check(frameworks)
+        return _begin(values, flags, wanted, enabled=on and values.enabled)
+
+    def flush(self) -> None:
+        """Blocks until what was recorded is on disk."""
+        flush()
+
+    def health(self) -> dict[str, Any]:
+        """Counters and state; never raises."""
+        return health()
+
+    def trace(
+        self, format: str = "tree", name: str | None = None, last: int | None = None
+    ) -> Any:
+        """The session's tree, as `ci.trace()`."""
+        return trace(format, name, last)
+
+    def shutdown(self) -> None:
+        """Ends the session, as `ci.shutdown()`."""
+        shutdown()
+
+
+def _begin(
+    values: settings.Settings,
+    flags: Mapping[str, Any],
+    frameworks: tuple[str, ...] | None,
+    *,
+    enabled: bool,
+) -> Profiler:
+    global _profiler, _session, _memory_is_old
+    with _lock:
+        if _profiler is not None:
+            guard.warn(
+                "ci.profile() was called again; the profiler that runs goes on as it is."
+                " Call ci.shutdown() first to start another"
+            )
+            return _profiler
+        _profiler = Profiler(flags, enabled=enabled)
+        if not enabled:
+            hot.attach(hot.State(deque(maxlen=0), off=True))
+            return _profiler
+        with guard.quiet("start"):
+            if _memory_is_old:
+                _memory.clear()
+                _memory_is_old = False
+            _idle.drain()
+            session = Session(values, _memory)
+            session.start()
+            _session = session
+            _watch_process()
+        return _profiler
+
+
+def shutdown() -> None:
+    """Ends the session: closes the root scope, stores everything, stops the background thread.
+
+    `ci.profile()` may be called anew afterwards. A second call does nothing.
+    """
+    _end("clean")
+
+
+def _end(how: str, detail: str | None = None) -> None:
+    global _profiler, _session, _memory_is_old
+    with _lock:
+        if _profiler is None:
+            return
+        session, _session, _profiler = _session, None, None
+        hot.attach(_idle_state)
+        _memory_is_old = True
+        with guard.quiet("shutdown"):
+            _unwatch_process()
+            if session is not None:
+                session.end(how, detail)
+
+
+def flush() -> None:
+    """Blocks until what was recorded before the call is on disk."""
+    session = _session
+    if session is None or session.pid != os.getpid():
+        return
+    if not session.flusher.flush(FLUSH_WAIT_S):
+        guard.warn("ci.flush() gave up after %gs; see ci.health()", FLUSH_WAIT_S)
+
+
+def health() -> dict[str, Any]:
+    """Counters and state of the profiler, for people and for monitoring; never raises."""
+    found: dict[str, Any] = {
+        "enabled": _profiler is not None and _profiler.enabled,
+        "frameworks_installed": [],
+        "transport": "file_only",
+        "scope_depth": 0,
+        "mark_drop_count": 0,
+        "record_drop_count": 0,
+        "spool_drop_count": 0,
+        "spool_bytes": 0,
+        "flush_latency_ns": None,
+    }
+    with guard.quiet("health"):
+        found["scope_depth"] = hot.depth()
+        found["errors"] = dict(guard.errors)
+        session = _session
+        if session is not None and session.pid == os.getpid():
+            found["transport"] = session.transport
+            found["session_id"] = session.identity.id
+            found["run_id"] = session.identity.run_id
+            found["rank"] = session.identity.rank
+            found["flusher_alive"] = session.flusher.is_alive
+            found.update(session.counters())
+    return found
+
+
+def trace(format: str = "tree", name: str | None = None, last: int | None = None) -> Any:
+    """The tree of this process's spans, from memory.
+
+    `format` is "tree" (prints it, or shows it in a notebook cell), "dict", "json" or "df" (a pandas
+    DataFrame, one row a span). `name` keeps spans of that name and what is inside them, `last` the n
+    that closed last.
+
+    >>> ci.trace(name="epoch")
+    """
+    if format not in FORMATS:
+        raise errors.one_of("format", format, FORMATS)
+    if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 0):
+        raise errors.out_of_range("last", last, "it must be a whole number, 0 or more")
+    if name is not None and not isinstance(name, str):
+        raise errors.out_of_range("name", name, "it must be the name of a scope")
+    found = tree.select(_collect(), name=name, last=last)
+    if format == "dict":
+        return tree.to_dict(found)
+    if format == "json":
+        return tree.to_json(found)
+    if format == "df":
+        return tree.to_frame(found)
+    from cirron.view import notebook, text
+
+    if notebook.in_notebook():
+        return notebook.TraceView(found)
+    print(text.render(found))
+    return None
+
+
+def _collect() -> tree.Tree:
+    session = _session
+    memory, collectors = _memory, [_idle]
+    if session is not None and session.pid == os.getpid():
+        memory = session.memory
+        collectors.append(session.collector)
+    spans: list[wire.Span] = []
+    for collector in collectors:
+        collector.drain()
+        for value in collector.waiting_values():
+            value.resolve()
+        collector.step()
+        spans += [collector.open_record(span) for span in collector.open_spans()]
+    closed: list[wire.Span] = []
+    marks: list[wire.Mark] = []
+    for span_bytes, mark_bytes in memory.chunks():
+        closed += wire.decode_spans(span_bytes)
+        marks += wire.decode_marks(mark_bytes)
+    anchor = _idle.anchor if session is None else session.anchor
+    return tree.build(closed, marks, spans, now_ns=anchor.at(clock.now()))
+
+
+# -- the end of the process, and its children ------------------------------------------------
+
+
+def _watch_process() -> None:
+    """Registers for exit, signals and forks."""
+    global _fork_is_watched
+    atexit.register(_at_exit)
+    if not _fork_is_watched:
+        os.register_at_fork(after_in_child=_after_fork)  # cannot be undone, so it is done once
+        _fork_is_watched = True
+    if threading.current_thread() is not threading.main_thread():
+        return  # Python lets only the main thread set handlers
+    for number in (signal.SIGTERM, signal.SIGINT):
+        current = signal.getsignal(number)
+        # Left alone: an ignored signal; a handler set outside Python (None); and Python's own for
+        # Ctrl-C, whose KeyboardInterrupt reaches `_at_exit` if nobody catches it. asyncio.run()
+        # looks for exactly that one before it installs its own.
+        if current in (signal.SIG_IGN, None, signal.default_int_handler):
+            continue
+        _previous_handlers[number] = current
+        signal.signal(number, _on_signal)
+
+
+def _unwatch_process() -> None:
+    atexit.unregister(_at_exit)
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number, previous in list(_previous_handlers.items()):
+        if signal.getsignal(number) is _on_signal:  # else somebody else's turn has come
+            signal.signal(number, previous)
+            del _previous_handlers[number]
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    """Has the worker store what there is, then lets the signal do what it would have done.
+
+    The interrupted code may hold any lock, so this takes none but waits, not for long, for the
+    worker.
+    """
+    name = signal.Signals(number).name
+    session = _session
+    previous = _previous_handlers.get(number, signal.SIG_DFL)
+    if session is not None and session.pid == os.getpid():
+        if session.black_box is not None:
+            session.black_box.signals.append({"name": name, "at_ns": session.anchor.at(clock.now())})
+        if callable(previous):
+            session.flusher.flush(SIGNAL_WAIT_S)
+        else:
+            hot.attach(_idle_state)
+            session.end("signal", name)
+    if callable(previous):
+        previous(number, frame)
+    else:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def _at_exit() -> None:
+    _end(*how_it_ends())
+
+
+def how_it_ends() -> tuple[str, str | None]:
+    """Why the interpreter is going down, as far as Python tells."""
+    error = getattr(sys, "last_value", None)
+    if error is None or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        return "clean", None  # a prompt goes on after an exception; its last one is not the end
+    if isinstance(error, KeyboardInterrupt):
+        return "signal", "SIGINT"
+    return "exception", f"{type(error).__name__}: {error}"
+
+
+def _after_fork() -> None:
+    """In a forked child: nothing of the parent's is written twice, and no lock is inherited."""
+    global _lock, _memory, _idle
+    clock.fork_ids(hot.given_out())
+    _lock = threading.RLock()
+    _memory = Memory()
+    _idle = Collector(_idle_state, _memory, clock.read_anchor())
+    if _session is not None:
+        _session.start_in_child()
+
+
+def at_child_exit() -> None:
+    """Children of `multiprocessing` leave by `os._exit`, past atexit; it has its own list."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.Finalize(None, _at_exit, exitpriority=100)
+
+
+profile = Cirron().profile

@@ -1,0 +1,84 @@
+"""One JSON line a batch on standard output, for the platform that runs the process and reads it.
+
+A line is one write and one flush, so lines of several threads do not run into each other. What we
+cannot see: whether somebody else's last write ended its line. A program that prints without a
+newline at the end (a progress bar) puts its text in front of ours; a reader looks for
+`{"__cirron_event__"` anywhere in a line.
+
+Runs on the background thread.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from cirron import guard, wire
+from cirron.sinks.base import Outcome
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from cirron.sinks.base import Sealed
+
+
+class EventStream:
+    """Writes to a stream that is somebody else's: it is never closed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.sent = 0
+        self.dropped = 0
+        self._stream = stream
+
+    def emit(self, batch: Sealed) -> Outcome:
+        """Writes the batch's line, and one for each of its blobs."""
+        lines = [event("trace_batch", batch)[:-1], b',"payload":', *batch.pieces, b"}\n"]
+        for blob in batch.blobs:
+            fields = {"path": str(blob.path.absolute()), "key": blob.key}
+            lines.append(event("trace_blob", batch, **fields) + b"\n")
+        try:
+            self._write(b"".join(lines).decode())
+        except Exception as error:  # noqa: BLE001  the stream is the user's: it may raise anything
+            self.dropped += 1
+            if self.dropped == 1:
+                guard.warn(
+                    "cannot write to standard output (%s: %s); the platform does not get these"
+                    " batches. Training goes on",
+                    type(error).__name__,
+                    error,
+                )
+            return Outcome.DROPPED
+        self.sent += 1
+        return Outcome.DONE
+
+    def tick(self) -> None:
+        """Nothing waits here."""
+
+    def close(self, deadline_ns: int) -> None:
+        """Nothing to let go of."""
+
+    def health(self) -> dict[str, object]:
+        """Batches written, and batches that the stream did not take."""
+        return {"event_stream_sent": self.sent, "event_stream_dropped": self.dropped}
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError:  # LANG=C: the same JSON in ASCII. Nothing was written yet
+            self._stream.write(
+                re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text)
+            )
+        self._stream.flush()
+
+
+def event(kind: str, batch: Sealed, **fields: str) -> bytes:
+    """An event without its payload."""
+    return wire.encode(
+        {
+            "__cirron_event__": kind,
+            "schema_version": wire.SCHEMA_VERSION,
+            "sdk_version": batch.header.sdk_version,
+            **fields,
+        }
+    )

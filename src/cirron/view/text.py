@@ -1,0 +1,188 @@
+"""Spans as text: the live line of the console sinks, and the tree that `ci.trace()` prints.
+
+Pure functions. `cells` also gives the notebook view the words for a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from cirron.runs import tree as trees
+
+EMPTY = (
+    'No spans here: record some with ci.profile() or `with ci.scope("name"):`,'
+    " or ask for another name= or last=."
+)
+
+# A row is for reading: what is longer, or more, than this is cut. The data has all of it.
+MAX_TEXT = 80
+MAX_MARKS = 12
+MAX_ATTRS = 6
+
+# Up to where a duration is written in a unit: half a step of the last digit below the next one, so
+# that rounding never writes 1000us or 60.00s.
+_TENTHS_OF_US_NS = 9_950
+_US_NS = 999_500
+_MS_NS = 999_995_000
+_S_NS = 59_995_000_000
+
+
+def duration(ns: int) -> str:
+    """A duration in the unit that suits its size.
+
+    >>> duration(142_000), duration(1_420_000), duration(3_200_000_000), duration(725_000_000_000)
+    ('142us', '1.42ms', '3.20s', '12m 5s')
+    """
+    ns = max(0, ns)
+    if ns < _TENTHS_OF_US_NS:
+        return f"{ns / 1e3:.1f}us"
+    if ns < _US_NS:
+        return f"{ns / 1e3:.0f}us"
+    if ns < _MS_NS:
+        return f"{ns / 1e6:.2f}ms"
+    if ns < _S_NS:
+        return f"{ns / 1e9:.2f}s"
+    minutes, seconds = divmod(round(ns / 1e9), 60)
+    if minutes < 60:
+        return f"{minutes}m {seconds}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h {minutes}m"
+    days, hours = divmod(hours, 24)
+    return f"{days}d {hours}h"
+
+
+def value(given: Any) -> str:
+    """A mark's or an attribute's value: floats with 4 significant digits, text on one line.
+
+    >>> value(0.52341), value(0.00001), value(float("nan")), value(1000000)
+    ('0.5234', '1e-05', 'nan', '1000000')
+    """
+    if isinstance(given, float):
+        return f"{given:.4g}"
+    return plain(str(given))
+
+
+def plain(text: str, limit: int = MAX_TEXT) -> str:
+    """The text on one line, cut, with what a terminal would act on escaped."""
+    if len(text) > limit:
+        text = text[: limit - 3] + "..."
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def label(name: str, index: int | None) -> str:
+    """`epoch[0]`, or `forward` where there is no index."""
+    return plain(name) if index is None else f"{plain(name)}[{index}]"
+
+
+def line(name: str, index: int | None, wall_ns: int, marks: Mapping[str, Any]) -> str:
+    """A span on one line.
+
+    >>> line("epoch", 0, 142_000, {"epoch_loss": 0.52341})
+    'epoch[0] - 142us {epoch_loss=0.5234}'
+    """
+    shown = [f"{plain(key)}={value(marked)}" for key, marked in marks.items()]
+    return _join(Cells(label(name, index), duration(wall_ns), shown, []))
+
+
+def live_line(name: str, index: int | None, wall_ns: int, marks: Mapping[str, Any]) -> str:
+    """The line of a span that has just closed, as the console sinks print it."""
+    return f"[cirron] {line(name, index, wall_ns, marks)}"
+
+
+def render(tree: trees.Tree) -> str:
+    """The tree as indented lines; many alike spans are one line, so it is short for any run."""
+    lines = [
+        "  " * row.depth + _join(cells(row.item, tree.now_ns))
+        for row in trees.flatten(trees.outline(tree))
+    ]
+    if tree.marks:
+        lines.append(outside(tree.marks))
+    return "\n".join(lines) if lines else EMPTY
+
+
+def outside(marks: Iterable[Any]) -> str:
+    """The line for marks that were made while no span was open."""
+    latest = {plain(mark.name): value(trees.mark_value(mark)) for mark in marks}
+    shown = [f"{name}={marked}" for name, marked in latest.items()]
+    return f"outside any span {{{', '.join(_at_most(shown, MAX_MARKS))}}}"
+
+
+class Cells(NamedTuple):
+    """The words of a row: what it is, how long it took, its marks, and what else is to say."""
+
+    label: str
+    time: str
+    marks: list[str]
+    notes: list[str]
+
+
+def cells(item: trees.Item, now_ns: int) -> Cells:
+    """The words for a row of an outline."""
+    if isinstance(item, trees.Rest):
+        return Cells(_rest(item), "", [], [])
+    notes = ["open"] if item.is_open else []
+    if item.error is not None:
+        notes.append(f"error={plain(item.error)}")
+    if isinstance(item, trees.Folded):
+        worst = "" if item.worst_index is None else f" [{item.worst_index}]"
+        time = (
+            f"median {duration(item.median_ns)}, worst {duration(item.worst_ns)}{worst},"
+            f" total {duration(item.total_ns)}"
+        )
+        return Cells(f"{plain(item.name)} x{item.count}", time, _marks(item.marks), notes)
+    attrs = [_attr(key, given) for key, given in item.attrs.items() if key != "error"]
+    return Cells(
+        label(item.name, item.index),
+        duration(item.wall_ns(now_ns)),
+        _marks(trees.series([item])) if item.marks else [],
+        notes + _at_most(attrs, MAX_ATTRS),
+    )
+
+
+def _join(row: Cells) -> str:
+    text = f"{row.label} - {row.time}" if row.time else row.label
+    if row.marks:
+        text += f" {{{', '.join(row.marks)}}}"
+    if row.notes:
+        text += f" ({', '.join(row.notes)})"
+    return text
+
+
+def _rest(rest: trees.Rest) -> str:
+    spans = "span" if rest.count == 1 else "spans"
+    if rest.shown:
+        return f"... and {rest.count} more {spans}: only {rest.shown} rows of a parent are shown"
+    return f"... and {rest.count} {spans} inside, left out to keep this short"
+
+
+def _marks(marks: Mapping[str, trees.Series]) -> list[str]:
+    return _at_most(
+        [f"{plain(name)}={_series(marked)}" for name, marked in marks.items()], MAX_MARKS
+    )
+
+
+def _series(marked: trees.Series) -> str:
+    if marked.count == 1:
+        return value(marked.last)
+    ends = value(marked.first), value(marked.last)
+    text = " -> ".join(ends)
+    # A value that went bad and came back shows at neither end.
+    if marked.nonfinite_count and not {"nan", "inf", "-inf"}.intersection(ends):
+        text += f" with {marked.nonfinite_count} not finite"
+    return text
+
+
+def _attr(key: str, given: Any) -> str:
+    if key.endswith("_ns") and isinstance(given, int):
+        return f"{plain(key[:-3])}={duration(given)}"
+    return f"{plain(key)}={plain(value(given), MAX_TEXT // 2)}"
+
+
+def _at_most(texts: list[str], limit: int) -> list[str]:
+    if len(texts) <= limit:
+        return texts
+    return [*texts[:limit], f"{len(texts) - limit} more"]

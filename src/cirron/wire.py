@@ -1,0 +1,211 @@
+"""The batch: what is written, sent and read back. Spool format, version 1.
+
+The format is public and stable: writer and reader share these types, and golden files pin them.
+Readers ignore keys that they do not know. Strict JSON: no NaN or Infinity tokens.
+
+A batch file has a fixed layout, header first and then the three arrays, so that batches can be
+merged by joining the bytes of their arrays, with nothing decoded (see `sinks/spool.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+
+class Clock(msgspec.Struct, frozen=True):
+    """The session's clock anchor: wall and monotonic time read together, and how far apart."""
+
+    wall_ns: int
+    monotonic_ns: int
+    uncertainty_ns: int
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """Who wrote a batch: enough to tell apart, order and align the batches of many ranks."""
+
+    id: str
+    run_id: str
+    attempt: int
+    host: str
+    pid: int
+    rank: int | None
+    local_rank: int | None
+    world_size: int | None
+    clock: Clock
+    pipeline_id: str | None = None
+    deployment_id: str | None = None
+    workspace_id: str | None = None
+
+
+class Span(msgspec.Struct):
+    """One span. `end_ns` is null only in the black box, which holds spans that are still open."""
+
+    id: str
+    name: str
+    parent_id: str | None
+    index: int | None
+    start_ns: int
+    end_ns: int | None
+    cpu_ns: int | None
+    gpu_ns: int | None
+    memory_peak_bytes: int | None
+    thread_id: int
+    pid: int
+    rank: int | None
+    attrs: dict[str, Any]
+    mark_ids: list[str]
+
+
+class Mark(msgspec.Struct, omit_defaults=True):
+    """One value. NaN and infinities are null, named in `value_nonfinite` ("nan", "inf", "-inf")."""
+
+    id: str
+    span_id: str
+    name: str
+    value_type: str
+    value: float | int | str | bool | None
+    attrs: dict[str, Any]
+    ts_ns: int
+    kind: str
+    value_nonfinite: str | None = None
+
+
+class Histogram(msgspec.Struct):
+    """16 equal bins: 17 edges and 16 counts."""
+
+    bins: list[float]
+    counts: list[int]
+
+
+class Stats(msgspec.Struct):
+    """Statistics over the finite values of a tensor; null where there are none."""
+
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    norm: float | None
+    histogram: Histogram
+
+
+class Snapshot(msgspec.Struct):
+    """The statistics of one tensor at an epoch boundary, and where its raw values are, if kept."""
+
+    id: str
+    span_id: str
+    tensor_name: str
+    shape: list[int]
+    dtype: str
+    mode: str
+    stats: Stats
+    blob_uri: str | None
+    ts_ns: int
+    attrs: dict[str, Any]
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """A batch as a reader gets it. Batches of other writers may have no `session`."""
+
+    schema_version: int
+    sdk_version: str
+    batch_id: str
+    created_ns: int
+    session: Session | None = None
+    merged: list[str] = []
+    spans: list[Span] = []
+    marks: list[Mark] = []
+    snapshots: list[Snapshot] = []
+
+
+class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A batch without its records."""
+
+    schema_version: int
+    sdk_version: str
+    batch_id: str
+    created_ns: int
+    session: Session | None
+    merged: list[str] = []  # ids of the batches that this one replaces
+
+
+class Sections(msgspec.Struct):
+    """The encoded records of a batch: for each of its arrays, runs of records without brackets."""
+
+    spans: list[bytes] = []
+    marks: list[bytes] = []
+    snapshots: list[bytes] = []
+
+    def __iter__(self) -> Iterator[list[bytes]]:
+        return iter((self.spans, self.marks, self.snapshots))
+
+
+_KEYS = (b',"spans":[', b'],"marks":[', b'],"snapshots":[')
+_encoder = msgspec.json.Encoder()
+_spans_decoder = msgspec.json.Decoder(list[Span])
+_marks_decoder = msgspec.json.Decoder(list[Mark])
+_batch_decoder = msgspec.json.Decoder(Batch)
+
+
+# Where each array of a batch begins and ends, without its brackets.
+Layout: TypeAlias = list[tuple[int, int]]
+
+
+def encode(value: Any) -> bytes:
+    """One JSON value."""
+    return _encoder.encode(value)
+
+
+def builtins(value: Any) -> Any:
+    """A record as plain dicts and lists."""
+    return msgspec.to_builtins(value)
+
+
+def encode_records(records: list[Any]) -> bytes:
+    """The inside of a JSON array: records joined by commas."""
+    return _encoder.encode(records)[1:-1]
+
+
+def decode_spans(joined: bytes) -> list[Span]:
+    """Spans from the inside of a JSON array."""
+    return _spans_decoder.decode(b"[" + joined + b"]")
+
+
+def decode_marks(joined: bytes) -> list[Mark]:
+    """Marks from the inside of a JSON array."""
+    return _marks_decoder.decode(b"[" + joined + b"]")
+
+
+def encode_batch(header: Header, sections: Sections) -> tuple[list[bytes], Layout]:
+    """A whole batch, in pieces to be written one after the other, and where its arrays lie."""
+    head = _encoder.encode(header)[:-1]
+    pieces = [head]
+    layout = []
+    start = len(head)
+    for key, runs in zip(_KEYS, sections, strict=True):
+        pieces.append(key)
+        start += len(key)
+        first = start
+        for number, run in enumerate(run for run in runs if run):
+            if number:
+                pieces.append(b",")
+                start += 1
+            pieces.append(run)
+            start += len(run)
+        layout.append((first, start))
+    pieces.append(b"]}")
+    return pieces, layout
+
+
+def split_batch(payload: bytes, layout: Layout) -> Sections:
+    """The sections of a batch that `encode_batch` made, cut out without decoding."""
+    return Sections(*([payload[first:last]] for first, last in layout))
+
+
+def decode_batch(payload: bytes) -> Batch:
+    """A batch file's content, validated."""
+    return _batch_decoder.decode(payload)

@@ -1,0 +1,197 @@
+"""Spans as text."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import pytest
+
+from cirron import wire
+from cirron.runs import tree as trees
+from cirron.view import text
+
+
+def span(
+    id: str,
+    name: str,
+    parent: str | None = None,
+    index: int | None = None,
+    start: int = 0,
+    end: int | None = 0,
+    **attrs: Any,
+) -> wire.Span:
+    return wire.Span(id, name, parent, index, start, end, None, None, None, 1, 1, None, attrs, [])
+
+
+def mark(id: str, span_id: str, name: str, value: Any, ts: int = 0, **more: Any) -> wire.Mark:
+    return wire.Mark(id, span_id, name, "float", value, {}, ts, "point", **more)
+
+
+@pytest.mark.parametrize(
+    ("ns", "expected"),
+    [
+        (0, "0.0us"),
+        (-5, "0.0us"),
+        (1_449, "1.4us"),
+        (9_949, "9.9us"),
+        (9_950, "10us"),
+        (142_000, "142us"),
+        (999_499, "999us"),
+        (999_500, "1.00ms"),
+        (1_420_000, "1.42ms"),
+        (40_000_000, "40.00ms"),
+        (999_994_999, "999.99ms"),
+        (999_995_000, "1.00s"),
+        (3_200_000_000, "3.20s"),
+        (59_994_000_000, "59.99s"),
+        (59_995_000_000, "1m 0s"),
+        (725_000_000_000, "12m 5s"),
+        (3_599_600_000_000, "1h 0m"),
+        (11_520_000_000_000, "3h 12m"),
+        (183_600_000_000_000, "2d 3h"),
+    ],
+)
+def test_duration(ns: int, expected: str) -> None:
+    """A duration is in us, ms, s or longer by size, and rounding never reaches the next unit."""
+    assert expected == text.duration(ns)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (0.52341, "0.5234"),
+        (0.00001, "1e-05"),
+        (100.0, "100"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+        (1_000_000, "1000000"),
+        (True, "True"),
+        ("train", "train"),
+        (None, "None"),
+        ("two\nlines \x1b[31m", "two\\nlines \\x1b[31m"),
+        ("x" * 200, "x" * 77 + "..."),
+    ],
+)
+def test_value(given: Any, expected: str) -> None:
+    """Floats have 4 significant digits; text stays on one line and cannot drive the terminal."""
+    assert expected == text.value(given)
+
+
+@pytest.mark.parametrize(
+    ("index", "marks", "expected"),
+    [
+        (0, {"epoch_loss": 0.5234}, "epoch[0] - 142us {epoch_loss=0.5234}"),
+        (None, {}, "epoch - 142us"),
+        (3, {}, "epoch[3] - 142us"),
+        (None, {"a": 1, "b": "x"}, "epoch - 142us {a=1, b=x}"),
+    ],
+)
+def test_line(index: int | None, marks: dict[str, Any], expected: str) -> None:
+    """Index and braces are there only when there is something to put in."""
+    assert expected == text.line("epoch", index, 142_000, marks)
+
+
+def test_live_line() -> None:
+    """The live line is the documented one, to the letter."""
+    assert "[cirron] epoch[0] - 142us {epoch_loss=0.5234}" == text.live_line(
+        "epoch", 0, 142_000, {"epoch_loss": 0.5234}
+    )
+
+
+def test_docstring_examples() -> None:
+    """The examples in the docstrings are true."""
+    assert 0 == doctest.testmod(text).failed
+
+
+class TestRender:
+    def test_tree(self) -> None:
+        """Each level is indented by two spaces; open, failed and other attributes are told."""
+        tree = trees.build(
+            [
+                span("e", "epoch", "s", 0, 0, 3_200_000_000),
+                span("f", "forward", "e", None, 1, 2_100_001, mode="train", data_load_ns=5_000),
+                span("b", "backward", "e", None, 2, 142_002, error="ValueError: bad"),
+            ],
+            [mark("m", "e", "loss", 0.9, 1), mark("n", "e", "loss", 0.5, 2)],
+            [span("s", "cirron.session", end=None)],
+            now_ns=4_000_000_000,
+        )
+
+        assert [
+            "cirron.session - 4.00s (open)",
+            "  epoch[0] - 3.20s {loss=0.9 -> 0.5}",
+            "    forward - 2.10ms (mode=train, data_load=5.0us)",
+            "    backward - 142us (error=ValueError: bad)",
+        ] == text.render(tree).splitlines()
+
+    def test_folded(self) -> None:
+        """Many alike spans are one line with count, median, worst, total and how marks moved."""
+        spans = [
+            span(str(n), "batch", None, n, n * 50_000_000, n * 50_000_000 + 2_100_000)
+            for n in range(1_000)
+        ]
+        spans[17].end_ns = spans[17].start_ns + 40_000_000
+        tree = trees.build(spans, [mark("a", "0", "loss", 0.9, 1), mark("b", "999", "loss", 0.5, 2)])
+
+        assert (
+            "batch x1000 - median 2.10ms, worst 40.00ms [17], total 2.14s {loss=0.9 -> 0.5}"
+            == text.render(tree)
+        )
+
+    def test_a_nan_in_between_shows(self) -> None:
+        """A value that was NaN and recovered is told, for it shows at neither end."""
+        tree = trees.build(
+            [span("a", "epoch")],
+            [
+                mark("1", "a", "loss", 0.9, 1),
+                mark("2", "a", "loss", None, 2, value_nonfinite="nan"),
+                mark("3", "a", "loss", 0.5, 3),
+            ],
+        )
+
+        assert "epoch - 0.0us {loss=0.9 -> 0.5 with 1 not finite}" == text.render(tree)
+
+    def test_a_nan_at_the_end_shows_as_it_is(self) -> None:
+        """A loss that ended as NaN says so."""
+        tree = trees.build(
+            [span("a", "epoch")],
+            [
+                mark("1", "a", "loss", 0.9, 1),
+                mark("2", "a", "loss", None, 2, value_nonfinite="nan"),
+            ],
+        )
+
+        assert "epoch - 0.0us {loss=0.9 -> nan}" == text.render(tree)
+
+    def test_capped_names(self) -> None:
+        """A parent with very many different children says how many are not shown."""
+        tree = trees.build([span(str(n), f"n{n}", start=n, end=n) for n in range(100)], [])
+        lines = text.render(tree).splitlines()
+
+        assert 51 == len(lines)
+        assert "... and 50 more spans: only 50 rows of a parent are shown" == lines[-1]
+
+    def test_many_marks_and_attributes_are_cut(self) -> None:
+        """A line stays readable with a hundred marks and attributes."""
+        tree = trees.build(
+            [span("a", "step", **{f"k{n}": n for n in range(100)})],
+            [mark(str(n), "a", f"m{n:03}", n, n) for n in range(100)],
+        )
+        (line,) = text.render(tree).splitlines()
+
+        assert "m011=11, 88 more}" in line
+        assert line.endswith("k5=5, 94 more)")
+
+    def test_empty(self) -> None:
+        """A tree without spans is one sentence that says what to do."""
+        found = text.render(trees.build([], []))
+
+        assert 1 == len(found.splitlines())
+        assert "ci.profile()" in found
+
+    def test_marks_outside_any_span(self) -> None:
+        """Marks made while nothing was open are shown too."""
+        assert "outside any span {loss=0.5}" == text.render(
+            trees.build([], [mark("m", "root", "loss", 0.5)])
+        )
