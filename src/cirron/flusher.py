@@ -38,6 +38,9 @@ PAUSE_S = 0.0001
 # A batch is sealed early at this size, which keeps files, requests and lines handy.
 MAX_BATCH_BYTES = 2 * 2**20
 
+# What a sink may take at the end; a network that hangs should not hold up the exit for longer.
+CLOSE_NS = 2_000_000_000
+
 
 class Flusher:
     """Owns the thread. `header` makes the head of a batch; `each_tick` is the black box's turn."""
@@ -152,7 +155,10 @@ class Flusher:
         self._seal()
         for sink in self._sinks:
             with guard.quiet("sink"):
-                sink.close(self._deadline_ns) if last else sink.tick()
+                if last:
+                    sink.close(min(self._deadline_ns, clock.now() + CLOSE_NS))
+                else:
+                    sink.tick()
         self.latency_ns = clock.now() - began
         self.cpu_ns = time.thread_time_ns()
         with guard.quiet("black box"):

@@ -46,7 +46,8 @@ def caught(what: str, error: Exception) -> None:
     errors[kind] += 1
     if errors[kind] == 1:
         warn(
-            "internal error in %s; your program is fine and goes on with less telemetry", what,
+            "internal error in %s; your program is fine and goes on with less telemetry",
+            what,
             error=error,
         )
 

@@ -6,9 +6,7 @@ attached; taking it down is bounded in time; a forked child gets its own on its 
 
 from __future__ import annotations
 
-import atexit
 import os
-import signal
 import sys
 import threading
 import time
@@ -20,6 +18,7 @@ from cirron import errors, guard, hooks, identity, settings, wire
 from cirron._version import __version__
 from cirron.blackbox import BlackBox
 from cirron.flusher import Flusher
+from cirron.process import Process
 from cirron.record import clock, hot
 from cirron.record.collect import Collector
 from cirron.runs import tree
@@ -27,7 +26,6 @@ from cirron.sinks.memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import FrameType
 
     from cirron.sinks.base import Sink
 
@@ -49,7 +47,13 @@ class Session:
         self.anchor = clock.read_anchor()
         self.identity = identity.identify(os.environ, self.anchor)
         self.root: hot.Span | None = None
-        self.pid = 0
+        self.pid = 0  # of the process whose stages these are; 0 while there are none
+        self.state: hot.State
+        self.collector: Collector
+        self.sinks: list[Sink] = []
+        self.transport = "file_only"
+        self.black_box: BlackBox | None = None
+        self.flusher: Flusher
 
     # -- starting ---------------------------------------------------------------------------
 
@@ -61,6 +65,8 @@ class Session:
         self.state.opened.add(self.root)
         self._build()
         self.flusher.start()
+        for sink in self.sinks:
+            sink.tick()  # begins with what an earlier run left to send
         hot.leave_context()
         hot.attach(self.state)
 
@@ -71,6 +77,9 @@ class Session:
         """
         for span in self.state.opened - {self.root}:
             span.end = clock.now()
+        for sink in self.sinks:
+            sink.after_fork()
+        self.sinks = []
         self.state = self._new_state()
         self.memory = Memory()
         self.pid = 0
@@ -84,7 +93,7 @@ class Session:
                     with guard.quiet("start after fork"):
                         self._build()
                         self.flusher.start()
-                        at_child_exit()
+                        _process.watch_child()
             self.state.ring.append(record)
 
         self.state.append = first_append
@@ -204,9 +213,7 @@ def build_sinks(
     if "spool" in values.output:
         from cirron.sinks.spool import Spool
 
-        sinks.append(
-            Spool(folder, max_bytes=values.spool_max_bytes, header=header, outbox=outbox)
-        )
+        sinks.append(Spool(folder, max_bytes=values.spool_max_bytes, header=header, outbox=outbox))
     if "log" in values.output or "stdout" in values.output:
         from cirron.sinks import console
 
@@ -223,9 +230,7 @@ def build_sinks(
         from cirron.sinks.http import HttpSink
 
         assert values.api_key is not None
-        sinks.append(
-            HttpSink(values.api_endpoint, values.api_key, outbox, sdk_version=__version__)
-        )
+        sinks.append(HttpSink(values.api_endpoint, values.api_key, outbox, sdk_version=__version__))
         return "http", sinks
     return "file_only", sinks
 
@@ -261,8 +266,6 @@ _idle_state = hot.State(hot.ring, opened=hot.opened)  # where records go while n
 _idle = Collector(_idle_state, _memory, clock.read_anchor())
 _profiler: Profiler | None = None
 _session: Session | None = None
-_previous_handlers: dict[int, Any] = {}
-_fork_is_watched = False
 _memory_is_old = False  # it holds a session that has ended
 
 
@@ -281,9 +284,7 @@ class Profiler:
         """Counters and state; never raises."""
         return health()
 
-    def trace(
-        self, format: str = "tree", name: str | None = None, last: int | None = None
-    ) -> Any:
+    def trace(self, format: str = "tree", name: str | None = None, last: int | None = None) -> Any:
         """The session's tree, as `ci.trace()`."""
         return trace(format, name, last)
 
@@ -367,9 +368,7 @@ class Cirron:
         """Counters and state; never raises."""
         return health()
 
-    def trace(
-        self, format: str = "tree", name: str | None = None, last: int | None = None
-    ) -> Any:
+    def trace(self, format: str = "tree", name: str | None = None, last: int | None = None) -> Any:
         """The session's tree, as `ci.trace()`."""
         return trace(format, name, last)
 
@@ -405,7 +404,7 @@ def _begin(
             session = Session(values, _memory)
             session.start()
             _session = session
-            _watch_process()
+            _process.watch()
         return _profiler
 
 
@@ -426,7 +425,7 @@ def _end(how: str, detail: str | None = None) -> None:
         hot.attach(_idle_state)
         _memory_is_old = True
         with guard.quiet("shutdown"):
-            _unwatch_process()
+            _process.unwatch()
             if session is not None:
                 session.end(how, detail)
 
@@ -519,75 +518,26 @@ def _collect() -> tree.Tree:
     return tree.build(closed, marks, spans, now_ns=anchor.at(clock.now()))
 
 
-# -- the end of the process, and its children ------------------------------------------------
+# -- what befalls the process ----------------------------------------------------------------
 
 
-def _watch_process() -> None:
-    """Registers for exit, signals and forks."""
-    global _fork_is_watched
-    atexit.register(_at_exit)
-    if not _fork_is_watched:
-        os.register_at_fork(after_in_child=_after_fork)  # cannot be undone, so it is done once
-        _fork_is_watched = True
-    if threading.current_thread() is not threading.main_thread():
-        return  # Python lets only the main thread set handlers
-    for number in (signal.SIGTERM, signal.SIGINT):
-        current = signal.getsignal(number)
-        # Left alone: an ignored signal; a handler set outside Python (None); and Python's own for
-        # Ctrl-C, whose KeyboardInterrupt reaches `_at_exit` if nobody catches it. asyncio.run()
-        # looks for exactly that one before it installs its own.
-        if current in (signal.SIG_IGN, None, signal.default_int_handler):
-            continue
-        _previous_handlers[number] = current
-        signal.signal(number, _on_signal)
+def _on_signal(name: str, *, is_fatal: bool) -> None:
+    """Has the worker store what there is, before the signal takes its course.
 
-
-def _unwatch_process() -> None:
-    atexit.unregister(_at_exit)
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number, previous in list(_previous_handlers.items()):
-        if signal.getsignal(number) is _on_signal:  # else somebody else's turn has come
-            signal.signal(number, previous)
-            del _previous_handlers[number]
-
-
-def _on_signal(number: int, frame: FrameType | None) -> None:
-    """Has the worker store what there is, then lets the signal do what it would have done.
-
-    The interrupted code may hold any lock, so this takes none but waits, not for long, for the
-    worker.
+    Runs in a signal handler: the interrupted code may hold any lock, so this takes none, and only
+    waits, not for long, for the worker.
     """
-    name = signal.Signals(number).name
     session = _session
-    previous = _previous_handlers.get(number, signal.SIG_DFL)
-    if session is not None and session.pid == os.getpid():
-        if session.black_box is not None:
-            session.black_box.signals.append({"name": name, "at_ns": session.anchor.at(clock.now())})
-        if callable(previous):
-            session.flusher.flush(SIGNAL_WAIT_S)
-        else:
-            hot.attach(_idle_state)
-            session.end("signal", name)
-    if callable(previous):
-        previous(number, frame)
+    if session is None or session.pid != os.getpid():
+        return
+    if session.black_box is not None:
+        at_ns = session.anchor.at(clock.now())
+        session.black_box.signals.append({"name": name, "at_ns": at_ns})
+    if is_fatal:
+        hot.attach(_idle_state)
+        session.end("signal", name)
     else:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-
-def _at_exit() -> None:
-    _end(*how_it_ends())
-
-
-def how_it_ends() -> tuple[str, str | None]:
-    """Why the interpreter is going down, as far as Python tells."""
-    error = getattr(sys, "last_value", None)
-    if error is None or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
-        return "clean", None  # a prompt goes on after an exception; its last one is not the end
-    if isinstance(error, KeyboardInterrupt):
-        return "signal", "SIGINT"
-    return "exception", f"{type(error).__name__}: {error}"
+        session.flusher.flush(SIGNAL_WAIT_S)
 
 
 def _after_fork() -> None:
@@ -601,11 +551,7 @@ def _after_fork() -> None:
         _session.start_in_child()
 
 
-def at_child_exit() -> None:
-    """Children of `multiprocessing` leave by `os._exit`, past atexit; it has its own list."""
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util.Finalize(None, _at_exit, exitpriority=100)
+_process = Process(on_exit=_end, on_signal=_on_signal, after_fork=_after_fork)
 
 
 profile = Cirron().profile

@@ -92,7 +92,9 @@ def switch(what: str, given: Any) -> bool:
 def outputs(what: str, given: Any) -> tuple[str, ...]:
     names = given.split(",") if isinstance(given, str) else given
     if not isinstance(names, (list, tuple)) or not names:
-        raise errors.out_of_range(what, given, f"use one of {', '.join(map(repr, OUTPUTS))} or a list")
+        raise errors.out_of_range(
+            what, given, f"use one of {', '.join(map(repr, OUTPUTS))} or a list"
+        )
     for name in names:
         if name not in OUTPUTS:
             raise errors.one_of(what, given, OUTPUTS)

@@ -74,6 +74,9 @@ class MemorySink:
     def close(self, deadline_ns: int) -> None:
         self.is_closed = True
 
+    def after_fork(self) -> None:
+        pass
+
     def health(self) -> dict[str, object]:
         return {"memory_batches": len(self.sealed)}
 

@@ -585,7 +585,7 @@ class TestTrouble:
     def test_a_bad_key_is_said_once(
         self, status: int, make_sink: Sinks, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A refused key makes one warning that names the setting and not the key, and long waits."""
+        """A refused key makes one warning, with the setting and not the key, and long waits."""
         with Endpoint(answer(status), answer(status)) as endpoint:
             sink = make_sink(endpoint)
             sink.emit(make_batch(1))
@@ -707,7 +707,7 @@ class TestSetUp:
     @pytest.mark.parametrize("endpoint", ["api.cirron.com", "ftp://x", "http://", "http://x:y"])
     def test_a_bad_endpoint_is_said_at_once(self, endpoint: str) -> None:
         """An address that cannot work is an error that shows one that can."""
-        with pytest.raises(SettingError, match="such as https://api.cirron.com"):
+        with pytest.raises(SettingError, match=r"such as https://api\.cirron\.com"):
             HttpSink(endpoint, KEY, MemoryOutbox(), sdk_version="1")
 
     @pytest.mark.parametrize("key", ["", " ", f"{KEY}\r\nX: y", f"{KEY}…"])

@@ -187,8 +187,8 @@ assert notebook.in_notebook()
 spans = [wire.Span("a", "epoch", None, 0, 0, 142000, None, None, None, 1, 1, None, {{}}, [])]
 notebook.TraceView(tree.build(spans, []))
 """
-    cells = [nbformat.v4.new_code_cell(code)]  # type: ignore[no-untyped-call]
-    book = nbformat.v4.new_notebook(cells=cells)  # type: ignore[no-untyped-call]
+    cells = [nbformat.v4.new_code_cell(code)]
+    book = nbformat.v4.new_notebook(cells=cells)
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(book, timeout=120, resources=resources).execute()
     (output,) = [found for found in book.cells[0].outputs if found.output_type == "execute_result"]

@@ -232,7 +232,7 @@ class TestMarkers:
 
 class TestDiskThatRefuses:
     def test_what_the_disk_refuses_is_sent_from_memory(self, tmp_path: Path) -> None:
-        """A batch that is not in the spool is kept in memory, and sent once, spooled later or not."""
+        """A batch that is not in the spool goes from memory, once, spooled later or not."""
         outbox = DiskOutbox(tmp_path, "abc")
         batch = make_batch(1)
         outbox.mark(batch)
@@ -361,7 +361,7 @@ class TestAdoption:
 
     def test_without_locks_age_tells(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where nothing can be locked, an outbox counts as dead after a day of silence."""
-        monkeypatch.setattr(module, "fcntl", None)
+        monkeypatch.setattr(module, "HAS_LOCKS", False)
         other = DiskOutbox(tmp_path, "a")
         spool(tmp_path, other, 1)
         outbox = DiskOutbox(tmp_path, "b")

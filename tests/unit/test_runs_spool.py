@@ -54,16 +54,18 @@ def encode(
     merged: list[str] | None = None,
     version: int = 1,
 ) -> bytes:
-    header = wire.Header(
-        schema_version=version,
-        sdk_version="0",
-        batch_id=batch_id,
-        created_ns=START_NS,
-        session=who,
-        merged=merged or [],
+    return wire.encode(
+        wire.Batch(
+            schema_version=version,
+            sdk_version="0",
+            batch_id=batch_id,
+            created_ns=START_NS,
+            session=who,
+            merged=merged or [],
+            spans=spans,
+            marks=marks or [],
+        )
     )
-    sections = wire.Sections(wire.encode_records(spans), wire.encode_records(marks or []))
-    return wire.encode_batch(header, sections)[0]
 
 
 def name_of(batch_id: str, created_ns: int = START_NS) -> str:
@@ -248,7 +250,7 @@ class TestBatches:
             partial.write_bytes(content)
             partial.rename(folder / name_of(batch_id))
 
-        def keep_writing() -> None:
+        def write_all() -> None:
             nonlocal on_disk
             parts: list[str] = []
             spans: list[wire.Span] = []
@@ -262,7 +264,12 @@ class TestBatches:
                     for part in parts:
                         (folder / name_of(part)).unlink()
                     parts = [f"m{n}"]
-            is_done.set()
+
+        def keep_writing() -> None:
+            try:
+                write_all()
+            finally:
+                is_done.set()
 
         writer = threading.Thread(target=keep_writing)
         writer.start()

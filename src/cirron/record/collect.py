@@ -45,7 +45,7 @@ class Line(NamedTuple):
     """A closed span for people: what a sink prints."""
 
     name: str
-    index: int | None
+    number: int | None  # the span's index; a tuple has a method of that name
     wall_ns: int
     latest: dict[str, Any]  # the last value of each mark
 

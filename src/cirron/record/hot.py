@@ -91,7 +91,7 @@ class Span:
     name: str
     index: int | None
     attrs: dict[str, Any] | None
-    parent: Span | None
+    parent: Span  # of a root, itself
     depth: int
     thread: int
     sequence: int
@@ -160,7 +160,8 @@ class Span:
         from cirron.record.wrap import in_scope
 
         attrs = self.attrs or {}
-        return in_scope(function, lambda: scope(self.name, self.index, **attrs))
+        wrapped: F = in_scope(function, lambda: scope(self.name, self.index, **attrs))
+        return wrapped
 
     def set(self, **attrs: Any) -> None:
         """Adds attributes while the scope is open."""
@@ -338,10 +339,9 @@ def _capture(name: str, given: Any) -> Any:
 
 def _open_ancestor(span: Span) -> Span:
     """The nearest span above that is still open: a child never begins after its parent's end."""
-    above: Span | None = span
-    while above is not None and above.end:
-        above = above.parent
-    return root if above is None or above is IDLE_ROOT else above
+    while span.end and span.parent is not span:
+        span = span.parent
+    return root if span.end or span is IDLE_ROOT else span
 
 
 def _leave(span: Span) -> None:
@@ -350,12 +350,11 @@ def _leave(span: Span) -> None:
     Otherwise this context never entered the span (a generator that is collected elsewhere, say),
     and its current span is none of our business.
     """
-    above = _get()
-    while above is not None:
-        if above is span:
-            _set(span.parent)
-            return
-        above = above.parent
+    current = _get()
+    while current is not None and current is not span:
+        current = None if current.parent is current else current.parent
+    if current is span:
+        _set(span.parent)
 
 
 def _note_error(span: Span, kind: type[BaseException], error: BaseException | None) -> None:
@@ -432,7 +431,7 @@ def record_of(span: Span) -> Closed:
     """What a span leaves in the ring."""
     return (
         span.sequence,
-        0 if span.parent is None else span.parent.sequence,
+        0 if span.parent is span else span.parent.sequence,
         span.name,
         span.index,
         span.attrs,
@@ -448,7 +447,7 @@ def new_root(name: str, attrs: Attrs, depth: int, number: int) -> Span:
     span.name = name
     span.index = None
     span.attrs = attrs
-    span.parent = None
+    span.parent = span
     span.depth = depth
     span.thread = _this_thread.ident
     span.sequence = number

@@ -7,7 +7,7 @@ import inspect
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Generator
     from typing import Any
 
     from cirron.record.hot import Span
@@ -39,7 +39,7 @@ def in_scope(function: Any, open_scope: Callable[[], Span]) -> Any:
     if inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
-        def stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        def stream(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
             with open_scope():
                 return (yield from function(*args, **kwargs))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from cirron import errors, wire
 
 if TYPE_CHECKING:
-    import pandas  # type: ignore[import-untyped]  # it ships no types
+    import pandas
 
 # More siblings of one name than this are one row.
 FOLD_ABOVE = 20

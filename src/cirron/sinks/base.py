@@ -78,5 +78,8 @@ class Sink(Protocol):
     def close(self, deadline_ns: int) -> None:
         """Finishes by the deadline (on the monotonic clock) and lets go of everything."""
 
+    def after_fork(self) -> None:
+        """In a forked child: lets go of what is the parent's; nothing else is called after it."""
+
     def health(self) -> dict[str, object]:
         """Its counters, for `ci.health()`."""

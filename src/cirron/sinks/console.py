@@ -28,7 +28,7 @@ class Console:
     def emit(self, batch: Sealed) -> Outcome:
         try:
             for line in batch.lines:
-                self._write(text.live_line(line.name, line.index, line.wall_ns, line.latest))
+                self._write(text.live_line(line.name, line.number, line.wall_ns, line.latest))
         except (OSError, ValueError) as error:  # a stream that was closed or broke
             self._failures += 1
             if self._failures == 1:
@@ -40,6 +40,9 @@ class Console:
         pass
 
     def close(self, deadline_ns: int) -> None:
+        pass
+
+    def after_fork(self) -> None:
         pass
 
     def health(self) -> dict[str, object]:

@@ -58,6 +58,9 @@ class EventStream:
     def close(self, deadline_ns: int) -> None:
         """Nothing to let go of."""
 
+    def after_fork(self) -> None:
+        pass
+
     def health(self) -> dict[str, object]:
         """Batches written, and batches that the stream did not take."""
         return {"event_stream_sent": self.sent, "event_stream_dropped": self.dropped}

@@ -70,6 +70,10 @@ class Verdict(enum.Enum):
         "%s does not accept the API key (%s); batches are kept."
         " Set CIRRON_API_KEY, or ci.Cirron(api_key=...), to a valid one"
     )
+    WRONG_ADDRESS = (
+        "%s has no such page (%s); batches are kept. Set CIRRON_API_ENDPOINT, or"
+        " ci.Cirron(api_endpoint=...), to the address that /api/traces comes after"
+    )
     MOVED = (
         "%s answered with a redirect (%s), which is not followed, since it would carry the API key"
         " along; batches are kept. Set CIRRON_API_ENDPOINT, or ci.Cirron(api_endpoint=...), to the"
@@ -78,7 +82,7 @@ class Verdict(enum.Enum):
 
 
 # The server's wish, or a person's turn: no use in one more try at exit.
-WAITING = (Verdict.BUSY, Verdict.BAD_KEY, Verdict.MOVED)
+WAITING = (Verdict.BUSY, Verdict.BAD_KEY, Verdict.WRONG_ADDRESS, Verdict.MOVED)
 
 
 class Answer(NamedTuple):
@@ -358,7 +362,7 @@ class HttpSink:
         return not self._stopped.wait(pause_s)
 
     def _pause_s(self, answer: Answer) -> float:
-        if answer.verdict in (Verdict.BAD_KEY, Verdict.MOVED):
+        if answer.verdict in (Verdict.BAD_KEY, Verdict.WRONG_ADDRESS, Verdict.MOVED):
             return SETTING_PAUSE_S
         asked_s = retry_after_s(answer.retry_after, self._wall())
         if asked_s is not None:  # a little later, so that a thousand ranks do not come at once
@@ -385,6 +389,8 @@ def judge(status: int) -> Verdict:
         return Verdict.MOVED
     if status in (401, 403):
         return Verdict.BAD_KEY
+    if status in (404, 405):
+        return Verdict.WRONG_ADDRESS
     if status in (408, 429):
         return Verdict.BUSY
     return Verdict.REFUSED if 400 <= status < 500 else Verdict.FAILING

@@ -26,8 +26,10 @@ from cirron.sinks.base import Blob, Outcome
 
 try:
     import fcntl
+
+    HAS_LOCKS = True
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+    HAS_LOCKS = False
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -132,6 +134,7 @@ class Outbox(abc.ABC):
         if self._remove(item):
             self.dropped += 1
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Lets go of everything outside; what is left stays for a later process, if it can."""
 
@@ -488,7 +491,7 @@ def acquire(path: Path) -> int | None:
     None where there are no locks: on Windows, or on Lustre mounted without `-o flock`.
     BlockingIOError when somebody else has it.
     """
-    if fcntl is None:
+    if not HAS_LOCKS:
         return None
     lock = os.open(path, os.O_RDWR)
     try:

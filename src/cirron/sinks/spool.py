@@ -106,6 +106,9 @@ class Spool:
         while self._held:
             self._count_drop(self._let_go().size)
 
+    def after_fork(self) -> None:
+        pass
+
     def health(self) -> dict[str, object]:
         return {
             "spool_dir": str(self.folder),

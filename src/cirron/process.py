@@ -1,0 +1,97 @@
+"""What befalls the process: its end, signals, and forks. Tells the session, and changes nothing.
+
+A signal ends the program the way it would have without us: same exit status, same exception, the
+user's own handler called. The handler only lets the session's worker finish first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+
+class OnSignal(Protocol):
+    """Told of a signal; `is_fatal` when the process ends as soon as this returns."""
+
+    def __call__(self, name: str, *, is_fatal: bool) -> None: ...
+
+
+class Process:
+    """Watches this process for the session."""
+
+    def __init__(
+        self,
+        *,
+        on_exit: Callable[[str, str | None], None],
+        on_signal: OnSignal,
+        after_fork: Callable[[], None],
+    ) -> None:
+        self._on_exit = on_exit
+        self._on_signal = on_signal
+        self._after_fork = after_fork
+        self._previous: dict[int, Any] = {}
+        self._forks_are_watched = False
+
+    def watch(self) -> None:
+        """Registers for exit, signals and forks."""
+        atexit.register(self._exit)
+        if not self._forks_are_watched and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)  # cannot be undone: once
+            self._forks_are_watched = True
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python lets only the main thread set handlers
+        for number in (signal.SIGTERM, signal.SIGINT):
+            current = signal.getsignal(number)
+            # Left alone: an ignored signal; a handler that was set outside Python (None); and
+            # Python's own for Ctrl-C, whose KeyboardInterrupt reaches `_exit` if nobody catches
+            # it. asyncio.run() looks for exactly that one before it installs its own.
+            if current in (signal.SIG_IGN, None, signal.default_int_handler):
+                continue
+            self._previous[number] = current
+            signal.signal(number, self._handle)
+
+    def unwatch(self) -> None:
+        """Puts back what `watch` replaced, unless somebody has replaced it since."""
+        atexit.unregister(self._exit)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, previous in list(self._previous.items()):
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, previous)
+                del self._previous[number]
+
+    def watch_child(self) -> None:
+        """Children of `multiprocessing` leave by `os._exit`, past atexit; it has its own list."""
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.Finalize(None, self._exit, exitpriority=100)
+
+    def _exit(self) -> None:
+        self._on_exit(*how_it_ends())
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        previous = self._previous.get(number, signal.SIG_DFL)
+        self._on_signal(signal.Signals(number).name, is_fatal=not callable(previous))
+        if callable(previous):
+            previous(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+def how_it_ends() -> tuple[str, str | None]:
+    """Why the interpreter is going down, as far as Python tells."""
+    error = getattr(sys, "last_value", None)
+    if error is None or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        return "clean", None  # a prompt goes on after an exception; its last one is not the end
+    if isinstance(error, KeyboardInterrupt):
+        return "signal", "SIGINT"
+    return "exception", f"{type(error).__name__}: {error}"
