@@ -120,8 +120,8 @@ class BlackBox:
         """The last value of each of a span's marks."""
         latest = self._collector.latest.get(number, {})
         return {
-            name: str(value) if isinstance(value, float) and value - value != 0 else value
-            for name, value in list(latest.items())
+            name: nonfinite or value
+            for name, (_, value, nonfinite) in zip(latest, map(typed, latest.values()))
         }
 
     def _silent_since(self, spans: list[hot.Span], now: int) -> int | None:

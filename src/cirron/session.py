@@ -60,7 +60,7 @@ class Session:
     def start(self) -> None:
         """Builds the stages and attaches them."""
         self._cpu_start_ns = time.process_time_ns()
-        self.root = hot.new_root(ROOT, surroundings(), depth=1, number=hot.next_sequence())
+        self.root = hot.new_root(ROOT, surroundings(), depth=1, number=next(hot.sequence))
         self.state = self._new_state()
         self.state.opened.add(self.root)
         self._build()
@@ -81,6 +81,7 @@ class Session:
             sink.after_fork()
         self.sinks = []
         self.state = self._new_state()
+        self.identity = wire.changed(self.identity, pid=os.getpid())
         self.memory = Memory()
         self.pid = 0
         starting = threading.Lock()

@@ -109,7 +109,7 @@ def number(given: Any) -> float | None:
         return None
     try:
         value = float(given)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return value if value - value == 0 else None
 

@@ -5,7 +5,7 @@
 ...     with ci.scope("outer"):
 ...         ci.mark("loss", 0.5)
 >>> print(captured.text())
-outer - 2us {loss=0.5}
+outer - 2.0us {loss=0.5}
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ Readers ignore keys that they do not know. Strict JSON: no NaN or Infinity token
 
 A batch file has a fixed layout, header first and then the three arrays, so that batches can be
 merged by joining the bytes of their arrays, with nothing decoded (see `sinks/spool.py`).
+
+Spans and marks are made by the hundred thousand and hold no cycles, so the garbage collector is
+told not to track them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     workspace_id: str | None = None
 
 
-class Span(msgspec.Struct):
+class Span(msgspec.Struct, gc=False):
     """One span. `end_ns` is null only in the black box, which holds spans that are still open."""
 
     id: str
@@ -61,7 +64,7 @@ class Span(msgspec.Struct):
     mark_ids: list[str]
 
 
-class Mark(msgspec.Struct, omit_defaults=True):
+class Mark(msgspec.Struct, omit_defaults=True, gc=False):
     """One value. NaN and infinities are null, named in `value_nonfinite` ("nan", "inf", "-inf")."""
 
     id: str
@@ -156,8 +159,22 @@ Layout: TypeAlias = list[tuple[int, int]]
 
 
 def encode(value: Any) -> bytes:
-    """One JSON value."""
-    return _encoder.encode(value)
+    """One JSON value. Text that is not valid Unicode is mended rather than the rest lost."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return _encoder.encode(mend(builtins(value)))
+
+
+def mend(value: Any) -> Any:
+    """The value with lone surrogates replaced, which UTF-8 cannot hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, list):
+        return [mend(item) for item in value]
+    if isinstance(value, dict):
+        return {mend(key): mend(item) for key, item in value.items()}
+    return value
 
 
 def builtins(value: Any) -> Any:
@@ -165,9 +182,14 @@ def builtins(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
+def changed(session: Session, **fields: Any) -> Session:
+    """A copy with some fields replaced."""
+    return msgspec.structs.replace(session, **fields)
+
+
 def encode_records(records: list[Any]) -> bytes:
     """The inside of a JSON array: records joined by commas."""
-    return _encoder.encode(records)[1:-1]
+    return encode(records)[1:-1]
 
 
 def decode_spans(joined: bytes) -> list[Span]:
@@ -182,7 +204,7 @@ def decode_marks(joined: bytes) -> list[Mark]:
 
 def encode_batch(header: Header, sections: Sections) -> tuple[list[bytes], Layout]:
     """A whole batch, in pieces to be written one after the other, and where its arrays lie."""
-    head = _encoder.encode(header)[:-1]
+    head = encode(header)[:-1]
     pieces = [head]
     layout = []
     start = len(head)

@@ -85,8 +85,9 @@ class TestHtml:
     def test_everything_is_escaped(self) -> None:
         """Names, marks, attributes and errors cannot bring in markup."""
         evil = "<script>alert('x')</script>&\""
+        attrs: dict[str, Any] = {evil: evil, "error": evil}
         tree = trees.build(
-            [span("a", evil, **{evil: evil, "error": evil})],
+            [span("a", evil, **attrs)],
             [wire.Mark("m", "a", evil, "string", evil, {}, 1, "point")],
         )
         html = notebook.to_html(tree)
@@ -187,8 +188,9 @@ assert notebook.in_notebook()
 spans = [wire.Span("a", "epoch", None, 0, 0, 142000, None, None, None, 1, 1, None, {{}}, [])]
 notebook.TraceView(tree.build(spans, []))
 """
-    cells = [nbformat.v4.new_code_cell(code)]
-    book = nbformat.v4.new_notebook(cells=cells)
+    v4: Any = nbformat.v4
+    cells = [v4.new_code_cell(code)]
+    book = v4.new_notebook(cells=cells)
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(book, timeout=120, resources=resources).execute()
     (output,) = [found for found in book.cells[0].outputs if found.output_type == "execute_result"]

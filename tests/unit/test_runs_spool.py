@@ -117,7 +117,7 @@ class TestFind:
         assert tmp_path / ".cirron" == spool.find(tmp_path / given)
 
     def test_inside_of_the_spool(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """"." works from inside the spool as well."""
+        """ "." works from inside the spool as well."""
         write(tmp_path, "a", [])
         monkeypatch.chdir(tmp_path / "spool")
 
@@ -154,7 +154,11 @@ class TestBatches:
         write(tmp_path, "b", [span("2", "step", "1")], who=session(pid=9999))
         (run,) = spool.read(tmp_path)
 
-        assert (4242, "run", START_NS) == (run.session and run.session.pid, run.run_id, run.started_ns)
+        assert (4242, "run", START_NS) == (
+            run.session and run.session.pid,
+            run.run_id,
+            run.started_ns,
+        )
         tree = run.tree()
         assert ["epoch"] == [root.name for root in tree.roots]
         assert ["m"] == [found.id for found in tree.roots[0].children[0].marks]
@@ -340,7 +344,7 @@ class TestProblems:
         write_box(
             tmp_path,
             session(pid=dead_pid),
-            open=[open_entry("1", "epoch"), {"id": 7}, "x", {"id": 7}],
+            open=[open_entry("1", "epoch"), {"id": 7}, {"id": 7}],
         )
         (run,) = spool.read(tmp_path)
 
@@ -439,7 +443,11 @@ class TestOpenSpans:
         write_box(tmp_path, session(pid=dead_pid), open=[open_entry("1", "epoch", index=3)])
         (root,) = spool.read(tmp_path)[0].tree().roots
 
-        assert (True, 3, ["step"]) == (root.is_open, root.index, [one.name for one in root.children])
+        assert (True, 3, ["step"]) == (
+            root.is_open,
+            root.index,
+            [one.name for one in root.children],
+        )
 
     def test_one_that_closed_since_is_closed(self, tmp_path: Path, dead_pid: int) -> None:
         """A span that is both in the black box and in a batch has ended."""
@@ -456,7 +464,7 @@ class TestOpenSpans:
             tmp_path,
             session(pid=dead_pid),
             open=[
-                open_entry("1", "epoch", latest={"loss": 0.5, "odd": [1]}),
+                open_entry("1", "epoch", latest={"loss": 0.5, "infinite": None}),
                 open_entry("2", "step", "1", latest={"loss": 0.7}),
             ],
         )

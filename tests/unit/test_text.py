@@ -110,7 +110,17 @@ class TestRender:
         tree = trees.build(
             [
                 span("e", "epoch", "s", 0, 0, 3_200_000_000),
-                span("f", "forward", "e", None, 1, 2_100_001, mode="train", data_load_ns=5_000),
+                span(
+                    "f",
+                    "forward",
+                    "e",
+                    None,
+                    1,
+                    2_100_001,
+                    mode="train",
+                    data_load_ns=5_000,
+                    nothing=None,
+                ),
                 span("b", "backward", "e", None, 2, 142_002, error="ValueError: bad"),
             ],
             [mark("m", "e", "loss", 0.9, 1), mark("n", "e", "loss", 0.5, 2)],
@@ -132,7 +142,9 @@ class TestRender:
             for n in range(1_000)
         ]
         spans[17].end_ns = spans[17].start_ns + 40_000_000
-        tree = trees.build(spans, [mark("a", "0", "loss", 0.9, 1), mark("b", "999", "loss", 0.5, 2)])
+        tree = trees.build(
+            spans, [mark("a", "0", "loss", 0.9, 1), mark("b", "999", "loss", 0.5, 2)]
+        )
 
         assert (
             "batch x1000 - median 2.10ms, worst 40.00ms [17], total 2.14s {loss=0.9 -> 0.5}"
@@ -174,8 +186,9 @@ class TestRender:
 
     def test_many_marks_and_attributes_are_cut(self) -> None:
         """A line stays readable with a hundred marks and attributes."""
+        attrs: dict[str, Any] = {f"k{n}": n for n in range(100)}
         tree = trees.build(
-            [span("a", "step", **{f"k{n}": n for n in range(100)})],
+            [span("a", "step", **attrs)],
             [mark(str(n), "a", f"m{n:03}", n, n) for n in range(100)],
         )
         (line,) = text.render(tree).splitlines()

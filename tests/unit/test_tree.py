@@ -25,9 +25,7 @@ def span(
     end: int | None = 10,
     **attrs: Any,
 ) -> wire.Span:
-    return wire.Span(
-        id, name, parent, index, start, end, None, None, None, 1, 1, None, attrs, []
-    )
+    return wire.Span(id, name, parent, index, start, end, None, None, None, 1, 1, None, attrs, [])
 
 
 def mark(
@@ -109,7 +107,9 @@ class TestBuild:
 
     def test_a_circle_of_parents_loses_no_span(self) -> None:
         """A broken file whose spans are each other's parents still shows each span once."""
-        tree = trees.build([span("a", parent="b"), span("b", parent="a"), span("c", parent="c")], [])
+        tree = trees.build(
+            [span("a", parent="b"), span("b", parent="a"), span("c", parent="c")], []
+        )
 
         assert ["a", "b", "c"] == sorted(node.id for node in trees.walk(tree.roots))
 
@@ -190,7 +190,9 @@ class TestSelect:
 class TestFold:
     def steps(self, count: int, **more: Any) -> list[trees.Node]:
         spans = [span(f"s{n}", index=n, start=n * 10, end=n * 10 + n % 10) for n in range(count)]
-        inside = [span(f"f{n}", "forward", f"s{n}", start=n * 10, end=n * 10 + 1) for n in range(count)]
+        inside = [
+            span(f"f{n}", "forward", f"s{n}", start=n * 10, end=n * 10 + 1) for n in range(count)
+        ]
         marks = [mark(f"m{n}", f"s{n}", value=1.0 - n / count, ts=n) for n in range(count)]
         return trees.build(spans + inside, marks, **more).roots
 
@@ -308,28 +310,34 @@ class TestFold:
         assert 140 >= len(rows)
 
 
-@st.composite
-def forests(draw: st.DrawFn) -> list[wire.Span]:
-    """Spans with random parents, absent ones, cycles and copies included."""
-    count = draw(st.integers(0, 120))
-    spans = []
-    for n in range(count):
-        parent = draw(st.one_of(st.none(), st.integers(0, count + 3)))
-        start = draw(st.integers(0, 50))
-        spans.append(
-            span(
-                str(draw(st.sampled_from([n, n, n, max(0, n - 1)]))),
-                draw(st.sampled_from("abc")) + str(draw(st.integers(0, 30)) // 30 * n),
-                None if parent is None else str(parent),
-                start=start,
-                end=draw(st.one_of(st.none(), st.integers(start, 60))),
-            )
+def forest(rows: list[tuple[int, int | None, int, int, int | None]]) -> list[wire.Span]:
+    """Spans from random numbers: parents that exist or not, circles and second copies included."""
+    return [
+        span(
+            str(id),
+            "ab"[kind % 2] + str(id if kind == 5 else 0),
+            None if parent is None else str(parent),
+            start=start,
+            end=None if length is None else start + length,
         )
-    return spans
+        for id, parent, kind, start, length in rows
+    ]
+
+
+forests = st.lists(
+    st.tuples(
+        st.integers(0, 80),
+        st.none() | st.integers(0, 90),
+        st.integers(0, 5),
+        st.integers(0, 50),
+        st.none() | st.integers(0, 10),
+    ),
+    max_size=80,
+).map(forest)
 
 
 class TestProperties:
-    @given(forests())
+    @given(forests)
     def test_no_span_is_lost_or_doubled(self, spans: list[wire.Span]) -> None:
         """A built tree holds each id once, children in start order, one level below the parent."""
         tree = trees.build(spans, [])
@@ -343,7 +351,7 @@ class TestProperties:
             )
             assert {node.depth + 1} >= {child.depth for child in node.children}
 
-    @given(forests(), st.integers(1, 60))
+    @given(forests, st.integers(1, 60))
     def test_an_outline_stands_for_every_span(self, spans: list[wire.Span], limit: int) -> None:
         """The counts of all rows add up to the number of spans, however few rows there may be."""
         tree = trees.build(spans, [])
@@ -351,7 +359,7 @@ class TestProperties:
 
         assert tree.span_count == sum(trees.span_count(row.item) for row in rows)
 
-    @given(forests(), st.integers(0, 30))
+    @given(forests, st.integers(0, 30))
     def test_folding_keeps_counts_and_time(self, spans: list[wire.Span], threshold: int) -> None:
         """Siblings folded have the same number and the same total time as before."""
         tree = trees.build(spans, [])
@@ -366,21 +374,19 @@ class TestProperties:
             assert len(tree.roots) == sum(trees.span_count(row) for row in rows)
             assert sum(root.wall_ns(tree.now_ns) for root in tree.roots) == total
 
-    @given(forests(), st.integers(0, 150))
+    @given(forests, st.integers(0, 150))
     def test_last_keeps_exactly_the_last(self, spans: list[wire.Span], last: int) -> None:
         """`last` keeps that many closed spans, none of which closed before one left out."""
         tree = trees.build(spans, [])
         kept = {node.id for node in trees.walk(trees.select(tree, last=last).roots)}
-        ends = {
-            node.id: node.end_ns for node in trees.walk(tree.roots) if node.end_ns is not None
-        }
+        ends = {node.id: node.end_ns for node in trees.walk(tree.roots) if node.end_ns is not None}
 
         assert min(last, len(ends)) == len(kept)
         left_out = [end for id, end in ends.items() if id not in kept]
         if kept and left_out:
             assert max(left_out) <= min(ends[id] for id in kept)
 
-    @given(forests())
+    @given(forests)
     def test_name_keeps_matches_and_descendants(self, spans: list[wire.Span]) -> None:
         """`name` keeps a span exactly when it or one above it has the name."""
         tree = trees.build(spans, [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cirron._version import __version__
-from cirron.cli.show import show
+from cirron.cli import show
 
 
 @click.group(name="cirron")
@@ -14,4 +14,4 @@ def main() -> None:
     """Shows what training runs did."""
 
 
-main.add_command(show)
+main.add_command(show.show)

@@ -5,9 +5,8 @@ Reads the disk only, so it works beside a running program and long after a dead 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +14,9 @@ from cirron import errors, wire
 from cirron.runs import spool
 from cirron.runs import tree as trees
 from cirron.view import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 ROOT = "cirron.session"
 # With more sessions than this in a run, the others get their header lines only.
@@ -216,13 +218,11 @@ def header(run: spool.SessionRun, tree: trees.Tree) -> list[str]:
 
 def losses(run: spool.SessionRun) -> str:
     """The counters of what was dropped, where there are any."""
-    counters = (run.blackbox or {}).get("counters")
-    if not isinstance(counters, dict):
-        return ""
+    counters = (run.blackbox or {}).get("counters", {})
     return ", ".join(
-        f"{text.plain(str(key))}={count}"
+        f"{text.plain(key)}={text.value(count)}"
         for key, count in counters.items()
-        if "drop" in str(key) and isinstance(count, int) and count
+        if "drop" in key and count
     )
 
 
@@ -236,9 +236,9 @@ def story(run: spool.SessionRun) -> list[str]:
     if places:
         parts.append(f"it {'is' if run.state == 'running' else 'was'} in {places[0]}")
     step = box.get("last_step")
-    if isinstance(step, dict):
-        parts.append(f"last step: {text.label(str(step.get('name')), step.get('index'))}")
-    if isinstance(resident_bytes := box.get("memory_rss_bytes"), int):
+    if step and step.get("end_ns") is not None:  # one that is open is in the places already
+        parts.append(f"last step: {text.label(step.get('name', '?'), step.get('index'))}")
+    if resident_bytes := box.get("memory_rss_bytes"):
         parts.append(f"memory {resident_bytes / 2**30:.2f} GiB")
     lines = [f"{run.state}: {'; '.join(parts)}"] if parts else []
     lines += [f"  also in {place}" for place in places[1:MAX_PLACES]]
@@ -257,18 +257,21 @@ def fate(run: spool.SessionRun, box: dict[str, Any]) -> list[str]:
     if run.state == "running":
         return [f"last sign of life from {host} {beat}"] if run.is_judged_by_silence else []
     ended = box["ended"]
-    detail = text.plain(str(ended.get("detail") or "no more is known"), 200)
+    detail = text.plain(ended.get("detail") or "no more is known", 200)
     return [f"{detail} at {moment(ended.get('at_ns'), run.started_ns)}"]
 
 
 def silence(run: spool.SessionRun, box: dict[str, Any]) -> list[str]:
     """For how long nothing was recorded inside a scope, and the stacks that were taken then."""
     since_ns, heartbeat_ns = box.get("silent_since_ns"), box.get("heartbeat_ns")
-    if not isinstance(since_ns, int) or not isinstance(heartbeat_ns, int):
+    if since_ns is None or heartbeat_ns is None:
         return []
     lasted = text.duration(heartbeat_ns - since_ns)
     beat = moment(heartbeat_ns, run.started_ns)
-    return [f"silent: nothing was recorded for {lasted} up to {beat}", *stacks(box.get("stacks"))]
+    return [
+        f"silent: nothing was recorded for {lasted} up to {beat}",
+        *stacks(box.get("stacks") or []),
+    ]
 
 
 def where(run: spool.SessionRun) -> list[str]:
@@ -298,13 +301,12 @@ def _path(span: wire.Span, spans: dict[str, wire.Span]) -> str:
     return " > ".join(text.label(one.name, one.index) for one in path[::-1])
 
 
-def stacks(entries: Any) -> list[str]:
+def stacks(threads: Sequence[spool.Stack]) -> list[str]:
     """The stacks that were taken during a long silence, innermost call last."""
     lines: list[str] = []
-    threads = [entry for entry in entries or [] if isinstance(entry, dict)]
-    for entry in threads[:MAX_STACKS]:
-        frames = [str(frame) for frame in entry.get("frames") or []]
-        lines.append(f"  thread {text.plain(str(entry.get('name')))}:")
+    for thread in threads[:MAX_STACKS]:
+        frames = thread.get("frames", [])
+        lines.append(f"  thread {text.plain(thread.get('name', '?'))}:")
         if len(frames) > MAX_FRAMES:
             lines.append(f"    ... {len(frames) - MAX_FRAMES} outer calls")
         lines += [f"    {text.plain(frame, 200)}" for frame in frames[-MAX_FRAMES:]]
@@ -313,15 +315,17 @@ def stacks(entries: Any) -> list[str]:
     return lines
 
 
-def moment(ns: Any, same_day_as_ns: int | None = None) -> str:
+def moment(ns: int | None, same_day_as_ns: int | None = None) -> str:
     """A moment in local time; without the date when that is the day of the other one."""
+    if ns is None:
+        return "an unknown time"
     try:
         local = datetime.fromtimestamp(ns / 1e9).astimezone()
         if same_day_as_ns is not None:
             other = datetime.fromtimestamp(same_day_as_ns / 1e9).astimezone()
             if local.date() == other.date():
                 return f"{local:%H:%M:%S}"
-    except (TypeError, ValueError, OverflowError, OSError):  # what a broken file may hold
+    except (ValueError, OverflowError, OSError):  # what a broken file may hold
         return "an unknown time"
     return f"{local:%Y-%m-%d %H:%M:%S}"
 

@@ -7,6 +7,7 @@ for one slice of records. A slice is small enough that the interpreter lock is n
 from __future__ import annotations
 
 import os
+import reprlib
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,9 @@ MAX_NESTING = 6
 GAUGES = ("cpu_ns", "gpu_ns", "memory_peak_bytes")
 
 STEP_NAMES = frozenset(("step", "batch"))
+
+# Their text is made of the first items only: all of a large one would take long.
+CONTAINERS = (list, tuple, dict, set, frozenset)
 
 _NO_ATTRS: dict[str, Any] = {}
 _NO_MARKS: list[str] = []
@@ -126,7 +130,8 @@ class Collector:
             self._was_full = True
         pop = ring.popleft
         closed: list[hot.Closed] = []
-        marks: list[hot.Mark] = self._take_ready() if self._waiting else []
+        marks: list[hot.Mark] = []
+        late = self._take_ready() if self._waiting else []
         for _ in range(count):
             record = pop()
             if len(record) == 7:
@@ -137,18 +142,22 @@ class Collector:
             else:
                 closed.append(record)
         self._seen += count
-        if closed or marks or self._snapshots:
-            self._encode(closed, marks)
+        if closed or marks or late or self._snapshots:
+            self._encode(closed, marks, late)
         return waiting - count
 
     def _wait_for(self, mark: hot.Mark) -> None:
+        self._list_mark(mark[1], f"{self._prefix}{mark[0]:016x}")  # its span may close first
         self._waiting.append(mark)
         if self.on_deferred is not None:
             self.on_deferred(mark[3])
 
     def _take_ready(self) -> list[hot.Mark]:
-        ready = [mark for mark in self._waiting if mark[3].is_ready]
-        self._waiting = [mark for mark in self._waiting if not mark[3].is_ready]
+        ready: list[hot.Mark] = []
+        waiting: list[hot.Mark] = []
+        for mark in self._waiting:  # each is asked once: another thread makes them ready
+            (ready if mark[3].is_ready else waiting).append(mark)
+        self._waiting = waiting
         return ready
 
     def waiting_values(self) -> list[Deferred]:
@@ -171,6 +180,9 @@ class Collector:
             self._ring.append(hot.record_of(span))
         while self.step():
             pass
+        with self.lock:
+            self.lost_values += len(self._waiting)
+            self._waiting = []
 
     # -- handing chunks out -----------------------------------------------------------------
 
@@ -195,10 +207,16 @@ class Collector:
 
     # -- encoding ---------------------------------------------------------------------------
 
-    def _encode(self, closed: list[hot.Closed], marks: list[hot.Mark]) -> None:
+    def _encode(
+        self, closed: list[hot.Closed], marks: list[hot.Mark], late: list[hot.Mark]
+    ) -> None:
         snapshots, self._snapshots = self._snapshots, []
         # Marks first: a span lists those that came before its end, which are all of its own.
         mark_records = [record for record in map(self._mark, marks) if record is not None]
+        if late:
+            found = [self._mark(mark, late=True) for mark in late]
+            mark_records += [record for record in found if record is not None]
+            marks = marks + [mark for mark in late if mark[1] in self.mark_ids]  # still open
         span_records = [self._span(record) for record in closed]
         self._remember_latest(closed, marks)
         lines = [self._line(record) for record in closed] if self._keep_lines else []
@@ -208,9 +226,9 @@ class Collector:
                 self.latest.pop(record[0], None)
                 self.marked_at.pop(record[0], None)
         chunk = Chunk(
-            encode_all(span_records),
-            encode_all(mark_records),
-            encode_all(snapshots),
+            wire.encode_records(span_records),
+            wire.encode_records(mark_records),
+            wire.encode_records(snapshots),
             lines,
             len(span_records) + len(mark_records) + len(snapshots),
         )
@@ -275,7 +293,7 @@ class Collector:
         record.end_ns = None
         return record
 
-    def _mark(self, mark: hot.Mark) -> wire.Mark | None:
+    def _mark(self, mark: hot.Mark, late: bool = False) -> wire.Mark | None:
         """The wire form of a mark, or None, counted, when its value could not be had."""
         sequence, span, name, value, kind, attrs, time_ns = mark
         if value.__class__ is Deferred:
@@ -284,17 +302,12 @@ class Collector:
                 return None
             value = value.value
         mark_id = f"{self._prefix}{sequence:016x}"
-        span_id = "root"
-        if span:
-            marked = self.mark_ids.get(span)
-            if marked is None:
-                span_id = clock.hex_id(span)
-                self.mark_ids[span] = (span_id, [mark_id])
-            else:
-                span_id, ids = marked
-                ids.append(mark_id)
-                if len(ids) > 2 * MAX_MARK_IDS:
-                    del ids[:-MAX_MARK_IDS]
+        if not span:
+            span_id = "root"
+        elif late:  # listed when it began to wait
+            span_id = clock.hex_id(span)
+        else:
+            span_id = self._list_mark(span, mark_id)
         if value.__class__ is float and value - value == 0:
             value_type, nonfinite = "float", None
         else:
@@ -310,6 +323,20 @@ class Collector:
             kind,
             nonfinite,
         )
+
+    def _list_mark(self, span: int, mark_id: str) -> str:
+        """Notes a mark's id for when its span closes; returns the span's id."""
+        marked = self.mark_ids.get(span)
+        if marked is None:
+            span_id = clock.hex_id(span)
+            if span:
+                self.mark_ids[span] = (span_id, [mark_id])
+            return span_id
+        span_id, ids = marked
+        ids.append(mark_id)
+        if len(ids) > 2 * MAX_MARK_IDS:
+            del ids[:-MAX_MARK_IDS]
+        return span_id
 
     def _line(self, record: hot.Closed) -> Line:
         number, _, name, index, _, start, end, _ = record
@@ -333,10 +360,12 @@ class Collector:
                     return {str(k): self.plain(v, nesting + 1) for k, v in value.items()}
                 if isinstance(value, (bool, int, float, str)):  # subclasses: enums, np.float64
                     base = next(b for b in (bool, int, float, str) if isinstance(value, b))
-                    return self.plain(base(value), MAX_NESTING) if base is not kind else str(value)
-                if type(value).__module__ == "numpy" and hasattr(value, "item"):
+                    if base is not kind:
+                        plain = str.__str__(value) if isinstance(value, str) else base(value)
+                        return self.plain(plain, MAX_NESTING)
+                if type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1:
                     return self.plain(value.item(), MAX_NESTING)
-            text = str(value)
+            text = reprlib.repr(value) if isinstance(value, CONTAINERS) else str(value)
         except Exception:  # protects: the batch, from an object whose own methods fail
             text = f"<{type(value).__name__}>"
         self.coerced += 1
@@ -361,24 +390,3 @@ def as_float(value: int) -> float:
         return float(value)
     except OverflowError:
         return float("inf") if value > 0 else float("-inf")
-
-
-def encode_all(records: list[Any]) -> bytes:
-    """Encodes records; text that is not valid Unicode is mended rather than the batch lost."""
-    if not records:
-        return b""
-    try:
-        return wire.encode_records(records)
-    except UnicodeEncodeError:
-        return wire.encode_records([mend(wire.builtins(record)) for record in records])
-
-
-def mend(value: Any) -> Any:
-    """The value with lone surrogates replaced, which UTF-8 cannot hold."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, list):
-        return [mend(item) for item in value]
-    if isinstance(value, dict):
-        return {mend(key): mend(item) for key, item in value.items()}
-    return value

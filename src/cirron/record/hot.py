@@ -50,13 +50,11 @@ _current: ContextVar[Span | None] = ContextVar("cirron_span", default=None)
 _get = _current.get
 _set = _current.set
 _reset = _current.reset
-_new = object.__new__
 
 ring: deque[Record] = deque(maxlen=IDLE_RING)
 append: Callable[[Record], None] = ring.append
 opened: set[Span] = set()
 sequence = itertools.count(1)
-next_sequence: Callable[[], int] = sequence.__next__
 now: Callable[[], int] = clock.now
 root: Span  # set below, once there is a Span
 off = False
@@ -114,7 +112,7 @@ class Span:
         if depth > MAX_DEPTH:
             return _drop_deep(self)
         self.thread = _this_thread.ident
-        self.sequence = next_sequence()
+        self.sequence = next(sequence)
         self.token = _set(self)
         self.end = 0
         opened.add(self)
@@ -220,7 +218,7 @@ def scope(name: str, index: int | None = None, **attrs: Any) -> Span:
         raise errors.not_a_name("ci.scope", name)
     if index is not None and index.__class__ is not int:
         index = _as_index(index)
-    span: Span = _new(Span)
+    span = Span()
     span.name = name
     span.index = index
     span.attrs = attrs or None
@@ -251,7 +249,7 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
         span = root
     elif span.end:
         span = _open_ancestor(span)
-    append((next_sequence(), span.sequence, name, value, kind, attrs or None, now()))
+    append((next(sequence), span.sequence, name, value, kind, attrs or None, now()))
 
 
 def epochs(iterable: Iterable[T]) -> Iterator[T]:
@@ -260,7 +258,7 @@ def epochs(iterable: Iterable[T]) -> Iterator[T]:
     >>> for epoch in ci.epochs(range(20)):
     ...     train_one_epoch(epoch)
     """
-    return iter(iterable) if off else Loop("epoch", iterable)
+    return Loop("epoch", iterable)
 
 
 def batches(iterable: Iterable[T]) -> Iterator[T]:
@@ -271,38 +269,54 @@ def batches(iterable: Iterable[T]) -> Iterator[T]:
     >>> for batch in ci.batches(loader):
     ...     loss = train_step(batch)
     """
-    return iter(iterable) if off else Loop("batch", iterable, timed=_is_data_loader(iterable))
+    return Loop("batch", iterable, timed=_is_data_loader(iterable))
 
 
 class Loop:
     """The iterator behind `epochs` and `batches`; has a length where its iterable has one.
 
-    A `for` loop gets the generator itself, which Python resumes faster than a `__next__` of ours,
-    and which it closes at once, scope included, when the loop is left early.
+    A `for` loop gets a generator, which Python resumes faster than a `__next__` of ours. Nobody
+    else holds it, so that leaving the loop early closes it at once, scope included, even while
+    this object lives on, in a progress bar, say. The items that are left go to the next loop.
     """
 
-    __slots__ = ("_items", "_iterable")
+    __slots__ = ("_iterable", "_items", "_name", "_stepped", "_timed")
 
     def __init__(self, name: str, iterable: Iterable[Any], *, timed: bool = False) -> None:
+        self._name = name
         self._iterable = iterable
-        self._items = _spans(name, iter(iterable), timed)
+        self._items = enumerate(iterable)
+        self._timed = timed
+        self._stepped: Generator[Any, None, None] | None = None  # what `next()` goes through
 
-    def __iter__(self) -> Generator[Any, None, None]:
-        return self._items
+    def __iter__(self) -> Iterator[Any]:
+        if self._stepped is not None:
+            self._stepped.close()
+            self._stepped = None
+        return _spans(self._name, self._items, self._timed)
 
     def __next__(self) -> Any:
-        return next(self._items)
+        if self._stepped is None:
+            self._stepped = _spans(self._name, self._items, self._timed)
+        return next(self._stepped)
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]  # a TypeError says it has none
 
+    def __bool__(self) -> bool:
+        return True  # as of any iterator, also of one that has no length
 
-def _spans(name: str, items: Iterator[T], timed: bool) -> Generator[T, None, None]:
-    index = 0
+
+def _spans(
+    name: str, items: Iterator[tuple[int, T]], timed: bool
+) -> Generator[T, None, None]:
     enter, leave = Span.__enter__, Span.__exit__
     waiting_since = now()
-    for item in items:
-        span: Span = _new(Span)
+    for index, item in items:
+        if off:
+            yield item
+            continue
+        span = Span()
         span.name = name
         span.index = index
         span.attrs = {"data_load_ns": now() - waiting_since} if timed else None
@@ -312,7 +326,6 @@ def _spans(name: str, items: Iterator[T], timed: bool) -> Generator[T, None, Non
             yield item
         finally:
             leave(span, None, None, None)
-        index += 1
         waiting_since = span.end
 
 
@@ -423,7 +436,6 @@ def attach(state: State) -> State:
     )
     for name in State.__slots__:
         module[name] = getattr(state, name)
-    module["next_sequence"] = state.sequence.__next__
     return old
 
 
@@ -443,7 +455,7 @@ def record_of(span: Span) -> Closed:
 
 def new_root(name: str, attrs: Attrs, depth: int, number: int) -> Span:
     """An open span that has no parent and is in no context."""
-    span: Span = _new(Span)
+    span = Span()
     span.name = name
     span.index = None
     span.attrs = attrs

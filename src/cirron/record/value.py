@@ -32,13 +32,19 @@ class Deferred:
         self.is_lost = False
 
     def resolve(self) -> None:
-        """Waits for the value. Afterwards it is ready, or lost if it could not be had."""
+        """Waits for the value. Afterwards it is ready, or lost if it could not be had.
+
+        Several threads may ask at once: the source is only let go once the value is there.
+        """
+        source = self.source
+        if self.is_ready:
+            return
         try:
-            self.value = plain(self.source.item())
+            self.value = plain(source.item())
         except Exception:  # protects: the resolver, from whatever a foreign .item() raises
             self.is_lost = True
-        self.source = None
         self.is_ready = True
+        self.source = None
 
 
 def capture(value: Any) -> Any:
@@ -46,9 +52,7 @@ def capture(value: Any) -> Any:
     if isinstance(value, (bool, str, int, float)):
         return plain(value)
     if not hasattr(value, "item"):
-        if hasattr(type(value), "__float__"):  # Fraction, Decimal
-            return float(value)
-        raise NotAScalarError
+        return plain(value)
     shape = getattr(value, "shape", ())
     if isinstance(shape, tuple) and math.prod(shape) != 1:
         raise NotAScalarError
@@ -74,13 +78,18 @@ def plain(value: Any) -> float | int | bool | str:
         return int(value)
     if isinstance(value, str):
         return clip(value)
-    if hasattr(type(value), "__float__"):
-        return float(value)
+    if hasattr(type(value), "__float__"):  # Fraction, Decimal
+        try:
+            return float(value)
+        except OverflowError:  # as of an integer of that size
+            return math.inf if value > 0 else -math.inf
+        except (TypeError, ValueError):
+            raise NotAScalarError from None
     raise NotAScalarError
 
 
 def clip(text: str, limit: int = MAX_TEXT_BYTES) -> str:
     """The text, cut to at most `limit` bytes of UTF-8, between characters."""
     if len(text) * 4 <= limit:
-        return str(text)
+        return str.__str__(text)  # of an enum that is a str: its value, not its name
     return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")

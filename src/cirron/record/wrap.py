@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator
     from typing import Any
 
     from cirron.record.hot import Span
@@ -22,10 +23,22 @@ def in_scope(function: Any, open_scope: Callable[[], Span]) -> Any:
     if inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
-        async def stream_async(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async def stream_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            # What `yield from` does below, which Python does not have for these.
             with open_scope():
-                async for item in function(*args, **kwargs):
-                    yield item
+                async with contextlib.aclosing(function(*args, **kwargs)) as items:
+                    step = items.asend(None)
+                    while True:
+                        try:
+                            item = await step
+                        except StopAsyncIteration:
+                            return
+                        try:
+                            step = items.asend((yield item))
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:  # noqa: BLE001  thrown in: it goes on inward
+                            step = items.athrow(error)
 
         return stream_async
     if inspect.iscoroutinefunction(function):

@@ -11,7 +11,7 @@ import platform
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -32,6 +32,49 @@ QUIET_S = 30.0
 
 # What decoding the content of a file can raise.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Ended(TypedDict, total=False):
+    """How a process said that it ended."""
+
+    how: str
+    detail: str | None
+    at_ns: int
+
+
+class Step(TypedDict, total=False):
+    """The step that a process was in last, or has last been in."""
+
+    name: str
+    index: int | None
+    start_ns: int
+    end_ns: int | None
+    id: str
+
+
+class Stack(TypedDict, total=False):
+    """Where a thread was, innermost call last."""
+
+    thread_id: int
+    name: str
+    frames: list[str]
+
+
+# What a black box may hold, and as what. Any key may be missing; what is of another type is left
+# out and named, so that whoever uses a black box need not look twice.
+BLACK_BOX: dict[str, Any] = {
+    "pid": int,
+    "process_start": str | None,
+    "heartbeat_ns": int,
+    "interval_s": float,
+    "ended": Ended | None,
+    "open": list[dict[str, Any]],
+    "last_step": Step | None,
+    "silent_since_ns": int | None,
+    "stacks": list[Stack] | None,
+    "memory_rss_bytes": int | None,
+    "counters": dict[str, Any],
+}
 
 
 @dataclass
@@ -67,10 +110,11 @@ class SessionRun:
     def last_ns(self) -> int:
         """The last moment that anything is known of."""
         box = self.blackbox or {}
-        ended = _dict(box.get("ended"))
+        ended: Ended = box.get("ended") or Ended()
+        heartbeat_ns: int = box.get("heartbeat_ns", 0)
         return max(
-            _number(ended.get("at_ns")),
-            _number(box.get("heartbeat_ns")),
+            ended.get("at_ns", 0),
+            heartbeat_ns,
             max((span.end_ns or span.start_ns for span in self.spans), default=0),
             max((mark.ts_ns for mark in self.marks), default=0),
             self.started_ns,
@@ -80,7 +124,7 @@ class SessionRun:
         """The spans that the black boxes hold, the session's own process first."""
         spans = []
         for box in self._boxes():
-            for entry in _entries(box):
+            for entry in box.get("open", []):
                 try:
                     spans.append(msgspec.convert(_OPEN_SPAN | entry, wire.Span))
                 except msgspec.ValidationError as error:
@@ -100,11 +144,11 @@ class SessionRun:
     def _unwritten_marks(self) -> list[wire.Mark]:
         """The latest values in the black box that no batch has: those that a kill cut off."""
         latest = {
-            (str(entry.get("id")), str(name)): (value, _number(box.get("heartbeat_ns")))
+            (str(entry.get("id")), str(name)): (value, box.get("heartbeat_ns", 0))
             for box in self._boxes()
-            for entry in _entries(box)
-            for name, value in _dict(entry.get("latest")).items()
-            if isinstance(value, (bool, int, float, str))
+            for entry in box.get("open", [])
+            for name, value in _latest(entry).items()
+            if value is not None
         }
         written: dict[tuple[str, str], wire.Mark] = {}
         for mark in self.marks if latest else ():
@@ -204,7 +248,7 @@ def _session_run(found: _Found, now_ns: int, host: str) -> SessionRun:
         forked=[box for _, box in boxes if box is not own],
         state=state,
         is_judged_by_silence=is_silent,
-        now_ns=now_ns if state == "running" else _number((own or {}).get("heartbeat_ns")) or None,
+        now_ns=now_ns if state == "running" else (own or {}).get("heartbeat_ns"),
         problems=found.problems,
     )
 
@@ -215,18 +259,15 @@ def judge(
     """How a process is or ended, and whether only the silence of its heartbeat says so."""
     if box is None or session is None:
         return "unknown", False
-    how = _dict(box.get("ended")).get("how")
-    if how in ("clean", "exception", "signal"):
-        return how, False
-    if how is not None:
-        return "unknown", False
+    if ended := box.get("ended"):
+        how = ended.get("how")
+        return how if how in ("clean", "exception", "signal") else "unknown", False
     if session.host == host and os.name == "posix":
         is_alive = _is_alive(session.pid, box.get("process_start"))
         return ("running" if is_alive else "killed"), False
-    interval_s = box.get("interval_s")
-    quiet_s = QUIET_INTERVALS * interval_s if isinstance(interval_s, (int, float)) else QUIET_S
-    silence_ns = now_ns - _number(box.get("heartbeat_ns"))
-    return ("running" if silence_ns <= max(QUIET_S, quiet_s) * 1e9 else "killed"), True
+    quiet_s = max(QUIET_S, QUIET_INTERVALS * box.get("interval_s", 0.0))
+    silence_ns = now_ns - box.get("heartbeat_ns", 0)
+    return ("running" if silence_ns <= quiet_s * 1e9 else "killed"), True
 
 
 def _is_alive(pid: int, process_start: object) -> bool:
@@ -329,9 +370,14 @@ def _read_boxes(folder: Path, found: defaultdict[str | None, _Found]) -> None:
         except UNREADABLE as error:
             found[owner].problems.append(f"{path.name}: is no black box of ours ({error})")
             continue
-        pid = box.get("pid")
-        if isinstance(pid, int):  # a forked process may still name its parent's in the session
-            session = msgspec.structs.replace(session, pid=pid)
+        for key in BLACK_BOX.keys() & box.keys():
+            try:
+                box[key] = msgspec.convert(box[key], BLACK_BOX[key])
+            except msgspec.ValidationError as error:
+                del box[key]
+                found[session.id].problems.append(f"{path.name}: {key} is left out ({error})")
+        # A forked process may still name its parent's in the session.
+        session = msgspec.structs.replace(session, pid=box.get("pid", session.pid))
         found[session.id].boxes.append((session, box))
 
 
@@ -344,16 +390,9 @@ def _unique(chunks: list[list[Any]]) -> list[Any]:
     return list(records.values())
 
 
-def _entries(box: dict[str, Any]) -> list[dict[str, Any]]:
-    entries = box.get("open")
-    if not isinstance(entries, list):
-        return []
-    return [entry for entry in entries if isinstance(entry, dict)]
-
-
-def _dict(given: object) -> dict[str, Any]:
-    return given if isinstance(given, dict) else {}
-
-
-def _number(given: object) -> int:
-    return given if isinstance(given, int) else 0
+def _latest(entry: dict[str, Any]) -> dict[str, trees.Value]:
+    """The last value of each mark of an open span; null for one that JSON cannot hold."""
+    try:
+        return msgspec.convert(entry.get("latest", {}), dict[str, float | int | str | bool | None])
+    except msgspec.ValidationError:
+        return {}

@@ -6,13 +6,14 @@ its rows, which is short however large the tree is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cirron import errors, wire
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
     import pandas
 
 # More siblings of one name than this are one row.

@@ -5,10 +5,12 @@ Pure functions. `cells` also gives the notebook view the words for a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron.runs import tree as trees
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 EMPTY = (
     'No spans here: record some with ci.profile() or `with ci.scope("name"):`,'
@@ -134,7 +136,11 @@ def cells(item: trees.Item, now_ns: int) -> Cells:
             f" total {duration(item.total_ns)}"
         )
         return Cells(f"{plain(item.name)} x{item.count}", time, _marks(item.marks), notes)
-    attrs = [_attr(key, given) for key, given in item.attrs.items() if key != "error"]
+    attrs = [
+        _attr(key, given)
+        for key, given in item.attrs.items()
+        if key != "error" and given is not None
+    ]
     return Cells(
         label(item.name, item.index),
         duration(item.wall_ns(now_ns)),

@@ -1,0 +1,408 @@
+"""`cirron show`, against real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from cirron import _version, identity, wire
+from cirron.cli import main
+from cirron.cli import show as command
+
+SECOND_NS = 10**9
+START_NS = 1_700_000_000 * SECOND_NS
+HEARTBEAT_NS = START_NS + 60 * SECOND_NS
+
+
+def clock_of(ns: int) -> str:
+    return command.moment(ns, START_NS)
+
+
+def session(id: str = "s", pid: int = 4242, start_ns: int = START_NS, **more: Any) -> wire.Session:
+    facts: dict[str, Any] = {
+        "run_id": f"run-{id}",
+        "attempt": 0,
+        "host": platform.node(),
+        "rank": None,
+        "local_rank": None,
+        "world_size": None,
+        "clock": wire.Clock(start_ns, 0, 10),
+    }
+    return wire.Session(id=id, pid=pid, **(facts | more))
+
+
+def span(id: str, name: str, parent: str | None = None, **more: Any) -> wire.Span:
+    facts: dict[str, Any] = {"index": None, "start_ns": START_NS, "end_ns": START_NS + 142_000}
+    facts |= {"cpu_ns": None, "gpu_ns": None, "memory_peak_bytes": None, "thread_id": 1, "pid": 1}
+    facts |= {"rank": None, "attrs": {}, "mark_ids": []}
+    return wire.Span(id=id, name=name, parent_id=parent, **(facts | more))
+
+
+def write(root: Path, who: wire.Session | None, spans: list[wire.Span], *marks: wire.Mark) -> Path:
+    batch_id = f"{who.id if who else 'x'}{len(spans)}"
+    batch = wire.Batch(
+        schema_version=1,
+        sdk_version="0",
+        batch_id=batch_id,
+        created_ns=START_NS,
+        session=who,
+        spans=spans,
+        marks=list(marks),
+    )
+    path = root / ".cirron" / "spool" / f"{START_NS:020d}-{batch_id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(wire.encode(batch))
+    return path
+
+
+def write_box(root: Path, who: wire.Session, **more: Any) -> None:
+    content: dict[str, Any] = {
+        "schema_version": 1,
+        "session": who,
+        "pid": who.pid,
+        "process_start": None,
+        "heartbeat_ns": HEARTBEAT_NS,
+        "interval_s": 1.0,
+        "ended": None,
+        "open": [],
+    }
+    path = root / ".cirron" / "blackbox" / f"{who.id}-{who.pid}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(wire.encode(content | more))
+
+
+def show(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["show", *map(str, arguments)])
+
+
+def lines(*arguments: object) -> list[str]:
+    result = show(*arguments)
+    assert 0 == result.exit_code, result.output
+    return result.output.splitlines()
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    """The id of a process that has been."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_clean_run(tmp_path: Path) -> None:
+    """The whole text for a small run that ended well."""
+    who = session("a", rank=3, world_size=8, attempt=1, host="node7")
+    write(
+        tmp_path,
+        who,
+        [span("1", "cirron.session"), span("2", "epoch", "1", index=0)],
+        wire.Mark("m", "2", "epoch_loss", "float", 0.52341, {}, START_NS, "summary"),
+    )
+    write_box(
+        tmp_path,
+        who,
+        ended={"how": "clean", "detail": None, "at_ns": HEARTBEAT_NS},
+        counters={"mark_drop_count": 3, "record_drop_count": 0, "records_flushed": 9},
+    )
+
+    assert [
+        "run run-a",
+        "",
+        "rank 3 of 8, attempt 1, host node7, pid 4242, clean",
+        f"started {command.moment(START_NS)}, 1m 0s long, 2 spans, 1 mark",
+        "lost: mark_drop_count=3",
+        "cirron.session - 142us",
+        "  epoch[0] - 142us {epoch_loss=0.5234}",
+    ] == lines(tmp_path)
+
+
+class TestStory:
+    def open_spans(self) -> list[dict[str, Any]]:
+        def entry(id: str, name: str, parent: str | None, index: int | None, at_s: int) -> Any:
+            start_ns = START_NS + at_s * SECOND_NS
+            return {"id": id, "name": name, "parent_id": parent, "index": index} | {
+                "start_ns": start_ns,
+                "thread_id": 1,
+            }
+
+        return [
+            entry("1", "cirron.session", None, None, 0),
+            entry("2", "epoch", "1", 3, 1),
+            entry("3", "step", "2", 812, 18),
+            entry("4", "backward", "3", None, 19),
+            entry("5", "worker", "1", None, 50) | {"thread_id": 2},
+        ]
+
+    def test_killed(self, tmp_path: Path, dead_pid: int) -> None:
+        """Of a killed process: since when it is silent, where it was, for how long, which step."""
+        write_box(
+            tmp_path,
+            session(pid=dead_pid),
+            open=self.open_spans(),
+            last_step={"name": "step", "index": 811, "start_ns": 0, "end_ns": 1, "id": "x"},
+            memory_rss_bytes=3 * 2**30,
+        )
+        found = lines(tmp_path)
+
+        assert (
+            f"killed: no sign of life since {clock_of(HEARTBEAT_NS)}; it was in"
+            " epoch[3] > step[812] > backward, 41.00s in; last step: step[811]; memory 3.00 GiB"
+        ) in found
+        assert "  also in worker, 10.00s in" in found
+        assert "      step[812] - 42.00s (open)" in [f"  {line}" for line in found]
+
+    def test_judged_by_silence(self, tmp_path: Path) -> None:
+        """Of a process on another host it is said that the silent heartbeat is the only witness."""
+        write_box(tmp_path, session(host="node9"))
+
+        assert (
+            f"killed: no sign of life since {clock_of(HEARTBEAT_NS)};"
+            " judged by that alone, for it ran on node9"
+        ) in lines(tmp_path)
+
+    def test_running(self, tmp_path: Path) -> None:
+        """Of a running process: where it is now."""
+        who = session(pid=os.getpid())
+        start = identity.process_start(os.getpid())
+        write_box(tmp_path, who, process_start=start, open=self.open_spans()[:2])
+        (story,) = [line for line in lines(tmp_path) if line.startswith("running: ")]
+
+        assert story.startswith("running: it is in epoch[3], ")
+
+    def test_exception(self, tmp_path: Path) -> None:
+        """Of a process that ended in an exception: which, and when."""
+        ended = {"how": "exception", "detail": "ValueError: bad\nvalue", "at_ns": HEARTBEAT_NS}
+        write_box(tmp_path, session(), ended=ended)
+
+        assert f"exception: ValueError: bad\\nvalue at {clock_of(HEARTBEAT_NS)}" in lines(tmp_path)
+
+    def test_silence_and_stacks(self, tmp_path: Path, dead_pid: int) -> None:
+        """Of a process that hung: for how long nothing came, and where its threads were."""
+        write_box(
+            tmp_path,
+            session(pid=dead_pid),
+            silent_since_ns=HEARTBEAT_NS - 30 * SECOND_NS,
+            stacks=[
+                {"thread_id": 1, "name": "MainThread", "frames": [f"a.py:{n}" for n in range(20)]}
+            ],
+        )
+        found = lines(tmp_path)
+        first = found.index(
+            f"silent: nothing was recorded for 30.00s up to {clock_of(HEARTBEAT_NS)}"
+        )
+
+        assert ["  thread MainThread:", "    ... 8 outer calls", "    a.py:8"] == (
+            found[first + 1 : first + 4]
+        )
+
+    def test_a_span_that_closed_since_is_not_where_it_was(
+        self, tmp_path: Path, dead_pid: int
+    ) -> None:
+        """What a batch says ended is not open, even if the black box is older."""
+        who = session(pid=dead_pid)
+        write(tmp_path, who, [span("4", "backward", "3"), span("3", "step", "2", index=812)])
+        write_box(tmp_path, who, open=self.open_spans()[:4])
+
+        assert any("it was in epoch[3], 59.00s in" in line for line in lines(tmp_path))
+
+
+class TestRuns:
+    def two_runs(self, root: Path) -> None:
+        write(root, session("old"), [span("1", "first")])
+        write(root, session("new", start_ns=START_NS + 5), [span("2", "second")])
+
+    def test_the_latest_is_shown_and_the_others_are_counted(self, tmp_path: Path) -> None:
+        """The latest run is shown; the last line says what else there is and how to see it."""
+        self.two_runs(tmp_path)
+        found = lines(tmp_path)
+
+        assert "run run-new" == found[0]
+        assert "second - 142us" in found
+        assert "1 other run in this folder: cirron show --all, or --run ID: run-old" == found[-1]
+
+    def test_all(self, tmp_path: Path) -> None:
+        """All runs come oldest first, and no others are left to mention."""
+        self.two_runs(tmp_path)
+        found = lines(tmp_path, "--all")
+
+        assert ["run run-old", "run run-new"] == [one for one in found if one.startswith("run ")]
+        assert "other run" not in found[-1]
+
+    def test_by_id(self, tmp_path: Path) -> None:
+        """A run is found by its id or by the start of it."""
+        self.two_runs(tmp_path)
+
+        assert "run run-old" == lines(tmp_path, "--run", "run-old")[0]
+        assert "run run-old" == lines(tmp_path, "--run", "run-o")[0]
+
+    @pytest.mark.parametrize(
+        ("wanted", "expected"),
+        [
+            ("nope", "--run 'nope' is no run in this folder; known: run-old, run-new"),
+            ("run-", "--run 'run-' is the start of several runs; known: run-old, run-new"),
+        ],
+    )
+    def test_an_id_that_is_not_there(self, tmp_path: Path, wanted: str, expected: str) -> None:
+        """A wrong id is an error that lists the right ones."""
+        self.two_runs(tmp_path)
+        result = show(tmp_path, "--run", wanted)
+
+        assert (1, f"Error: {expected}\n") == (result.exit_code, result.output)
+
+    def test_all_ranks_of_a_run(self, tmp_path: Path) -> None:
+        """Every session of a run is shown, by attempt and rank; one rank can be picked."""
+        for rank in (1, 0):
+            who = session(f"s{rank}", rank=rank, world_size=2, run_id="job", host="h")
+            write(tmp_path, who, [span(f"r{rank}", f"on{rank}")])
+        found = lines(tmp_path)
+
+        assert ["rank 0 of 2", "rank 1 of 2"] == [one[:11] for one in found if one[:4] == "rank"]
+        assert "on0 - 142us" not in lines(tmp_path, "--rank", 1)
+        assert "--rank 7 is not in this run; known: 0, 1" in show(tmp_path, "--rank", 7).output
+
+    def test_many_ranks_get_no_wall_of_trees(self, tmp_path: Path) -> None:
+        """Of a run of 20 ranks each has its header and the first 8 have their tree."""
+        for rank in range(20):
+            who = session(f"s{rank:02}", rank=rank, run_id="job")
+            write(tmp_path, who, [span(f"r{rank}", "step")])
+        found = lines(tmp_path)
+
+        assert 20 == sum(line.startswith("rank ") for line in found)
+        assert 8 == found.count("step - 142us")
+        assert "(trees of the first 8 sessions only; others: --rank N)" in found
+
+    def test_other_writers(self, tmp_path: Path) -> None:
+        """Batches that do not say who wrote them are shown."""
+        write(tmp_path, None, [span("1", "step")])
+
+        assert ["records of other writers", "", "how it ended is unknown"] == lines(tmp_path)[:3]
+
+
+class TestOptions:
+    def test_name_and_last(self, tmp_path: Path) -> None:
+        """The filters of ci.trace() work here too."""
+        spans = [
+            span("1", "epoch"),
+            span("2", "step", "1", index=0),
+            span("3", "step", "1", index=1),
+        ]
+        spans[2].end_ns = START_NS + 200_000
+        write(tmp_path, session(), spans)
+
+        assert ["step[0] - 142us", "step[1] - 200us"] == lines(tmp_path, "--name", "step")[4:]
+        assert ["step[1] - 200us"] == lines(tmp_path, "--name", "step", "--last", 1)[4:]
+
+    def test_json(self, tmp_path: Path) -> None:
+        """The JSON has the sessions of the run with their tree, state and problems."""
+        write(tmp_path, session(), [span("1", "epoch")])
+        result = show(tmp_path, "--format", "json")
+        (run,) = json.loads(result.output)["runs"]
+        (found,) = run["sessions"]
+
+        assert ("run-s", "unknown", [], 1, "epoch", "s") == (
+            run["run_id"],
+            found["state"],
+            found["problems"],
+            found["span_count"],
+            found["roots"][0]["name"],
+            found["session"]["id"],
+        )
+
+    def test_version(self) -> None:
+        """`cirron --version` says the version."""
+        result = CliRunner().invoke(main, ["--version"])
+
+        assert f"cirron, version {_version.__version__}\n" == result.output
+
+    def test_python_dash_m(self, tmp_path: Path) -> None:
+        """`python -m cirron` is the same command line."""
+        write(tmp_path, session(), [span("1", "epoch")])
+        source = str(Path(command.__file__).parents[2])
+        result = subprocess.run(
+            [sys.executable, "-m", "cirron", "show", str(tmp_path)],
+            env=os.environ | {"PYTHONPATH": source},
+            capture_output=True,
+            text=True,
+        )
+
+        assert (0, "", "epoch - 142us") == (
+            result.returncode,
+            result.stderr,
+            result.stdout.splitlines()[-1],
+        )
+
+    def test_every_option_has_help(self) -> None:
+        """No option is left unexplained."""
+        options = [one for one in command.show.params if isinstance(one, click.Option)]
+
+        assert [] == [option.name for option in options if not option.help]
+
+
+class TestTrouble:
+    def test_no_folder(self, tmp_path: Path) -> None:
+        """A folder without a run is exit code 1 and a hint, not a traceback."""
+        result = show(tmp_path)
+
+        assert 1 == result.exit_code
+        assert result.output.startswith("Error: no run found in ")
+        assert "Run your program with ci.profile() first" in result.output
+
+    def test_no_records_yet(self, tmp_path: Path) -> None:
+        """A run that has just begun has nothing on disk; the message says to wait."""
+        (tmp_path / ".cirron" / "spool").mkdir(parents=True)
+        result = show(tmp_path)
+
+        assert (1, True) == (result.exit_code, "holds no records yet" in result.output)
+
+    def test_only_rubbish(self, tmp_path: Path) -> None:
+        """When no file can be read the first is named with the reason."""
+        path = write(tmp_path, session(), [])
+        path.write_bytes(b"\x00")
+        result = show(tmp_path)
+
+        assert (1, True) == (result.exit_code, f"can be read: {path.name}" in result.output)
+
+    def test_rubbish_beside_a_run(self, tmp_path: Path) -> None:
+        """A file that cannot be read is named at the end and is not taken for another run."""
+        write(tmp_path, session(), [span("1", "epoch")])
+        (tmp_path / ".cirron" / "spool" / "1-x.json").write_bytes(b"rubbish")
+        found = lines(tmp_path)
+
+        assert found[-1].startswith("problem: 1-x.json: is no whole batch")
+
+    @pytest.mark.parametrize("value", ["0", "-1", "x"])
+    def test_a_bad_last(self, tmp_path: Path, value: str) -> None:
+        """A bad number is a usage error."""
+        assert 2 == show(tmp_path, "--last", value).exit_code
+
+    @pytest.mark.parametrize(
+        "strange",
+        [
+            {"open": "x", "counters": [1], "stacks": [7, {}], "last_step": {}},
+            {"ended": "x", "heartbeat_ns": "x", "interval_s": "x", "silent_since_ns": 1},
+            {"ended": {"how": "signal", "at_ns": 10**30}, "heartbeat_ns": -1},
+            {"open": [{"id": "1", "start_ns": 1, "parent_id": "1", "latest": 7}]},
+            {"ended": {"how": ["x"]}, "stacks": {"a": 1}, "silent_since_ns": 1},
+            {"stacks": 7, "silent_since_ns": 1, "last_step": {"name": 7, "index": "x"}},
+            {"stacks": [{"frames": 7}], "silent_since_ns": 1, "process_start": {}},
+        ],
+    )
+    def test_a_black_box_of_odd_content(
+        self, tmp_path: Path, dead_pid: int, strange: dict[str, Any]
+    ) -> None:
+        """Whatever is in a black box, there is no traceback."""
+        for host in (platform.node(), "node9"):
+            write_box(tmp_path, session(host, host=host, pid=dead_pid), **strange)
+        for form in ("tree", "json"):
+            result = show(tmp_path, "--all", "--format", form)
+
+            assert result.exception is None, result.exception
