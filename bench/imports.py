@@ -12,7 +12,9 @@ SCRIPT = "import time; t = time.perf_counter(); import {}; print(time.perf_count
 def milliseconds(name):
     times = []
     for _ in range(ROUNDS):
-        out = subprocess.run([sys.executable, "-c", SCRIPT.format(name)], capture_output=True, check=True)
+        out = subprocess.run(
+            [sys.executable, "-c", SCRIPT.format(name)], capture_output=True, check=True
+        )
         times.append(float(out.stdout) * 1e3)
     return round(min(times), 1)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 import cirron as ci
-from cirron import guard
+from cirron import guard, session
+from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+# What settings and identity are read from.
+MACHINE = ("CIRRON_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_")
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +25,14 @@ def fresh(
 ) -> Iterator[None]:
     """Each test starts in an empty folder with no session and no settings of the machine's."""
     monkeypatch.chdir(tmp_path)
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CIRRON_API_KEY", "CIRRON_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        if name.startswith(MACHINE):
+            monkeypatch.delenv(name)
     monkeypatch.setattr(guard, "strict", True)
     guard.errors.clear()
     yield
     ci.shutdown()
+    hot.leave_context()
+    hot.ring.clear()
+    hot.opened.clear()
+    session._memory.clear()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cirron import identity, wire
 from cirron.record import clock, hot
-from cirron.record.collect import STEP_NAMES
+from cirron.record.collect import STEP_NAMES, typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,7 @@ class BlackBox:
             return None
         number, _, name, index, _, start, end, _ = record
         return {
-            "id": clock.hex_id(number),
+            "id": self._collector.ids.hex(number),
             "name": name,
             "index": index,
             "start_ns": self._anchor.at(start),
@@ -118,11 +118,11 @@ class BlackBox:
 
     def _latest(self, number: int) -> dict[str, Any]:
         """The last value of each of a span's marks."""
-        latest = self._collector.latest.get(number, {})
-        return {
-            name: nonfinite or value
-            for name, (_, value, nonfinite) in zip(latest, map(typed, latest.values()))
-        }
+        found = {}
+        for name, value in list(self._collector.latest.get(number, {}).items()):
+            _, plain, nonfinite = typed(value)
+            found[name] = plain if nonfinite is None else nonfinite
+        return found
 
     def _silent_since(self, spans: list[hot.Span], now: int) -> int | None:
         """Since when the most silent thread inside a scope has recorded nothing, if long ago."""

@@ -91,6 +91,8 @@ class Flusher:
         done.acquire()
         self._waiters.append(done)
         self._nudge()
+        if self._stopping:  # it may have released its last waiter
+            return self._wait_for_end(timeout_s)
         return done.acquire(timeout=timeout_s)
 
     def stop(self, deadline_ns: int, last_tick: Callable[[], None]) -> bool:
@@ -102,8 +104,10 @@ class Flusher:
         self._each_tick = last_tick
         self._stopping = True
         self._nudge()
-        left_s = max(0.0, (deadline_ns - clock.now()) / 1e9)
-        if not self._stopped.acquire(timeout=left_s):
+        return self._wait_for_end(max(0.0, (deadline_ns - clock.now()) / 1e9))
+
+    def _wait_for_end(self, timeout_s: float) -> bool:
+        if not self._stopped.acquire(timeout=timeout_s):
             return False
         self._stopped.release()  # for whoever else waits
         return True
@@ -165,7 +169,7 @@ class Flusher:
             self._each_tick()
 
     def _drain(self) -> None:
-        """Takes what is there now, slice by slice; a batch that grows large is sealed on the way."""
+        """Takes what is there now, slice by slice; a batch that grows large is sealed early."""
         collector = self._collector
         left = collector.step()
         slices = left // SLICE + 1  # what is there now: others may record faster than we drain
@@ -218,7 +222,7 @@ class Resolver:
             self._thread.start()
 
     def settle(self, values: list[Deferred], timeout_s: float = 2.0) -> bool:
-        """Waits, not for ever, until the values are there; False when there were none to wait for."""
+        """Waits, not for ever, until the values are there; False: there were none to wait for."""
         deadline = clock.now() + int(timeout_s * 1e9)
         for value in values:
             while not value.is_ready and clock.now() < deadline:

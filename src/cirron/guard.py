@@ -1,8 +1,8 @@
 """The one place that catches our own mistakes.
 
-Code of ours that runs inside somebody's training run is wrapped in `guard.quiet("what it does")`. A mistake there is
-counted, logged once per kind, and the run goes on with less telemetry. In tests it is re-raised, so
-that it cannot hide: `cirron.testing` and this project's own test suite set `strict`.
+Code of ours that runs inside somebody's training run is wrapped in `guard.quiet("what it does")`. A
+mistake there is counted, logged once per kind, and the run goes on with less telemetry. In tests it
+is re-raised, so that it cannot hide: `cirron.testing` and this project's own tests set `strict`.
 """
 
 from __future__ import annotations

@@ -52,8 +52,9 @@ class Process:
             current = signal.getsignal(number)
             # Left alone: an ignored signal; a handler that was set outside Python (None); and
             # Python's own for Ctrl-C, whose KeyboardInterrupt reaches `_exit` if nobody catches
-            # it. asyncio.run() looks for exactly that one before it installs its own.
-            if current in (signal.SIG_IGN, None, signal.default_int_handler):
+            # it. asyncio.run() looks for exactly that one before it installs its own. And ours,
+            # which the program may have kept and put back: it knows what was before it.
+            if current in (signal.SIG_IGN, None, signal.default_int_handler, self._handle):
                 continue
             self._previous[number] = current
             signal.signal(number, self._handle)

@@ -63,6 +63,9 @@ class Session:
         self.root = hot.new_root(ROOT, surroundings(), depth=1, number=next(hot.sequence))
         self.state = self._new_state()
         self.state.opened.add(self.root)
+        self.state.opened |= hot.opened  # scopes that are open already end in this session
+        hot.opened.clear()
+        self._too_deep = hot.too_deep
         self._build()
         self.flusher.start()
         for sink in self.sinks:
@@ -182,7 +185,7 @@ class Session:
         found: dict[str, Any] = {
             "record_drop_count": self.collector.dropped(),
             "mark_drop_count": self.collector.lost_values,
-            "scope_drop_count": hot.too_deep,
+            "scope_drop_count": hot.too_deep - self._too_deep,
             "attrs_as_text_count": self.collector.coerced,
             "records_flushed": self.flusher.records,
             "records_pending": len(self.state.ring),
@@ -266,6 +269,7 @@ _memory = Memory()
 _idle_state = hot.State(hot.ring, opened=hot.opened)  # where records go while nobody profiles
 _idle = Collector(_idle_state, _memory, clock.read_anchor())
 _profiler: Profiler | None = None
+_owner = 0  # the process that made it
 _session: Session | None = None
 _memory_is_old = False  # it holds a session that has ended
 
@@ -385,8 +389,10 @@ def _begin(
     *,
     enabled: bool,
 ) -> Profiler:
-    global _profiler, _session, _memory_is_old
+    global _profiler, _session, _owner, _memory_is_old
     with _lock:
+        if _profiler is not None and _owner != os.getpid():
+            _end("clean")  # inherited by a fork: this process has not called it yet
         if _profiler is not None:
             guard.warn(
                 "ci.profile() was called again; the profiler that runs goes on as it is."
@@ -394,13 +400,14 @@ def _begin(
             )
             return _profiler
         _profiler = Profiler(flags, enabled=enabled)
+        _owner = os.getpid()
+        if _memory_is_old:
+            _memory.clear()
+            _memory_is_old = False
         if not enabled:
-            hot.attach(hot.State(deque(maxlen=0), off=True))
+            hot.attach(hot.State(deque(maxlen=0), opened=hot.opened, off=True))
             return _profiler
         with guard.quiet("start"):
-            if _memory_is_old:
-                _memory.clear()
-                _memory_is_old = False
             _idle.drain()
             session = Session(values, _memory)
             session.start()
@@ -422,13 +429,16 @@ def _end(how: str, detail: str | None = None) -> None:
     with _lock:
         if _profiler is None:
             return
-        session, _session, _profiler = _session, None, None
+        _profiler = None
         hot.attach(_idle_state)
         _memory_is_old = True
-        with guard.quiet("shutdown"):
-            _process.unwatch()
-            if session is not None:
-                session.end(how, detail)
+        try:
+            with guard.quiet("shutdown"):
+                if _session is not None:
+                    _session.end(how, detail)  # a signal meanwhile finds the session, and waits too
+                _process.unwatch()
+        finally:
+            _session = None
 
 
 def flush() -> None:
@@ -471,7 +481,7 @@ def trace(format: str = "tree", name: str | None = None, last: int | None = None
     """The tree of this process's spans, from memory.
 
     `format` is "tree" (prints it, or shows it in a notebook cell), "dict", "json" or "df" (a pandas
-    DataFrame, one row a span). `name` keeps spans of that name and what is inside them, `last` the n
+    DataFrame, one row a span). `name` keeps spans of that name and what is inside them, `last` those
     that closed last.
 
     >>> ci.trace(name="epoch")
@@ -544,7 +554,7 @@ def _on_signal(name: str, *, is_fatal: bool) -> None:
 def _after_fork() -> None:
     """In a forked child: nothing of the parent's is written twice, and no lock is inherited."""
     global _lock, _memory, _idle
-    clock.fork_ids(hot.given_out())
+    clock.use_ids(clock.ids.forked(hot.given_out()))
     _lock = threading.RLock()
     _memory = Memory()
     _idle = Collector(_idle_state, _memory, clock.read_anchor())

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from cirron import errors, guard
 
@@ -36,16 +37,25 @@ class Setting(NamedTuple):
         return f"CIRRON_{self.name.upper()}"
 
 
-def text(what: str, given: Any) -> str:
-    if isinstance(given, str) and given.strip():
-        return given
-    raise errors.out_of_range(what, given, "it must be a text that is not empty")
+def key(what: str, given: Any) -> str:
+    """A key that can go into a header. The error does not show it."""
+    stripped = given.strip() if isinstance(given, str) else ""
+    if stripped and stripped.isascii() and stripped.isprintable():
+        return stripped
+    raise errors.SettingError(
+        f"{what} is empty or holds characters that no key has; copy it again"
+        " into CIRRON_API_KEY, or ci.Cirron(api_key=...)"
+    )
 
 
 def address(what: str, given: Any) -> str:
-    if isinstance(given, str) and given.startswith(("http://", "https://")):
-        return given.rstrip("/")
-    raise errors.out_of_range(what, given, "it must begin with http:// or https://")
+    try:
+        parts = urlsplit(given) if isinstance(given, str) else urlsplit("")
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return str(given).rstrip("/")
+    except ValueError:  # a port that is no number, a broken IPv6 address
+        pass
+    raise errors.out_of_range(what, given, "it must be an address such as https://api.cirron.com")
 
 
 def folder(what: str, given: Any) -> str:
@@ -116,7 +126,7 @@ def number(given: Any) -> float | None:
 
 TABLE = (
     Setting("enabled", switch, True, "False: record nothing, at next to no cost"),
-    Setting("api_key", text, None, "send batches to the platform with this key"),
+    Setting("api_key", key, None, "send batches to the platform with this key"),
     Setting("api_endpoint", address, "https://api.cirron.com", "where the platform is"),
     Setting("output_dir", folder, "./.cirron", "the folder for spool, black box and snapshots"),
     Setting("output", outputs, ("spool",), "local sinks: spool, log, stdout, none, or several"),

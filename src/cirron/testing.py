@@ -129,7 +129,7 @@ def capture(clock_: FakeClock | None = None) -> Iterator[Captured]:
     fake = FakeClock() if clock_ is None else clock_
     state = hot.State(deque(), now=fake, sequence=itertools.count(1))
     memory = Memory()
-    prefix = clock.swap_prefix(PREFIX)
+    ids = clock.use_ids(clock.Ids(PREFIX))
     before = hot.attach(state)
     context = hot.leave_context()
     was_strict, guard.strict = guard.strict, True
@@ -139,4 +139,4 @@ def capture(clock_: FakeClock | None = None) -> Iterator[Captured]:
         guard.strict = was_strict
         hot.enter_context(context)
         hot.attach(before)
-        clock.swap_prefix(prefix)
+        clock.use_ids(ids)

@@ -12,10 +12,12 @@ told not to track them (`gc=False`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SCHEMA_VERSION = 1
 
@@ -148,7 +150,7 @@ class Sections(msgspec.Struct):
 
 
 _KEYS = (b',"spans":[', b'],"marks":[', b'],"snapshots":[')
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=str)  # what slips through is text, and loses no batch
 _spans_decoder = msgspec.json.Decoder(list[Span])
 _marks_decoder = msgspec.json.Decoder(list[Mark])
 _batch_decoder = msgspec.json.Decoder(Batch)
@@ -159,17 +161,19 @@ Layout: TypeAlias = list[tuple[int, int]]
 
 
 def encode(value: Any) -> bytes:
-    """One JSON value. Text that is not valid Unicode is mended rather than the rest lost."""
+    """One JSON value. What cannot be encoded is mended rather than the rest lost."""
     try:
         return _encoder.encode(value)
-    except UnicodeEncodeError:
+    except (ValueError, OverflowError):
         return _encoder.encode(mend(builtins(value)))
 
 
 def mend(value: Any) -> Any:
-    """The value with lone surrogates replaced, which UTF-8 cannot hold."""
+    """The value without lone surrogates, and with integers cut to what 64 bits hold."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return max(-(2**63), min(value, 2**63 - 1))
     if isinstance(value, list):
         return [mend(item) for item in value]
     if isinstance(value, dict):
@@ -179,7 +183,7 @@ def mend(value: Any) -> Any:
 
 def builtins(value: Any) -> Any:
     """A record as plain dicts and lists."""
-    return msgspec.to_builtins(value)
+    return msgspec.to_builtins(value, enc_hook=str)
 
 
 def changed(session: Session, **fields: Any) -> Session:

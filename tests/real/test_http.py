@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+import cirron as ci
 from cirron import guard, wire
 from cirron.errors import SettingError
 from cirron.record import clock
@@ -599,7 +600,7 @@ class TestTrouble:
         assert "CIRRON_API_KEY" in warning
         assert KEY not in caplog.text + repr(sink) + str(sink.health())
 
-    @pytest.mark.parametrize("status", [400, 404, 413, 422])
+    @pytest.mark.parametrize("status", [400, 413, 422])
     def test_a_refused_batch_is_left_behind(
         self, status: int, make_sink: Sinks, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -619,6 +620,22 @@ class TestTrouble:
             path.name for path in tmp_path.glob("outbox/*/*.rejected")
         )
         assert 3 == len(list(tmp_path.glob("spool/*.json")))
+
+    @pytest.mark.parametrize("status", [404, 405])
+    def test_a_wrong_address_loses_no_batch(
+        self, status: int, make_sink: Sinks, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A page that is not there is an address to put right: batches wait, and go later."""
+        with Endpoint(answer(status)) as endpoint:
+            sink = make_sink(endpoint)
+            sink.emit(make_batch(1))
+            endpoint.wait_for(2)
+            sink.close(soon())
+
+            assert ids(1, 1) == endpoint.batch_ids
+        assert [300.0] == make_sink.pauses.taken
+        assert (1, 0) == (sink.health()["http_sent"], sink.health()["http_rejected"])
+        assert "CIRRON_API_ENDPOINT" in warnings(caplog)[0]
 
     def test_a_redirect_is_not_followed(
         self, make_sink: Sinks, caplog: pytest.LogCaptureFixture
@@ -708,13 +725,13 @@ class TestSetUp:
     def test_a_bad_endpoint_is_said_at_once(self, endpoint: str) -> None:
         """An address that cannot work is an error that shows one that can."""
         with pytest.raises(SettingError, match=r"such as https://api\.cirron\.com"):
-            HttpSink(endpoint, KEY, MemoryOutbox(), sdk_version="1")
+            ci.Cirron(api_endpoint=endpoint)
 
     @pytest.mark.parametrize("key", ["", " ", f"{KEY}\r\nX: y", f"{KEY}…"])
     def test_a_bad_key_is_not_shown(self, key: str) -> None:
         """A key that no header can hold is an error that does not show it."""
         with pytest.raises(SettingError, match="copy it again") as caught:
-            HttpSink("http://x", key, MemoryOutbox(), sdk_version="1")
+            ci.Cirron(api_key=key)
 
         assert KEY not in str(caught.value)
 

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 now = time.perf_counter_ns
 wall = time.time_ns
 
-# Half of every id: new in each process, forked children included. The other half is a counter.
-_prefix = os.urandom(8).hex()
-# In a forked child: up to which counter ids are the parent's, and its prefix; newest fork first.
-_inherited: list[tuple[int, str]] = []
-
 
 class Anchor:
     """The wall clock and the monotonic clock, read together."""
@@ -52,40 +47,44 @@ def read_anchor(
     return best
 
 
-def hex_id(sequence: int) -> str:
-    """The id, 32 hex digits, of the record with this sequence number in this process."""
-    if _inherited and sequence <= _inherited[0][0]:
-        return f"{_inherited_prefix(sequence)}{sequence:016x}"
-    return f"{_prefix}{sequence:016x}"
-
-
-def prefix() -> str:
-    """The half of every new id that is this process's own."""
-    return _prefix
-
-
-def _inherited_prefix(sequence: int) -> str:
-    prefix = _prefix
-    for last, older in _inherited:
-        if sequence <= last:
-            prefix = older
-    return prefix
-
-
 def random_id() -> str:
     """A random id of 32 hex digits."""
     return os.urandom(16).hex()
 
 
-def fork_ids(last: int) -> None:
-    """After a fork, in the child: ids up to `last` stay the parent's, later ones are our own."""
-    global _prefix
-    _inherited.insert(0, (last, _prefix))
-    _prefix = os.urandom(8).hex()
+class Ids:
+    """Ids of one process: a random half, and a counter. A fork begins new ones, and keeps the old.
+
+    `inherited` lists, newest first, up to which number ids are an ancestor's, and its random half.
+    """
+
+    __slots__ = ("inherited", "prefix")
+
+    def __init__(self, prefix: str | None = None) -> None:
+        self.prefix = os.urandom(8).hex() if prefix is None else prefix
+        self.inherited: list[tuple[int, str]] = []
+
+    def hex(self, sequence: int) -> str:
+        """The id, 32 hex digits, of the record with this number."""
+        prefix = self.prefix
+        for last, older in self.inherited:
+            if sequence > last:
+                break
+            prefix = older
+        return f"{prefix}{sequence:016x}"
+
+    def forked(self, last: int) -> Ids:
+        """The ids of a child that was forked after number `last` was given out."""
+        child = Ids()
+        child.inherited = [(last, self.prefix), *self.inherited]
+        return child
 
 
-def swap_prefix(prefix: str) -> str:
-    """Sets a known prefix, for tests; returns the old one."""
-    global _prefix
-    old, _prefix = _prefix, prefix
+ids = Ids()
+
+
+def use_ids(new: Ids) -> Ids:
+    """Makes these the ids of the process; returns those before."""
+    global ids
+    old, ids = ids, new
     return old

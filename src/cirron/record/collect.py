@@ -16,7 +16,6 @@ from cirron.record import clock, hot
 from cirron.record.value import Deferred, clip
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable
 
     from cirron.sinks.memory import Memory
@@ -102,7 +101,8 @@ class Collector:
         self._chunks: list[Chunk] = []
         self._waiting: list[hot.Mark] = []  # marks whose value a device still has
         self._snapshots: list[wire.Snapshot] = []
-        self._prefix = clock.prefix()
+        self.ids = clock.ids
+        self._prefix = clock.ids.prefix
         self._last = 0
         self._last_id: str | None = None
         self._first = hot.given_out()
@@ -195,7 +195,8 @@ class Collector:
 
     def open_spans(self) -> list[hot.Span]:
         """The spans that are open now, oldest first."""
-        return sorted(list(self._opened), key=lambda span: span.sequence)  # list() is atomic
+        # copy() is one step for the interpreter; sorting the set itself could meet a change
+        return sorted(self._opened.copy(), key=lambda span: span.sequence)
 
     def dropped(self) -> int:
         """Records that a full ring pushed out: numbers given out, less those that were seen."""
@@ -242,7 +243,7 @@ class Collector:
         for record in closed:
             self.last_activity[record[7]] = record[6]
         self.last_step = next((r for r in reversed(closed) if r[2] in STEP_NAMES), self.last_step)
-        # A span that opens and closes within a slice, as most do, is of interest to those who print.
+        # A span that opened and closed within the slice, as most do, only those who print care for.
         gone = () if self._keep_lines else {record[0] for record in closed}
         for _, span, name, value, _, _, time_ns in marks:
             if span and span not in gone:
@@ -276,20 +277,22 @@ class Collector:
         )
         if plain:
             for gauge in GAUGES:
-                if gauge in plain:
+                if plain.get(gauge).__class__ is int:
                     setattr(span, gauge, plain.pop(gauge))
         return span
 
     def _parent_id(self, number: int) -> str | None:
         """The id of a parent, kept for its next child."""
         self._last = number
-        self._last_id = clock.hex_id(number) if number else None
+        self._last_id = self.ids.hex(number) if number else None
         return self._last_id
 
     def open_record(self, span: hot.Span) -> wire.Span:
         """The wire form of a span that is still open."""
         with self.lock:
+            coerced = self.coerced  # is counted when it closes
             record = self._span(hot.record_of(span))
+            self.coerced = coerced
         record.end_ns = None
         return record
 
@@ -305,7 +308,7 @@ class Collector:
         if not span:
             span_id = "root"
         elif late:  # listed when it began to wait
-            span_id = clock.hex_id(span)
+            span_id = self.ids.hex(span)
         else:
             span_id = self._list_mark(span, mark_id)
         if value.__class__ is float and value - value == 0:
@@ -328,7 +331,7 @@ class Collector:
         """Notes a mark's id for when its span closes; returns the span's id."""
         marked = self.mark_ids.get(span)
         if marked is None:
-            span_id = clock.hex_id(span)
+            span_id = self.ids.hex(span)
             if span:
                 self.mark_ids[span] = (span_id, [mark_id])
             return span_id
@@ -366,7 +369,7 @@ class Collector:
                 if type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1:
                     return self.plain(value.item(), MAX_NESTING)
             text = reprlib.repr(value) if isinstance(value, CONTAINERS) else str(value)
-        except Exception:  # protects: the batch, from an object whose own methods fail
+        except Exception:  # noqa: BLE001  protects the batch, from an object whose own methods fail
             text = f"<{type(value).__name__}>"
         self.coerced += 1
         return clip(text)

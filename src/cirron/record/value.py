@@ -41,7 +41,7 @@ class Deferred:
             return
         try:
             self.value = plain(source.item())
-        except Exception:  # protects: the resolver, from whatever a foreign .item() raises
+        except Exception:  # noqa: BLE001  protects the resolver from a foreign .item()
             self.is_lost = True
         self.is_ready = True
         self.source = None

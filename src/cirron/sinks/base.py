@@ -52,7 +52,7 @@ class Sealed:
 
     @property
     def payload(self) -> bytes:
-        """The whole batch as one JSON text; a file is written from the pieces, with no such copy."""
+        """The whole batch as one JSON text; a file is written from the pieces, without it."""
         return b"".join(self.pieces)
 
     @property

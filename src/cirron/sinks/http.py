@@ -18,8 +18,9 @@ import enum
 import socket
 import threading
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
-from cirron import errors, guard
+from cirron import guard
 from cirron.record import clock
 
 if TYPE_CHECKING:
@@ -113,9 +114,11 @@ class HttpSink:
         self.sent = 0  # batches
         self.blobs_lost = 0  # refused, or gone from the disk
         self.last_error: str | None = None
-        self._is_https, self._host, self._port, self._path = parse_endpoint(endpoint)
+        parts = urlsplit(endpoint)  # which the settings have checked, as they have the key
+        self._is_https, self._path = parts.scheme == "https", parts.path.rstrip("/")
+        self._host, self._port = parts.hostname or "", parts.port
         self._headers = {
-            "Authorization": f"Bearer {check_key(api_key)}",
+            "Authorization": f"Bearer {api_key}",
             "User-Agent": f"cirron/{sdk_version}",
             "X-Cirron-SDK-Version": sdk_version,
         }
@@ -410,32 +413,6 @@ def retry_after_s(value: str | None, wall_ns: int) -> float | None:
         return parsedate_to_datetime(value).timestamp() - wall_ns / 1e9
     except (ValueError, OverflowError):
         return None
-
-
-def parse_endpoint(endpoint: str) -> tuple[bool, str, int | None, str]:
-    """Whether it is https, the host, the port and the path."""
-    from urllib.parse import urlsplit
-
-    rule = "it must be an address such as https://api.cirron.com"
-    try:
-        parts = urlsplit(endpoint)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise errors.out_of_range("api_endpoint", endpoint, rule) from None
-    if parts.scheme not in ("http", "https") or not host:
-        raise errors.out_of_range("api_endpoint", endpoint, rule)
-    return parts.scheme == "https", host, port, parts.path.rstrip("/")
-
-
-def check_key(api_key: str) -> str:
-    """The key, if it can go into a header. The error does not show it."""
-    key = api_key.strip()
-    if not key or not key.isascii() or not key.isprintable():
-        raise errors.SettingError(
-            "api_key is empty or holds characters that no key has; copy it again"
-            " into CIRRON_API_KEY, or ci.Cirron(api_key=...)"
-        )
-    return key
 
 
 def blocks(file: BinaryIO, size: int) -> Iterator[bytes]:

@@ -124,8 +124,9 @@ class Spool:
     def _write_held(self) -> None:
         while self._held:
             batch = self._held[0]
-            if not self._attempt(lambda: self._write(batch)):
+            if not self._attempt(self._write_first):
                 return
+            self._problem = None
             self._let_go()
             self._remember(batch, level=0)
             if self._outbox is not None:
@@ -138,7 +139,8 @@ class Spool:
         self._held_bytes -= batch.size
         return batch
 
-    def _write(self, batch: Sealed) -> None:
+    def _write_first(self) -> None:
+        batch = self._held[0]
         if self._outbox is not None:
             self._outbox.mark(batch)  # first: a batch on disk without its marker is never sent
         try:
@@ -266,7 +268,7 @@ class Spool:
     # -- what can go wrong with a disk ------------------------------------------------------
 
     def _attempt(self, action: Callable[[], None]) -> bool:
-        """Runs a disk action. A failure is said once, kept for `health()`, and tried again later."""
+        """Runs a disk action. A failure is said once and kept for `health()`; a tick tries again."""
         try:
             action()
         except OSError as error:
@@ -280,8 +282,6 @@ class Spool:
                 )
             self._problem = error.strerror or str(error)
             return False
-        if action.__name__ == "<lambda>":
-            self._problem = None
         return True
 
 
