@@ -1,4 +1,4 @@
-"""Milliseconds of `import NAME` in a fresh interpreter, the best of several. Prints one JSON line."""
+"""Milliseconds of `import NAME` in a fresh interpreter, the best of several, as a JSON line."""
 
 import json
 import subprocess

@@ -27,7 +27,8 @@ def main() -> None:
                 errors = [slope * x + offset - y for x, y in batch]
                 loss = sum(error * error for error in errors) / BATCH_SIZE
             with ci.scope("update"):
-                slope -= RATE * 2 * sum(e * x for e, (x, _) in zip(errors, batch)) / BATCH_SIZE
+                slopes = [e * x for e, (x, _) in zip(errors, batch, strict=True)]
+                slope -= RATE * 2 * sum(slopes) / BATCH_SIZE
                 offset -= RATE * 2 * sum(errors) / BATCH_SIZE
             ci.mark("loss", loss)
             losses.append(loss)

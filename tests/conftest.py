@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # What settings and identity are read from.
-MACHINE = ("CIRRON_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_")
+MACHINE = (
+    "CIRRON_",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "SLURM_",
+    "TORCHELASTIC_",
+    "OMPI_",
+    "PMI_",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -139,6 +139,7 @@ class Flusher:
             with guard.quiet("last flush"):
                 self._flush(wait_for_values=True, last=True)
         finally:
+            self._resolver.stop()
             self._stopped.release()
             for done in self._take_waiters():
                 done.release()
@@ -174,7 +175,8 @@ class Flusher:
         left = collector.step()
         slices = left // SLICE + 1  # what is there now: others may record faster than we drain
         while left and slices:
-            time.sleep(PAUSE_S)
+            if not self._stopping:  # else there is little time, and busy threads take 20 ms a pause
+                time.sleep(PAUSE_S)
             left = collector.step()
             slices -= 1
             if collector.pending_bytes > MAX_BATCH_BYTES:
@@ -194,11 +196,11 @@ class Flusher:
             records=sum(chunk.records for chunk in chunks),
             lines=[line for chunk in chunks for line in chunk.lines],
         )
-        self.records += batch.records
         outcomes = []
         for sink in self._sinks:
             with guard.quiet("sink"):
                 outcomes.append(sink.emit(batch))
+        self.records += batch.records
         self.held = outcomes.count(Outcome.HELD)
 
 
@@ -209,17 +211,24 @@ class Resolver:
     """
 
     def __init__(self) -> None:
-        self._asked: deque[Deferred] = deque()
+        self._asked: deque[Deferred | None] = deque()  # None: there will be no more
         self._wake = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
 
     def ask(self, value: Deferred) -> None:
         """Gets the value soon, in the order in which values are asked for."""
-        self._asked.append(value)
-        self._wake.release()
+        self._put(value)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="cirron-values", daemon=True)
             self._thread.start()
+
+    def stop(self) -> None:
+        """Lets the thread end once it has tried all that it was asked for."""
+        self._put(None)
+
+    def _put(self, value: Deferred | None) -> None:
+        self._asked.append(value)
+        self._wake.release()
 
     def settle(self, values: list[Deferred], timeout_s: float = 2.0) -> bool:
         """Waits, not for ever, until the values are there; False: there were none to wait for."""
@@ -232,4 +241,7 @@ class Resolver:
     def _run(self) -> None:
         while True:
             self._wake.acquire()
-            self._asked.popleft().resolve()
+            value = self._asked.popleft()
+            if value is None:
+                return
+            value.resolve()

@@ -13,9 +13,14 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cirron.record.value import clip
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+# Of an exception's text in the black box: a compiler's or a server's may be megabytes.
+MAX_DETAIL_BYTES = 4096
 
 
 class OnSignal(Protocol):
@@ -36,16 +41,15 @@ class Process:
     ) -> None:
         self._on_exit = on_exit
         self._on_signal = on_signal
-        self._after_fork = after_fork
         self._previous: dict[int, Any] = {}
-        self._forks_are_watched = False
+        self._finalizer: Any = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=after_fork)  # cannot be undone
 
     def watch(self) -> None:
-        """Registers for exit, signals and forks."""
+        """Registers for exit and signals."""
         atexit.register(self._exit)
-        if not self._forks_are_watched and hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)  # cannot be undone: once
-            self._forks_are_watched = True
+        self.watch_multiprocessing()
         if threading.current_thread() is not threading.main_thread():
             return  # Python lets only the main thread set handlers
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -62,6 +66,9 @@ class Process:
     def unwatch(self) -> None:
         """Puts back what `watch` replaced, unless somebody has replaced it since."""
         atexit.unregister(self._exit)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
+            self._finalizer = None
         if threading.current_thread() is not threading.main_thread():
             return
         for number, previous in list(self._previous.items()):
@@ -69,11 +76,11 @@ class Process:
                 signal.signal(number, previous)
                 del self._previous[number]
 
-    def watch_child(self) -> None:
+    def watch_multiprocessing(self) -> None:
         """Children of `multiprocessing` leave by `os._exit`, past atexit; it has its own list."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
-            util.Finalize(None, self._exit, exitpriority=100)
+            self._finalizer = util.Finalize(None, self._exit, exitpriority=100)
 
     def _exit(self) -> None:
         self._on_exit(*how_it_ends())
@@ -90,9 +97,17 @@ class Process:
 
 def how_it_ends() -> tuple[str, str | None]:
     """Why the interpreter is going down, as far as Python tells."""
-    error = getattr(sys, "last_value", None)
-    if error is None or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+    # A child of `multiprocessing` is still handling its exception; the others have printed it.
+    error = getattr(sys, "last_value", None) or sys.exc_info()[1]
+    if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         return "clean", None  # a prompt goes on after an exception; its last one is not the end
+    if error is None or isinstance(error, SystemExit):
+        return "clean", None
     if isinstance(error, KeyboardInterrupt):
         return "signal", "SIGINT"
-    return "exception", f"{type(error).__name__}: {error}"
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  protects the shutdown from an exception that has no text
+        text = ""
+    kind = type(error).__name__
+    return "exception", clip(f"{kind}: {text}" if text else kind, MAX_DETAIL_BYTES)

@@ -6,6 +6,7 @@ attached; taking it down is bounded in time; a forked child gets its own on its 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -65,6 +66,7 @@ class Session:
         self.state.opened.add(self.root)
         self.state.opened |= hot.opened  # scopes that are open already end in this session
         hot.opened.clear()
+        self._given_before = hot.given_out() - len(self.state.opened)
         self._too_deep = hot.too_deep
         self._build()
         self.flusher.start()
@@ -78,12 +80,11 @@ class Session:
 
         Scopes that were open are the parent's to close; what the child records is under the root.
         """
-        for span in self.state.opened - {self.root}:
-            span.end = clock.now()
         for sink in self.sinks:
             sink.after_fork()
         self.sinks = []
         self.state = self._new_state()
+        self._given_before = hot.given_out()
         self.identity = wire.changed(self.identity, pid=os.getpid())
         self.memory = Memory()
         self.pid = 0
@@ -97,7 +98,7 @@ class Session:
                     with guard.quiet("start after fork"):
                         self._build()
                         self.flusher.start()
-                        _process.watch_child()
+                        _process.watch_multiprocessing()
             self.state.ring.append(record)
 
         self.state.append = first_append
@@ -113,11 +114,14 @@ class Session:
             self.state,
             self.memory,
             self.anchor,
+            given_before=self._given_before,
             rank=self.identity.rank,
             keep_chunks=True,
             keep_lines=bool({"log", "stdout"} & set(values.output)),
         )
-        folder = Path(values.output_dir).absolute()
+        folder = Path(values.output_dir)
+        with contextlib.suppress(FileNotFoundError):  # no working directory: the spool will say so
+            folder = folder.absolute()  # the program may change it
         self.transport, self.sinks = build_sinks(values, folder, self.identity, self.header)
         self.black_box = (
             BlackBox(
@@ -172,9 +176,10 @@ class Session:
             spent = time.process_time_ns() - self._cpu_start_ns
             self.root.set(framework=hooks.imported(), cpu_ns=spent)
         if not self.flusher.stop(deadline, last_tick):
+            recorded = self.collector.seen + len(self.state.ring)
             guard.warn(
                 "%d records were not stored within exit_timeout=%gs",
-                len(self.state.ring),
+                recorded - self.flusher.records,
                 self.settings.exit_timeout,
             )
 
@@ -481,8 +486,8 @@ def trace(format: str = "tree", name: str | None = None, last: int | None = None
     """The tree of this process's spans, from memory.
 
     `format` is "tree" (prints it, or shows it in a notebook cell), "dict", "json" or "df" (a pandas
-    DataFrame, one row a span). `name` keeps spans of that name and what is inside them, `last` those
-    that closed last.
+    DataFrame, one row a span). `name` keeps spans of that name and what is inside them, `last` the
+    ones that closed last.
 
     >>> ci.trace(name="epoch")
     """
@@ -554,7 +559,6 @@ def _on_signal(name: str, *, is_fatal: bool) -> None:
 def _after_fork() -> None:
     """In a forked child: nothing of the parent's is written twice, and no lock is inherited."""
     global _lock, _memory, _idle
-    clock.use_ids(clock.ids.forked(hot.given_out()))
     _lock = threading.RLock()
     _memory = Memory()
     _idle = Collector(_idle_state, _memory, clock.read_anchor())

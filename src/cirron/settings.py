@@ -171,7 +171,10 @@ def check(given: Mapping[str, Any]) -> dict[str, Any]:
 def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
     """All settings, each from the best place that has it. `arguments` went through `check`."""
     environ = os.environ if environ is None else environ
-    project = from_project(Path.cwd())
+    try:
+        project = from_project(Path.cwd())
+    except FileNotFoundError:  # the working directory was deleted
+        project = {}
     values = {}
     for setting in TABLE:
         name = setting.name
@@ -193,7 +196,7 @@ def from_project(start: Path) -> Mapping[str, Any]:
     """The `[tool.cirron]` table of the nearest `pyproject.toml`, or nothing."""
     for parent in (start, *start.parents):
         path = parent / "pyproject.toml"
-        if path.is_file():
+        if os.path.isfile(path):  # Path.is_file() raises in a folder that we may not search
             return read_project(path)
     return {}
 
@@ -207,7 +210,10 @@ def read_project(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         guard.warn("%s could not be read, so its [tool.cirron] is ignored: %s", path, error)
         return {}
-    table: Mapping[str, Any] = content.get("tool", {}).get("cirron", {})
+    tool = content.get("tool")
+    table: Any = tool.get("cirron", {}) if isinstance(tool, dict) else {}
+    if not isinstance(table, dict):
+        raise errors.out_of_range(f"{path}: [tool.cirron]", table, "it must be a table of settings")
     for name in table:
         if name not in BY_NAME:
             raise errors.one_of(f"{path}: [tool.cirron] key", name, BY_NAME)

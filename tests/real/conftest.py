@@ -12,7 +12,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -21,6 +20,7 @@ from cirron.runs import spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from cirron import wire
 
@@ -131,6 +131,13 @@ class Scripts:
 
     def start(self, body: str, *, driven: bool = False, **environ: str) -> Script:
         """Starts a script; `environ` is added to an environment that says nothing of a job."""
+        return self._start(body, driven, environ)
+
+    def run(self, body: str, timeout_s: float = PATIENCE_S, **environ: str) -> Ended:
+        """Runs a script to its end."""
+        return self._start(body, False, environ).end(timeout_s)
+
+    def _start(self, body: str, driven: bool, environ: dict[str, str]) -> Script:
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -158,10 +165,6 @@ class Scripts:
         self.started.append(script)
         return script
 
-    def run(self, body: str, timeout_s: float = PATIENCE_S, **environ: str) -> Ended:
-        """Runs a script to its end."""
-        return self.start(body, **environ).end(timeout_s)
-
     def clean_up(self) -> None:
         for script in self.started:
             try:
@@ -171,6 +174,8 @@ class Scripts:
             script.process.wait()
             if script.process.stdin is not None:
                 script.process.stdin.close()
+
+    wait_until = staticmethod(wait_until)
 
     # -- what is on disk --------------------------------------------------------------------
 

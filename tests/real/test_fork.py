@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from cirron.runs.spool import SessionRun
     from tests.real.conftest import Scripts
+
+    from cirron.runs.spool import SessionRun
 
 HEAD = """
 import multiprocessing, os, subprocess, sys, threading, time
@@ -305,8 +306,9 @@ print(sorted(set(pids)))
     assert list(range(60)) == sorted(span.index or 0 for span in scripts.spans("work"))
     assert list(range(60)) == sorted(mark.value for mark in run.marks)  # type: ignore[type-var]
     assert_ids_are_distinct(scripts)
-    how = "clean" if "close" in end else "signal"
-    assert [how] * len(pids) == [scripts.box(pid)["ended"]["how"] for pid in pids]
+    # A worker that is terminated may be on its way out already.
+    expected = {"clean"} if "close" in end else {"clean", "signal"}
+    assert {scripts.box(pid)["ended"]["how"] for pid in pids} <= expected
 
 
 def test_a_fork_while_a_thread_records(scripts: Scripts) -> None:
@@ -571,3 +573,55 @@ else:
     run = scripts.session()
     stored = len(by_pid(run, "work")[child]) + len(run.marks)
     assert 40_000 == stored + scripts.box(child)["counters"]["record_drop_count"]
+
+
+@pytest.mark.parametrize("output", ["stdout", "log", "event_stream"])
+def test_a_fork_while_we_print(scripts: Scripts, output: str) -> None:
+    """A child that is forked while our thread is inside a write to stdout can print as well."""
+    ended = scripts.run(
+        f"""
+        import array, fcntl, logging, os, sys, termios, threading, time
+        import cirron as ci
+
+        reading, writing = os.pipe()
+        os.set_inheritable(writing, True)
+        sys.stdout = sys.stderr = os.fdopen(writing, "w")  # buffered, and nobody reads it yet
+        logging.basicConfig(level=logging.INFO)
+        ci.profile(flush_interval=0.05, output={output.replace("event_stream", "none")!r})
+        for number in range(3_000):
+            with ci.scope("a name that takes some room in a pipe", index=number):
+                pass
+
+        def waiting():
+            size = array.array("i", [0])
+            fcntl.ioctl(reading, termios.FIONREAD, size)
+            return size[0]
+
+        def read():
+            while os.read(reading, 65536):
+                pass
+
+        while waiting() < 60_000:  # until our thread is stuck in its write
+            time.sleep(0.001)
+        threading.Timer(0.1, read).start()
+        pid = os.fork()
+        if pid == 0:
+            print("child")
+            sys.stdout.flush()
+            os._exit(0)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                os.write(1, b"ended" if status == 0 else b"failed")
+                break
+            time.sleep(0.001)
+        else:
+            os.write(1, b"hangs")
+            os.kill(pid, 9)
+        os._exit(0)
+        """,
+        CIRRON_RUN_ID="run-1" if output == "event_stream" else "",
+    )
+
+    assert "ended" == ended.out

@@ -43,7 +43,8 @@ def test_what_is_older_than_a_flush_interval_survives(scripts: Scripts) -> None:
         for span in run.spans
         if span.name == "batch"
     }
-    closed = dict(map(int, line.split()[1:]) for line in script.out.split("\n")[:-1])
+    lines = [line.split() for line in script.out.split("\n")[:-1]]
+    closed = {int(number): int(closed_ns) for _, number, closed_ns in lines}
     old = {
         number
         for number, closed_ns in closed.items()

@@ -29,9 +29,9 @@ def train(seconds=600):
 """
 
 
-def after(scripts: Scripts, body: str, number: signal.Signals, **environ: str) -> Ended:
+def after(scripts: Scripts, body: str, number: signal.Signals, profile: str = "yes") -> Ended:
     """Runs a script, sends it a signal once it is ready, and waits for its end."""
-    script = scripts.start(HEAD + body, **environ)
+    script = scripts.start(HEAD + body, PROFILE=profile)
     script.wait_for("ready")
     script.kill(number)
     return script.end()
@@ -203,7 +203,7 @@ async def main():
     print("stopped")
 asyncio.run(main())
 """
-        bare = after(scripts, body, signal.SIGTERM, PROFILE="no")
+        bare = after(scripts, body, signal.SIGTERM, profile="no")
         ended = after(scripts, body, signal.SIGTERM)
 
         assert (0, "ready\nstopped\n", "") == bare == ended
@@ -276,7 +276,7 @@ class TestInt:
 
     def test_not_caught(self, scripts: Scripts) -> None:
         """Ctrl-C ends the program with the status and the traceback it has without us."""
-        bare = after(scripts, "profile(); train()", signal.SIGINT, PROFILE="no")
+        bare = after(scripts, "profile(); train()", signal.SIGINT, profile="no")
         ended = after(scripts, "profile(); train()", signal.SIGINT)
 
         assert bare == ended
@@ -330,7 +330,7 @@ except KeyboardInterrupt:
     print("interrupted")
     sys.exit(4)
 """
-        bare = after(scripts, body, signal.SIGINT, PROFILE="no")
+        bare = after(scripts, body, signal.SIGINT, profile="no")
         ended = after(scripts, body, signal.SIGINT)
 
         assert (4, "ready\ncancelled\ninterrupted\n", "") == bare == ended
@@ -339,7 +339,7 @@ except KeyboardInterrupt:
     def test_default_disposition(self, scripts: Scripts) -> None:
         """With SIG_DFL for SIGINT the process is killed by it, with everything stored."""
         body = "signal.signal(signal.SIGINT, signal.SIG_DFL); profile(); train()"
-        bare = after(scripts, body, signal.SIGINT, PROFILE="no")
+        bare = after(scripts, body, signal.SIGINT, profile="no")
         ended = after(scripts, body, signal.SIGINT)
 
         assert (-signal.SIGINT, "ready\n", "") == bare == ended

@@ -8,6 +8,7 @@ import gc
 import logging
 import threading
 import tracemalloc
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,7 +146,9 @@ class TestScope:
     @pytest.mark.parametrize("index", ["0", 1.5, [1]])
     def test_an_index_is_an_integer(self, index: Any, recorded: testing.Captured) -> None:
         """An index that is no integer is a TypeError that says where other values go."""
-        with pytest.raises(TypeError, match=r"needs an index that is an integer or None; got .*key="):
+        with pytest.raises(
+            TypeError, match=r"needs an index that is an integer or None; got .*key="
+        ):
             ci.scope("x", index=index)
 
     def test_integers_of_other_libraries_are_indices(self, recorded: testing.Captured) -> None:
@@ -170,7 +173,7 @@ class TestScope:
         self, gauge: str, recorded: testing.Captured
     ) -> None:
         """An attribute that the format has a number for is that field; any other value stays."""
-        with ci.scope("measured", **{gauge: 5}):  # type: ignore[arg-type]
+        with ci.scope("measured", **{gauge: 5}):
             pass
         with ci.scope("odd", **{gauge: "five"}):  # type: ignore[arg-type]
             pass
@@ -234,14 +237,14 @@ class TestErrors:
     def test_an_exception_that_cannot_be_shown(self, recorded: testing.Captured) -> None:
         """An exception whose own __str__ fails is noted by its type."""
 
-        class Mute(Exception):
+        class MuteError(Exception):
             def __str__(self) -> str:
                 raise RuntimeError("cannot say")
 
-        with pytest.raises(Mute), ci.scope("x"):
-            raise Mute
+        with pytest.raises(MuteError), ci.scope("x"):
+            raise MuteError
 
-        assert {"error": "Mute"} == recorded.spans[0].attrs
+        assert {"error": "MuteError"} == recorded.spans[0].attrs
 
     def test_a_long_message_is_cut(self, recorded: testing.Captured) -> None:
         """The text of an error is cut at 256 bytes."""
@@ -313,7 +316,7 @@ class TestDecorator:
         assert asyncio.iscoroutinefunction(outer)
 
     def test_generators(self, recorded: testing.Captured) -> None:
-        """The span of a generator lasts until it is exhausted; send and return values go through."""
+        """The span of a generator lasts until its end; send and return values go through."""
 
         @ci.scope("stream")
         def stream() -> Generator[int, int, str]:
@@ -441,9 +444,9 @@ class TestDepth:
             self.nest(66)
             self.nest(66)
 
-        assert ["scope 'x' is nested deeper than 64 and was dropped, as all deeper ones will be"] == [
-            record.getMessage() for record in caplog.records
-        ]
+        assert [
+            "scope 'x' is nested deeper than 64 and was dropped, as all deeper ones will be"
+        ] == [record.getMessage() for record in caplog.records]
 
     def test_a_new_profiler_counts_from_0(self) -> None:
         """What an earlier profiler dropped is not this one's."""
@@ -495,9 +498,8 @@ class TestOrder:
         with ci.scope("after"):
             pass
 
-        assert ["a", "b"] * 3 + ["after"] == sorted(
-            (span.name for span in recorded.spans), key=lambda name: name == "after"
-        ) or 7 == len(recorded.spans)
+        counts = Counter(span.name for span in recorded.spans)
+        assert {"a": 3, "b": 3, "after": 1} == counts
         assert 0 == hot.depth()
         assert recorded.spans[-1].parent_id is None
 
@@ -617,7 +619,7 @@ class TestContexts:
         assert (thread, threading.get_ident()) == tuple(span.thread_id for span in recorded.spans)
 
     def test_copied_contexts(self, recorded: testing.Captured) -> None:
-        """A copied context has the current scope of its origin, and does not change the origin's."""
+        """A copied context has the current scope of its origin, whose own it does not change."""
         with ci.scope("outer"):
             context = contextvars.copy_context()
             inner = ci.scope("inner")
@@ -642,9 +644,7 @@ class TestContexts:
 
 @pytest.mark.parametrize(("wrapper", "name"), [(ci.epochs, "epoch"), (ci.batches, "batch")])
 class TestLoops:
-    def test_values_pass_through(
-        self, wrapper: Any, name: str, recorded: testing.Captured
-    ) -> None:
+    def test_values_pass_through(self, wrapper: Any, name: str, recorded: testing.Captured) -> None:
         """Exactly the iterable's own values come out, one span each, numbered from 0."""
         items = [object(), None, (1, 2)]
 

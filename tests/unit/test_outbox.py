@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from cirron.sinks.outbox import Outbox
 
-pytestmark = pytest.mark.filterwarnings("error")
-
 
 @pytest.fixture(autouse=True)
 def loud(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +373,6 @@ class TestAdoption:
         assert [1, 2] == drain(outbox)
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-    @pytest.mark.filterwarnings("default")  # Python 3.12 warns of forks next to threads
     def test_a_forked_child_starts_empty(self, tmp_path: Path) -> None:
         """A child sends nothing of its parent's, and does not keep the parent's lock alive."""
         outbox = DiskOutbox(tmp_path, "a")

@@ -72,6 +72,7 @@ class Collector:
         memory: Memory,
         anchor: clock.Anchor,
         *,
+        given_before: int = 0,
         rank: int | None = None,
         keep_chunks: bool = False,
         keep_lines: bool = False,
@@ -81,6 +82,7 @@ class Collector:
         self.pending_bytes = 0  # encoded and not yet taken
         self.last_step: hot.Closed | None = None
         self.last_activity: dict[int, int] = {}  # thread -> when it last closed a span
+        self.seen = 0  # records that were taken out of the ring
         self.coerced = 0  # attributes that were stored as text
         self.lost_values = 0  # marks whose value could not be had
         self.on_deferred: Callable[[Deferred], None] | None = None
@@ -105,8 +107,7 @@ class Collector:
         self._prefix = clock.ids.prefix
         self._last = 0
         self._last_id: str | None = None
-        self._first = hot.given_out()
-        self._seen = 0
+        self._given_before = given_before  # sequence numbers that are not this ring's
         self._was_full = False
 
     # -- taking records in ------------------------------------------------------------------
@@ -118,16 +119,14 @@ class Collector:
 
     def drain(self) -> None:
         """Takes everything that was recorded before the call, whoever goes on recording."""
-        target = self._seen + len(self._ring)
-        while self._seen < target and self.step():
+        target = self.seen + len(self._ring)
+        while self.seen < target and self.step():
             pass
 
     def _step(self, limit: int) -> int:
         ring = self._ring
         waiting = len(ring)
         count = min(waiting, limit)
-        if waiting == ring.maxlen:
-            self._was_full = True
         pop = ring.popleft
         closed: list[hot.Closed] = []
         marks: list[hot.Mark] = []
@@ -141,7 +140,9 @@ class Collector:
                     marks.append(record)
             else:
                 closed.append(record)
-        self._seen += count
+        self.seen += count
+        if ring.maxlen is not None and len(ring) + count >= ring.maxlen:
+            self._was_full = True  # or may have been, while we took records out
         if closed or marks or late or self._snapshots:
             self._encode(closed, marks, late)
         return waiting - count
@@ -178,8 +179,8 @@ class Collector:
             span.end = self._now()
             self._opened.discard(span)
             self._ring.append(hot.record_of(span))
-        while self.step():
-            pass
+        self.step()  # also when the ring is empty: values may have come
+        self.drain()
         with self.lock:
             self.lost_values += len(self._waiting)
             self._waiting = []
@@ -203,8 +204,8 @@ class Collector:
         if not self._was_full:
             return 0
         with self.lock:
-            accounted = self._seen + len(self._ring) + len(self._opened)
-            return max(0, hot.given_out() - self._first - accounted)
+            accounted = self.seen + len(self._ring) + len(self._opened)
+            return max(0, hot.given_out() - self._given_before - accounted)
 
     # -- encoding ---------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import os
 import sys
 from _thread import _local, get_ident
 from collections import deque
@@ -513,6 +514,20 @@ def leave_context() -> Span | None:
 def enter_context(span: Span | None) -> None:
     """Makes a span current again that `leave_context` returned."""
     _set(span)
+
+
+def _forked() -> None:
+    """In a forked child: the numbers so far, and the scopes that are open, are the parent's."""
+    clock.use_ids(clock.ids.forked(given_out()))
+    for span in opened - {root}:
+        span.end = now()
+    opened.clear()
+    if root is IDLE_ROOT:  # a session brings a ring of its own
+        ring.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_forked)
 
 
 def depth() -> int:

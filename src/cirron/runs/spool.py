@@ -292,24 +292,25 @@ def _is_alive(pid: int, process_start: object) -> bool:
 def _read_batches(spool: Path, found: defaultdict[str | None, _Found]) -> None:
     """Every batch once, by time, also while a writer adds, merges and removes files."""
     read: dict[str, wire.Batch | None] = {}
-    before: list[str] | None = None
+    before: set[str] | None = None
     for _ in range(MAX_LISTINGS):
         names = _list(spool)
-        # Two equal listings in a row: a single one may miss a file that is merged meanwhile, both
-        # under its old name and under its new one.
-        if names == before:
-            break
-        before = names
+        # Two listings in a row between which nothing went: a single one may miss a file that is
+        # merged meanwhile, both under its old name and under its new one.
+        is_settled = before is not None and before.issubset(names)
+        before = set(names)
         for name in names:
             if name in read:
                 continue
             try:
                 read[name] = _decode(name, (spool / name).read_bytes(), found)
             except FileNotFoundError:  # merged, sent or given up since; the next listing tells
-                before = None
+                is_settled = False
             except OSError as error:
                 read[name] = None
                 found[None].problems.append(f"{name}: cannot be read ({error.strerror})")
+        if is_settled:
+            break
     else:
         found[None].problems.append(f"{spool}: files come and go all the time; some may be missing")
     batches = [batch for _, batch in sorted(read.items()) if batch is not None]

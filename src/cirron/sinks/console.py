@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, TextIO
 
 from cirron import guard
+from cirron.sinks import stream
 from cirron.sinks.base import Outcome
 from cirron.view import text
 
@@ -28,7 +29,9 @@ class Console:
     def emit(self, batch: Sealed) -> Outcome:
         try:
             for line in batch.lines:
-                self._write(text.live_line(line.name, line.number, line.wall_ns, line.latest))
+                shown = text.live_line(line.name, line.number, line.wall_ns, line.latest)
+                with stream.writing:
+                    self._write(shown)
         except (OSError, ValueError) as error:  # a stream that was closed or broke
             self._failures += 1
             if self._failures == 1:
@@ -49,12 +52,12 @@ class Console:
         return {f"{self._name}_failures": self._failures} if self._failures else {}
 
 
-def to_stream(stream: TextIO) -> Console:
+def to_stream(file: TextIO) -> Console:
     """The `stdout` sink, on the stream that was stdout when profiling began."""
 
     def write(line: str) -> None:
-        stream.write(line + "\n")
-        stream.flush()
+        file.write(line + "\n")
+        file.flush()
 
     return Console(write, "stdout")
 

@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from cirron import guard, wire
+from cirron.sinks import stream
 from cirron.sinks.base import Outcome
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ class EventStream:
             fields = {"path": str(blob.path.absolute()), "key": blob.key}
             lines.append(event("trace_blob", batch, **fields) + b"\n")
         try:
-            self._write(b"".join(lines).decode())
+            written = b"".join(lines).decode()
+            with stream.writing:
+                self._write(written)
         except Exception as error:  # noqa: BLE001  the stream is the user's: it may raise anything
             self.dropped += 1
             if self.dropped == 1:

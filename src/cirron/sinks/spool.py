@@ -268,7 +268,7 @@ class Spool:
     # -- what can go wrong with a disk ------------------------------------------------------
 
     def _attempt(self, action: Callable[[], None]) -> bool:
-        """Runs a disk action. A failure is said once and kept for `health()`; a tick tries again."""
+        """Runs a disk action. A failure is said once, and kept for `health()`."""
         try:
             action()
         except OSError as error:

@@ -1,0 +1,115 @@
+"""What users may write, as a type checker sees it. Checked by mypy, never run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, assert_type
+
+import cirron as ci
+from cirron import testing
+
+# -- profile ---------------------------------------------------------------------------------
+
+profiler = ci.profile()
+assert_type(profiler, ci.Profiler)
+assert_type(profiler.config, Mapping[str, Any])
+assert_type(profiler.enabled, bool)
+assert_type(profiler.health(), dict[str, Any])
+profiler.flush()
+profiler.shutdown()
+
+ci.profile(
+    config={"flag": True},
+    frameworks=["torch"],
+    snapshots="sampled",
+    sample_rate=0.05,
+    flush_interval=2,
+    enabled=True,
+    path="traces",
+    output=["spool", "log"],
+)
+ci.profile({"flag": 1}, None, None, None, None, False, None, "none")
+ci.profile(snapshots="all")  # type: ignore[arg-type]
+ci.profile(output=3)  # type: ignore[arg-type]
+ci.profile(frameworks="torch")  # type: ignore[arg-type]
+ci.profile(unknown=1)  # type: ignore[call-arg]
+
+instance = ci.Cirron(api_key="k", api_endpoint="http://localhost", output_dir="x", output="log")
+assert_type(instance.profile(), ci.Profiler)
+with instance.scope("x"):
+    instance.mark("loss", 0.5)
+
+# -- scopes ----------------------------------------------------------------------------------
+
+with ci.scope("plain"):
+    pass
+with ci.scope("full", index=3, variant="beam", size=2) as scope:
+    scope.set(hit=True)
+    assert_type(scope.id, str)
+    assert_type(scope.index, int | None)
+ci.scope(3)  # type: ignore[arg-type]
+ci.scope("x", index="3")  # type: ignore[arg-type]
+
+
+@ci.scope("work")
+def work(a: int, b: str = "") -> float:
+    return 0.5
+
+
+@ci.scope("work")
+async def work_async(a: int) -> str:
+    return ""
+
+
+@ci.scope("stream")
+def stream() -> Iterator[int]:
+    yield 1
+
+
+@ci.scope("stream")
+async def stream_async() -> AsyncIterator[bytes]:
+    yield b""
+
+
+assert_type(work(1, b="x"), float)
+assert_type(stream(), Iterator[int])
+assert_type(stream_async(), AsyncIterator[bytes])
+work("1")  # type: ignore[arg-type]
+
+
+async def use() -> None:
+    assert_type(await work_async(1), str)
+
+
+# -- marks -----------------------------------------------------------------------------------
+
+ci.mark("loss", 0.5)
+ci.mark("loss", 3, kind="summary", split="val")
+ci.mark("note", "text", "point")
+ci.mark(3, 0.5)  # type: ignore[arg-type]
+
+# -- loops -----------------------------------------------------------------------------------
+
+assert_type(ci.epochs(range(20)), Iterator[int])
+assert_type(ci.batches(["a", "b"]), Iterator[str])
+for epoch in ci.epochs(range(20)):
+    assert_type(epoch, int)
+    for index, (left, right) in enumerate(ci.batches([(1, "a")])):
+        assert_type(index, int)
+        assert_type(left, int)
+        assert_type(right, str)
+ci.epochs(20)  # type: ignore[arg-type]
+
+# -- reading back and lifecycle --------------------------------------------------------------
+
+ci.trace()
+ci.trace(format="df", name="epoch", last=10)
+assert_type(ci.health(), dict[str, Any])
+ci.flush()
+ci.shutdown()
+
+# -- the test kit ----------------------------------------------------------------------------
+
+with testing.capture(testing.FakeClock(tick_ns=0)) as captured:
+    assert_type(captured, testing.Captured)
+    assert_type(captured.text(), str)

@@ -1,0 +1,166 @@
+"""Data flows one way: what each module may import, and who may touch what."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import cirron
+
+SOURCE = Path(cirron.__file__).parent
+
+
+class Import(NamedTuple):
+    """An import of a module of ours."""
+
+    name: str  # below `cirron`, such as "record.hot"
+    is_for_types: bool
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in SOURCE.rglob("*.py")}
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports(path: Path) -> list[Import]:
+    """The modules of ours that a file imports, also inside of functions."""
+    found: list[Import] = []
+
+    def visit(node: ast.AST, for_types: bool) -> None:
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            base = node.module or ""
+            inner = [f"{base}.{alias.name}" for alias in node.names]
+            names = [n if n.removeprefix("cirron.") in MODULES else base for n in inner]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if name == "cirron" or name.startswith("cirron."):
+                found.append(Import(name.removeprefix("cirron").lstrip("."), for_types))
+        for child in ast.iter_child_nodes(node):
+            visit(child, for_types or is_type_checking(node))
+
+    visit(ast.parse(path.read_text("utf-8")), False)
+    return found
+
+
+def is_in(name: str, rooms: tuple[str, ...]) -> bool:
+    return any(name == room or name.startswith(f"{room}.") for room in rooms)
+
+
+# Who must not import whom. Imports for types alone do not count.
+EDGES = [
+    # A stage knows the stage before it and `wire`, never the one after.
+    (("record",), ("flusher", "blackbox", "sinks", "runs", "view", "cli", "session", "hooks")),
+    (("wire", "errors", "_version"), tuple(name for name in MODULES if name)),
+    (("guard",), ("record", "sinks", "runs", "view", "session", "flusher", "wire", "settings")),
+    (("sinks",), ("session", "runs", "flusher", "blackbox", "cli", "hooks", "settings")),
+    (("flusher", "blackbox"), ("session", "runs", "view", "cli", "hooks", "settings")),
+    (("runs", "view"), ("session", "flusher", "sinks", "blackbox", "cli", "hooks", "record.hot")),
+    (("runs",), ("view",)),
+    (("settings", "identity", "process", "hooks"), ("session", "sinks", "runs", "view", "flusher")),
+    (("cli",), ("session", "flusher", "sinks", "record.hot", "record.collect")),
+]
+
+
+@pytest.mark.parametrize(("rooms", "forbidden"), EDGES, ids=lambda rooms: rooms[0])
+def test_data_flows_one_way(rooms: tuple[str, ...], forbidden: tuple[str, ...]) -> None:
+    """No stage imports one that comes after it; `session` alone puts them together."""
+    wrong = [
+        f"{name} imports {found.name}"
+        for name, path in MODULES.items()
+        if is_in(name, rooms)
+        for found in imports(path)
+        if not found.is_for_types and is_in(found.name, forbidden)
+    ]
+
+    assert [] == wrong
+
+
+def test_views_are_for_the_console_alone() -> None:
+    """Of the sinks, only the console knows how a line looks."""
+    users = {
+        name
+        for name, path in MODULES.items()
+        if is_in(name, ("sinks",))
+        for found in imports(path)
+        if is_in(found.name, ("view",))
+    }
+
+    assert {"sinks.console"} == users
+
+
+def test_the_check_can_fail(tmp_path: Path) -> None:
+    """The reader of imports sees each way of writing one, and which are for types."""
+    path = tmp_path / "module.py"
+    path.write_text(
+        "from cirron import wire\n"
+        "import cirron.sinks.spool\n"
+        "if TYPE_CHECKING:\n"
+        "    from cirron.session import Cirron\n"
+        "def later():\n"
+        "    from cirron.record import hot\n"
+    )
+
+    assert [
+        ("wire", False),
+        ("sinks.spool", False),
+        ("session", True),
+        ("record.hot", False),
+    ] == imports(path)
+
+
+def users_of(pattern: set[str]) -> set[str]:
+    """The modules that use one of these dotted names."""
+    return {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in pattern
+    }
+
+
+def test_who_reads_the_environment() -> None:
+    """The environment is read by settings and by the session that hands it on."""
+    assert users_of({"os.environ", "os.getenv"}) <= {"settings", "session", "process"}
+
+
+def test_who_reads_a_clock() -> None:
+    """Only the clock module reads time and makes ids; CPU time is the flusher's and session's."""
+    clocks = {
+        "time.time",
+        "time.time_ns",
+        "time.monotonic",
+        "time.monotonic_ns",
+        "time.perf_counter",
+        "time.perf_counter_ns",
+        "datetime.now",
+        "os.urandom",
+        "uuid.uuid4",
+    }
+
+    assert users_of(clocks) == {"record.clock"}
+
+
+def test_who_changes_the_hot_path() -> None:
+    """Only the session and the test kit set where records go."""
+    assert {"session", "testing"} == users_of({"hot.attach"})
+
+
+def test_who_catches_everything() -> None:
+    """A broad except is in few places, each of which says what it protects."""
+    for name, path in MODULES.items():
+        lines = path.read_text("utf-8").splitlines()
+        for number, line in enumerate(lines):
+            if line.strip().startswith(("except Exception", "except BaseException", "except:")):
+                assert "#" in line, f"{name}:{number + 1} does not say what it protects"

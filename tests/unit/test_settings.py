@@ -1,0 +1,294 @@
+"""Settings: where a value comes from, and what is said about a bad one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import cirron as ci
+from cirron import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# name, default, and the same setting from an argument, the environment and pyproject.toml
+PLACES: list[tuple[str, Any, Any, tuple[str, Any], tuple[str, Any]]] = [
+    ("enabled", True, False, ("off", False), ("false", False)),
+    ("api_key", None, "key-a", ("key-e", "key-e"), ('"key-p"', "key-p")),
+    (
+        "api_endpoint",
+        "https://api.cirron.com",
+        "http://a",
+        ("http://e/", "http://e"),
+        ('"http://p"', "http://p"),
+    ),
+    ("output_dir", "./.cirron", "a", ("e", "e"), ('"p"', "p")),
+    ("output", ("spool",), "log", ("spool,stdout", ("spool", "stdout")), ('["log"]', ("log",))),
+    ("snapshots", "stats", "full", ("sampled", "sampled"), ('"full"', "full")),
+    ("sample_rate", 0.01, 0.5, ("0.25", 0.25), ("1", 1.0)),
+    ("flush_interval", 1.0, 2, ("0.5", 0.5), ("3", 3.0)),
+    ("spool_max_bytes", 1_000_000_000, 5, ("1e6", 1_000_000), ("7", 7)),
+    ("max_pending_records", 1_000_000, 5, ("6", 6), ("7", 7)),
+    ("silence_after", 60.0, 5, ("6", 6.0), ("7.5", 7.5)),
+    ("exit_timeout", 5.0, 1, ("2", 2.0), ("3", 3.0)),
+]
+
+
+def write_project(content: str, folder: Path | None = None) -> None:
+    ((folder or Path.cwd()) / "pyproject.toml").write_text(content)
+
+
+def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> settings.Settings:
+    return settings.resolve(settings.check(arguments), environ or {})
+
+
+def test_the_table_is_whole() -> None:
+    """Every setting is tested here, has a line of doc, and is an attribute of the result."""
+    assert [row[0] for row in PLACES] == [setting.name for setting in settings.TABLE]
+    assert all(setting.doc for setting in settings.TABLE)
+    assert set(settings.BY_NAME) == set(settings.Settings.__annotations__)
+
+
+@pytest.mark.parametrize(("name", "default", "argument", "variable", "project"), PLACES)
+def test_order(
+    name: str, default: Any, argument: Any, variable: tuple[str, Any], project: tuple[str, Any]
+) -> None:
+    """The call wins over the environment, that over pyproject.toml, and that over the default."""
+    environ = {f"CIRRON_{name.upper()}": variable[0]}
+    assert default == getattr(resolve(), name)
+
+    write_project(f"[tool.cirron]\n{name} = {project[0]}\n")
+    assert project[1] == getattr(resolve(), name)
+    assert variable[1] == getattr(resolve(environ), name)
+
+    given = getattr(resolve(environ, **{name: argument}), name)
+    assert given in (argument, (argument,))
+
+
+def test_an_empty_variable_is_none() -> None:
+    """A variable that is set to nothing counts as not set."""
+    assert 1.0 == resolve({"CIRRON_FLUSH_INTERVAL": ""}).flush_interval
+
+
+def test_the_nearest_project_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pyproject.toml of a folder above is found; the nearest one hides those above it."""
+    write_project("[tool.cirron]\nflush_interval = 7\n")
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    assert 7.0 == resolve().flush_interval
+
+    write_project("[project]\nname = 'other'\n", tmp_path / "a")
+    assert 1.0 == resolve().flush_interval
+
+
+def test_a_broken_project_file_only_warns(caplog: pytest.LogCaptureFixture) -> None:
+    """A file that is not ours to mend stops nobody."""
+    write_project("[tool.cirron\n")
+
+    assert 1.0 == resolve().flush_interval
+    assert re.search(
+        r"pyproject\.toml could not be read, so its \[tool\.cirron\] is ignored", caplog.text
+    )
+
+
+@pytest.mark.parametrize("content", ["[tool]\ncirron = 3", "[[tool.cirron]]\na = 1"])
+def test_a_project_file_without_a_table(content: str) -> None:
+    """A [tool.cirron] that is no table is an error that says so."""
+    write_project(content)
+
+    with pytest.raises(ValueError, match=r"\[tool\.cirron\]=.* is not valid; it must be a table"):
+        resolve()
+
+
+def test_a_project_file_of_another_shape() -> None:
+    """A file whose `tool` is something else is nobody's error here."""
+    write_project("tool = 3")
+
+    assert 1.0 == resolve().flush_interval
+
+
+def test_an_unknown_key() -> None:
+    """A key that does not exist is an error that names the file and the keys that do."""
+    write_project("[tool.cirron]\nflush_intervall = 1\n")
+
+    with pytest.raises(
+        ValueError,
+        match=r"pyproject\.toml: \[tool\.cirron\] key='flush_intervall' is not valid; use",
+    ) as caught:
+        resolve()
+    assert all(repr(name) in str(caught.value) for name in settings.BY_NAME)
+
+
+BAD: list[tuple[str, list[Any], str]] = [
+    ("enabled", ["maybe", 2, []], "use one of True, False"),
+    (
+        "api_endpoint",
+        ["api.cirron.com", "ftp://x", "http://", "http://x:y", 5],
+        "it must be an address such as https://api.cirron.com",
+    ),
+    ("output_dir", ["", 5, b"x"], "it must be the path of a folder"),
+    ("output", ["disk", ["spool", "x"], ["none", "log"], [], 5, {"spool": 1}], ""),
+    ("snapshots", ["all", "", 1, ["stats"]], "use one of 'stats', 'sampled', 'full'"),
+    ("sample_rate", [-0.1, 1.1, "x", float("nan"), True, [0.5]], "it must be a number from 0 to 1"),
+    (
+        "flush_interval",
+        [0, -1, 3601, "x", float("inf"), False, 10**400],
+        "it must be a number of seconds above 0, 3600 at most",
+    ),
+    (
+        "spool_max_bytes",
+        [0, -5, 1.5, "x", float("inf"), True, 10**400],
+        "it must be a whole number above 0",
+    ),
+    ("max_pending_records", [0, 0.5], "it must be a whole number above 0"),
+    ("silence_after", [0], "seconds above 0"),
+    ("exit_timeout", [0], "seconds above 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "rule"),
+    [(name, given, rule) for name, values, rule in BAD for given in values],
+    ids=lambda value: repr(value)[:24],
+)
+def test_bad_values(name: str, given: Any, rule: str) -> None:
+    """A bad value is a ValueError with the setting, what was given, and what is allowed."""
+    with pytest.raises(ValueError, match=re.escape(f"{name}={given!r} is not valid; ")) as caught:
+        settings.check({name: given})
+
+    assert isinstance(caught.value, ci.CirronError)
+    assert rule in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["", "  ", 5, "se\ncret", "sécret"])
+def test_a_bad_key_is_not_shown(given: Any) -> None:
+    """A key that cannot be one is an error that says what to do and does not show it."""
+    with pytest.raises(ValueError, match=r"api_key is empty or holds.*copy it again") as caught:
+        settings.check({"api_key": given})
+
+    assert "cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("disk", "output='disk' is not valid; use one of 'spool', 'log', 'stdout', 'none'"),
+        (
+            ["spool", "x"],
+            "output=['spool', 'x'] is not valid; use one of 'spool', 'log', 'stdout', 'none'",
+        ),
+        (["none", "log"], "output=['none', 'log'] is not valid; 'none' stands alone"),
+        ([], "output=[] is not valid; use one of 'spool', 'log', 'stdout', 'none' or a list"),
+    ],
+)
+def test_bad_outputs(given: Any, text: str) -> None:
+    """The error for a bad output shows all of them."""
+    with pytest.raises(ValueError, match="^" + re.escape(text) + "$"):
+        settings.check({"output": given})
+
+
+@pytest.mark.parametrize(
+    ("environ", "content", "text"),
+    [
+        ({"CIRRON_SAMPLE_RATE": "2"}, "", "CIRRON_SAMPLE_RATE='2' is not valid"),
+        ({}, "sample_rate = 2", "[tool.cirron] sample_rate=2 is not valid"),
+    ],
+)
+def test_bad_values_from_elsewhere(environ: dict[str, str], content: str, text: str) -> None:
+    """The error names the place that the bad value came from."""
+    write_project(f"[tool.cirron]\n{content}\n")
+
+    with pytest.raises(ValueError, match=re.escape(text)):
+        resolve(environ)
+
+
+def test_duplicates_and_order_of_outputs() -> None:
+    """An output that is named twice is there once."""
+    assert ("log", "spool") == resolve(output=["log", "spool", "log"]).output
+
+
+def test_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path may begin with ~, and may be a Path."""
+    monkeypatch.setenv("HOME", "/somewhere")
+
+    assert "/somewhere/traces" == resolve(output_dir="~/traces").output_dir
+    assert "traces" == resolve(output_dir=Path("traces")).output_dir
+
+
+class TestSwitch:
+    @pytest.mark.parametrize("text", ["0", "false", "off", "False", "OFF"])
+    def test_the_environment_turns_it_off(
+        self, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """CIRRON_ENABLED=0 turns a run off, whatever the code says."""
+        monkeypatch.setenv("CIRRON_ENABLED", text)
+
+        assert not ci.profile(enabled=True).enabled
+        assert [] == list(tmp_path.iterdir())
+
+    def test_the_environment_does_not_turn_it_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """CIRRON_ENABLED=1 leaves the code's own decision alone."""
+        monkeypatch.setenv("CIRRON_ENABLED", "1")
+
+        assert not ci.profile(enabled=False).enabled
+
+    def test_a_bad_switch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A switch that is neither is an error that names it."""
+        monkeypatch.setenv("CIRRON_ENABLED", "perhaps")
+
+        with pytest.raises(ValueError, match="CIRRON_ENABLED='perhaps' is not valid"):
+            ci.profile()
+
+
+class TestFlags:
+    def test_explicit_flags_win(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A flag comes from the call, then from the platform, then from the reader's default."""
+        monkeypatch.setenv("CIRRON_CONFIG", '{"a": 1, "b": 2}')
+        config = ci.profile(config={"b": 3, "c": 4}, output="none").config
+
+        assert {"a": 1, "b": 3, "c": 4} == dict(config)
+        assert (1, 3, "default") == (config.get("a"), config["b"], config.get("z", "default"))
+
+    def test_no_flags(self) -> None:
+        """Without any, there is an empty mapping."""
+        assert {} == dict(ci.profile(output="none").config)
+
+    def test_they_cannot_be_changed(self) -> None:
+        """Neither the handle's mapping nor a later change of the dict changes the flags."""
+        given = {"a": 1}
+        config: Any = ci.profile(config=given, output="none").config
+        given["a"] = 2
+
+        assert 1 == config["a"]
+        with pytest.raises(TypeError):
+            config["a"] = 3
+
+    def test_off_has_flags_too(self) -> None:
+        """The user's code reads its flags also when profiling is off."""
+        assert 1 == ci.profile(config={"a": 1}, enabled=False).config.get("a")
+
+    def test_the_library_does_not_look_there(self) -> None:
+        """Settings of the library are not taken from config=."""
+        ci.profile(config={"output": "none", "flush_interval": "x"})
+
+        assert Path(".cirron/spool").is_dir()
+
+    @pytest.mark.parametrize("given", ["a", 3, ["a"]])
+    def test_bad_flags(self, given: Any) -> None:
+        """Flags that are no dict are an error."""
+        with pytest.raises(
+            ValueError, match=r"config=.* is not valid; it must be a dict of feature"
+        ):
+            ci.profile(config=given)
+
+    @pytest.mark.parametrize("text", ["{", "[1]", "3"])
+    def test_bad_platform_flags(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A CIRRON_CONFIG that is no JSON object is an error."""
+        monkeypatch.setenv("CIRRON_CONFIG", text)
+
+        with pytest.raises(ValueError, match=r"CIRRON_CONFIG=.* is not valid; it must be a JSON"):
+            ci.profile()
