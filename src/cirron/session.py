@@ -212,7 +212,7 @@ def build_sinks(
     """The transport's name, and the sinks: local ones first, since the spool is the truth."""
     sinks: list[Sink] = []
     outbox: Any = None
-    streaming = bool(os.environ.get("CIRRON_RUN_ID"))
+    streaming = any(os.environ.get(name) for name in ("CIRRON_RUN_ID", "CIRRON_DEPLOYMENT_ID"))
     sending = values.api_key is not None and not streaming
     if sending:
         from cirron.sinks.outbox import DiskOutbox, MemoryOutbox
@@ -299,8 +299,9 @@ class Profiler:
         return trace(format, name, last)
 
     def shutdown(self) -> None:
-        """Ends the session, as `ci.shutdown()`."""
-        shutdown()
+        """Ends the session, as `ci.shutdown()`, unless it has ended and another one runs."""
+        if _profiler is self:
+            shutdown()
 
     def __repr__(self) -> str:
         return f"<cirron profiler, {'on' if self.enabled else 'off'}>"

@@ -146,7 +146,9 @@ class Scripts:
         }
         number = len(self.started)
         path = self.folder / "script.py"
-        path.write_text(textwrap.dedent(body) + (DRIVEN if driven else ""))
+        text = textwrap.dedent(body) + (DRIVEN if driven else "")
+        if not path.exists() or text != path.read_text():  # another process may just be reading it
+            path.write_text(text)
         with (
             open(self.folder / f"out-{number}.txt", "wb") as out,
             open(self.folder / f"err-{number}.txt", "wb") as err,

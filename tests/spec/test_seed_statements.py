@@ -414,6 +414,15 @@ class TestProfile:
         profiler.shutdown()
         assert ci.health()["enabled"] is False
 
+    def test_a_handle_of_a_session_that_has_ended(self) -> None:
+        """A handle ends its own session, and not the one that came after it."""
+        old = ci.profile(output="none")
+        old.shutdown()
+        ci.profile(output="none")
+        old.shutdown()
+
+        assert ci.health()["enabled"] is True
+
 
 class TestWhatItDoes:
     """Seed 003: "What it does", steps 1, 2, 3, 6, 7, 8; seed 001, the happy path."""

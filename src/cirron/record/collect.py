@@ -174,9 +174,10 @@ class Collector:
     def finish(self) -> None:
         """Ends what is still open, outermost last, and says that it was cut short."""
         for span in reversed(self.open_spans()):
-            if span is not self._root:
-                span.set(truncated=True)
-            span.end = self._now()
+            if not span.end:  # else it was interrupted while it closed
+                if span is not self._root:
+                    span.set(truncated=True)
+                span.end = self._now()
             self._opened.discard(span)
             self._ring.append(hot.record_of(span))
         self.step()  # also when the ring is empty: values may have come

@@ -116,8 +116,8 @@ class Span:
         self.sequence = next(sequence)
         self.token = _set(self)
         self.end = 0
-        opened.add(self)
         self.start = now()
+        opened.add(self)  # last: from here on another thread may look at it
         return self
 
     def __exit__(
@@ -139,7 +139,6 @@ class Span:
                 _leave(self)
         else:
             _leave(self)
-        opened.discard(self)
         # `record_of`, in place: a call would cost as much again as the tuple
         append(
             (
@@ -153,6 +152,7 @@ class Span:
                 self.thread,
             )
         )
+        opened.discard(self)  # last: interrupted before it, the span is there twice, not missing
 
     def __call__(self, function: F) -> F:
         """Makes a decorator of the scope: each call of the function gets a span of its own."""
@@ -334,8 +334,8 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
         span.sequence = number = next(sequence)
         span.token = _set(span)
         span.end = 0
-        opened.add(span)
         start = span.start = now()
+        opened.add(span)
         try:
             yield item
         finally:
@@ -349,9 +349,9 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
                 _leave(span)
             if not span.end:  # else a shutdown has recorded it
                 span.end = end
-                opened.discard(span)
                 above, thread = parent.sequence, span.thread
                 append((number, above, name, index, span.attrs, start, end, thread))
+                opened.discard(span)
         waiting_since = end
 
 
