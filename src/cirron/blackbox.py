@@ -10,6 +10,7 @@ Runs on the background thread and reads only what the collector has anyway.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from cirron.record.collect import Collector
 
 MAX_OPEN = 1_000  # a server with more requests in flight than this shows the oldest
+OUR_FOLDER = os.path.dirname(__file__) + os.sep
 STACKS_EVERY_NS = 10_000_000_000
 
 
@@ -55,18 +57,12 @@ class BlackBox:
         self._process_start = identity.process_start(os.getpid())
         self._stacks: list[dict[str, Any]] | None = None
         self._stacks_at = 0
+        self._frozen: dict[str, Any] | None = None
         self.signals: list[dict[str, Any]] = []
 
     def write(self, ended: dict[str, Any] | None = None) -> None:
         """Replaces the file by the present state."""
         now = clock.now()
-        spans = self._collector.open_spans()
-        silent_since = self._silent_since(spans, now)
-        if silent_since is None:
-            self._stacks = None
-        elif self._stacks is None or now - self._stacks_at > STACKS_EVERY_NS:
-            self._stacks, self._stacks_at = all_stacks(), now
-        last = self._collector.last_step
         content = {
             "schema_version": wire.SCHEMA_VERSION,
             "session": self._session,
@@ -75,11 +71,7 @@ class BlackBox:
             "heartbeat_ns": self._anchor.at(now),
             "interval_s": self._interval_s,
             "ended": ended,
-            "open_count": len(spans),
-            "open": self._open(spans[:MAX_OPEN]),
-            "last_step": self._step(last, spans),
-            "silent_since_ns": None if silent_since is None else self._anchor.at(silent_since),
-            "stacks": self._stacks,
+            **(self._frozen or self._doing(now)),
             "memory_rss_bytes": resident_bytes(),
             "signals": self.signals,
             "counters": self._counters(),
@@ -88,6 +80,28 @@ class BlackBox:
             replace_file(self.path, wire.encode(content))
         except OSError:  # the spool says what is wrong with this folder
             self.failures += 1
+
+    def freeze(self, *, with_stacks: bool) -> None:
+        """Keeps what is going on, for the last write: what is open is about to be closed."""
+        self._frozen = self._doing(clock.now())
+        if with_stacks:
+            self._frozen["stacks"] = all_stacks()
+
+    def _doing(self, now: int) -> dict[str, Any]:
+        """What is open, the last step, and where the threads are if they have been silent."""
+        spans = self._collector.open_spans()
+        silent_since = self._silent_since(spans, now)
+        if silent_since is None:
+            self._stacks = None
+        elif self._stacks is None or now - self._stacks_at > STACKS_EVERY_NS:
+            self._stacks, self._stacks_at = all_stacks(), now
+        return {
+            "open_count": len(spans),
+            "open": self._open(spans[:MAX_OPEN]),
+            "last_step": self._step(self._collector.last_step, spans),
+            "silent_since_ns": None if silent_since is None else self._anchor.at(silent_since),
+            "stacks": self._stacks,
+        }
 
     def close(self, how: str, detail: str | None = None) -> None:
         """Writes the last state: how the process ended."""
@@ -143,22 +157,20 @@ class BlackBox:
 
 
 def all_stacks() -> list[dict[str, Any]]:
-    """The stacks of all threads but this one, innermost call last."""
+    """The stacks of all threads but this one, innermost call last, without our own calls there."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return [
-        {
-            "thread_id": thread,
-            "name": names.get(thread, "?"),
-            "frames": [
-                f"{frame.filename}:{frame.lineno} in {frame.name}"
-                for frame in traceback.StackSummary.extract(
-                    traceback.walk_stack(stack), limit=64, lookup_lines=False
-                )[::-1]
-            ],
-        }
-        for thread, stack in sys._current_frames().items()
-        if thread != threading.get_ident()
-    ]
+    found = []
+    for thread, stack in sys._current_frames().items():
+        frames = traceback.StackSummary.extract(
+            traceback.walk_stack(stack), limit=64, lookup_lines=False
+        )
+        inner = itertools.dropwhile(lambda frame: frame.filename.startswith(OUR_FOLDER), frames)
+        calls = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in inner]
+        if calls and thread != threading.get_ident():
+            found.append(
+                {"thread_id": thread, "name": names.get(thread, "?"), "frames": calls[::-1]}
+            )
+    return found
 
 
 def resident_bytes() -> int | None:

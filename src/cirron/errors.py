@@ -50,9 +50,12 @@ def out_of_range(what: str, given: object, rule: str) -> SettingError:
 
 def not_a_name(where: str, given: object) -> InputError:
     """The error for a scope or mark name that is not a string."""
+    if callable(given):
+        name = getattr(given, "__name__", "name")
+        return InputError(f'{where} needs a name: write @{where}("{name}") above the function')
     return InputError(
         f"{where}() needs a name that is a string; got {given!r} ({type(given).__name__})."
-        f' Write {where}("{given}", ...)'
+        f' Write {where}("name", ...)'
     )
 
 
@@ -66,11 +69,24 @@ def not_an_index(given: object) -> InputError:
 
 def not_a_value(name: str, given: object) -> InputError:
     """The error for a mark value that is not a scalar."""
-    shape = getattr(given, "shape", None)
-    got = type(given).__name__ + (f" of shape {tuple(shape)}" if shape else "")
-    return InputError(
+    takes = (
         f"ci.mark({name!r}, ...) takes one float, int, bool or str, or a scalar with .item()"
-        f" (NumPy, torch, JAX); got {got}. Reduce it first, as in value.mean()"
+        " (NumPy, torch, JAX)"
+    )
+    shape = getattr(given, "shape", None)
+    if shape:
+        got = f"{type(given).__name__} of shape {tuple(shape)}"
+        return InputError(f"{takes}; got {got}. Reduce it first, as in value.mean()")
+    if given is None:
+        return InputError(f"{takes}; got NoneType. Mark a value only where there is one")
+    return InputError(f"{takes}; got {type(given).__name__}. Convert it first, as in str(value)")
+
+
+def not_iterable(where: str, given: object) -> InputError:
+    """The error for a loop over something that is no iterable."""
+    hint = f". Write {where}(range({given}))" if isinstance(given, int) else ""
+    return InputError(
+        f"{where}() needs something to loop over; got {given!r} ({type(given).__name__}){hint}"
     )
 
 

@@ -63,10 +63,12 @@ class Flusher:
         self._interval_s = interval_s
         self._header = header
         self._each_tick = each_tick
+        self._before_closing: Callable[[], None] = lambda: None
         self._wake = _thread.allocate_lock()
         self._wake.acquire()
         self._waiters: deque[_thread.LockType] = deque()
         self._stopping = False
+        self._has_ended = False
         self._deadline_ns = 0
         self._stopped = _thread.allocate_lock()
         self._stopped.acquire()
@@ -95,21 +97,35 @@ class Flusher:
             return self._wait_for_end(timeout_s)
         return done.acquire(timeout=timeout_s)
 
-    def stop(self, deadline_ns: int, last_tick: Callable[[], None]) -> bool:
+    def stop(
+        self,
+        deadline_ns: int,
+        before_closing: Callable[[], None] = lambda: None,
+        last_tick: Callable[[], None] = lambda: None,
+    ) -> bool:
         """One last flush, then the sinks close and the thread ends. False: not by the deadline.
 
-        `last_tick` is called on the worker's thread when all else is done.
+        On the worker's thread, `before_closing` is called while spans are still open, `last_tick`
+        when all else is done.
         """
         self._deadline_ns = deadline_ns
+        self._before_closing = before_closing
         self._each_tick = last_tick
         self._stopping = True
         self._nudge()
         return self._wait_for_end(max(0.0, (deadline_ns - clock.now()) / 1e9))
 
     def _wait_for_end(self, timeout_s: float) -> bool:
-        if not self._stopped.acquire(timeout=timeout_s):
-            return False
-        self._stopped.release()  # for whoever else waits
+        """Waits in short turns and trusts the flag, not the lock: a signal may come just when this
+        thread has the lock, and its handler waits here too.
+        """
+        deadline_ns = clock.now() + int(timeout_s * 1e9)
+        while not self._has_ended:
+            left_s = (deadline_ns - clock.now()) / 1e9
+            if left_s <= 0:
+                return False
+            if self._stopped.acquire(timeout=min(left_s, LOOK_S)):
+                self._stopped.release()  # for whoever else waits
         return True
 
     def _nudge(self) -> None:
@@ -122,6 +138,8 @@ class Flusher:
 
     def _run(self) -> None:
         try:
+            with guard.quiet("black box"):
+                self._each_tick()  # a process that dies within the first interval has one too
             next_tick_ns = clock.now() + int(self._interval_s * 1e9)
             while not self._stopping:
                 until_tick_s = (next_tick_ns - clock.now()) / 1e9
@@ -140,6 +158,7 @@ class Flusher:
                 self._flush(wait_for_values=True, last=True)
         finally:
             self._resolver.stop()
+            self._has_ended = True
             self._stopped.release()
             for done in self._take_waiters():
                 done.release()
@@ -156,6 +175,8 @@ class Flusher:
         if wait_for_values and self._resolver.settle(self._collector.waiting_values()):
             self._collector.step()
         if last:
+            with guard.quiet("black box"):
+                self._before_closing()
             self._collector.finish()
         self._seal()
         for sink in self._sinks:

@@ -47,6 +47,7 @@ class Session:
         self.memory = memory
         self.anchor = clock.read_anchor()
         self.identity = identity.identify(os.environ, self.anchor)
+        self.hooks = hooks.Hooks(values, lambda span: None)
         self.root: hot.Span | None = None
         self.pid = 0  # of the process whose stages these are; 0 while there are none
         self.state: hot.State
@@ -66,7 +67,7 @@ class Session:
         self.state.opened.add(self.root)
         self.state.opened |= hot.opened  # scopes that are open already end in this session
         hot.opened.clear()
-        self._given_before = hot.given_out() - len(self.state.opened)
+        self._given_before = hot.expected() - len(self.state.opened)
         self._too_deep = hot.too_deep
         self._build()
         self.flusher.start()
@@ -84,7 +85,7 @@ class Session:
             sink.after_fork()
         self.sinks = []
         self.state = self._new_state()
-        self._given_before = hot.given_out()
+        self._given_before = hot.expected()
         self.identity = wire.changed(self.identity, pid=os.getpid())
         self.memory = Memory()
         self.pid = 0
@@ -168,6 +169,10 @@ class Session:
         if self.pid != os.getpid():
             return  # a forked child that recorded nothing has nothing to end
 
+        def before_closing() -> None:
+            if self.black_box is not None and how != "clean":
+                self.black_box.freeze(with_stacks=how == "signal")
+
         def last_tick() -> None:
             if self.black_box is not None:
                 self.black_box.close(how, detail)
@@ -175,13 +180,11 @@ class Session:
         if self.root is not None and self.root in self.state.opened:
             spent = time.process_time_ns() - self._cpu_start_ns
             self.root.set(framework=hooks.imported(), cpu_ns=spent)
-        if not self.flusher.stop(deadline, last_tick):
-            recorded = self.collector.seen + len(self.state.ring)
-            guard.warn(
-                "%d records were not stored within exit_timeout=%gs",
-                recorded - self.flusher.records,
-                self.settings.exit_timeout,
-            )
+        if not self.flusher.stop(deadline, before_closing, last_tick):
+            left = self.collector.seen + len(self.state.ring) - self.flusher.records
+            if left > 0:
+                limit_s = self.settings.exit_timeout
+                guard.warn("%d records were not stored within exit_timeout=%gs", left, limit_s)
 
     # -- what is known ----------------------------------------------------------------------
 
@@ -324,6 +327,10 @@ class Cirron:
         flush_interval: float | None = None,
         spool_max_bytes: int | None = None,
         output: str | list[str] | None = None,
+        steps_per_epoch: int | None = None,
+        max_pending_records: int | None = None,
+        silence_after: float | None = None,
+        exit_timeout: float | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
         self._given = settings.check(given)
@@ -363,7 +370,8 @@ class Cirron:
                 "flush_interval": flush_interval,
                 "output_dir": path,
                 "output": output,
-            }
+            },
+            output_dir="path",
         )
         on = settings.switch("enabled", enabled)
         values = settings.resolve({**self._given, **given})
@@ -418,6 +426,7 @@ def _begin(
             session = Session(values, _memory)
             session.start()
             _session = session
+            session.hooks.install(frameworks)
             _process.watch()
         return _profiler
 
@@ -436,6 +445,9 @@ def _end(how: str, detail: str | None = None) -> None:
         if _profiler is None:
             return
         _profiler = None
+        if _session is not None:
+            with guard.quiet("hooks"):
+                _session.hooks.uninstall()  # what they have open is theirs to close
         hot.attach(_idle_state)
         _memory_is_old = True
         try:
@@ -475,6 +487,7 @@ def health() -> dict[str, Any]:
         session = _session
         if session is not None and session.pid == os.getpid():
             found["transport"] = session.transport
+            found["frameworks_installed"] = session.hooks.installed
             found["session_id"] = session.identity.id
             found["run_id"] = session.identity.run_id
             found["rank"] = session.identity.rank
@@ -507,6 +520,9 @@ def trace(format: str = "tree", name: str | None = None, last: int | None = None
         return tree.to_frame(found)
     from cirron.view import notebook, text
 
+    if hot.off:
+        print("profiling is off: by ci.profile(enabled=False), or by CIRRON_ENABLED=0")
+        return None
     if notebook.in_notebook():
         return notebook.TraceView(found)
     print(text.render(found))
@@ -532,7 +548,9 @@ def _collect() -> tree.Tree:
         closed += wire.decode_spans(span_bytes)
         marks += wire.decode_marks(mark_bytes)
     anchor = _idle.anchor if session is None else session.anchor
-    return tree.build(closed, marks, spans, now_ns=anchor.at(clock.now()))
+    found = tree.build(closed, marks, spans, now_ns=anchor.at(clock.now()))
+    found.is_partial = memory.evicted_bytes > 0
+    return found
 
 
 # -- what befalls the process ----------------------------------------------------------------

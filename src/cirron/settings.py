@@ -59,8 +59,10 @@ def address(what: str, given: Any) -> str:
 
 
 def folder(what: str, given: Any) -> str:
-    if isinstance(given, (str, os.PathLike)) and os.fspath(given):
-        return os.path.expanduser(os.fspath(given))
+    if isinstance(given, (str, os.PathLike)):
+        path = os.fspath(given)
+        if isinstance(path, str) and path and "\0" not in path:
+            return os.path.expanduser(path)
     raise errors.out_of_range(what, given, "it must be the path of a folder")
 
 
@@ -100,7 +102,7 @@ def switch(what: str, given: Any) -> bool:
 
 
 def outputs(what: str, given: Any) -> tuple[str, ...]:
-    names = given.split(",") if isinstance(given, str) else given
+    names = [part.strip() for part in given.split(",")] if isinstance(given, str) else given
     if not isinstance(names, (list, tuple)) or not names:
         raise errors.out_of_range(
             what, given, f"use one of {', '.join(map(repr, OUTPUTS))} or a list"
@@ -132,6 +134,7 @@ TABLE = (
     Setting("output", outputs, ("spool",), "local sinks: spool, log, stdout, none, or several"),
     Setting("snapshots", snapshots, "stats", "weight and gradient capture: stats, sampled, full"),
     Setting("sample_rate", fraction, 0.01, "fraction of epochs whose raw tensors are kept"),
+    Setting("steps_per_epoch", count, 1000, "optimizer steps of an epoch that nothing else bounds"),
     Setting("flush_interval", seconds, 1.0, "seconds between flushes"),
     Setting("spool_max_bytes", count, 1_000_000_000, "past this the oldest spool files go"),
     Setting("max_pending_records", count, 1_000_000, "records that may wait for the flusher"),
@@ -151,6 +154,7 @@ class Settings:
     output: tuple[str, ...]
     snapshots: str
     sample_rate: float
+    steps_per_epoch: int
     flush_interval: float
     spool_max_bytes: int
     max_pending_records: int
@@ -161,10 +165,15 @@ class Settings:
         self.__dict__.update(values)
 
 
-def check(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that were given, checked; those that are None are left out."""
+def check(given: Mapping[str, Any], **called: str) -> dict[str, Any]:
+    """The arguments that were given, checked; those that are None are left out.
+
+    `called` says what an argument is called where it was given, if not as the setting.
+    """
     return {
-        name: BY_NAME[name].check(name, value) for name, value in given.items() if value is not None
+        name: BY_NAME[name].check(called.get(name, name), value)
+        for name, value in given.items()
+        if value is not None
     }
 
 
@@ -183,7 +192,7 @@ def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = No
         elif environ.get(setting.variable):
             values[name] = setting.check(setting.variable, environ[setting.variable])
         elif name in project:
-            values[name] = setting.check(f"[tool.cirron] {name}", project[name])
+            values[name] = project[name]
         else:
             values[name] = setting.default
     # A switch in the environment turns a run off whatever the code says: that is what it is for.
@@ -193,31 +202,44 @@ def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = No
 
 
 def from_project(start: Path) -> Mapping[str, Any]:
-    """The `[tool.cirron]` table of the nearest `pyproject.toml`, or nothing."""
+    """The nearest `[tool.cirron]` in a `pyproject.toml` here or above, checked; or nothing."""
     for parent in (start, *start.parents):
         path = parent / "pyproject.toml"
         if os.path.isfile(path):  # Path.is_file() raises in a folder that we may not search
-            return read_project(path)
+            table = read_project(path)
+            if table is not None:
+                return table
     return {}
 
 
-def read_project(path: Path) -> Mapping[str, Any]:
-    """The `[tool.cirron]` table of a file; a file that is not ours to mend is only warned about."""
+def read_project(path: Path) -> Mapping[str, Any] | None:
+    """The `[tool.cirron]` of a file, if it has one; an unreadable file is only warned about.
+
+    A relative `output_dir` is in the file's folder, wherever below it the program is started.
+    """
     import tomllib
 
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         guard.warn("%s could not be read, so its [tool.cirron] is ignored: %s", path, error)
-        return {}
+        return None
     tool = content.get("tool")
-    table: Any = tool.get("cirron", {}) if isinstance(tool, dict) else {}
+    table: Any = tool.get("cirron") if isinstance(tool, dict) else None
+    if table is None:
+        return None
     if not isinstance(table, dict):
         raise errors.out_of_range(f"{path}: [tool.cirron]", table, "it must be a table of settings")
     for name in table:
         if name not in BY_NAME:
             raise errors.one_of(f"{path}: [tool.cirron] key", name, BY_NAME)
-    return table
+    checked = {
+        name: BY_NAME[name].check(f"{path}: [tool.cirron] {name}", value)
+        for name, value in table.items()
+    }
+    if "output_dir" in checked:
+        checked["output_dir"] = str(path.parent / checked["output_dir"])
+    return checked
 
 
 def flags(explicit: Any, environ: Mapping[str, str] | None = None) -> Mapping[str, Any]:

@@ -162,6 +162,8 @@ class Scripts:
                 stderr=err,
                 text=True,
                 start_new_session=True,  # its own group, so that nothing of it is left over
+                # Whoever runs the tests may ignore Ctrl-C, as nohup does; the scripts do not.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         script = Script(process, self.folder, number)
         self.started.append(script)

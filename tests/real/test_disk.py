@@ -124,7 +124,7 @@ def test_full_to_the_end(scripts: Scripts, small_disk: Path) -> None:
 
     assert 0 == ended.status
     assert 1 == len(say_how(script))
-    assert 1 == len([line for line in ended.warnings if "gives up its oldest batches" in line])
+    assert 1 == len([line for line in ended.warnings if "records are lost" in line])
     assert 3 == len(ended.warnings)
     assert [] == list(small_disk.rglob("*.tmp"))
 
@@ -234,7 +234,7 @@ print(record(10), ci.health()["spool_problem"] is not None)
     assert (0, "10 True\n") == ended[:2]
     assert "precious" == scripts.home.read_text()
     assert 1 == len([line for line in ended.warnings if "cannot write" in line])
-    assert 1 == len([line for line in ended.warnings if "gives up" in line])
+    assert 1 == len([line for line in ended.warnings if "records are lost" in line])
 
 
 def test_the_spool_is_a_file(scripts: Scripts) -> None:

@@ -155,7 +155,7 @@ print("leaving")
     assert 0 == ended.status
     assert time.monotonic() - began < 5.0
     # 100 batches, their marks, the epoch and the session
-    assert "202 records were not stored within exit_timeout=0.5s\n" == ended.err
+    assert "cirron: 202 records were not stored within exit_timeout=0.5s\n" == ended.err
 
 
 def test_a_device_that_never_answers(scripts: Scripts) -> None:

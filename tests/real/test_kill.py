@@ -56,6 +56,25 @@ def test_what_is_older_than_a_flush_interval_survives(scripts: Scripts) -> None:
     assert {1 / (number + 1) for number in old} <= {mark.value for mark in run.marks}
 
 
+def test_killed_within_the_first_interval(scripts: Scripts) -> None:
+    """A process that is killed before its first flush has a black box all the same."""
+    script = scripts.start("""
+        import time
+        import cirron as ci
+
+        ci.profile(flush_interval=3600)
+        while not list(__import__("pathlib").Path(".cirron").glob("blackbox/*.json")):
+            time.sleep(0.01)
+        print("ready")
+        time.sleep(600)
+    """)
+    script.wait_for("ready")
+    script.kill(signal.SIGKILL)
+    script.end()
+
+    assert "killed" == scripts.session().state
+
+
 def test_the_black_box_tells_what_was_open(scripts: Scripts) -> None:
     """After kill -9 a reader knows what was open, since when, the last step and its marks."""
     script = scripts.start(

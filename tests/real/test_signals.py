@@ -68,6 +68,39 @@ class TestTerm:
         assert "signal" == scripts.session().state
         assert "SIGTERM at" in scripts.show()
 
+    def test_where_it_was(self, scripts: Scripts) -> None:
+        """After SIGTERM the black box still has what was open, and where the threads were."""
+        after(scripts, "profile(); train()", signal.SIGTERM)
+        box = scripts.box()
+
+        assert ["cirron.session", "epoch", "stuck"] == [span["name"] for span in box["open"]]
+        (main,) = [stack for stack in box["stacks"] if stack["name"] == "MainThread"]
+        assert main["frames"][-1].endswith("in train")
+        shown = scripts.show()
+        assert "it was in epoch[0] > stuck, " in shown
+        assert "where the threads were:" in shown
+
+    def test_a_pool_that_ends_at_once(self, scripts: Scripts) -> None:
+        """Workers that are told to end while they are ending do so at once."""
+        ended = scripts.run("""
+            import multiprocessing, time
+            import cirron as ci
+
+            def work(number):
+                with ci.scope("child", number):
+                    return number
+
+            if __name__ == "__main__":
+                ci.profile()
+                began = time.perf_counter()
+                for _ in range(10):
+                    with multiprocessing.get_context("fork").Pool(2) as pool:
+                        pool.map(work, range(4))
+                print(time.perf_counter() - began < 4)  # one that waited would take 5 s
+        """)
+
+        assert (0, "True\n", "") == ended[:3]
+
     def test_open_spans_of_other_threads_are_ended(self, scripts: Scripts) -> None:
         """Spans that are open in other threads when SIGTERM comes are stored as cut short."""
         ended = after(

@@ -25,6 +25,7 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 import cirron as ci
+from cirron import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -872,11 +873,34 @@ class TestDistributed:
         assert [None] == [span["rank"] for span in spans(tmp_path)]
 
 
+class TestWhatTraceSaysOfItself:
+    """Read-back is honest about what it does not have."""
+
+    def test_older_spans_are_gone(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """When memory had to give up older spans, the tree says so."""
+        monkeypatch.setattr(session._memory, "max_bytes", 100_000)
+        ci.profile(output="none")
+        for _ in ci.batches(range(2_000)):
+            pass
+        ci.trace()
+
+        assert "older spans are no longer in memory" in capsys.readouterr().out
+
+    def test_off(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """When profiling is off, it says that, not that nothing was recorded."""
+        ci.profile(enabled=False)
+        ci.trace()
+
+        assert "profiling is off" in capsys.readouterr().out
+
+
 class TestInstance:
     """The explicit instance."""
 
     def test_signature(self) -> None:
-        """`Cirron` takes its eight settings by name."""
+        """`Cirron` takes its eight settings by name, and after them what is ours."""
         assert [
             "api_key",
             "api_endpoint",
@@ -886,7 +910,7 @@ class TestInstance:
             "flush_interval",
             "spool_max_bytes",
             "output",
-        ] == list(inspect.signature(ci.Cirron).parameters)
+        ] == list(inspect.signature(ci.Cirron).parameters)[:8]
 
     def test_its_methods_are_the_module_s(self, tmp_path: Path) -> None:
         """An instance profiles with its settings and has the same methods."""

@@ -233,7 +233,7 @@ def test_records_during_shutdown_are_bounded(rig: Any) -> None:
 
 
 def test_the_last_tick_comes_last(rig: Any) -> None:
-    """The black box is closed when the sinks are."""
+    """The black box is told before spans are closed, and closed when the sinks are."""
     order: list[str] = []
 
     class Closing(Told):
@@ -241,9 +241,11 @@ def test_the_last_tick_comes_last(rig: Any) -> None:
             order.append("sink")
 
     made = rig(Closing())
-    made.flusher.stop(clock.now() + 10**10, lambda: order.append("black box"))
+    made.flusher.stop(
+        clock.now() + 10**10, lambda: order.append("freeze"), lambda: order.append("black box")
+    )
 
-    assert ["sink", "black box"] == order
+    assert ["freeze", "sink", "black box"] == order
 
 
 def test_one_export_may_finish(rig: Any) -> None:

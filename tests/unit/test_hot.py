@@ -445,7 +445,7 @@ class TestDepth:
             self.nest(66)
 
         assert [
-            "scope 'x' is nested deeper than 64 and was dropped, as all deeper ones will be"
+            "cirron: scope 'x' is nested deeper than 64 and was dropped, as all deeper ones will be"
         ] == [record.getMessage() for record in caplog.records]
 
     def test_a_new_profiler_counts_from_0(self) -> None:
@@ -780,7 +780,10 @@ class TestLoops:
         self, wrapper: Any, name: str, recorded: testing.Captured
     ) -> None:
         """What cannot be iterated is a TypeError at once, not at the first item."""
-        with pytest.raises(TypeError, match="not iterable"):
+        with pytest.raises(
+            TypeError,
+            match=r"needs something to loop over; got 5 \(int\)\. Write ci\.\w+\(range\(5\)\)",
+        ):
             wrapper(5)
 
     def test_lazily(self, wrapper: Any, name: str, recorded: testing.Captured) -> None:
@@ -804,7 +807,10 @@ class TestLoops:
         loop = wrapper(range(3))
 
         assert (3, True, 0, [1, 2]) == (len(loop), bool(loop), next(loop), list(loop))
-        with pytest.raises(TypeError, match="not iterable"):
+        with pytest.raises(
+            TypeError,
+            match=r"needs something to loop over; got 5 \(int\)\. Write ci\.\w+\(range\(5\)\)",
+        ):
             wrapper(5)
         assert 0 == ci.trace(format="dict")["span_count"]
 

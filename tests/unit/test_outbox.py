@@ -116,7 +116,7 @@ class TestMemoryOutbox:
 
         assert (0, 2) == (len(outbox), outbox.dropped)
         (record,) = caplog.records
-        assert record.getMessage().startswith("2 batches could not be sent")
+        assert record.getMessage().startswith("cirron: 2 batches could not be sent")
 
 
 class TestMarkers:

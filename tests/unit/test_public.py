@@ -171,3 +171,29 @@ def test_the_check_of_imports_can_fail() -> None:
     )
 
     assert "'msgspec'" in run(script)
+
+
+class TestHints:
+    """Common slips get an answer that can be typed."""
+
+    def test_a_decorator_without_a_name(self) -> None:
+        """`@ci.scope` without a name shows the line to write."""
+        with pytest.raises(TypeError, match=r'write @ci\.scope\("train"\) above the function'):
+
+            @ci.scope  # type: ignore[arg-type]
+            def train() -> None: ...
+
+    def test_a_path_is_called_path(self) -> None:
+        """The error for `path=` names what was typed."""
+        with pytest.raises(ValueError, match="path=3 is not valid"):
+            ci.profile(path=3)  # type: ignore[arg-type]
+
+    def test_a_path_that_no_system_takes(self) -> None:
+        """A path with a zero byte is refused before anything is touched."""
+        with pytest.raises(ValueError, match="path="):
+            ci.profile(path="a\0b")
+
+    def test_decorating_something_else(self) -> None:
+        """A scope decorates what can be called."""
+        with pytest.raises(TypeError, match="a scope decorates functions; got 3"):
+            ci.scope("x")(3)  # type: ignore[type-var]

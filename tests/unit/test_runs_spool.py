@@ -377,7 +377,11 @@ class TestState:
         write_box(tmp_path, session(pid=os.getpid()), process_start=start)
         (run,) = spool.read(tmp_path, now_ns=NOW_NS)
 
-        assert ("running", NOW_NS, False) == (run.state, run.now_ns, run.is_judged_by_silence)
+        assert ("running", START_NS + 50 * SECOND_NS, False) == (
+            run.state,
+            run.now_ns,
+            run.is_judged_by_silence,
+        )
 
     def test_a_reused_process_id(self, tmp_path: Path) -> None:
         """Another process with the same id does not make a dead one run."""

@@ -25,10 +25,11 @@ PLACES: list[tuple[str, Any, Any, tuple[str, Any], tuple[str, Any]]] = [
         ("http://e/", "http://e"),
         ('"http://p"', "http://p"),
     ),
-    ("output_dir", "./.cirron", "a", ("e", "e"), ('"p"', "p")),
+    ("output_dir", "./.cirron", "a", ("e", "e"), ('"/p"', "/p")),
     ("output", ("spool",), "log", ("spool,stdout", ("spool", "stdout")), ('["log"]', ("log",))),
     ("snapshots", "stats", "full", ("sampled", "sampled"), ('"full"', "full")),
     ("sample_rate", 0.01, 0.5, ("0.25", 0.25), ("1", 1.0)),
+    ("steps_per_epoch", 1000, 5, ("6", 6), ("7", 7)),
     ("flush_interval", 1.0, 2, ("0.5", 0.5), ("3", 3.0)),
     ("spool_max_bytes", 1_000_000_000, 5, ("1e6", 1_000_000), ("7", 7)),
     ("max_pending_records", 1_000_000, 5, ("6", 6), ("7", 7)),
@@ -74,7 +75,7 @@ def test_an_empty_variable_is_none() -> None:
 
 
 def test_the_nearest_project_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pyproject.toml of a folder above is found; the nearest one hides those above it."""
+    """A `[tool.cirron]` of a folder above is found; the nearest one hides those above it."""
     write_project("[tool.cirron]\nflush_interval = 7\n")
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
@@ -82,7 +83,20 @@ def test_the_nearest_project_file_counts(tmp_path: Path, monkeypatch: pytest.Mon
     assert 7.0 == resolve().flush_interval
 
     write_project("[project]\nname = 'other'\n", tmp_path / "a")
-    assert 1.0 == resolve().flush_interval
+    assert 7.0 == resolve().flush_interval
+
+    write_project("[tool.cirron]\nflush_interval = 8\n", tmp_path / "a")
+    assert 8.0 == resolve().flush_interval
+
+
+def test_a_relative_folder_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative output_dir in pyproject.toml is in the folder of that file."""
+    write_project("[tool.cirron]\noutput_dir = 'runs'\n")
+    inner = tmp_path / "a"
+    inner.mkdir()
+    monkeypatch.chdir(inner)
+
+    assert str(tmp_path / "runs") == resolve().output_dir
 
 
 def test_a_broken_project_file_only_warns(caplog: pytest.LogCaptureFixture) -> None:

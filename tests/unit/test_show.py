@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -176,7 +177,7 @@ class TestStory:
         write_box(tmp_path, who, process_start=start, open=self.open_spans()[:2])
         (story,) = [line for line in lines(tmp_path) if line.startswith("running: ")]
 
-        assert story.startswith("running: it is in epoch[3], ")
+        assert re.match(r"running: as of .* ago; it is in epoch\[3\], ", story)
 
     def test_exception(self, tmp_path: Path) -> None:
         """Of a process that ended in an exception: which, and when."""
@@ -316,6 +317,28 @@ class TestOptions:
             found["roots"][0]["name"],
             found["session"]["id"],
         )
+
+    def test_where_it_looks_by_default(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without DIR it looks where a program that is started here would write."""
+        write(tmp_path / "elsewhere", session(), [span("1", "epoch")])
+        monkeypatch.setenv("CIRRON_OUTPUT_DIR", str(tmp_path / "elsewhere" / ".cirron"))
+        result = CliRunner().invoke(main, ["show"])
+
+        assert "epoch - 142us" == result.output.splitlines()[-1]
+
+    def test_into_a_pipe_that_closes(self, tmp_path: Path) -> None:
+        """`cirron show | head` ends without a word."""
+        write(tmp_path, session(), [span(str(n), f"name {n}") for n in range(2_000)])
+        result = subprocess.run(
+            ["bash", "-c", f'"{sys.executable}" -m cirron show "{tmp_path}" | head -1'],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert ("run run-s\n", "") == (result.stdout, result.stderr)
 
     def test_version(self) -> None:
         """`cirron --version` says the version."""

@@ -201,7 +201,7 @@ class TestCap:
             spool.health()["spool_dropped_bytes"],
             spool.health()["spool_bytes"],
         )
-        assert 1 == caplog.text.count("gives up its oldest batches")
+        assert 1 == caplog.text.count("its oldest files go")
 
     def test_the_newest_stays(self, tmp_path: Path) -> None:
         """A batch that is larger than the cap is kept until the next one comes."""

@@ -168,6 +168,12 @@ class TestSelect:
 
         assert ["b1"] == [root.id for root in found.roots]
 
+    def test_the_last_of_a_name_come_whole(self) -> None:
+        """The last epoch is the epoch that closed last, with everything inside it."""
+        found = trees.select(self.tree(), name="epoch", last=1)
+
+        assert [("epoch", ["batch", "batch"])] == names(found.roots)
+
     def test_last_may_be_more_than_there_is(self) -> None:
         """Asking for more spans than exist gives all closed ones; 0 gives none."""
         assert 6 == trees.select(self.tree(), last=100).span_count
@@ -507,3 +513,32 @@ class TestForms:
 
         with pytest.raises(errors.MissingDependencyError, match=r'pip install "cirron\[pandas\]"'):
             trees.to_frame(self.tree())
+
+
+class TestWhatIsKeptOutOfFolds:
+    def test_epochs_are_shown_one_by_one(self) -> None:
+        """Fifty epochs are fifty rows; their many batches are one row each."""
+        spans = [span(f"e{n}", "epoch", index=n, start=n * 100) for n in range(50)]
+        spans += [span(f"b{n}-{k}", "batch", f"e{n}") for n in range(50) for k in range(30)]
+        rows = trees.outline(trees.build(spans, []))
+
+        assert ["epoch"] * 50 == [row.item.name for row in rows]
+        assert {30} == {trees.span_count(row.rows[0].item) for row in rows}
+
+    def test_a_truncated_one_stands_alone(self) -> None:
+        """The step that the end of the process cut short is not lost among the others."""
+        spans = [span(str(n), "step", start=n) for n in range(40)]
+        spans[-1].attrs = {"truncated": True}
+        items = trees.fold([trees.Node(one) for one in spans])
+
+        assert [39, 1] == [trees.span_count(item) for item in items]
+
+    def test_waiting_for_data_is_summed_up(self) -> None:
+        """An attribute in ns that all folded spans have shows as its total and median."""
+        spans = [span(str(n), "batch", start=n) for n in range(40)]
+        for number, one in enumerate(spans):
+            one.attrs = {"data_load_ns": 1_000_000 + number}
+        (item,) = trees.fold([trees.Node(one) for one in spans])
+
+        assert isinstance(item, trees.Folded)
+        assert {"data_load_ns": (40_000_780, 1_000_020)} == item.times

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cirron import errors, wire
+from cirron import errors, settings, wire
+from cirron.record import clock
 from cirron.runs import spool
 from cirron.runs import tree as trees
 from cirron.view import text
@@ -27,7 +28,7 @@ MAX_FRAMES = 12
 
 
 @click.command()
-@click.argument("folder", metavar="[DIR]", default=".")
+@click.argument("folder", metavar="[DIR]", required=False)
 @click.option("--name", help="Only spans of this name, and what is inside them.")
 @click.option("--last", type=click.IntRange(min=1), help="Only the N spans that closed last.")
 @click.option(
@@ -42,7 +43,7 @@ MAX_FRAMES = 12
 @click.option("--rank", type=int, help="Only this rank of the run.")
 @click.option("--all", "is_all", is_flag=True, help="All runs, oldest first.")
 def show(
-    folder: str,
+    folder: str | None,
     name: str | None,
     last: int | None,
     form: str,
@@ -52,10 +53,11 @@ def show(
 ) -> None:
     """Shows the latest run in DIR: how it ended or where it is, and the tree of its spans.
 
-    DIR is the folder that the program ran in, or its .cirron folder; the current one by default.
+    DIR is the folder that the program ran in, or its .cirron folder. By default it is where a
+    program started here would write: as CIRRON_OUTPUT_DIR or pyproject.toml says, else here.
     """
     try:
-        sessions = spool.read(spool.find(folder))
+        sessions = spool.read(spool.find(default_folder() if folder is None else folder))
         strays = [run for run in sessions if is_stray(run)]
         runs = group(run for run in sessions if not is_stray(run))
         if not runs:
@@ -77,11 +79,20 @@ def show(
             click.echo(f"\n{other_runs(others)}")
     except errors.CirronError as error:
         raise click.ClickException(str(error)) from None
+    except BrokenPipeError:  # `cirron show | head`: click leaves quietly
+        raise
     except OSError as error:
-        raise click.ClickException(f"cannot read {error.filename}: {error.strerror}") from None
+        what = error.filename or "this folder"
+        raise click.ClickException(f"cannot read {what}: {error.strerror}") from None
 
 
 # -- which runs ---------------------------------------------------------------------------------
+
+
+def default_folder() -> str:
+    """Where a program that is started here would write, or this folder."""
+    chosen = settings.resolve({}).output_dir
+    return "." if chosen == settings.BY_NAME["output_dir"].default else chosen
 
 
 def group(sessions: Iterable[spool.SessionRun]) -> dict[str | None, list[spool.SessionRun]]:
@@ -255,30 +266,34 @@ def fate(run: spool.SessionRun, box: dict[str, Any]) -> list[str]:
         judged = [f"judged by that alone, for it ran on {host}"] if run.is_judged_by_silence else []
         return [f"no sign of life since {beat}", *judged]
     if run.state == "running":
-        return [f"last sign of life from {host} {beat}"] if run.is_judged_by_silence else []
+        if run.is_judged_by_silence:
+            return [f"last sign of life from {host} {beat}"]
+        age_ns = max(0, clock.wall() - box.get("heartbeat_ns", 0))
+        return [f"as of {text.duration(age_ns)} ago"]
     ended = box["ended"]
     detail = text.plain(ended.get("detail") or "no more is known", 200)
     return [f"{detail} at {moment(ended.get('at_ns'), run.started_ns)}"]
 
 
 def silence(run: spool.SessionRun, box: dict[str, Any]) -> list[str]:
-    """For how long nothing was recorded inside a scope, and the stacks that were taken then."""
+    """For how long nothing was recorded inside a scope; the stacks of then, or of the end."""
     since_ns, heartbeat_ns = box.get("silent_since_ns"), box.get("heartbeat_ns")
+    taken = box.get("stacks") or []
     if since_ns is None or heartbeat_ns is None:
-        return []
+        return ["where the threads were:", *stacks(taken)] if taken else []
     lasted = text.duration(heartbeat_ns - since_ns)
     beat = moment(heartbeat_ns, run.started_ns)
     return [
         f"silent: nothing was recorded for {lasted} up to {beat}",
-        *stacks(box.get("stacks") or []),
+        *stacks(taken),
     ]
 
 
 def where(run: spool.SessionRun) -> list[str]:
     """The innermost open spans, each with the path to it; the deepest of the main thread first."""
     spans = {span.id: span for span in run.open_spans()}
-    closed = {span.id for span in run.spans if span.id in spans}
-    for span_id in closed:  # it ended after the black box was written
+    closed = {s.id for s in run.spans if s.id in spans and not s.attrs.get("truncated")}
+    for span_id in closed:  # it ended by itself, after the black box was written
         del spans[span_id]
     parents = {span.parent_id for span in spans.values()}
     innermost = [span for span in spans.values() if span.id not in parents]

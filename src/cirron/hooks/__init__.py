@@ -1,15 +1,24 @@
-"""Frameworks that cirron knows, as tables: who exists, and who outranks whom.
+"""Frameworks that cirron knows, as tables: who exists, who outranks whom, and which file hooks it.
 
 A framework that is higher up makes the `epoch` and `step` spans while it runs; the ones below it
-make only their own. Nothing here imports a framework.
+make only their own. Nothing here imports a framework: a hook is loaded when the program has
+imported what it hooks.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
 
-from cirron import errors
+from cirron import errors, guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cirron.record.hot import Span
+    from cirron.settings import Settings
 
 # Highest first.
 PRECEDENCE = (
@@ -25,6 +34,62 @@ PRECEDENCE = (
 )
 
 
+# Of those, the ones that are hooked: the module whose import it waits for, the file, the class.
+HOOKS = {"torch": ("torch", "cirron.hooks.torch", "TorchHook")}
+
+
+class Hook(Protocol):
+    """A framework's hooks. `install` may be called again; `uninstall` leaves no trace."""
+
+    name: str
+
+    def install(self) -> None: ...
+
+    def uninstall(self) -> None: ...
+
+
+class Hooks:
+    """The hooks of a session."""
+
+    def __init__(self, settings: Settings, on_epoch_end: Callable[[Span], None]) -> None:
+        self._settings = settings
+        self._on_epoch_end = on_epoch_end
+        self._installed: list[Hook] = []
+        self._watch: Any = None
+
+    @property
+    def installed(self) -> list[str]:
+        """The frameworks that are hooked now."""
+        return [hook.name for hook in self._installed]
+
+    def install(self, frameworks: tuple[str, ...] | None) -> None:
+        """Hooks these frameworks, or all, each as soon as the program has imported it."""
+        from cirron.hooks.patch import ImportWatch
+
+        self._watch = ImportWatch()
+        for name, (module, file, kind) in HOOKS.items():
+            if frameworks is None or name in frameworks:
+                self._watch.when_imported(
+                    module, lambda file=file, kind=kind: self._add(file, kind)
+                )
+
+    def uninstall(self) -> None:
+        """Puts everything back as it was."""
+        if self._watch is not None:
+            self._watch.undo()
+        while self._installed:
+            with guard.quiet("hooks"):
+                self._installed.pop().uninstall()
+
+    def _add(self, file: str, kind: str) -> None:
+        with guard.quiet("hooks"):
+            hook: Hook = getattr(importlib.import_module(file), kind)(
+                self._settings, self._on_epoch_end
+            )
+            hook.install()
+            self._installed.append(hook)
+
+
 def check(frameworks: Any) -> tuple[str, ...] | None:
     """The frameworks that were asked for, checked; None means whatever the program imports."""
     if frameworks is None:
@@ -36,6 +101,10 @@ def check(frameworks: Any) -> tuple[str, ...] | None:
     for name in frameworks:
         if name not in PRECEDENCE:
             raise errors.one_of("frameworks", name, PRECEDENCE)
+        if name in HOOKS and name not in sys.modules and find_spec(HOOKS[name][0]) is None:
+            raise errors.SettingError(
+                f"frameworks={frameworks!r}: {name} is not installed. Install it, or leave it out"
+            )
     return tuple(name for name in PRECEDENCE if name in frameworks)
 
 

@@ -1,7 +1,7 @@
 """The only file that sets an attribute of somebody else's class, or touches the import system.
 
-Whatever is changed here is put back by `undo`, unless somebody else has changed it since: then it is
-theirs, and taking ours from under it would break it.
+Whatever is changed here is put back by `undo`, unless somebody else has changed it since: then it
+is theirs, and taking ours from under it would break it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class ImportWatch(importlib.abc.MetaPathFinder):
             return None
         for finder in sys.meta_path:  # those after us find the module; we only add a last step
             find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if finder is self or find is None else find(fullname, path, target)
+            spec: ModuleSpec | None = (
+                None if finder is self or find is None else find(fullname, path, target)
+            )
             if spec is not None and spec.loader is not None:
                 spec.loader = _Then(spec.loader, then)
                 return spec

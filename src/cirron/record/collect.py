@@ -28,6 +28,7 @@ MAX_MARK_IDS = 1_000
 
 # An attribute that holds more than this many items is stored as text.
 MAX_ITEMS = 1_000
+MAX_TEXT = 16_384  # bytes of a string
 MAX_NESTING = 6
 
 # Attributes that have a field of their own in the record.
@@ -206,7 +207,7 @@ class Collector:
             return 0
         with self.lock:
             accounted = self.seen + len(self._ring) + len(self._opened)
-            return max(0, hot.given_out() - self._given_before - accounted)
+            return max(0, hot.expected() - self._given_before - accounted)
 
     # -- encoding ---------------------------------------------------------------------------
 
@@ -353,6 +354,11 @@ class Collector:
     def plain(self, value: Any, nesting: int = 0) -> Any:
         """The value as JSON can hold it; what JSON cannot hold becomes text, and is counted."""
         kind = value.__class__
+        if kind is str:
+            if len(value) <= MAX_TEXT:
+                return value
+            self.coerced += 1
+            return clip(value, MAX_TEXT)
         if kind in _PLAIN and (kind is not int or value in _INT64):
             return value
         if kind is float:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     Record: TypeAlias = Closed | Mark
 
 MAX_DEPTH = 64
+LOOPS = {"epoch": "epochs", "batch": "batches"}
 
 # Records that wait while nobody profiles; a profiler brings a larger ring. When a ring is full its
 # oldest records go, and the collector counts them: sequence numbers given out, less records seen.
@@ -60,6 +61,7 @@ now: Callable[[], int] = clock.now
 root: Span  # set below, once there is a Span
 off = False
 too_deep = 0
+undone = 0  # spans that took a number and left no record
 
 
 class ThisThread(_local):
@@ -67,6 +69,7 @@ class ThisThread(_local):
 
     def __init__(self) -> None:
         self.ident = get_ident()
+        self.is_fetching = False
 
 
 _this_thread = ThisThread()
@@ -158,6 +161,8 @@ class Span:
         """Makes a decorator of the scope: each call of the function gets a span of its own."""
         from cirron.record.wrap import in_scope
 
+        if not callable(function):
+            raise errors.InputError(f"a scope decorates functions; got {function!r}")
         attrs = self.attrs or {}
         wrapped: F = in_scope(function, lambda: scope(self.name, self.index, **attrs))
         return wrapped
@@ -286,7 +291,13 @@ class Loop:
     def __init__(self, name: str, iterable: Iterable[Any], *, timed: bool = False) -> None:
         self._name = name
         self._iterable = iterable
-        self._items = enumerate(iterable)
+        try:
+            items = iter(iterable)
+        except TypeError:
+            if hasattr(type(iterable), "__iter__"):
+                raise  # its own error
+            raise errors.not_iterable(f"ci.{LOOPS[name]}", iterable) from None
+        self._items = enumerate(_fetch(items) if timed else items)
         self._timed = timed
         self._stepped: Generator[Any, None, None] | None = None  # what `next()` goes through
 
@@ -353,6 +364,20 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
                 append((number, above, name, index, span.attrs, start, end, thread))
                 opened.discard(span)
         waiting_since = end
+
+
+def _fetch(items: Iterator[T]) -> Iterator[T]:
+    """The items of a DataLoader; says while it fetches one that the batch is `ci.batches`'s."""
+    thread = _this_thread
+    while True:
+        thread.is_fetching = True
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        finally:
+            thread.is_fetching = False
+        yield item
 
 
 def _is_data_loader(iterable: object) -> bool:
@@ -471,6 +496,93 @@ def attach(state: State) -> State:
     return old
 
 
+def begin(name: str, index: int | None = None, attrs: Attrs = None) -> Span:
+    """`scope(...).__enter__()` in one call, for hooks: between calls of native code, when nothing
+    of ours is in the processor's caches, a Python call costs several times what a loop shows.
+    """
+    span = Span()
+    span.name = name
+    span.index = index
+    span.attrs = attrs
+    parent = _get()
+    if parent is None:
+        parent = root
+    elif parent.end:
+        parent = _open_ancestor(parent)
+    span.parent = parent
+    depth = span.depth = parent.depth + 1
+    if depth > MAX_DEPTH:
+        return _drop_deep(span)
+    span.thread = _this_thread.ident
+    span.sequence = next(sequence)
+    span.token = _set(span)
+    span.end = 0
+    span.start = now()
+    opened.add(span)
+    return span
+
+
+def close(span: Span) -> None:
+    """Ends a span that a hook opened; not after its parent, should that have ended before."""
+    if span.end:
+        return
+    parent = span.parent
+    span.end = end = parent.end or now()
+    if _get() is span:
+        try:
+            _reset(span.token)
+        except ValueError:
+            _leave(span)
+    else:
+        _leave(span)
+    append(
+        (
+            span.sequence,
+            parent.sequence,
+            span.name,
+            span.index,
+            span.attrs,
+            span.start,
+            end,
+            span.thread,
+        )
+    )
+    opened.discard(span)
+
+
+def fail(span: Span, error: BaseException) -> None:
+    """Ends a span in an exception."""
+    if not span.end:
+        _note_error(span, type(error), error)
+        close(span)
+
+
+def drop(span: Span) -> None:
+    """Ends a span without a record: what it was opened for did not come about."""
+    global undone
+    if not span.end:
+        undone += 1
+        span.end = now()
+        _leave(span)
+        opened.discard(span)
+
+
+def open_names() -> set[str]:
+    """The names of the scopes that are open in the calling context."""
+    names = set()
+    span = _get()
+    while span is not None and span.parent is not span:
+        if not span.end:
+            names.add(span.name)
+        span = span.parent
+    return names
+
+
+def is_fetching() -> bool:
+    """Whether `ci.batches` is asking its DataLoader for the next batch, in this thread."""
+    return _this_thread.is_fetching
+
+
 def record_of(span: Span) -> Closed:
     """What a span leaves in the ring."""
     return (
@@ -534,6 +646,11 @@ def depth() -> int:
     """How many scopes are open in the calling context, the session included."""
     span = _get()
     return (root if span is None else _open_ancestor(span)).depth
+
+
+def expected() -> int:
+    """How many records all the numbers given out so far should leave."""
+    return given_out() - undone
 
 
 def given_out() -> int:

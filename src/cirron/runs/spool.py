@@ -248,7 +248,7 @@ def _session_run(found: _Found, now_ns: int, host: str) -> SessionRun:
         forked=[box for _, box in boxes if box is not own],
         state=state,
         is_judged_by_silence=is_silent,
-        now_ns=now_ns if state == "running" else (own or {}).get("heartbeat_ns"),
+        now_ns=(own or {}).get("heartbeat_ns"),
         problems=found.problems,
     )
 

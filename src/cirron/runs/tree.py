@@ -100,9 +100,10 @@ class Node:
 class Tree:
     """Spans by parent. `now_ns` is the moment up to which open spans are counted."""
 
-    __slots__ = ("marks", "now_ns", "roots", "span_count")
+    __slots__ = ("is_partial", "marks", "now_ns", "roots", "span_count")
 
     def __init__(self, nodes: list[Node], now_ns: int, marks: Sequence[wire.Mark] = ()) -> None:
+        self.is_partial = False  # older spans are not there any more
         self.roots = _assemble(nodes)
         self.span_count = len(nodes)
         self.now_ns = now_ns
@@ -148,13 +149,14 @@ def build(
 
 
 def select(tree: Tree, name: str | None = None, last: int | None = None) -> Tree:
-    """The spans called `name` with all below them; of those the `last` ones that closed.
+    """The spans called `name` with all below them; the `last` spans that closed; or, given both,
+    the last ones of that name, with all below them.
 
     What is kept stays nested where a span and its parent are both kept.
     """
     if name is None and last is None:
         return tree
-    kept = list(walk(tree.roots) if name is None else walk(_matches(tree.roots, name)))
+    kept = list(walk(tree.roots)) if name is None else list(_matches(tree.roots, name))
     if last is not None:
         if last < 0:
             raise errors.out_of_range("last", last, "it is how many spans to keep, 0 or more")
@@ -162,7 +164,11 @@ def select(tree: Tree, name: str | None = None, last: int | None = None) -> Tree
         # Of two that ended in the same nanosecond the outer one closed later.
         closed.sort(key=lambda node: (node.end_ns, -node.depth, node.start_ns))
         kept = closed[max(0, len(closed) - last) :]
-    return Tree([_copy(node) for node in kept], tree.now_ns)
+    if name is not None:
+        kept = list(walk(kept))
+    selected = Tree([_copy(node) for node in kept], tree.now_ns)
+    selected.is_partial = tree.is_partial
+    return selected
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -279,6 +285,7 @@ class Folded:
         "pooled",
         "start_ns",
         "threshold",
+        "times",
         "total_ns",
         "worst_index",
         "worst_ns",
@@ -301,6 +308,7 @@ class Folded:
         self.is_open = members[0].is_open
         self.error = members[0].error
         self.marks = series(members)
+        self.times = shared_times(members)
         self.pooled = [child for node in members for child in node.children]
         self.threshold = threshold
         self.now_ns = now_ns
@@ -331,18 +339,19 @@ Item: TypeAlias = Node | Folded | Rest
 def fold(nodes: Sequence[Node], threshold: int = FOLD_ABOVE, now_ns: int = 0) -> list[Item]:
     """The rows that these siblings make, by first start; alike siblings past `threshold` are one.
 
-    A span that is open or that failed is never folded into those that ended well: of a thousand
-    steps it is the one to see. Past `MAX_SIBLINGS` rows the rest is only counted.
+    A span that is open, failed or was cut short is never folded into those that ended well: of a
+    thousand steps it is the one to see. Epochs are what one looks for, and are folded only when
+    they would fill the page. Past `MAX_SIBLINGS` rows the rest is only counted.
     """
     if len(nodes) <= threshold and len(nodes) <= MAX_SIBLINGS:
         return sorted(nodes, key=attrgetter("start_ns"))
-    groups: dict[tuple[str, bool, bool], list[Node]] = {}
+    groups: dict[tuple[str, bool, bool, bool], list[Node]] = {}
     for node in sorted(nodes, key=attrgetter("start_ns")):
-        key = (node.name, node.is_open, node.error is not None)
+        key = (node.name, node.is_open, node.error is not None, "truncated" in node.attrs)
         groups.setdefault(key, []).append(node)
     items: list[Item] = []
     for members in groups.values():
-        if len(members) > threshold:
+        if len(members) > (MAX_SIBLINGS if members[0].name == "epoch" else threshold):
             items.append(Folded(members, threshold, now_ns))
         else:
             items += members
@@ -426,6 +435,17 @@ def _inner(item: Item) -> list[Node]:
 
 def _count(nodes: Iterable[Node]) -> int:
     return sum(1 for _ in walk(nodes))
+
+
+def shared_times(nodes: Sequence[Node]) -> dict[str, tuple[int, int]]:
+    """Attributes in ns that all these spans have: their total and their median."""
+    first = nodes[0].attrs
+    found = {}
+    for key in [key for key in first if key.endswith("_ns")]:
+        values = sorted(v for node in nodes if isinstance(v := node.attrs.get(key), int))
+        if len(values) == len(nodes):
+            found[key] = (sum(values), values[len(values) // 2])
+    return found
 
 
 def series(nodes: Iterable[Node]) -> dict[str, Series]:

@@ -103,6 +103,9 @@ class Spool:
 
     def close(self, deadline_ns: int) -> None:
         self._write_held()
+        if self._held:
+            records = sum(batch.records for batch in self._held)
+            guard.warn("%d records are lost: %s stayed unwritable", records, self.folder)
         while self._held:
             self._count_drop(self._let_go().size)
 
@@ -258,11 +261,10 @@ class Spool:
     def _count_drop(self, size: int) -> None:
         self.dropped_files += 1
         self.dropped_bytes += size
-        if self.dropped_files == 1:
+        if self.dropped_files == 1 and self._problem is None:
+            limit = self.max_bytes
             guard.warn(
-                "the spool %s gives up its oldest batches: %s",
-                self.folder,
-                self._problem or f"it is larger than spool_max_bytes={self.max_bytes}",
+                "%s is larger than spool_max_bytes=%d: its oldest files go", self.folder, limit
             )
 
     # -- what can go wrong with a disk ------------------------------------------------------

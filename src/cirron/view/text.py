@@ -12,6 +12,7 @@ from cirron.runs import tree as trees
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+PARTIAL = "(older spans are no longer in memory; `cirron show` has them, where there is a spool)"
 EMPTY = (
     'No spans here: record some with ci.profile() or `with ci.scope("name"):`,'
     " or ask for another name= or last=."
@@ -103,6 +104,8 @@ def render(tree: trees.Tree) -> str:
     ]
     if tree.marks:
         lines.append(outside(tree.marks))
+    if tree.is_partial:
+        lines.append(PARTIAL)
     return "\n".join(lines) if lines else EMPTY
 
 
@@ -135,6 +138,10 @@ def cells(item: trees.Item, now_ns: int) -> Cells:
             f"median {duration(item.median_ns)}, worst {duration(item.worst_ns)}{worst},"
             f" total {duration(item.total_ns)}"
         )
+        notes += [
+            f"{plain(key[:-3])}: median {duration(median)}, total {duration(total)}"
+            for key, (total, median) in item.times.items()
+        ]
         return Cells(f"{plain(item.name)} x{item.count}", time, _marks(item.marks), notes)
     attrs = [
         _attr(key, given)
