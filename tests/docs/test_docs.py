@@ -60,13 +60,10 @@ def test_some_pages_have_examples() -> None:
     assert sum(text.count("```python") for text in TEXT.values()) >= 10
 
 
-@pytest.mark.parametrize("name", ci.__all__)
+@pytest.mark.parametrize("name", sorted(set(ci.__all__) - {"__version__"}))
 def test_public_names_are_documented(name: str) -> None:
     """Each public name is on some page."""
-    if name == "__version__" or name.endswith("Error"):
-        pytest.skip("described where it is raised")
-
-    assert any(f"{name}" in text for text in TEXT.values())
+    assert any(name in text for text in TEXT.values())
 
 
 @pytest.mark.parametrize("setting", settings.TABLE, ids=lambda setting: setting.name)

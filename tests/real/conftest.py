@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+import cirron as ci
 from cirron.runs import spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+    from typing import TypeAlias
 
     from cirron import wire
+
+    Traced: TypeAlias = Callable[[], str]
 
 PATIENCE_S = 30.0
 POLL_S = 0.005
@@ -245,3 +249,30 @@ def scripts(tmp_path: Path) -> Iterator[Scripts]:
     found = Scripts(tmp_path)
     yield found
     found.clean_up()
+
+
+def outline(node: dict[str, Any]) -> str:
+    """A span and what is under it on one line: `epoch[0](step[0](data_load forward:train))`.
+
+    A span that failed has a "!", one that is open a "?".
+    """
+    index = "" if node["index"] is None else f"[{node['index']}]"
+    mode = f":{node['attrs']['mode']}" if "mode" in node["attrs"] else ""
+    state = "!" if "error" in node["attrs"] else "?" if node["open"] else ""
+    return f"{node['name']}{index}{mode}{state}{outlines(node['children'])}"
+
+
+def outlines(nodes: list[dict[str, Any]]) -> str:
+    return f"({' '.join(map(outline, nodes))})" if nodes else ""
+
+
+@pytest.fixture
+def traced() -> Traced:
+    """Starts a session; a call of it outlines what the session has recorded so far."""
+    ci.profile(output="none")
+
+    def found() -> str:
+        (root,) = ci.trace(format="dict")["roots"]
+        return outlines(root["children"])[1:-1]
+
+    return found

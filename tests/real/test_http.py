@@ -429,9 +429,9 @@ class TestTrouble:
             assert ids(1, 2) == endpoint.batch_ids
         assert "ConnectionRefusedError: Connection refused" == sink.last_error
         trouble, recovery = warnings(caplog)
-        assert trouble.startswith("cannot reach 127.0.0.1 (ConnectionRefusedError")
+        assert trouble.startswith("cirron: cannot reach 127.0.0.1 (ConnectionRefusedError")
         assert "CIRRON_API_ENDPOINT" in trouble
-        assert "sending to 127.0.0.1 works again (1 batches to go)" == recovery
+        assert "cirron: sending to 127.0.0.1 works again (1 batches to go)" == recovery
 
     @pytest.mark.parametrize(
         "behaviour",

@@ -6,63 +6,132 @@ an evaluation. A step lasts from the first fetch after an optimizer step to the 
 that accumulated gradients make one step. Whoever has opened an `epoch`, `step` or `batch` scope
 above, by hand or by `ci.epochs` and `ci.batches`, has said what it is, and none is added.
 
+One pass a thread drives: it has the epoch and the steps. Passes that begin while it goes on are
+evaluations of their own, where the program evaluates, or else fetch more for the same step, as
+zipped loaders do.
+
 Runs on the user's threads; what it knows of a loop it keeps per thread. Torch is here because the
 program imported it: this module is loaded after torch is.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from _thread import _local
+from dis import opmap
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.amp.grad_scaler import GradScaler
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.loss import _Loss
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
 from cirron import guard
-from cirron.hooks.patch import Patches
+from cirron.hooks.patch import ImportWatch, Patches
 from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from cirron.settings import Settings
 
-current_graph_task_id = torch._C._current_graph_task_id
+current_graph_task_id = torch._C._current_graph_task_id  # -1 outside of a backward
 STEPS = frozenset(("step", "batch"))
+FOR_ITER = opmap["FOR_ITER"]
+# What torch runs every optimizer's step in; all of them share the code.
+STEP_CODE = torch.optim.Optimizer.profile_hook_step(len).__code__
+
+# Modules whose kind is remembered; past this the ones that are gone are forgotten.
+MAX_MODULES = 1_000
 
 
 class Pass:
     """One iterator of a DataLoader, from its first item to its last."""
 
-    def __init__(self, iterator: weakref.ref[Any]) -> None:
+    __slots__ = (
+        "above",
+        "counts_steps",
+        "fetches",
+        "index",
+        "is_ahead",
+        "is_driver",
+        "is_evaluating",
+        "is_fresh",
+        "is_loop",
+        "is_over",
+        "is_sized",
+        "is_training",
+        "iterator",
+        "lane",
+        "optimizer_steps",
+        "outer_has_epoch",
+        "span",
+        "step",
+        "stepped",
+    )
+
+    def __init__(self, lane: Lane, iterator: weakref.ref[Any], above: hot.Span) -> None:
+        self.lane = lane
         self.iterator = iterator
+        self.above = above  # what was open when it began
         self.span: hot.Span | None = None  # the epoch or evaluation, where it is ours to make
         self.step: hot.Span | None = None
         self.index = 0  # of the next step
-        self.counts_steps = True
-        self.is_fresh = False  # the step was opened for the item that is being loaded
-        self.outer_has_epoch = False
-        self.is_training = False
-        self.has_stepped = False  # an optimizer has, since the step began
+        self.fetches = 0
         self.optimizer_steps = 0
+        self.counts_steps = False
+        self.is_driver = False
+        self.is_loop = True  # a `for` asks for the items, not a call of `next`
+        self.is_evaluating = False  # the program was, when it began
         self.is_sized = True  # the loader knows its length
+        self.is_training = False
+        self.outer_has_epoch = False
+        self.stepped = False  # an optimizer has, since the step began
+        self.is_fresh = False  # the step was opened for the item that is being loaded
+        self.is_ahead = False  # fetches an item before the one that it has is used
+        self.is_over = False  # exhausted, with items fetched ahead still to be used
 
 
-class Lane(_local):
+class Lane:
     """What one thread is doing."""
+
+    __slots__ = (
+        "epochs",
+        "free_epoch",
+        "free_epoch_is_due",
+        "free_steps",
+        "has_worked",
+        "is_inside",
+        "is_loading",
+        "model",
+        "optimizer_spans",
+        "passes",
+        "uses_loaders",
+    )
 
     def __init__(self) -> None:
         self.is_inside = False  # a module's forward, or a backward
         self.is_loading = False
+        self.has_worked = False  # a model has run, since the last fetch
+        self.model: weakref.ref[Any] | None = None  # the last one that did
         self.passes: list[Pass] = []  # innermost last
         self.optimizer_spans: list[hot.Span] = []
         self.epochs = 0  # made so far
+        self.uses_loaders = False  # to train
         self.free_epoch: hot.Span | None = None  # of a loop that has no loader
+        self.free_epoch_is_due = False
         self.free_steps = 0
+
+
+class ThisThread(_local):
+    """Where a thread finds its lane."""
+
+    def __init__(self) -> None:
+        self.lane = Lane()
 
 
 class TorchHook:
@@ -75,54 +144,71 @@ class TorchHook:
         self._on_epoch_end = on_epoch_end
         self._patches = Patches()
         self._handles: list[Any] = []
-        self._lane = Lane()
-        self._models: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._watch = ImportWatch()
+        self._this_thread = ThisThread()
+        self._models: dict[weakref.ref[Any], bool] = {}
+        self._compiling: list[hot.Span] = []
+        self._is_on = False  # somebody may hold our functions after they are taken off
 
     def install(self) -> None:
         self.uninstall()
-        module, iterator = torch.nn.Module, dataloader._BaseDataLoaderIter
-        self._patches.set(module, "__call__", self._make_call(module.__call__))
-        self._patches.set(iterator, "__next__", self._make_next(iterator.__next__))
-        self._patches.set(torch.autograd, "backward", self._make_backward(torch.autograd.backward))
+        self._is_on = True
+        put, module = self._patches.set, torch.nn.Module
+        loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
+        put(module, "__call__", self._make_call(module.__call__))
+        put(loader, "__iter__", self._make_iter(loader.__iter__))
+        put(iterator, "__next__", self._make_next(iterator.__next__))
+        put(torch.autograd, "backward", self._make_backward(torch.autograd.backward))
+        put(GradScaler, "step", self._make_scaler_step(GradScaler.step))
         self._handles = [
             optimizers.register_optimizer_step_pre_hook(self._before_step),
             optimizers.register_optimizer_step_post_hook(self._after_step),
         ]
+        self._watch.when_imported("torch._dynamo.callback", self._see_compiles)
 
     def uninstall(self) -> None:
         """Takes everything off, and closes what this thread has open."""
+        self._is_on = False
+        self._watch.undo()
         self._patches.undo()
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._ignore_compiles()
         with guard.quiet("torch hooks"):
-            self._end_optimizers()
-            while self._lane.passes:
-                self._end_pass(self._lane.passes[-1])
-            self._end_free_epoch()
+            lane = self._this_thread.lane
+            self._end_optimizers(lane, 0)
+            while lane.passes:
+                self._end_pass(lane.passes[-1])
+            self._end_free_epoch(lane)
 
     # -- forward ----------------------------------------------------------------------------
 
     def _make_call(self, original: Any) -> Any:
-        lane, outermost = self._lane, self._outermost
+        this_thread, outermost = self._this_thread, self._outermost
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  nn.Module's own
             # First: inside a compiled graph this is all that remains of us.
-            if is_dynamo_compiling() or lane.is_inside:
+            if is_dynamo_compiling() or this_thread.lane.is_inside:
                 return original(self, *args, **kwargs)
             return outermost(original, self, args, kwargs)
 
         return __call__
 
     def _outermost(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        lane, span = self._lane, None
+        lane, span = self._this_thread.lane, None
         try:
-            is_model = self._models.get(module)
+            reference = weakref.ref(module)
+            is_model = self._models.get(reference)
             if is_model is None:
-                is_model = self._models[module] = is_a_model(module)
+                is_model = self._is_model(reference, module)
             # A task id: a checkpointed part runs again, in a backward.
-            if is_model and current_graph_task_id() == -1:
-                span = hot.begin("forward", None, {"mode": "train" if module.training else "eval"})
+            if is_model and self._is_on and current_graph_task_id() == -1 and not is_compiling():
+                mode = "train" if module.training else "eval"
+                lane.model = reference
+                if not lane.has_worked:
+                    self._begin_work(lane, mode)
+                span = hot.begin("forward", None, {"mode": mode})
         except Exception as error:  # noqa: BLE001  protects the forward from a model that objects
             guard.caught("torch forward", error)
         lane.is_inside = True
@@ -138,18 +224,44 @@ class TorchHook:
             hot.close(span)
         return result
 
+    def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool:
+        models = self._models
+        if len(models) >= MAX_MODULES:
+            for gone in [known for known in list(models) if known() is None]:
+                models.pop(gone, None)
+        models[reference] = False  # also if it objects to being asked: it is asked once
+        models[reference] = answer = is_a_model(module)
+        return answer
+
+    def _begin_work(self, lane: Lane, mode: str) -> None:
+        """The first forward since a fetch."""
+        lane.has_worked = True
+        if lane.optimizer_spans:
+            self._end_stale_optimizers(lane)
+        if lane.free_epoch_is_due and mode == "train":
+            self._begin_free_epoch(lane)
+
     # -- backward ---------------------------------------------------------------------------
 
     def _make_backward(self, original: Any) -> Any:
-        lane, saw_training = self._lane, self._saw_training
+        this_thread, saw_training = self._this_thread, self._saw_training
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling() or lane.is_inside:
+            # A task id: a checkpoint's backward inside another one, on a thread of torch's own.
+            if (
+                is_dynamo_compiling()
+                or (lane := this_thread.lane).is_inside
+                or current_graph_task_id() != -1
+                or not self._is_on
+            ):
                 return original(*args, **kwargs)
             span = None
             try:
+                if lane.optimizer_spans:
+                    self._end_stale_optimizers(lane)
                 if not (lane.passes and lane.passes[-1].is_training):
-                    saw_training()
+                    saw_training(lane, by_backward=True)
+                lane.has_worked = True
                 span = hot.begin("backward")
             except Exception as error:  # noqa: BLE001  protects the backward
                 guard.caught("torch backward", error)
@@ -174,12 +286,14 @@ class TorchHook:
         if is_dynamo_compiling():
             return
         try:
-            lane = self._lane
-            if not lane.passes:
-                self._free_step()
-            elif not lane.passes[-1].is_training:
-                self._saw_training()
-            lane.optimizer_spans.append(hot.begin("optimizer_step"))
+            lane = self._this_thread.lane
+            spans, passes = lane.optimizer_spans, lane.passes
+            if spans:
+                self._end_stale_optimizers(lane, inner=1)
+            if not (passes and passes[-1].is_training):
+                self._saw_training(lane)
+            lane.has_worked = True
+            spans.append(hot.begin("optimizer_step"))
         except Exception as error:  # noqa: BLE001  protects the optimizer
             guard.caught("torch optimizer", error)
 
@@ -187,35 +301,87 @@ class TorchHook:
         if is_dynamo_compiling():
             return
         try:
-            lane = self._lane
+            lane = self._this_thread.lane
             spans = lane.optimizer_spans
             if spans:
                 hot.close(spans.pop())
-            if lane.passes and not spans:  # else an optimizer inside another one
-                current = lane.passes[-1]
-                current.has_stepped = True
-                current.optimizer_steps += 1
+            if not spans:  # else an optimizer inside another one
+                self._count_step(lane)
         except Exception as error:  # noqa: BLE001  protects the optimizer
             guard.caught("torch optimizer", error)
 
-    def _end_optimizers(self) -> None:
-        """Closes the scope of a step that raised: torch calls no hook then."""
-        while self._lane.optimizer_spans:
-            span = self._lane.optimizer_spans.pop()
-            span.set(error="the step raised")
-            hot.close(span)
+    def _count_step(self, lane: Lane) -> None:
+        for current in lane.passes:
+            current.stepped = True
+            current.optimizer_steps += 1
+        if lane.free_epoch is not None:
+            lane.free_steps += 1
+            if lane.free_steps >= self._steps_per_epoch:
+                self._end_free_epoch(lane)
+                lane.free_epoch_is_due = True
+                lane.has_worked = False  # so that the next forward is noticed
+
+    def _make_scaler_step(self, original: Any) -> Any:
+        this_thread = self._this_thread
+
+        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            passes = this_thread.lane.passes
+            before = passes[-1].optimizer_steps if passes else 0
+            result = original(scaler, *args, **kwargs)
+            with guard.quiet("torch scaler"):
+                if passes and passes[-1].optimizer_steps == before and self._is_on:
+                    for current in passes:  # a step all the same, though it found infinity
+                        current.stepped = True
+                        if current.step is not None:
+                            current.step.set(optimizer_skipped=True)
+            return result
+
+        return step
+
+    def _end_stale_optimizers(self, lane: Lane, inner: int = 0) -> None:
+        """Closes the scopes of steps that raised: torch calls no hook then.
+
+        Those that run are on the stack; `inner` of them have no scope yet.
+        """
+        running = -inner
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            running += frame.f_code is STEP_CODE
+            frame = frame.f_back
+        self._end_optimizers(lane, running)
+
+    def _end_optimizers(self, lane: Lane, running: int) -> None:
+        while len(lane.optimizer_spans) > running:
+            span = lane.optimizer_spans.pop()
+            if not span.end:
+                span.set(error="the step raised")
+                hot.close(span)
 
     # -- loading ----------------------------------------------------------------------------
 
+    def _make_iter(self, original: Any) -> Any:
+        this_thread = self._this_thread
+
+        def __iter__(loader: Any) -> Any:  # noqa: N807  the loader's own
+            iterator = original(loader)
+            with guard.quiet("torch loader"):
+                # Workers that persist: an iterator begins again that may have been left early.
+                for old in [old for old in this_thread.lane.passes if old.iterator() is iterator]:
+                    self._end_pass(old)
+            return iterator
+
+        return __iter__
+
     def _make_next(self, original: Any) -> Any:
-        lane, begin = self._lane, self._begin_load
+        this_thread, begin = self._this_thread, self._begin_load
 
         def __next__(iterator: Any) -> Any:  # noqa: N807  the iterator's own
-            if lane.is_loading or hot.is_fetching():  # inside a dataset; or for `ci.batches`
+            lane = this_thread.lane
+            if lane.is_loading or not self._is_on:  # a loader inside a dataset
                 return original(iterator)
             load = None
             try:
-                load = begin(iterator)
+                load = begin(lane, iterator)
             except Exception as error:  # noqa: BLE001  protects the loader
                 guard.caught("torch loader", error)
             lane.is_loading = True
@@ -225,7 +391,7 @@ class TorchHook:
                 lane.is_loading = False
                 if load is not None:
                     with guard.quiet("torch loader"):
-                        self._fail_load(iterator, load, error)
+                        self._fail_load(lane, iterator, load, error)
                 raise
             lane.is_loading = False
             if load is not None:
@@ -234,142 +400,288 @@ class TorchHook:
 
         return __next__
 
-    def _begin_load(self, iterator: Any) -> hot.Span:
-        lane = self._lane
+    def _begin_load(self, lane: Lane, iterator: Any) -> hot.Span:
         if lane.optimizer_spans:
-            self._end_optimizers()
+            self._end_stale_optimizers(lane)
         passes = lane.passes
-        if passes and passes[-1].iterator() is iterator:
+        if passes and passes[-1].iterator() is iterator and not passes[-1].above.end:
             current = passes[-1]
         else:
-            current = self._find_pass(iterator) or self._begin_pass(iterator)
-        is_done = current.has_stepped or not current.is_training
-        current.is_fresh = current.counts_steps and (current.step is None or is_done)
-        if current.is_fresh:
-            if current.step is not None:
-                hot.close(current.step)
-            self._split_endless(current)
-            current.step = hot.begin("step" if current.is_training else "batch", current.index)
-            current.has_stepped = False
-            current.index += 1
+            current = self._find_pass(lane, iterator)
+        current.fetches += 1
+        if not current.counts_steps:
+            self._fetch_for_driver(lane, current)
+        elif current.step is None:
+            self._next_step(current)
+        elif current.is_training:
+            current.is_fresh = current.stepped
+            if current.stepped:
+                self._next_step(current)
+        elif current.is_loop or lane.has_worked:
+            self._next_step(current)
+        else:
+            current.is_ahead = True
+            current.is_fresh = False
+        lane.has_worked = False
         return hot.begin("data_load")
 
-    def _fail_load(self, iterator: Any, load: hot.Span, error: BaseException) -> None:
+    def _next_step(self, current: Pass) -> None:
+        if current.step is not None:
+            hot.close(current.step)
+        if not current.is_sized:
+            self._split_endless(current)
+        current.step = hot.begin("step" if current.is_training else "batch", current.index)
+        current.index += 1
+        current.is_fresh = True
+        current.stepped = False
+
+    def _fetch_for_driver(self, lane: Lane, current: Pass) -> None:
+        """Another loader is asked, for the step that the driving one has."""
+        driver = find_driver(lane)
+        if driver is None or driver is current:
+            return
+        # Asked again before the driver was: the driver's iterator is held, and not used any more.
+        if current.fetches > 1 and not driver.is_loop and not current.is_loop:
+            take_over(current, driver)
+            driver = current
+        if driver.counts_steps and driver.is_training and driver.stepped:
+            self._next_step(driver)
+
+    def _fail_load(self, lane: Lane, iterator: Any, load: hot.Span, error: BaseException) -> None:
         if not isinstance(error, StopIteration):
             hot.fail(load, error)
             return
         hot.drop(load)
-        current = self._find_pass(iterator)
+        current = next((one for one in lane.passes if one.iterator() is iterator), None)
         if current is None:
+            return
+        if current.is_ahead:  # the last items are still to be used
+            current.is_over = True
             return
         if current.step is not None and current.is_fresh:
             hot.drop(current.step)
             current.step = None
         self._end_pass(current)
 
-    def _find_pass(self, iterator: Any) -> Pass | None:
+    # -- passes -----------------------------------------------------------------------------
+
+    def _find_pass(self, lane: Lane, iterator: Any) -> Pass:
         """The pass of this iterator; those inside it that were left early end here."""
-        passes = self._lane.passes
+        passes = lane.passes
         for place, found in enumerate(passes):
             if found.iterator() is iterator:
                 while len(passes) > place + 1:
                     self._end_pass(passes[-1])
-                return found
-        return None
+                if not found.above.end:
+                    return found
+                self._end_pass(found)
+                # The scope that it began in is over. A scope for one fetch is no loop's.
+                return self._begin_pass(lane, iterator, may_drive=found.fetches > 1)
+        return self._begin_pass(lane, iterator)
 
-    def _begin_pass(self, iterator: Any) -> Pass:
-        lane = self._lane
-        for old in [old for old in lane.passes if old.iterator() is None]:
-            self._end_pass(old)
-        names = hot.open_names()
-        current = Pass(weakref.ref(iterator, self._iterator_gone))
-        has_step = not STEPS.isdisjoint(names)
-        current.outer_has_epoch = "epoch" in names
-        current.counts_steps = not has_step and not hot.is_fetching()
-        current.is_sized = has_length(iterator)
-        if not has_step and (current.counts_steps or not current.outer_has_epoch):
-            current.span = hot.begin("evaluation")
+    def _begin_pass(self, lane: Lane, iterator: Any, *, may_drive: bool = True) -> Pass:
+        for old in list(lane.passes):
+            # Left early; or used up; or its spans were ended for us, by a fork.
+            if is_left(old.iterator()) or old.is_over or (old.span is not None and old.span.end):
+                self._end_pass(old)
+        current = Pass(lane, weakref.ref(iterator, self._iterator_gone), hot.innermost())
+        is_fetching = hot.is_fetching()
+        current.is_loop = is_fetching or is_asked_by_for()
+        current.is_evaluating = is_evaluating(lane)
+        driver = find_driver(lane)
+        if driver is not None and self._is_abandoned(driver, current):
+            self._end_pass(driver)
+            current.above = hot.innermost()
+            driver = None
+        if driver is not None:
+            if current.is_evaluating and not any(old.is_evaluating for old in lane.passes):
+                current.counts_steps = True
+                current.span = hot.begin("evaluation")
+        elif may_drive:
+            current.is_driver = True
+            current.is_sized = has_length(iterator)
+            names = hot.open_names(but=lane.free_epoch)
+            has_step = not STEPS.isdisjoint(names)
+            current.outer_has_epoch = "epoch" in names
+            current.counts_steps = not has_step and not is_fetching
+            if not has_step and (current.counts_steps or not current.outer_has_epoch):
+                current.span = hot.begin("evaluation")
         lane.passes.append(current)
         return current
 
+    def _is_abandoned(self, driver: Pass, other: Pass) -> bool:
+        """Whether an iterator that was stepped by hand is held, and another loop has begun."""
+        if driver.is_loop or not other.is_loop:
+            return False
+        return not (driver.is_training and other.is_evaluating)
+
     def _end_pass(self, current: Pass) -> None:
-        self._lane.passes.remove(current)
+        passes = current.lane.passes
+        if current in passes:
+            passes.remove(current)
         if current.step is not None:
             hot.close(current.step)
-        if current.span is not None:
+        span = current.span
+        if span is not None and not span.end:
             if current.is_training:
-                self._on_epoch_end(current.span)
-            hot.close(current.span)
+                self._on_epoch_end(span)
+            hot.close(span)
 
     def _iterator_gone(self, gone: weakref.ref[Any]) -> None:
         """Left early, by `break` or an exception; called wherever the last reference went."""
         with guard.quiet("torch loader"):
-            for current in list(self._lane.passes):
+            for current in list(self._this_thread.lane.passes):
                 if current.iterator is gone:
+                    self._end_stale_optimizers(current.lane)
                     self._end_pass(current)
 
     # -- what a pass turns out to be --------------------------------------------------------
 
-    def _saw_training(self) -> None:
-        """A backward or an optimizer step: the innermost pass is a training epoch."""
-        passes = self._lane.passes
-        if not passes or passes[-1].is_training:
+    def _saw_training(self, lane: Lane, *, by_backward: bool = False) -> None:
+        """A backward or an optimizer step: the pass that drives is a training epoch."""
+        if by_backward and is_in_eval_mode(lane):
+            return  # an attack, or a saliency map
+        passes = lane.passes
+        while passes and passes[-1].counts_steps and not passes[-1].is_driver:
+            self._end_pass(passes[-1])  # an evaluation inside the step, left
+        if not passes:
+            if current_graph_task_id() == -1:
+                self._begin_free_epoch(lane)
             return
-        current = passes[-1]
-        current.is_training = True
-        if current.step is not None:
-            current.step.name = "step"
-        if current.span is None:
+        lane.uses_loaders = True
+        for current in passes:
+            if not current.is_training:
+                current.is_training = True
+                self._name_training(lane, current)
+
+    def _name_training(self, lane: Lane, current: Pass) -> None:
+        span, step = current.span, current.step
+        if step is not None:
+            step.name = "step"
+        if span is None:
             return
         if current.outer_has_epoch:  # made by hand: the steps are directly under that one
-            if current.step is not None:
-                current.step.parent = current.span.parent
-            hot.drop(current.span)
+            if step is not None:
+                step.parent = span.parent
+            hot.drop(span)
             current.span = None
-        else:
-            self._name_epoch(current.span)
+            return
+        if lane.free_epoch is not None:  # it had no loader; this one has
+            if span.parent is lane.free_epoch:
+                span.parent = lane.free_epoch.parent
+            self._end_free_epoch(lane)
+        self._name_epoch(lane, span)
 
-    def _name_epoch(self, span: hot.Span) -> None:
+    def _name_epoch(self, lane: Lane, span: hot.Span) -> None:
         span.name = "epoch"
-        span.index = self._lane.epochs
-        self._lane.epochs += 1
+        span.index = lane.epochs
+        lane.epochs += 1
 
     def _split_endless(self, current: Pass) -> None:
         """A loader without an end: an epoch is as many optimizer steps as the settings say."""
-        if current.is_sized or current.span is None or not current.is_training:
+        if current.span is None or not current.is_training:
             return
         if current.optimizer_steps >= self._steps_per_epoch:
             self._on_epoch_end(current.span)
             hot.close(current.span)
             current.span = hot.begin("epoch")
-            self._name_epoch(current.span)
+            self._name_epoch(current.lane, current.span)
             current.optimizer_steps = current.index = 0
 
-    def _free_step(self) -> None:
-        """The same for a loop without a loader."""
-        lane = self._lane
-        if lane.free_epoch is not None and (
-            lane.free_epoch.end or lane.free_steps >= self._steps_per_epoch
-        ):
-            self._end_free_epoch()
-        if lane.free_epoch is None and "epoch" not in hot.open_names():
-            lane.free_epoch = hot.begin("epoch")
-            self._name_epoch(lane.free_epoch)
-            lane.free_steps = 0
-        lane.free_steps += 1
+    def _begin_free_epoch(self, lane: Lane) -> None:
+        """The same for a loop without a loader. A step after a loader's last item is not one."""
+        if lane.free_epoch is not None and lane.free_epoch.end:
+            lane.free_epoch = None  # with the scope that it was in
+        if lane.free_epoch is not None or lane.uses_loaders or "epoch" in hot.open_names():
+            return
+        lane.free_epoch = hot.begin("epoch")
+        self._name_epoch(lane, lane.free_epoch)
+        lane.free_epoch_is_due = False
+        lane.free_steps = 0
 
-    def _end_free_epoch(self) -> None:
-        span, self._lane.free_epoch = self._lane.free_epoch, None
+    def _end_free_epoch(self, lane: Lane) -> None:
+        span, lane.free_epoch = lane.free_epoch, None
         if span is not None and not span.end:
             self._on_epoch_end(span)
             hot.close(span)
+
+    # -- compiling --------------------------------------------------------------------------
+
+    def _see_compiles(self) -> None:
+        handler = sys.modules["torch._dynamo.callback"].callback_handler
+        handler.register_start_callback(self._before_compile)
+        handler.register_end_callback(self._after_compile)
+
+    def _ignore_compiles(self) -> None:
+        module = sys.modules.get("torch._dynamo.callback")
+        if module is None:
+            return
+        handler = module.callback_handler
+        if self._before_compile in handler.start_callbacks:
+            handler.remove_start_callback(self._before_compile)
+        if self._after_compile in handler.end_callbacks:
+            handler.remove_end_callback(self._after_compile)
+
+    def _before_compile(self, *_: Any) -> None:
+        with guard.quiet("torch compile"):
+            self._compiling.append(hot.begin("compile"))
+
+    def _after_compile(self, *_: Any) -> None:
+        with guard.quiet("torch compile"):
+            if self._compiling:
+                hot.close(self._compiling.pop())
+
+
+def find_driver(lane: Lane) -> Pass | None:
+    return next((one for one in lane.passes if one.is_driver), None)
+
+
+def take_over(current: Pass, driver: Pass) -> None:
+    """Hands the epoch and the steps of one pass to another."""
+    for name in ("above", "counts_steps", "index", "is_training", "optimizer_steps"):
+        setattr(current, name, getattr(driver, name))
+    for name in ("outer_has_epoch", "span", "step", "stepped", "is_driver"):
+        setattr(current, name, getattr(driver, name))
+    driver.span = driver.step = None
+    driver.counts_steps = driver.is_driver = False
+    driver.lane.passes.remove(driver)
+
+
+def is_in_eval_mode(lane: Lane) -> bool:
+    model = None if lane.model is None else lane.model()
+    return model is not None and not model.training
+
+
+def is_evaluating(lane: Lane) -> bool:
+    return not torch.is_grad_enabled() or is_in_eval_mode(lane)
+
+
+def is_asked_by_for() -> bool:
+    """Whether the code that asks for an item is a `for` and not a call, of `next`, say.
+
+    An item that was asked for by hand may be all that is ever wanted of its iterator.
+    """
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == FOR_ITER
 
 
 def is_a_model(module: Any) -> bool:
     """Whether a call of it is a forward: it has parameters, and is no loss and no metric."""
     if isinstance(module, _Loss) or type(module).__module__.partition(".")[0] == "torchmetrics":
         return False
+    if getattr(module, "_is_replica", False):  # DataParallel's, one a device and call
+        return False
     return next(module.parameters(), None) is not None
+
+
+def is_left(iterator: Any) -> bool:
+    """Whether nobody goes on with it: it is gone, or only its loader has it, for the next epoch."""
+    if iterator is None:
+        return True
+    # The loader, this function and the one that counts.
+    return getattr(iterator, "_persistent_workers", False) and sys.getrefcount(iterator) <= 3
 
 
 def has_length(iterator: Any) -> bool:

@@ -567,12 +567,18 @@ def drop(span: Span) -> None:
         opened.discard(span)
 
 
-def open_names() -> set[str]:
-    """The names of the scopes that are open in the calling context."""
+def innermost() -> Span:
+    """The scope that a new one would be under."""
+    span = _get()
+    return root if span is None else _open_ancestor(span)
+
+
+def open_names(but: Span | None = None) -> set[str]:
+    """The names of the scopes that are open in the calling context, one of them left out."""
     names = set()
     span = _get()
     while span is not None and span.parent is not span:
-        if not span.end:
+        if not span.end and span is not but:
             names.add(span.name)
         span = span.parent
     return names
