@@ -498,6 +498,9 @@ class TorchHook:
                 current.counts_steps = True
                 current.span = hot.begin("evaluation")
         elif may_drive:
+            if lane.free_epoch is not None and not current.is_evaluating:
+                self._end_free_epoch(lane)
+                current.above = hot.innermost()
             current.is_driver = True
             current.is_sized = has_length(iterator)
             names = hot.open_names(but=lane.free_epoch)
@@ -568,7 +571,7 @@ class TorchHook:
             return
         if lane.free_epoch is not None:  # it had no loader; this one has
             if span.parent is lane.free_epoch:
-                span.parent = lane.free_epoch.parent
+                span.parent = current.above = lane.free_epoch.parent
             self._end_free_epoch(lane)
         self._name_epoch(lane, span)
 

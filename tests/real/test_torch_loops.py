@@ -1,0 +1,508 @@
+"""PyTorch loops as people write them: optimizers of all kinds, loaders in all positions."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import cirron as ci
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.real.conftest import Traced
+
+STEP = "data_load forward:train backward optimizer_step"
+
+
+def loader_of(batches: int = 2, **options: Any) -> DataLoader[Any]:
+    data = TensorDataset(torch.randn(batches * 2, 4), torch.randn(batches * 2, 1))
+    return DataLoader(data, batch_size=2, **options)
+
+
+class Loop:
+    """A small model, and the lines that train it."""
+
+    def __init__(self) -> None:
+        self.model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def loss(self, batch: Any) -> Any:
+        return nn.functional.mse_loss(self.model(batch[0]), batch[1])
+
+    def step(self, batch: Any) -> None:
+        self.optimizer.zero_grad()
+        self.loss(batch).backward()
+        self.optimizer.step()
+
+
+def steps(count: int, body: str = STEP) -> str:
+    return " ".join(f"step[{index}]({body})" for index in range(count))
+
+
+# -- optimizers ------------------------------------------------------------------------------
+
+
+def test_a_gan(traced: Traced) -> None:
+    """Two models with an optimizer each, both stepped for each batch, make one step of it."""
+    generator, critic = nn.Linear(2, 4), nn.Linear(4, 1)
+    make = torch.optim.Adam(generator.parameters())
+    judge = torch.optim.Adam(critic.parameters())
+    for real, _ in loader_of():
+        judge.zero_grad()
+        made = generator(torch.randn(2, 2))
+        (critic(made.detach()).mean() - critic(real).mean()).backward()
+        judge.step()
+        make.zero_grad()
+        (-critic(made).mean()).backward()
+        make.step()
+
+    forwards = "forward:train forward:train forward:train"
+    body = f"data_load {forwards} backward optimizer_step forward:train backward optimizer_step"
+    assert f"epoch[0]({steps(2, body)})" == traced()
+
+
+def test_several_optimizers(traced: Traced) -> None:
+    """Optimizers for parts of one model are stepped within one step."""
+    loop = Loop()
+    parts = [torch.optim.SGD([part], lr=0.1) for part in loop.model.parameters()]
+    for batch in loader_of():
+        loop.loss(batch).backward()
+        for optimizer in parts:
+            optimizer.step()
+
+    body = "data_load forward:train backward" + " optimizer_step" * 4
+    assert f"epoch[0]({steps(2, body)})" == traced()
+
+
+def test_a_closure(traced: Traced) -> None:
+    """What a closure does is inside the optimizer's step that calls it."""
+    loop = Loop()
+    optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=2)
+    for batch in loader_of():
+
+        def closure(batch: Any = batch) -> Any:
+            optimizer.zero_grad()
+            loss = loop.loss(batch)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    pairs = "forward:train backward forward:train backward"
+    assert f"epoch[0]({steps(2, f'data_load optimizer_step({pairs})')})" == traced()
+
+
+class Twice(torch.optim.Optimizer):
+    """An optimizer that wraps another and steps it twice."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__([weight for group in inner.param_groups for weight in group["params"]], {})
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+        self.inner.step()
+
+
+def test_an_optimizer_in_an_optimizer(traced: Traced) -> None:
+    """The step of a wrapped optimizer is inside the wrapper's, and counts once."""
+    loop = Loop()
+    loop.optimizer = Twice(loop.optimizer)
+    for batch in loader_of():
+        loop.step(batch)
+
+    inner = "optimizer_step(optimizer_step optimizer_step)"
+    assert f"epoch[0]({steps(2, f'data_load forward:train backward {inner}')})" == traced()
+
+
+def test_a_scheduler(traced: Traced) -> None:
+    """A scheduler, which wraps its optimizer's step, changes nothing."""
+    loop = Loop()
+    scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 1)
+    for batch in loader_of():
+        loop.step(batch)
+        scheduler.step()
+
+    assert f"epoch[0]({steps(2)})" == traced()
+
+
+def test_an_optimizer_inside_the_backward(traced: Traced) -> None:
+    """Optimizers that step as gradients arrive are inside the backward, and end the step."""
+    loop = Loop()
+    for weight in loop.model.parameters():
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        weight.register_post_accumulate_grad_hook(lambda _, step=optimizer.step: step())
+    for batch in loader_of():
+        loop.loss(batch).backward()
+
+    inner = "backward(optimizer_step optimizer_step optimizer_step optimizer_step)"
+    assert f"epoch[0]({steps(2, f'data_load forward:train {inner}')})" == traced()
+
+
+def test_mixed_precision(traced: Traced) -> None:
+    """Autocast and a scaler leave the steps as they are."""
+    loop = Loop()
+    scaler = torch.amp.GradScaler("cpu")
+    for batch in loader_of():
+        loop.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = loop.loss(batch)
+        scaler.scale(loss).backward()
+        scaler.step(loop.optimizer)
+        scaler.update()
+
+    assert f"epoch[0]({steps(2)})" == traced()
+
+
+def test_a_step_that_the_scaler_skips(traced: Traced) -> None:
+    """When the scaler finds infinity the step ends all the same, and says so."""
+    loop = Loop()
+    scaler = torch.amp.GradScaler("cpu")
+    for batch in loader_of():
+        loop.optimizer.zero_grad()
+        scaler.scale(loop.loss(batch) * float("inf")).backward()
+        scaler.step(loop.optimizer)
+        scaler.update()
+    found = traced()
+
+    assert f"epoch[0]({steps(2, 'data_load forward:train backward')})" == found
+    (root,) = ci.trace(format="dict")["roots"]
+    skipped = [step["attrs"] for step in root["children"][0]["children"]]
+    assert [{"optimizer_skipped": True}] * 2 == skipped
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpoints(traced: Traced, use_reentrant: bool) -> None:
+    """What a checkpoint runs again is a part of the backward, not a second forward."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            hidden = checkpoint(self.first, x.requires_grad_(), use_reentrant=use_reentrant)
+            return checkpoint(self.second, hidden, use_reentrant=use_reentrant)
+
+    loop = Loop()
+    loop.model = Checkpointed()
+    loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    for batch in loader_of():
+        loop.step(batch)
+
+    assert f"epoch[0]({steps(2)})" == traced()
+
+
+def test_the_random_state_of_a_checkpoint(traced: Traced) -> None:
+    """A checkpoint with dropout computes the gradients that it computes without us."""
+
+    def gradient() -> Any:
+        torch.manual_seed(0)
+        part = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+        checkpoint(part, torch.ones(2, 4), use_reentrant=False).sum().backward()
+        return part[0].weight.grad
+
+    found = gradient()
+    ci.shutdown()
+
+    assert torch.equal(gradient(), found)
+
+
+# -- loaders ---------------------------------------------------------------------------------
+
+
+def test_break(traced: Traced) -> None:
+    """A loop that is left early ends its epoch there; what follows is not inside it."""
+    loop = Loop()
+    loader = loader_of(4)
+    for _ in range(2):
+        for index, batch in enumerate(loader):
+            if index == 1:
+                break
+            loop.step(batch)
+        with ci.scope("between"):
+            pass
+
+    body = f"step[0]({STEP}) step[1](data_load)"
+    assert f"epoch[0]({body}) between epoch[1]({body}) between" == traced()
+
+
+def test_continue(traced: Traced) -> None:
+    """A batch that is skipped is loaded within the step that goes on after it."""
+    loop = Loop()
+    for index, batch in enumerate(loader_of(3)):
+        if index == 1:
+            continue
+        loop.step(batch)
+
+    skipped = "data_load forward:train backward optimizer_step"
+    assert f"epoch[0](step[0]({STEP}) step[1](data_load {skipped}))" == traced()
+
+
+def test_return(traced: Traced) -> None:
+    """A function that returns from within the loop ends the epoch."""
+    loop = Loop()
+    loader = loader_of(4)
+
+    def train() -> None:
+        for batch in loader:
+            loop.step(batch)
+            return
+
+    train()
+    with ci.scope("after"):
+        pass
+
+    assert f"epoch[0]({steps(1)}) after" == traced()
+
+
+def test_an_iterator_that_is_held(traced: Traced) -> None:
+    """Batches that are asked for with `next` make steps, and the end of the iterator an epoch."""
+    loop = Loop()
+    loader = loader_of()
+    iterator = iter(loader)
+    for _ in range(4):
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            iterator = iter(loader)
+            batch = next(iterator)
+        loop.step(batch)
+    del iterator
+
+    assert f"epoch[0]({steps(2)}) epoch[1]({steps(2)})" == traced()
+
+
+def test_an_iterator_that_is_held_through_ci_epochs(traced: Traced) -> None:
+    """An iterator that outlives the epoch has its steps under each epoch, numbered from 0."""
+    loop = Loop()
+    iterator = iter(loader_of(4))
+    for _ in ci.epochs(range(2)):
+        for _ in range(2):
+            loop.step(next(iterator))
+
+    assert f"epoch[0]({steps(2)}) epoch[1]({steps(2)})" == traced()
+
+
+def test_an_iterator_that_was_peeked_at(traced: Traced) -> None:
+    """A first batch that was only looked at, its iterator held, does not swallow the training."""
+    loop = Loop()
+    loader = loader_of()
+    peeked = iter(loader)
+    next(peeked)
+    for _ in range(2):
+        for batch in loader:
+            loop.step(batch)
+
+    peek = "evaluation(batch[0](data_load))"
+    assert f"{peek} epoch[0]({steps(2)}) epoch[1]({steps(2)})" == traced()
+
+
+def test_a_peek_and_a_held_iterator(traced: Traced) -> None:
+    """Of two iterators that are stepped by hand, the one that is asked on and on drives."""
+    loop = Loop()
+    loader = loader_of()
+    peeked = iter(loader)
+    next(peeked)
+    iterator = iter(loader)
+    for batch in iter(lambda: next(iterator, None), None):
+        loop.step(batch)
+
+    assert f"epoch[0](step[0](data_load {STEP}) step[1]({STEP}))" == traced()
+
+
+def test_a_scope_around_each_fetch(traced: Traced) -> None:
+    """A scope for the fetch alone holds its `data_load`; no epoch is made of each."""
+    loop = Loop()
+    iterator = iter(loader_of(4))
+    for _ in range(3):
+        with ci.scope("fetch"):
+            batch = next(iterator)
+        loop.step(batch)
+    found = traced()
+
+    assert 1 == found.count("epoch[")
+    assert found.endswith(" fetch(data_load) forward:train backward optimizer_step")
+
+
+def test_nested_loaders(traced: Traced) -> None:
+    """A loader inside the loop of another fetches for the outer one's steps."""
+    loop = Loop()
+    inner = loader_of()
+    for _ in loader_of():
+        for batch in inner:
+            loop.loss(batch).backward()
+        loop.optimizer.step()
+
+    body = "data_load data_load forward:train backward data_load forward:train backward"
+    assert f"epoch[0]({steps(2, f'{body} optimizer_step')})" == traced()
+
+
+def test_zipped_loaders(traced: Traced) -> None:
+    """Two loaders in one loop load for one step."""
+    loop = Loop()
+    for batch, _ in zip(loader_of(), loader_of(), strict=True):
+        loop.step(batch)
+
+    assert f"epoch[0]({steps(2, f'data_load {STEP}')})" == traced()
+
+
+def test_two_iterators_side_by_side(traced: Traced) -> None:
+    """Labelled and unlabelled batches, each from its own iterator, make one step together."""
+    loop = Loop()
+    labelled, unlabelled = iter(loader_of(3)), iter(loader_of(3))
+    for _ in range(3):
+        next(unlabelled)
+        loop.step(next(labelled))
+    del labelled, unlabelled
+
+    assert f"epoch[0]({steps(3, f'data_load {STEP}')})" == traced()
+
+
+def test_a_validation_batch_inside_training(traced: Traced) -> None:
+    """`next(val_iter)` in a step is an evaluation that ends when training goes on."""
+    loop = Loop()
+    validation = iter(loader_of(4))
+    for batch in loader_of():
+        loss = loop.loss(batch)
+        with torch.no_grad():
+            loop.loss(next(validation))
+        loss.backward()
+        loop.optimizer.step()
+
+    inner = "evaluation(batch[0](data_load forward:train))"
+    body = f"data_load forward:train {inner} backward optimizer_step"
+    assert f"epoch[0]({steps(2, body)})" == traced()
+
+
+def ahead(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Fetches one batch ahead of the one that is used, as several libraries do."""
+    iterator = iter(loader)
+    batch = next(iterator)
+    for _ in range(len(loader)):
+        following = next(iterator, None)
+        yield batch
+        batch = following
+
+
+def test_a_loader_that_is_read_ahead(traced: Traced) -> None:
+    """Fetching ahead moves fetches between steps, and adds no step and no epoch."""
+    loop = Loop()
+    loader = loader_of(3)
+    for _ in range(2):
+        for batch in ahead(loader):
+            loop.step(batch)
+
+    last = "step[2](forward:train backward optimizer_step)"
+    epoch = f"step[0](data_load {STEP}) step[1]({STEP}) {last}"
+    assert f"epoch[0]({epoch}) epoch[1]({epoch})" == traced()
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(torch.ones(4), torch.ones(1))] * 4)
+
+
+def test_a_stream_that_ends(traced: Traced) -> None:
+    """A streaming loader that comes to its end has an epoch a pass."""
+    loop = Loop()
+    loader = DataLoader(Stream(), batch_size=2)
+    for _ in range(2):
+        for batch in loader:
+            loop.step(batch)
+
+    assert f"epoch[0]({steps(2)}) epoch[1]({steps(2)})" == traced()
+
+
+def cycle(loader: DataLoader[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def test_a_loader_that_is_cycled(traced: Traced) -> None:
+    """A generator that goes round and round has an epoch a round."""
+    loop = Loop()
+    batches = cycle(loader_of())
+    for _ in range(4):
+        loop.step(next(batches))
+    del batches
+
+    assert f"epoch[0]({steps(2)}) epoch[1]({steps(2)})" == traced()
+
+
+def test_a_loader_inside_a_dataset(traced: Traced) -> None:
+    """A loader that a dataset uses is a part of the outer `data_load`."""
+
+    class Outer(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for x, y in loader_of():
+                yield from zip(x, y, strict=True)
+
+    loop = Loop()
+    for batch in DataLoader(Outer(), batch_size=2):
+        loop.step(batch)
+
+    assert f"epoch[0]({steps(2)})" == traced()
+
+
+# -- threads, copies -------------------------------------------------------------------------
+
+
+def test_two_threads_train_two_models(traced: Traced) -> None:
+    """Each thread has its own epochs and steps, however the two interleave."""
+    barrier = threading.Barrier(2)
+
+    def train() -> None:
+        loop = Loop()
+        for _ in range(2):
+            for batch in loader_of(3):
+                barrier.wait()
+                loop.step(batch)
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    found = traced()
+    for index in range(2):
+        assert 2 == found.count(f"epoch[{index}]({steps(3)})")
+    assert 4 == found.count("epoch[")
+
+
+def test_copies_of_a_hooked_model(traced: Traced) -> None:
+    """A model that was hooked is pickled, copied, saved and loaded as ever."""
+    loop = Loop()
+    for batch in loader_of(1):
+        loop.step(batch)
+    file = io.BytesIO()
+    torch.save(loop.model, file)
+    file.seek(0)
+    states = io.BytesIO()
+    torch.save({"model": loop.model.state_dict(), "opt": loop.optimizer.state_dict()}, states)
+    states.seek(0)
+    fresh = Loop()
+    fresh.model.load_state_dict(torch.load(states)["model"])
+    copies = [
+        copy.deepcopy(loop.model),
+        pickle.loads(pickle.dumps(loop.model)),
+        torch.load(file, weights_only=False),
+        fresh.model,
+    ]
+    x = torch.ones(1, 4)
+    wanted = loop.model(x)
+
+    assert all(torch.equal(wanted, model(x)) for model in copies)
+    assert copy.deepcopy(loop.optimizer).state_dict() == loop.optimizer.state_dict()
+    assert b"cirron" not in file.getvalue() + states.getvalue() + pickle.dumps(loop.model)
