@@ -125,6 +125,21 @@ def test_an_optimizer_in_an_optimizer(traced: Traced) -> None:
     assert f"epoch[0]({steps(2, f'data_load forward:train backward {inner}')})" == traced()
 
 
+def test_an_optimizer_that_extends_another(traced: Traced) -> None:
+    """A subclass that calls its parent's step is one optimizer, and steps once."""
+
+    class Announced(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    loop = Loop()
+    loop.optimizer = Announced(loop.model.parameters(), lr=0.1)
+    for batch in loader_of():
+        loop.step(batch)
+
+    assert f"epoch[0]({steps(2)})" == traced()
+
+
 def test_a_scheduler(traced: Traced) -> None:
     """A scheduler, which wraps its optimizer's step, changes nothing."""
     loop = Loop()
@@ -290,6 +305,7 @@ def test_an_iterator_that_is_held_through_ci_epochs(traced: Traced) -> None:
     for _ in ci.epochs(range(2)):
         for _ in range(2):
             loop.step(next(iterator))
+    del iterator
 
     assert f"epoch[0]({steps(2)}) epoch[1]({steps(2)})" == traced()
 
@@ -406,6 +422,14 @@ def test_a_loader_that_is_read_ahead(traced: Traced) -> None:
     last = "step[2](forward:train backward optimizer_step)"
     epoch = f"step[0](data_load {STEP}) step[1]({STEP}) {last}"
     assert f"epoch[0]({epoch}) epoch[1]({epoch})" == traced()
+
+
+def test_an_empty_loader(traced: Traced) -> None:
+    """A loader that has nothing, or nothing any more, leaves no span."""
+    iterator = iter(loader_of(0, sampler=[]))
+
+    assert (None, None) == (next(iterator, None), next(iterator, None))
+    assert "" == traced()
 
 
 class Stream(IterableDataset[Any]):

@@ -49,6 +49,10 @@ STEP_CODE = torch.optim.Optimizer.profile_hook_step(len).__code__
 MAX_MODULES = 1_000
 
 
+def nothing() -> None:
+    """What a weak reference to something that is gone returns."""
+
+
 class Pass:
     """One iterator of a DataLoader, from its first item to its last."""
 
@@ -74,9 +78,9 @@ class Pass:
         "stepped",
     )
 
-    def __init__(self, lane: Lane, iterator: weakref.ref[Any], above: hot.Span) -> None:
+    def __init__(self, lane: Lane, above: hot.Span) -> None:
         self.lane = lane
-        self.iterator = iterator
+        self.iterator: Callable[[], Any] = nothing  # a weak reference, while the pass goes on
         self.above = above  # what was open when it began
         self.span: hot.Span | None = None  # the epoch or evaluation, where it is ours to make
         self.step: hot.Span | None = None
@@ -108,7 +112,7 @@ class Lane:
         "is_inside",
         "is_loading",
         "model",
-        "optimizer_spans",
+        "optimizers",
         "passes",
         "uses_loaders",
     )
@@ -119,7 +123,8 @@ class Lane:
         self.has_worked = False  # a model has run, since the last fetch
         self.model: weakref.ref[Any] | None = None  # the last one that did
         self.passes: list[Pass] = []  # innermost last
-        self.optimizer_spans: list[hot.Span] = []
+        # Those that step, by id, with their spans; the one that was called by another is last.
+        self.optimizers: list[tuple[int, hot.Span | None]] = []
         self.epochs = 0  # made so far
         self.uses_loaders = False  # to train
         self.free_epoch: hot.Span | None = None  # of a loop that has no loader
@@ -206,7 +211,7 @@ class TorchHook:
             if is_model and self._is_on and current_graph_task_id() == -1 and not is_compiling():
                 mode = "train" if module.training else "eval"
                 lane.model = reference
-                if not lane.has_worked:
+                if not lane.has_worked or lane.optimizers:
                     self._begin_work(lane, mode)
                 span = hot.begin("forward", None, {"mode": mode})
         except Exception as error:  # noqa: BLE001  protects the forward from a model that objects
@@ -234,9 +239,9 @@ class TorchHook:
         return answer
 
     def _begin_work(self, lane: Lane, mode: str) -> None:
-        """The first forward since a fetch."""
+        """The first forward since a fetch, or one inside of an optimizer's step."""
         lane.has_worked = True
-        if lane.optimizer_spans:
+        if lane.optimizers:
             self._end_stale_optimizers(lane)
         if lane.free_epoch_is_due and mode == "train":
             self._begin_free_epoch(lane)
@@ -257,7 +262,7 @@ class TorchHook:
                 return original(*args, **kwargs)
             span = None
             try:
-                if lane.optimizer_spans:
+                if lane.optimizers:
                     self._end_stale_optimizers(lane)
                 if not (lane.passes and lane.passes[-1].is_training):
                     saw_training(lane, by_backward=True)
@@ -287,13 +292,16 @@ class TorchHook:
             return
         try:
             lane = self._this_thread.lane
-            spans, passes = lane.optimizer_spans, lane.passes
-            if spans:
+            optimizers, passes = lane.optimizers, lane.passes
+            if optimizers:
                 self._end_stale_optimizers(lane, inner=1)
             if not (passes and passes[-1].is_training):
                 self._saw_training(lane)
             lane.has_worked = True
-            spans.append(hot.begin("optimizer_step"))
+            if optimizers and optimizers[-1][0] == id(optimizer):
+                optimizers.append((id(optimizer), None))  # a subclass calls its parent's step
+            else:
+                optimizers.append((id(optimizer), hot.begin("optimizer_step")))
         except Exception as error:  # noqa: BLE001  protects the optimizer
             guard.caught("torch optimizer", error)
 
@@ -302,10 +310,10 @@ class TorchHook:
             return
         try:
             lane = self._this_thread.lane
-            spans = lane.optimizer_spans
-            if spans:
-                hot.close(spans.pop())
-            if not spans:  # else an optimizer inside another one
+            span = lane.optimizers.pop()[1] if lane.optimizers else None
+            if span is not None:
+                hot.close(span)
+            if not lane.optimizers:  # else an optimizer inside another one
                 self._count_step(lane)
         except Exception as error:  # noqa: BLE001  protects the optimizer
             guard.caught("torch optimizer", error)
@@ -351,9 +359,9 @@ class TorchHook:
         self._end_optimizers(lane, running)
 
     def _end_optimizers(self, lane: Lane, running: int) -> None:
-        while len(lane.optimizer_spans) > running:
-            span = lane.optimizer_spans.pop()
-            if not span.end:
+        while len(lane.optimizers) > running:
+            span = lane.optimizers.pop()[1]
+            if span is not None and not span.end:
                 span.set(error="the step raised")
                 hot.close(span)
 
@@ -401,7 +409,7 @@ class TorchHook:
         return __next__
 
     def _begin_load(self, lane: Lane, iterator: Any) -> hot.Span:
-        if lane.optimizer_spans:
+        if lane.optimizers:
             self._end_stale_optimizers(lane)
         passes = lane.passes
         if passes and passes[-1].iterator() is iterator and not passes[-1].above.end:
@@ -461,6 +469,8 @@ class TorchHook:
         if current.step is not None and current.is_fresh:
             hot.drop(current.step)
             current.step = None
+        if current.span is not None and current.fetches == 1:  # there was nothing to pass over
+            hot.drop(current.span)
         self._end_pass(current)
 
     # -- passes -----------------------------------------------------------------------------
@@ -484,7 +494,8 @@ class TorchHook:
             # Left early; or used up; or its spans were ended for us, by a fork.
             if is_left(old.iterator()) or old.is_over or (old.span is not None and old.span.end):
                 self._end_pass(old)
-        current = Pass(lane, weakref.ref(iterator, self._iterator_gone), hot.innermost())
+        current = Pass(lane, hot.innermost())
+        current.iterator = weakref.ref(iterator, lambda _: self._iterator_gone(current))
         is_fetching = hot.is_fetching()
         current.is_loop = is_fetching or is_asked_by_for()
         current.is_evaluating = is_evaluating(lane)
@@ -522,6 +533,7 @@ class TorchHook:
         passes = current.lane.passes
         if current in passes:
             passes.remove(current)
+        current.iterator = nothing
         if current.step is not None:
             hot.close(current.step)
         span = current.span
@@ -530,13 +542,13 @@ class TorchHook:
                 self._on_epoch_end(span)
             hot.close(span)
 
-    def _iterator_gone(self, gone: weakref.ref[Any]) -> None:
+    def _iterator_gone(self, current: Pass) -> None:
         """Left early, by `break` or an exception; called wherever the last reference went."""
         with guard.quiet("torch loader"):
-            for current in list(self._this_thread.lane.passes):
-                if current.iterator is gone:
-                    self._end_stale_optimizers(current.lane)
-                    self._end_pass(current)
+            lane = current.lane
+            if lane.optimizers and lane is self._this_thread.lane:
+                self._end_stale_optimizers(lane)
+            self._end_pass(current)
 
     # -- what a pass turns out to be --------------------------------------------------------
 
@@ -648,6 +660,7 @@ def take_over(current: Pass, driver: Pass) -> None:
     driver.span = driver.step = None
     driver.counts_steps = driver.is_driver = False
     driver.lane.passes.remove(driver)
+    driver.iterator = nothing
 
 
 def is_in_eval_mode(lane: Lane) -> bool:

@@ -320,50 +320,17 @@ class Loop:
 
 
 def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[T, None, None]:
-    # `Span.__enter__` and `Span.__exit__` in place: as calls they made a fifth of an iteration.
     waiting_since = now()
     for index, item in items:
         if off:
             yield item
             continue
-        span = Span()
-        span.name = name
-        span.index = index
-        span.attrs = {"data_load_ns": now() - waiting_since} if timed else None
-        parent = _get()
-        if parent is None:
-            parent = root
-        elif parent.end:
-            parent = _open_ancestor(parent)
-        span.parent = parent
-        depth = span.depth = parent.depth + 1
-        if depth > MAX_DEPTH:
-            _drop_deep(span)
-            yield item
-            continue
-        span.thread = _this_thread.ident
-        span.sequence = number = next(sequence)
-        span.token = _set(span)
-        span.end = 0
-        start = span.start = now()
-        opened.add(span)
+        span = begin(name, index, {"data_load_ns": now() - waiting_since} if timed else None)
         try:
             yield item
         finally:
-            end = now()
-            if _get() is span:
-                try:
-                    _reset(span.token)
-                except ValueError:
-                    _leave(span)
-            else:
-                _leave(span)
-            if not span.end:  # else a shutdown has recorded it
-                span.end = end
-                above, thread = parent.sequence, span.thread
-                append((number, above, name, index, span.attrs, start, end, thread))
-                opened.discard(span)
-        waiting_since = end
+            close(span)
+        waiting_since = now() if timed else 0
 
 
 def _fetch(items: Iterator[T]) -> Iterator[T]:
@@ -497,8 +464,9 @@ def attach(state: State) -> State:
 
 
 def begin(name: str, index: int | None = None, attrs: Attrs = None) -> Span:
-    """`scope(...).__enter__()` in one call, for hooks: between calls of native code, when nothing
-    of ours is in the processor's caches, a Python call costs several times what a loop shows.
+    """`scope(...).__enter__()` in one call, for loops and hooks: a call makes a tenth of an
+    iteration, and between calls of native code, with nothing of ours in the processor's caches, it
+    costs several times as much.
     """
     span = Span()
     span.name = name
@@ -523,8 +491,9 @@ def begin(name: str, index: int | None = None, attrs: Attrs = None) -> Span:
 
 
 def close(span: Span) -> None:
-    """Ends a span that a hook opened; not after its parent, should that have ended before."""
-    if span.end:
+    """Ends a span that `begin` opened; not after its parent, should that have ended before."""
+    if span.end:  # dropped, or recorded by a shutdown
+        _leave(span)
         return
     parent = span.parent
     span.end = end = parent.end or now()
