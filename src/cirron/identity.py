@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cirron import guard, wire
+from cirron import guard, hooks, wire
 from cirron.record import clock
 
 if TYPE_CHECKING:
@@ -22,12 +22,14 @@ LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
-def identify(environ: Mapping[str, str], anchor: clock.Anchor) -> wire.Session:
-    """The session of this process."""
+def identify(
+    environ: Mapping[str, str], anchor: clock.Anchor, parents_run: str | None = None
+) -> wire.Session:
+    """The session of this process; of a forked one that nobody told its run, in its parent's."""
     session_id = clock.random_id()
     return wire.Session(
         id=session_id,
-        run_id=run_id(environ) or session_id,
+        run_id=run_id(environ) or parents_run or session_id,
         attempt=attempt(environ),
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -67,6 +69,29 @@ def attempt(environ: Mapping[str, str]) -> int:
     slurm = first_number(environ, ("SLURM_RESTART_COUNT",)) or 0
     elastic = first_number(environ, ("TORCHELASTIC_RESTART_COUNT",)) or 0
     return slurm * 1000 + elastic
+
+
+def surroundings(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the session's span says of the machine, without asking any framework."""
+    gpus = visible_gpus(environ)
+    return {
+        "framework": hooks.imported(),
+        "device": "cuda" if gpus else "cpu",
+        "cuda_count": gpus,
+        "mixed_precision": None,
+    }
+
+
+def visible_gpus(environ: Mapping[str, str], driver: str = "/proc/driver/nvidia/gpus") -> int:
+    """How many NVIDIA devices this process may use, as far as the driver's files tell."""
+    try:
+        present = len(os.listdir(driver))
+    except OSError:
+        return 0
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return present
+    return min(present, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
 
 
 def first_number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:

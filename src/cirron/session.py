@@ -42,11 +42,11 @@ FLUSH_WAIT_S = 60.0
 class Session:
     """One profiled stretch of the process's life."""
 
-    def __init__(self, values: settings.Settings, memory: Memory) -> None:
+    def __init__(self, values: settings.Settings, memory: Memory, run_id: str | None) -> None:
         self.settings = values
         self.memory = memory
         self.anchor = clock.read_anchor()
-        self.identity = identity.identify(os.environ, self.anchor)
+        self.identity = identity.identify(os.environ, self.anchor, run_id)
         self.hooks = hooks.Hooks(values, lambda span: None)
         self.root: hot.Span | None = None
         self.pid = 0  # of the process whose stages these are; 0 while there are none
@@ -62,7 +62,9 @@ class Session:
     def start(self) -> None:
         """Builds the stages and attaches them."""
         self._cpu_start_ns = time.process_time_ns()
-        self.root = hot.new_root(ROOT, surroundings(), depth=1, number=next(hot.sequence))
+        self.root = hot.new_root(
+            ROOT, identity.surroundings(os.environ), depth=1, number=next(hot.sequence)
+        )
         self.state = self._new_state()
         self.state.opened.add(self.root)
         self.state.opened |= hot.opened  # scopes that are open already end in this session
@@ -247,29 +249,6 @@ def build_sinks(
     return "file_only", sinks
 
 
-def surroundings() -> dict[str, Any]:
-    """What the session's span says of the machine, without asking any framework."""
-    gpus = visible_gpus(os.environ)
-    return {
-        "framework": hooks.imported(),
-        "device": "cuda" if gpus else "cpu",
-        "cuda_count": gpus,
-        "mixed_precision": None,
-    }
-
-
-def visible_gpus(environ: Mapping[str, str], driver: str = "/proc/driver/nvidia/gpus") -> int:
-    """How many NVIDIA devices this process may use, as far as the driver's files tell."""
-    try:
-        present = len(os.listdir(driver))
-    except OSError:
-        return 0
-    chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return present
-    return min(present, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
-
-
 # -- the process's one session ---------------------------------------------------------------
 
 _lock = threading.RLock()
@@ -405,8 +384,10 @@ def _begin(
 ) -> Profiler:
     global _profiler, _session, _owner, _memory_is_old
     with _lock:
-        if _profiler is not None and _owner != os.getpid():
-            _end("clean")  # inherited by a fork: this process has not called it yet
+        run = None
+        if _profiler is not None and _owner != os.getpid():  # inherited by a fork
+            run = None if _session is None else _session.identity.run_id
+            _end("clean")
         if _profiler is not None:
             guard.warn(
                 "ci.profile() was called again; the profiler that runs goes on as it is."
@@ -423,7 +404,7 @@ def _begin(
             return _profiler
         with guard.quiet("start"):
             _idle.drain()
-            session = Session(values, _memory)
+            session = Session(values, _memory, run)
             session.start()
             _session = session
             session.hooks.install(frameworks)

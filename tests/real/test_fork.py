@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cirron.runs import spool
+
 if TYPE_CHECKING:
     from tests.real.conftest import Scripts
 
@@ -257,6 +259,32 @@ if __name__ == "__main__":
     assert {child: [5, 6]} == by_pid(scripts.session(), "work")
     assert [child] == [span.pid for span in scripts.spans("cirron.session")]
     assert "clean" == scripts.session().state
+
+
+def test_a_forked_rank_has_its_own_session(scripts: Scripts) -> None:
+    """A child that was forked under a session and calls profile() has one of its own: its own
+    rank, in the same run.
+    """
+    ended = scripts.run(
+        HEAD
+        + """
+def train(rank):
+    os.environ["RANK"] = str(rank)
+    ci.profile()
+    work(rank)
+
+if __name__ == "__main__":
+    ci.profile()
+    ranks = [multiprocessing.get_context("fork").Process(target=train, args=(n,)) for n in (0, 1)]
+    for rank in ranks: rank.start()
+    for rank in ranks: rank.join()
+"""
+    )
+
+    assert (0, "") == (ended.status, ended.err)
+    runs = spool.read(scripts.home)
+    assert {None, 0, 1} == {run.session.rank for run in runs if run.session is not None}
+    assert 1 == len({run.session.run_id for run in runs if run.session is not None})
 
 
 def test_a_process_that_fails(scripts: Scripts) -> None:

@@ -87,7 +87,7 @@ def test_several_optimizers(traced: Traced) -> None:
 def test_a_closure(traced: Traced) -> None:
     """What a closure does is inside the optimizer's step that calls it."""
     loop = Loop()
-    optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=2)
+    optimizer: Any = torch.optim.LBFGS(loop.model.parameters(), max_iter=2)
     for batch in loader_of():
 
         def closure(batch: Any = batch) -> Any:
@@ -109,7 +109,7 @@ class Twice(torch.optim.Optimizer):
         self.inner = inner
         super().__init__([weight for group in inner.param_groups for weight in group["params"]], {})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         self.inner.step()
         self.inner.step()
 
@@ -154,7 +154,8 @@ def test_a_scheduler(traced: Traced) -> None:
 def test_an_optimizer_inside_the_backward(traced: Traced) -> None:
     """Optimizers that step as gradients arrive are inside the backward, and end the step."""
     loop = Loop()
-    for weight in loop.model.parameters():
+    weights: Any = loop.model.parameters()
+    for weight in weights:
         optimizer = torch.optim.SGD([weight], lr=0.1)
         weight.register_post_accumulate_grad_hook(lambda _, step=optimizer.step: step())
     for batch in loader_of():

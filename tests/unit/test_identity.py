@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cirron import identity, wire
 from cirron.record import clock
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ANCHOR = clock.Anchor(1_000, 10, 1)
 STEP = {"SLURM_STEP_ID": "0"}
@@ -179,3 +182,16 @@ class TestClock:
         assert start == identity.process_start(os.getpid())
         assert start is not None
         assert identity.process_start(2**30) is None
+
+
+@pytest.mark.parametrize(
+    ("chosen", "count"), [(None, 2), ("0", 1), ("0,1", 2), ("", 0), ("-1", 0), ("0,1,2,3", 2)]
+)
+def test_gpus_that_may_be_used(tmp_path: Path, chosen: str | None, count: int) -> None:
+    """Devices are counted from the driver's files, and CUDA_VISIBLE_DEVICES can only hide some."""
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+
+    assert count == identity.visible_gpus(environ, str(tmp_path))
+    assert 0 == identity.visible_gpus(environ, str(tmp_path / "no driver"))

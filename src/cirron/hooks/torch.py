@@ -319,15 +319,21 @@ class TorchHook:
             guard.caught("torch optimizer", error)
 
     def _count_step(self, lane: Lane) -> None:
-        for current in lane.passes:
-            current.stepped = True
-            current.optimizer_steps += 1
-        if lane.free_epoch is not None:
-            lane.free_steps += 1
-            if lane.free_steps >= self._steps_per_epoch:
-                self._end_free_epoch(lane)
-                lane.free_epoch_is_due = True
-                lane.has_worked = False  # so that the next forward is noticed
+        if lane.passes:
+            for current in lane.passes:
+                current.stepped = True
+                current.optimizer_steps += 1
+            return
+        lane.free_steps += 1
+        if lane.free_epoch is not None and (
+            lane.free_steps >= self._steps_per_epoch or lane.free_epoch.parent.end
+        ):
+            self._end_free_epoch(lane)
+        # A loop without a loader shows at the second step. An optimizer inside a backward, on a
+        # thread of torch's own, is none; nor is a step after a loader's last item.
+        if lane.free_epoch is None and not lane.uses_loaders and current_graph_task_id() == -1:
+            lane.free_epoch_is_due = True
+            lane.has_worked = False  # so that the next forward is noticed
 
     def _make_scaler_step(self, original: Any) -> Any:
         this_thread = self._this_thread
@@ -509,6 +515,7 @@ class TorchHook:
                 current.counts_steps = True
                 current.span = hot.begin("evaluation")
         elif may_drive:
+            lane.free_epoch_is_due = False
             if lane.free_epoch is not None and not current.is_evaluating:
                 self._end_free_epoch(lane)
                 current.above = hot.innermost()
@@ -560,7 +567,7 @@ class TorchHook:
         while passes and passes[-1].counts_steps and not passes[-1].is_driver:
             self._end_pass(passes[-1])  # an evaluation inside the step, left
         if not passes:
-            if current_graph_task_id() == -1:
+            if lane.free_epoch_is_due:
                 self._begin_free_epoch(lane)
             return
         lane.uses_loaders = True
@@ -604,15 +611,12 @@ class TorchHook:
             current.optimizer_steps = current.index = 0
 
     def _begin_free_epoch(self, lane: Lane) -> None:
-        """The same for a loop without a loader. A step after a loader's last item is not one."""
-        if lane.free_epoch is not None and lane.free_epoch.end:
-            lane.free_epoch = None  # with the scope that it was in
-        if lane.free_epoch is not None or lane.uses_loaders or "epoch" in hot.open_names():
-            return
-        lane.free_epoch = hot.begin("epoch")
-        self._name_epoch(lane, lane.free_epoch)
+        """The same for a loop without a loader."""
         lane.free_epoch_is_due = False
         lane.free_steps = 0
+        if "epoch" not in hot.open_names():
+            lane.free_epoch = hot.begin("epoch")
+            self._name_epoch(lane, lane.free_epoch)
 
     def _end_free_epoch(self, lane: Lane) -> None:
         span, lane.free_epoch = lane.free_epoch, None
