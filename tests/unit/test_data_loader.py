@@ -55,8 +55,8 @@ def test_with_real_time() -> None:
     ci.profile(output="none")
     for _ in ci.batches(DataLoader(Slow(), batch_size=2)):
         pass
-    (root,) = ci.trace(format="dict")["roots"]
-    found = [batch["attrs"]["data_load_ns"] for batch in root["children"]]
+    batches = ci.trace(format="dict", name="batch")["roots"]
+    found = [batch["attrs"]["data_load_ns"] for batch in batches]
 
     assert 3 == len(found)
     assert all(2 * LOAD_S * 1e9 <= wait < 5e9 for wait in found)

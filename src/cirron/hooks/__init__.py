@@ -101,11 +101,19 @@ def check(frameworks: Any) -> tuple[str, ...] | None:
     for name in frameworks:
         if name not in PRECEDENCE:
             raise errors.one_of("frameworks", name, PRECEDENCE)
-        if name in HOOKS and name not in sys.modules and find_spec(HOOKS[name][0]) is None:
+        if name in HOOKS and not is_installed(HOOKS[name][0]):
             raise errors.SettingError(
                 f"frameworks={frameworks!r}: {name} is not installed. Install it, or leave it out"
             )
     return tuple(name for name in PRECEDENCE if name in frameworks)
+
+
+def is_installed(module: str) -> bool:
+    """Whether an import would find it; nothing is imported."""
+    try:
+        return module in sys.modules or find_spec(module) is not None
+    except (ImportError, ValueError):  # from a finder that forbids it, a module that is half there
+        return False
 
 
 def imported() -> str | None:

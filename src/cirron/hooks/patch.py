@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import sys
+from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard
@@ -49,6 +50,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self._wanted: dict[str, Callable[[], None]] = {}
+        self._searches: set[tuple[int, str]] = set()  # in progress: thread, module
 
     def when_imported(self, module: str, then: Callable[[], None]) -> None:
         """Registers a callback for one module."""
@@ -68,19 +70,33 @@ class ImportWatch(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        then = self._wanted.pop(fullname, None)
-        if then is None:
-            return None
-        for finder in sys.meta_path:  # those after us find the module; we only add a last step
-            find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = (
-                None if finder is self or find is None else find(fullname, path, target)
-            )
-            if spec is not None and spec.loader is not None:
-                spec.loader = _Then(spec.loader, then)
-                return spec
-        self._wanted[fullname] = then  # not there now; a later try may find it
+        """What the others find, with a last step added.
+
+        Not only imports ask: people look for a spec to see whether something is installed.
+        """
+        search = (get_ident(), fullname)
+        if fullname not in self._wanted or search in self._searches:
+            return None  # the second: another finder that does as we do has asked us in turn
+        self._searches.add(search)
+        try:
+            for finder in list(sys.meta_path):
+                find = getattr(finder, "find_spec", None)
+                spec: ModuleSpec | None = (
+                    None if finder is self or find is None else find(fullname, path, target)
+                )
+                if spec is not None:
+                    if spec.loader is not None:
+                        spec.loader = _Then(spec.loader, lambda: self._was_imported(fullname))
+                    return spec
+        finally:
+            self._searches.discard(search)
         return None
+
+    def _was_imported(self, module: str) -> None:
+        then = self._wanted.pop(module, None)
+        if then is not None:
+            with guard.quiet(f"hooks for {module}"):
+                then()
 
 
 class _Then(importlib.abc.Loader):
@@ -89,6 +105,9 @@ class _Then(importlib.abc.Loader):
     def __init__(self, loader: Any, then: Callable[[], None]) -> None:
         self._loader = loader
         self._then = then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._loader.create_module(spec)
@@ -100,5 +119,4 @@ class _Then(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        with guard.quiet(f"hooks for {module.__name__}"):
-            self._then()
+        self._then()

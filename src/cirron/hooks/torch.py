@@ -139,6 +139,13 @@ class ThisThread(_local):
         self.lane = Lane()
 
 
+class Compiled:
+    """What compiled code tells us. Dynamo takes a write of an attribute into what it compiles."""
+
+    def __init__(self) -> None:
+        self.has_stepped = False  # an optimizer whose step is compiled
+
+
 class TorchHook:
     """Installs and removes the hooks."""
 
@@ -152,15 +159,19 @@ class TorchHook:
         self._watch = ImportWatch()
         self._this_thread = ThisThread()
         self._models: dict[weakref.ref[Any], bool] = {}
+        self._loaders: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
+            weakref.WeakKeyDictionary()  # of iterators that their loaders keep for the next epoch
+        )
         self._compiling: list[hot.Span] = []
+        self._compiled = Compiled()
         self._is_on = False  # somebody may hold our functions after they are taken off
 
     def install(self) -> None:
         self.uninstall()
         self._is_on = True
-        put, module = self._patches.set, torch.nn.Module
+        put, module, call = self._patches.set, torch.nn.Module, torch.nn.Module.__call__
         loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
-        put(module, "__call__", self._make_call(module.__call__))
+        put(module, "__call__", self._make_call(call))
         put(loader, "__iter__", self._make_iter(loader.__iter__))
         put(iterator, "__next__", self._make_next(iterator.__next__))
         put(torch.autograd, "backward", self._make_backward(torch.autograd.backward))
@@ -169,7 +180,10 @@ class TorchHook:
             optimizers.register_optimizer_step_pre_hook(self._before_step),
             optimizers.register_optimizer_step_post_hook(self._after_step),
         ]
-        self._watch.when_imported("torch._dynamo.callback", self._see_compiles)
+        self._stay_out_of_graphs()
+        when_imported = self._watch.when_imported
+        when_imported("torch._dynamo.callback", self._see_compiles)
+        when_imported("torch._dynamo.variables.nn_module", lambda: self._be_transparent(call))
 
     def uninstall(self) -> None:
         """Takes everything off, and closes what this thread has open."""
@@ -191,10 +205,18 @@ class TorchHook:
 
     def _make_call(self, original: Any) -> Any:
         this_thread, outermost = self._this_thread, self._outermost
+        # torch's own only chooses between two functions. Choosing here, in its place, takes a
+        # third off what a call of a submodule costs more.
+        code = getattr(original, "__code__", None)
+        is_choice = code is not None and code.co_names == ("_compiled_call_impl", "_call_impl")
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  nn.Module's own
             # First: inside a compiled graph this is all that remains of us.
-            if is_dynamo_compiling() or this_thread.lane.is_inside:
+            if is_dynamo_compiling():
+                return original(self, *args, **kwargs)
+            if this_thread.lane.is_inside:
+                if is_choice and self._compiled_call_impl is None:
+                    return self._call_impl(*args, **kwargs)
                 return original(self, *args, **kwargs)
             return outermost(original, self, args, kwargs)
 
@@ -307,6 +329,7 @@ class TorchHook:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
+            self._compiled.has_stepped = True  # the compiled code will do that
             return
         try:
             lane = self._this_thread.lane
@@ -382,6 +405,8 @@ class TorchHook:
                 # Workers that persist: an iterator begins again that may have been left early.
                 for old in [old for old in this_thread.lane.passes if old.iterator() is iterator]:
                     self._end_pass(old)
+                if loader.persistent_workers:
+                    self._loaders[iterator] = weakref.ref(loader)
             return iterator
 
         return __iter__
@@ -423,6 +448,10 @@ class TorchHook:
         else:
             current = self._find_pass(lane, iterator)
         current.fetches += 1
+        if self._compiled.has_stepped:
+            self._compiled.has_stepped = False
+            self._saw_training(lane)
+            self._count_step(lane)
         if not current.counts_steps:
             self._fetch_for_driver(lane, current)
         elif current.step is None:
@@ -498,7 +527,7 @@ class TorchHook:
     def _begin_pass(self, lane: Lane, iterator: Any, *, may_drive: bool = True) -> Pass:
         for old in list(lane.passes):
             # Left early; or used up; or its spans were ended for us, by a fork.
-            if is_left(old.iterator()) or old.is_over or (old.span is not None and old.span.end):
+            if self._is_left(old) or old.is_over or (old.span is not None and old.span.end):
                 self._end_pass(old)
         current = Pass(lane, hot.innermost())
         current.iterator = weakref.ref(iterator, lambda _: self._iterator_gone(current))
@@ -529,6 +558,15 @@ class TorchHook:
                 current.span = hot.begin("evaluation")
         lane.passes.append(current)
         return current
+
+    def _is_left(self, old: Pass) -> bool:
+        """Whether nobody goes on with it: its iterator is gone, or only its loader has it."""
+        if old.iterator() is None:
+            return True
+        loader = self._loaders.get(old.iterator(), nothing)()
+        if loader is None or loader._iterator is not old.iterator():
+            return False
+        return sys.getrefcount(old.iterator()) <= 2  # the loader, and this call
 
     def _is_abandoned(self, driver: Pass, other: Pass) -> bool:
         """Whether an iterator that was stepped by hand is held, and another loop has begun."""
@@ -626,6 +664,30 @@ class TorchHook:
 
     # -- compiling --------------------------------------------------------------------------
 
+    def _stay_out_of_graphs(self) -> None:
+        """Has Dynamo run what is ours as it is, where compiled code comes back to Python."""
+        ours: tuple[Any, ...] = (self._begin_load, self._fail_load, self._iterator_gone)
+        for function in (*ours, hot.begin, hot.close, hot.fail, hot.drop, torch.autograd.backward):
+            run_uncompiled(function, with_callees=True)
+        # What a module or a dataset does inside of these is not ours.
+        loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
+        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._outermost)
+        for function in (*outer, loader.__iter__, iterator.__next__):
+            run_uncompiled(function, with_callees=False)
+
+    def _be_transparent(self, original: Any) -> None:
+        """Has Dynamo go straight to a module's forward, as it does when `__call__` is torch's own.
+
+        It would trace through ours otherwise, with the same result, and compile anew once ours is
+        taken off.
+        """
+        module, name = sys.modules["torch._dynamo.variables.nn_module"], "unpatched_nn_module_call"
+        ours = torch.nn.Module.__call__
+        if getattr(module, name, None) is ours:  # imported since: it takes ours for torch's own
+            setattr(module, name, original)
+        if getattr(module, name, None) is original:
+            self._patches.set(module, name, ours)
+
     def _see_compiles(self) -> None:
         handler = sys.modules["torch._dynamo.callback"].callback_handler
         handler.register_start_callback(self._before_compile)
@@ -649,6 +711,19 @@ class TorchHook:
         with guard.quiet("torch compile"):
             if self._compiling:
                 hot.close(self._compiling.pop())
+
+
+def run_uncompiled(function: Any, *, with_callees: bool) -> None:
+    try:
+        from torch._C._dynamo.eval_frame import (
+            _FrameAction,
+            _FrameExecStrategy,
+            set_code_exec_strategy,
+        )
+    except ImportError:  # an older torch: what it makes of our functions costs time once
+        return
+    callees = _FrameAction.SKIP if with_callees else _FrameAction.DEFAULT
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, callees))
 
 
 def find_driver(lane: Lane) -> Pass | None:
@@ -694,14 +769,6 @@ def is_a_model(module: Any) -> bool:
     if getattr(module, "_is_replica", False):  # DataParallel's, one a device and call
         return False
     return next(module.parameters(), None) is not None
-
-
-def is_left(iterator: Any) -> bool:
-    """Whether nobody goes on with it: it is gone, or only its loader has it, for the next epoch."""
-    if iterator is None:
-        return True
-    # The loader, this function and the one that counts.
-    return getattr(iterator, "_persistent_workers", False) and sys.getrefcount(iterator) <= 3
 
 
 def has_length(iterator: Any) -> bool:

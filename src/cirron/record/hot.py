@@ -424,7 +424,7 @@ def _drop_deep(span: Span) -> Span:
 class State:
     """Where records go and where time comes from: everything that `attach` sets."""
 
-    __slots__ = ("append", "now", "off", "opened", "ring", "root", "sequence")
+    __slots__ = ("append", "now", "off", "opened", "ring", "root", "sequence", "undone")
 
     def __init__(
         self,
@@ -444,6 +444,7 @@ class State:
         self.off = off
         self.now = now
         self.sequence = globals()["sequence"] if sequence is None else sequence
+        self.undone = undone if sequence is None else 0  # of the numbers of that sequence
 
 
 def attach(state: State) -> State:
@@ -458,6 +459,7 @@ def attach(state: State) -> State:
         now=now,
         sequence=module["sequence"],
     )
+    old.undone = undone
     for name in State.__slots__:
         module[name] = getattr(state, name)
     return old
