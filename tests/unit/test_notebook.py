@@ -197,3 +197,11 @@ notebook.TraceView(tree.build(spans, []))
 
     assert "epoch[0] - 142us" == output.data["text/plain"]
     assert "epoch[0]" in parse(output.data["text/html"]).texts
+
+
+def test_a_tree_that_lost_its_beginning_says_so() -> None:
+    """As in text, a tree whose older spans had to go ends with a line that says it."""
+    tree = trees.build([], [])
+    tree.is_partial = True
+
+    assert "older spans are no longer in memory" in notebook.to_html(tree)

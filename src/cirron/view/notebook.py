@@ -75,6 +75,8 @@ def to_html(tree: trees.Tree) -> str:
         _write(root, _Extent(root.item, tree.now_ns), tree.now_ns, parts)
     if tree.marks:
         parts.append(f'<div class="row">{escape(text.outside(tree.marks))}</div>')
+    if tree.is_partial:
+        parts.append(f"<div>{escape(text.PARTIAL)}</div>")
     if len(parts) == 1:
         parts.append(f"<div>{escape(text.EMPTY)}</div>")
     parts.append("</div>")
