@@ -1,5 +1,7 @@
 # make demo    a small training run, and its tree
 # make test    everything the tests need, then the tests
+# make test-heavy  the tests that need TensorFlow
+# make soak    training runs that are killed again and again, and go on
 # make lint    ruff and mypy
 # make bench   ours beside the published SDK and OpenTelemetry
 # Each target sets up what it needs on its own.
@@ -8,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PEERS := bench/.venv
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test test-heavy soak lint bench clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.test
@@ -26,11 +28,28 @@ setup: .venv/.test
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]"
 	touch $@
 
+# And what takes long to install.
+.venv/.test-heavy: pyproject.toml constraints.txt | .venv/.test
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test,test-heavy]"
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/oldest-keras keras==3.12.0
+	touch $@
+
 demo: .venv/.package
 	$(BIN)/python examples/demo.py
 
 test: .venv/.test
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not heavy"
+
+test-heavy: .venv/.test-heavy
+	$(BIN)/pytest -m heavy
+
+# Runs that are killed 50 times each and started again: the same end, to the bit.
+soak: .venv/.test
+	for case in plain numpy torch jax; do \
+	  folder=$$(mktemp -d) && here=$$PWD && echo $$case && \
+	  (cd $$folder && $$here/$(BIN)/python $$here/tests/real/ciclo/resume_cases.py $$case 50) || exit 1; \
+	  rm -rf $$folder; \
+	done
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ from cirron.record.hot import batches, epochs, mark, scope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from cirron.environment import env
     from cirron.errors import (
         CirronError,
         InputError,
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
         ScopeReusedError,
         SettingError,
     )
-    from cirron.session import Cirron, Profiler, flush, health, profile, shutdown, trace
+    from cirron.hooks.sklearn import wrap
+    from cirron.serving import inference
+    from cirron.session import Cirron, Profiler, flush, health, profile, shutdown, trace, watch
 
 __all__ = [
     "Cirron",
@@ -31,23 +34,35 @@ __all__ = [
     "SettingError",
     "__version__",
     "batches",
+    "env",
     "epochs",
     "flush",
     "health",
+    "inference",
     "mark",
     "profile",
     "scope",
     "shutdown",
     "trace",
+    "watch",
+    "wrap",
 ]
+
+# Where a name is that is neither an error nor the session's.
+_HOMES = {
+    "env": "cirron.environment",
+    "inference": "cirron.serving",
+    "wrap": "cirron.hooks.sklearn",
+}
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'cirron' has no attribute {name!r}")
-    from cirron import errors, session
+    from importlib import import_module
 
-    value = getattr(errors if name.endswith("Error") else session, name)
+    home = "cirron.errors" if name.endswith("Error") else "cirron.session"
+    value = getattr(import_module(_HOMES.get(name, home)), name)
     globals()[name] = value  # from now on the public name is the thing itself
     return value
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cirron import guard, wire
 from cirron.record import clock
 from cirron.record.collect import SLICE
-from cirron.sinks.base import Outcome, Sealed
+from cirron.sinks.base import Blob, Outcome, Sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +37,9 @@ PAUSE_S = 0.0001
 
 # A batch is sealed early at this size, which keeps files, requests and lines handy.
 MAX_BATCH_BYTES = 2 * 2**20
+
+# What the resolver may take at the end, when nobody waits for values any more.
+STOP_S = 0.5
 
 # What a sink may take at the end; a network that hangs should not hold up the exit for longer.
 CLOSE_NS = 2_000_000_000
@@ -173,7 +176,7 @@ class Flusher:
         began = clock.now()
         self._drain()
         if wait_for_values and self._resolver.settle(self._collector.waiting_values()):
-            self._collector.step()
+            self._collector.let_go()
         if last:
             with guard.quiet("black box"):
                 self._before_closing()
@@ -216,6 +219,7 @@ class Flusher:
             ),
             records=sum(chunk.records for chunk in chunks),
             lines=[line for chunk in chunks for line in chunk.lines],
+            blobs=[Blob(*file) for chunk in chunks for file in chunk.files],
         )
         outcomes = []
         for sink in self._sinks:
@@ -244,8 +248,14 @@ class Resolver:
             self._thread.start()
 
     def stop(self) -> None:
-        """Lets the thread end once it has tried all that it was asked for."""
+        """Has the thread end once it has tried all that it was asked for.
+
+        It is waited for, unless a device keeps it: at the end of the process it must not be inside
+        of a driver.
+        """
         self._put(None)
+        if self._thread is not None:
+            self._thread.join(STOP_S)
 
     def _put(self, value: Deferred | None) -> None:
         self._asked.append(value)

@@ -24,17 +24,21 @@ from cirron.record import clock, hot
 from cirron.record.collect import Collector
 from cirron.runs import tree
 from cirron.sinks.memory import Memory
+from cirron.snapshot.taker import Taker, check, refer, stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cirron.sinks.base import Sink
+    from cirron.snapshot.taker import Taken
 
 ROOT = "cirron.session"
 FORMATS = ("tree", "dict", "json", "df")
 
 # A handler waits this long for the worker before the signal takes its course.
 SIGNAL_WAIT_S = 3.0
+# Of the time that an exit may take, what is kept for storing records when snapshots take long.
+STORE_NS = 1_000_000_000
 # `ci.flush()` blocks; a disk that hangs must not make it block for ever.
 FLUSH_WAIT_S = 60.0
 
@@ -47,7 +51,14 @@ class Session:
         self.memory = memory
         self.anchor = clock.read_anchor()
         self.identity = identity.identify(os.environ, self.anchor, run_id)
-        self.hooks = hooks.Hooks(values, lambda span: None)
+        self.taker = Taker(
+            values.snapshots,
+            values.sample_rate,
+            folder=self._folder() if "spool" in values.output else None,
+            wall_ns=self.anchor.at,
+            deliver=self._deliver,
+        )
+        self.hooks = hooks.Hooks(values, self.taker.take)
         self.root: hot.Span | None = None
         self.pid = 0  # of the process whose stages these are; 0 while there are none
         self.state: hot.State
@@ -90,25 +101,39 @@ class Session:
         self._given_before = hot.expected()
         self.identity = wire.changed(self.identity, pid=os.getpid())
         self.memory = Memory()
+        self.taker.after_fork()
         self.pid = 0
-        starting = threading.Lock()
+        self._starting = threading.Lock()
 
         def first_append(record: hot.Record) -> None:
-            with starting:
-                if not self.pid:
-                    self.state.append = self.state.ring.append
-                    hot.attach(self.state)
-                    with guard.quiet("start after fork"):
-                        self._build()
-                        self.flusher.start()
-                        _process.watch_multiprocessing()
+            self._begin_in_child()
             self.state.ring.append(record)
 
         self.state.append = first_append
         hot.attach(self.state)
 
+    def _begin_in_child(self) -> None:
+        with self._starting:
+            if not self.pid:
+                self.state.append = self.state.ring.append
+                hot.attach(self.state)
+                with guard.quiet("start after fork"):
+                    self._build()
+                    self.flusher.start()
+                    _process.watch_multiprocessing()
+
     def _new_state(self) -> hot.State:
-        return hot.State(deque(maxlen=self.settings.max_pending_records), root=self.root)
+        return hot.State(
+            deque(maxlen=self.settings.max_pending_records),
+            root=self.root,
+            at_epoch_end=self.taker.take if self.taker.is_watching else None,
+        )
+
+    def _folder(self) -> Path:
+        folder = Path(self.settings.output_dir)
+        with contextlib.suppress(FileNotFoundError):  # no working directory: the spool will say so
+            folder = folder.absolute()  # the program may change it
+        return folder
 
     def _build(self) -> None:
         values = self.settings
@@ -122,9 +147,7 @@ class Session:
             keep_chunks=True,
             keep_lines=bool({"log", "stdout"} & set(values.output)),
         )
-        folder = Path(values.output_dir)
-        with contextlib.suppress(FileNotFoundError):  # no working directory: the spool will say so
-            folder = folder.absolute()  # the program may change it
+        folder = self._folder()
         self.transport, self.sinks = build_sinks(values, folder, self.identity, self.header)
         self.black_box = (
             BlackBox(
@@ -157,6 +180,16 @@ class Session:
             session=self.identity,
         )
 
+    def watch(self, model: Any) -> None:
+        """Takes snapshots of the model from now on."""
+        self.taker.watch(model)
+        hot.tell_epoch_ends(self.taker.take)
+
+    def _deliver(self, taken: Taken) -> None:
+        if not self.pid:  # a forked child, whose first record is this epoch's
+            self._begin_in_child()
+        self.collector.add_snapshots(taken.snapshots, taken.marks, taken.files)
+
     def _tick(self) -> None:
         if self.root is not None and self.root.attrs is not None:
             self.root.attrs["framework"] = hooks.imported()
@@ -182,6 +215,8 @@ class Session:
         if self.root is not None and self.root in self.state.opened:
             spent = time.process_time_ns() - self._cpu_start_ns
             self.root.set(framework=hooks.imported(), cpu_ns=spent)
+        if not self.taker.stop(deadline - STORE_NS):
+            guard.warn("a snapshot was not finished within exit_timeout, and is lost")
         if not self.flusher.stop(deadline, before_closing, last_tick):
             left = self.collector.seen + len(self.state.ring) - self.flusher.records
             if left > 0:
@@ -202,6 +237,7 @@ class Session:
             "flush_latency_ns": self.flusher.latency_ns,
             "flush_cpu_ns": self.flusher.cpu_ns,
             "clock_drift_ns": clock.wall() - self.anchor.at(clock.now()),
+            **self.taker.counters(),
         }
         for sink in self.sinks:
             found.update(sink.health())
@@ -259,6 +295,7 @@ _profiler: Profiler | None = None
 _owner = 0  # the process that made it
 _session: Session | None = None
 _memory_is_old = False  # it holds a session that has ended
+_to_watch: list[Callable[[], Any]] = []  # given to `ci.watch()` before there was a session
 
 
 class Profiler:
@@ -356,6 +393,8 @@ class Cirron:
         values = settings.resolve({**self._given, **given})
         flags = settings.flags(config)
         wanted = hooks.check(frameworks)
+        if on and values.snapshots != "stats" and not hooks.is_installed("safetensors"):
+            raise errors.missing(f"snapshots={values.snapshots!r}", "safetensors", "snapshots")
         return _begin(values, flags, wanted, enabled=on and values.enabled)
 
     def flush(self) -> None:
@@ -407,6 +446,8 @@ def _begin(
             session = Session(values, _memory, run)
             session.start()
             _session = session
+            for model in _take_waiting():
+                session.watch(model)
             session.hooks.install(frameworks)
             _process.watch()
         return _profiler
@@ -445,8 +486,37 @@ def flush() -> None:
     session = _session
     if session is None or session.pid != os.getpid():
         return
+    session.taker.settle(clock.now() + int(FLUSH_WAIT_S * 1e9))
     if not session.flusher.flush(FLUSH_WAIT_S):
         guard.warn("ci.flush() gave up after %gs; see ci.health()", FLUSH_WAIT_S)
+
+
+def watch(model: Any) -> None:
+    """Takes a snapshot of the model's weights and gradients at the end of each epoch.
+
+    May be called for several models. Not needed for Keras and for the Trainer, which tell by
+    themselves what they train.
+
+    >>> ci.profile(snapshots="stats")
+    >>> ci.watch(model)
+    """
+    if not hot.off and not hooks.is_installed("numpy"):
+        raise errors.missing("ci.watch()", "numpy", "snapshots")
+    with _lock:
+        session = _session
+        if session is not None and session.pid in (0, os.getpid()):
+            session.watch(model)
+        elif not hot.off:
+            model = stand_in(model, [known() for known in _to_watch])
+            check(model)
+            if all(known() is not model for known in _to_watch):
+                _to_watch.append(refer(model))
+
+
+def _take_waiting() -> list[Any]:
+    waiting = [model for known in _to_watch if (model := known()) is not None]
+    _to_watch.clear()
+    return waiting
 
 
 def health() -> dict[str, Any]:
@@ -517,19 +587,19 @@ def _collect() -> tree.Tree:
         memory = session.memory
         collectors.append(session.collector)
     spans: list[wire.Span] = []
+    held: list[wire.Span] = []
     for collector in collectors:
         collector.drain()
-        for value in collector.waiting_values():
-            value.resolve()
-        collector.step()
+        collector.settle()
         spans += [collector.open_record(span) for span in collector.open_spans()]
+        held += collector.held_records()
     closed: list[wire.Span] = []
     marks: list[wire.Mark] = []
     for span_bytes, mark_bytes in memory.chunks():
         closed += wire.decode_spans(span_bytes)
         marks += wire.decode_marks(mark_bytes)
     anchor = _idle.anchor if session is None else session.anchor
-    found = tree.build(closed, marks, spans, now_ns=anchor.at(clock.now()))
+    found = tree.build(closed + held, marks, spans, now_ns=anchor.at(clock.now()))
     found.is_partial = memory.evicted_bytes > 0
     return found
 

@@ -114,9 +114,7 @@ class Captured:
 
     def _chunks(self) -> list[tuple[bytes, bytes]]:
         self._collector.drain()
-        for value in self._collector.waiting_values():
-            value.resolve()
-        self._collector.step()
+        self._collector.settle()
         return self._memory.chunks()
 
 

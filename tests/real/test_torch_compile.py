@@ -210,7 +210,7 @@ def test_fx(traced: Traced) -> None:
 def test_jit_trace(traced: Traced) -> None:
     """A model that was traced while hooked computes the same, and its calls are forwards."""
     model = Model().eval()
-    script: Any = torch.jit.trace(model, X, check_trace=False)  # type: ignore[no-untyped-call]
+    script: Any = torch.jit.trace(model, X, check_trace=False)
 
     assert torch.equal(model(X), script(X))
     assert "forward:eval forward:eval forward:eval" == traced()

@@ -359,7 +359,7 @@ def test_shutdown_leaves_no_trace() -> None:
     ci.profile(output="none")
 
     assert before != attributes()
-    assert ["torch"] == ci.health()["frameworks_installed"]
+    assert "torch" in ci.health()["frameworks_installed"]
 
     ci.shutdown()
 

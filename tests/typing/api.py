@@ -81,6 +81,86 @@ async def use() -> None:
     assert_type(await work_async(1), str)
 
 
+# -- inference -------------------------------------------------------------------------------
+
+
+@ci.inference
+def predict(a: int, *, b: str = "") -> float:
+    return 0.5
+
+
+@ci.inference(config={"capture_inputs": True, "model": "small"})
+async def predict_async(a: int) -> str:
+    return ""
+
+
+@ci.inference()
+def words() -> Iterator[str]:
+    yield ""
+
+
+@ci.inference
+async def words_async() -> AsyncIterator[bytes]:
+    yield b""
+
+
+class Model:
+    @ci.inference
+    def predict(self, a: int) -> float:
+        return 0.5
+
+    @ci.inference
+    @classmethod
+    def of_class(cls, a: int) -> float:
+        return 0.5
+
+    @staticmethod
+    @ci.inference
+    def of_none(a: int) -> float:
+        return 0.5
+
+
+assert_type(predict(1, b="x"), float)
+assert_type(words(), Iterator[str])
+assert_type(words_async(), AsyncIterator[bytes])
+assert_type(Model().predict(1), float)
+assert_type(Model.of_class(1), float)
+assert_type(Model.of_none(1), float)
+assert_type(ci.inference(predict, config={})(1), float)
+predict("1")  # type: ignore[arg-type]
+predict(1, c=1)  # type: ignore[call-arg]
+Model().predict("1")  # type: ignore[arg-type]
+ci.inference("name")  # type: ignore[call-overload]
+ci.inference(config="fast")  # type: ignore[call-overload]
+
+
+async def use_inference() -> None:
+    assert_type(await predict_async(1), str)
+    await predict_async("1")  # type: ignore[arg-type]
+
+
+# -- estimators ------------------------------------------------------------------------------
+
+
+class Estimator:
+    def fit(self) -> Estimator:
+        return self
+
+    def get_params(self) -> dict[str, Any]:
+        return {}
+
+
+assert_type(ci.wrap(Estimator()), Estimator)
+assert_type(ci.wrap(Estimator()).fit(), Estimator)
+assert_type(ci.wrap(3), int)
+ci.wrap()  # type: ignore[call-arg]
+
+# -- the environment -------------------------------------------------------------------------
+
+assert_type(ci.env("NAME"), Any)
+ci.env("NAME", {"tokens": 256})
+ci.env(3)  # type: ignore[arg-type]
+
 # -- marks -----------------------------------------------------------------------------------
 
 ci.mark("loss", 0.5)

@@ -61,7 +61,10 @@ def is_in(name: str, rooms: tuple[str, ...]) -> bool:
 # Who must not import whom. Imports for types alone do not count.
 EDGES = [
     # A stage knows the stage before it and `wire`, never the one after.
-    (("record",), ("flusher", "blackbox", "sinks", "runs", "view", "cli", "session", "hooks")),
+    (
+        ("record",),
+        ("flusher", "blackbox", "sinks", "runs", "view", "cli", "session", "hooks", "snapshot"),
+    ),
     (("wire", "errors", "_version"), tuple(name for name in MODULES if name)),
     (("guard",), ("record", "sinks", "runs", "view", "session", "flusher", "wire", "settings")),
     (("sinks",), ("session", "runs", "flusher", "blackbox", "cli", "hooks", "settings")),
@@ -69,6 +72,7 @@ EDGES = [
     (("runs", "view"), ("session", "flusher", "sinks", "blackbox", "cli", "hooks", "record.hot")),
     (("runs",), ("view",)),
     (("settings", "identity", "process", "hooks"), ("session", "sinks", "runs", "view", "flusher")),
+    (("snapshot",), ("session", "sinks", "runs", "view", "flusher", "hooks", "settings")),
     (("cli",), ("session", "flusher", "sinks", "record.hot", "record.collect")),
 ]
 
@@ -131,8 +135,9 @@ def users_of(pattern: set[str]) -> set[str]:
 
 
 def test_who_reads_the_environment() -> None:
-    """The environment is read by settings and by the session that hands it on."""
-    assert users_of({"os.environ", "os.getenv"}) <= {"settings", "session", "process"}
+    """The environment is read by settings, by the session that hands it on, and by `ci.env`."""
+    readers = {"settings", "session", "process", "environment"}
+    assert users_of({"os.environ", "os.getenv"}) <= readers
 
 
 def test_who_reads_a_clock() -> None:

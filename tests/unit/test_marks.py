@@ -176,7 +176,7 @@ class TestValues:
         weight = torch.tensor(2.0, requires_grad=True)
         loss = weight * 3
         ci.mark("loss", loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
         assert weight.grad is not None
         assert (6.0, 3.0) == (recorded.marks[0].value, weight.grad.item())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cirron import errors, guard
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 PRECEDENCE = (
     "transformers",
     "lightning",
+    "pytorch_lightning",
     "keras",
     "tensorflow",
     "torch",
@@ -35,7 +37,27 @@ PRECEDENCE = (
 
 
 # Of those, the ones that are hooked: the module whose import it waits for, the file, the class.
-HOOKS = {"torch": ("torch", "cirron.hooks.torch", "TorchHook")}
+HOOKS = {
+    "transformers": ("transformers.trainer", "cirron.hooks.transformers", "TransformersHook"),
+    "lightning": ("lightning.pytorch", "cirron.hooks.lightning", "LightningHook"),
+    "pytorch_lightning": ("pytorch_lightning", "cirron.hooks.lightning", "PytorchLightningHook"),
+    "keras": ("keras", "cirron.hooks.keras", "KerasHook"),
+    "torch": ("torch", "cirron.hooks.torch", "TorchHook"),
+    "jax": ("jax", "cirron.hooks.jax", "JaxHook"),
+}
+
+# Those that train through another: whoever asks for TensorFlow means Keras on it.
+THROUGH = {"tensorflow": "keras"}
+
+# The oldest release that the hooks are tested with. An older one is not hooked, and told so.
+MINIMUM = {
+    "transformers": (4, 57),
+    "lightning": (2, 5),
+    "pytorch_lightning": (2, 5),
+    "keras": (3, 12),
+    "torch": (2, 4),
+    "jax": (0, 6),
+}
 
 
 class Hook(Protocol):
@@ -67,11 +89,10 @@ class Hooks:
         from cirron.hooks.patch import ImportWatch
 
         self._watch = ImportWatch()
-        for name, (module, file, kind) in HOOKS.items():
-            if frameworks is None or name in frameworks:
-                self._watch.when_imported(
-                    module, lambda file=file, kind=kind: self._add(file, kind)
-                )
+        wanted = None if frameworks is None else {THROUGH.get(name, name) for name in frameworks}
+        for name, (module, *_) in HOOKS.items():
+            if wanted is None or name in wanted:
+                self._watch.when_imported(module, lambda name=name: self._add(name))
 
     def uninstall(self) -> None:
         """Puts everything back as it was."""
@@ -81,8 +102,19 @@ class Hooks:
             with guard.quiet("hooks"):
                 self._installed.pop().uninstall()
 
-    def _add(self, file: str, kind: str) -> None:
+    def _add(self, name: str) -> None:
+        _, file, kind = HOOKS[name]
         with guard.quiet("hooks"):
+            found = version(name)
+            if found and found < MINIMUM.get(name, ()):
+                wanted = ".".join(map(str, MINIMUM[name]))
+                guard.warn(
+                    "%s %s is not hooked: it is older than %s, the first release that is",
+                    name,
+                    ".".join(map(str, found)),
+                    wanted,
+                )
+                return
             hook: Hook = getattr(importlib.import_module(file), kind)(
                 self._settings, self._on_epoch_end
             )
@@ -101,7 +133,8 @@ def check(frameworks: Any) -> tuple[str, ...] | None:
     for name in frameworks:
         if name not in PRECEDENCE:
             raise errors.one_of("frameworks", name, PRECEDENCE)
-        if name in HOOKS and not is_installed(HOOKS[name][0]):
+        # The package: its parts would be imported.
+        if (name in HOOKS or name in THROUGH) and not is_installed(name):
             raise errors.SettingError(
                 f"frameworks={frameworks!r}: {name} is not installed. Install it, or leave it out"
             )
@@ -116,6 +149,15 @@ def is_installed(module: str) -> bool:
         return False
 
 
+def version(module: str) -> tuple[int, ...] | None:
+    """The release of a module that is imported, as far as it is a number; None: it does not say."""
+    text = getattr(sys.modules.get(module), "__version__", None)
+    if not isinstance(text, str):
+        return None
+    return tuple(int(part) for part in takewhile(str.isdecimal, text.split(".")))
+
+
 def imported() -> str | None:
-    """The highest framework that the program has imported so far."""
-    return next((name for name in PRECEDENCE if name in sys.modules), None)
+    """The highest framework of which the program has imported what trains, so far."""
+    found = (name for name in PRECEDENCE if HOOKS.get(name, (name,))[0] in sys.modules)
+    return next(found, None)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import reprlib
 import threading
+import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import wire
 from cirron.record import clock, hot
-from cirron.record.value import Deferred, clip
+from cirron.record.value import Deferred, Several, clip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from cirron.sinks.memory import Memory
 
@@ -34,10 +37,21 @@ MAX_NESTING = 6
 # Attributes that have a field of their own in the record.
 GAUGES = ("cpu_ns", "gpu_ns", "memory_peak_bytes")
 
+# Attributes that a device still measures when the span ends.
+DEVICE_TIMES = frozenset(("gpu_ns", "device_ns"))
+
 STEP_NAMES = frozenset(("step", "batch"))
 
 # Their text is made of the first items only: all of a large one would take long.
 CONTAINERS = (list, tuple, dict, set, frozenset)
+
+# A span that waits for its GPU time is written without it after this long, or when so many wait
+# behind it: a device that hangs must not keep what led up to it off the disk.
+HOLD_NS = 30_000_000_000
+MAX_HELD = 100_000
+
+# How long `ci.trace()` waits for devices.
+SETTLE_S = 2.0
 
 _NO_ATTRS: dict[str, Any] = {}
 _NO_MARKS: list[str] = []
@@ -61,6 +75,7 @@ class Chunk(NamedTuple):
     marks: bytes
     snapshots: bytes
     lines: list[Line]
+    files: list[tuple[Path, str]]  # that belong to the snapshots
     records: int
 
 
@@ -103,7 +118,10 @@ class Collector:
         self._keep_lines = keep_lines
         self._chunks: list[Chunk] = []
         self._waiting: list[hot.Mark] = []  # marks whose value a device still has
+        self._held: deque[hot.Closed] = deque()  # spans, from the first whose GPU time is not there
         self._snapshots: list[wire.Snapshot] = []
+        self._snapshot_marks: list[wire.Mark] = []
+        self._files: list[tuple[Path, str]] = []
         self.ids = clock.ids
         self._prefix = clock.ids.prefix
         self._last = 0
@@ -132,18 +150,35 @@ class Collector:
         closed: list[hot.Closed] = []
         marks: list[hot.Mark] = []
         late = self._take_ready() if self._waiting else []
+        gpu_times: list[Deferred] = []
         for _ in range(count):
             record = pop()
             if len(record) == 7:
-                if record[3].__class__ is Deferred and not record[3].is_ready:
+                value = record[3]
+                # Most are floats, and are let through at once.
+                if (
+                    value.__class__ is not float
+                    and isinstance(value, Deferred)
+                    and not value.is_ready
+                ):
                     self._wait_for(record)
                 else:
                     marks.append(record)
             else:
                 closed.append(record)
+                if record[4] is not None and not DEVICE_TIMES.isdisjoint(record[4]):
+                    gpu_time = gpu_time_of(record)
+                    if gpu_time is not None and not gpu_time.is_ready:
+                        gpu_times.append(gpu_time)
         self.seen += count
         if ring.maxlen is not None and len(ring) + count >= ring.maxlen:
             self._was_full = True  # or may have been, while we took records out
+        if closed:
+            self._note_activity(closed)
+        if gpu_times and self.on_deferred is not None:
+            self.on_deferred(Several(gpu_times))
+        if gpu_times or self._held:
+            closed = self._let_through(closed)
         if closed or marks or late or self._snapshots:
             self._encode(closed, marks, late)
         return waiting - count
@@ -154,6 +189,21 @@ class Collector:
         if self.on_deferred is not None:
             self.on_deferred(mark[3])
 
+    def _let_through(self, closed: list[hot.Closed]) -> list[hot.Closed]:
+        """The spans that need wait no longer, in the order in which they closed."""
+        held = self._held
+        held.extend(closed)
+        too_old = self._now() - HOLD_NS
+        ready = []
+        while held:
+            gpu_time = gpu_time_of(held[0])
+            if gpu_time is not None and not gpu_time.is_ready:
+                if held[0][6] > too_old and len(held) <= MAX_HELD:
+                    break
+                gpu_time.give_up()
+            ready.append(held.popleft())
+        return ready
+
     def _take_ready(self) -> list[hot.Mark]:
         ready: list[hot.Mark] = []
         waiting: list[hot.Mark] = []
@@ -163,14 +213,51 @@ class Collector:
         return ready
 
     def waiting_values(self) -> list[Deferred]:
-        """The values that marks still wait for."""
+        """The values that marks and spans still wait for."""
         with self.lock:
-            return [mark[3] for mark in self._waiting]
+            return [mark[3] for mark in self._waiting] + self._held_times()
 
-    def add_snapshots(self, snapshots: list[wire.Snapshot]) -> None:
-        """Takes records that do not come through the ring; the next step encodes them."""
+    def settle(self, timeout_s: float = SETTLE_S) -> None:
+        """Waits, not for ever, for what devices still compute, and takes it in."""
+        deadline = clock.now() + int(timeout_s * 1e9)
+        for value in self.waiting_values():
+            while not value.poll() and clock.now() < deadline:
+                time.sleep(0.001)
+        self.step()
+
+    def let_go(self) -> None:
+        """Takes in what has come, and the spans whose GPU time has not come without it."""
+        with self.lock:
+            for gpu_time in self._held_times():
+                gpu_time.give_up()
+        self.step()
+
+    def _held_times(self) -> list[Deferred]:
+        found = [gpu_time_of(record) for record in self._held]
+        return [gpu_time for gpu_time in found if gpu_time is not None and not gpu_time.is_ready]
+
+    def held_records(self) -> list[wire.Span]:
+        """The wire form of the spans that still wait for their GPU time."""
+        with self.lock:
+            coerced = self.coerced  # is counted when they are written
+            records = [self._span(record) for record in self._held]
+            self.coerced = coerced
+        return records
+
+    def add_snapshots(
+        self,
+        snapshots: list[wire.Snapshot],
+        marks: list[wire.Mark] | None = None,
+        files: list[tuple[Path, str]] | None = None,
+    ) -> None:
+        """Takes records that do not come through the ring; the next step encodes them.
+
+        The files belong to them; each comes with the key that a server knows it by.
+        """
         with self.lock:
             self._snapshots += snapshots
+            self._snapshot_marks += marks or []
+            self._files += files or []
 
     def finish(self) -> None:
         """Ends what is still open, outermost last, and says that it was cut short."""
@@ -183,7 +270,10 @@ class Collector:
             self._ring.append(hot.record_of(span))
         self.step()  # also when the ring is empty: values may have come
         self.drain()
+        self.let_go()
         with self.lock:
+            for mark in self._waiting:
+                mark[3].give_up()
             self.lost_values += len(self._waiting)
             self._waiting = []
 
@@ -215,12 +305,15 @@ class Collector:
         self, closed: list[hot.Closed], marks: list[hot.Mark], late: list[hot.Mark]
     ) -> None:
         snapshots, self._snapshots = self._snapshots, []
+        files, self._files = self._files, []
         # Marks first: a span lists those that came before its end, which are all of its own.
         mark_records = [record for record in map(self._mark, marks) if record is not None]
         if late:
             found = [self._mark(mark, late=True) for mark in late]
             mark_records += [record for record in found if record is not None]
             marks = marks + [mark for mark in late if mark[1] in self.mark_ids]  # still open
+        mark_records += self._snapshot_marks
+        self._snapshot_marks = []
         span_records = [self._span(record) for record in closed]
         self._remember_latest(closed, marks)
         lines = [self._line(record) for record in closed] if self._keep_lines else []
@@ -234,6 +327,7 @@ class Collector:
             wire.encode_records(mark_records),
             wire.encode_records(snapshots),
             lines,
+            files,
             len(span_records) + len(mark_records) + len(snapshots),
         )
         self._memory.add(chunk.spans, chunk.marks, backlog=len(self._ring))
@@ -241,16 +335,19 @@ class Collector:
             self._chunks.append(chunk)
             self.pending_bytes += len(chunk.spans) + len(chunk.marks) + len(chunk.snapshots)
 
-    def _remember_latest(self, closed: list[hot.Closed], marks: list[hot.Mark]) -> None:
-        """Keeps what the black box and the printing sinks want to know of spans."""
+    def _note_activity(self, closed: list[hot.Closed]) -> None:
+        """Keeps what the black box wants to know, of spans that are held back too."""
         for record in closed:
             self.last_activity[record[7]] = record[6]
         self.last_step = next((r for r in reversed(closed) if r[2] in STEP_NAMES), self.last_step)
+
+    def _remember_latest(self, closed: list[hot.Closed], marks: list[hot.Mark]) -> None:
+        """Keeps what the black box and the printing sinks want to know of marks."""
         # A span that opened and closed within the slice, as most do, only those who print care for.
         gone = () if self._keep_lines else {record[0] for record in closed}
         for _, span, name, value, _, _, time_ns in marks:
             if span and span not in gone:
-                known = value.value if value.__class__ is Deferred else value
+                known = value.value if isinstance(value, Deferred) else value
                 self.latest.setdefault(span, {})[name] = known
                 self.marked_at[span] = time_ns
 
@@ -280,7 +377,7 @@ class Collector:
         )
         if plain:
             for gauge in GAUGES:
-                if plain.get(gauge).__class__ is int:
+                if gauge in plain and (plain[gauge] is None or plain[gauge].__class__ is int):
                     setattr(span, gauge, plain.pop(gauge))
         return span
 
@@ -302,7 +399,7 @@ class Collector:
     def _mark(self, mark: hot.Mark, late: bool = False) -> wire.Mark | None:
         """The wire form of a mark, or None, counted, when its value could not be had."""
         sequence, span, name, value, kind, attrs, time_ns = mark
-        if value.__class__ is Deferred:
+        if value.__class__ is not float and isinstance(value, Deferred):
             if value.is_lost:
                 self.lost_values += 1
                 return None
@@ -363,6 +460,8 @@ class Collector:
             return value
         if kind is float:
             return value if value - value == 0 else str(value)
+        if isinstance(value, Deferred):
+            return value.value
         try:
             if nesting < MAX_NESTING:
                 if isinstance(value, (list, tuple)) and len(value) <= MAX_ITEMS:
@@ -381,6 +480,16 @@ class Collector:
             text = f"<{type(value).__name__}>"
         self.coerced += 1
         return clip(text)
+
+
+def gpu_time_of(record: hot.Closed) -> Deferred | None:
+    """The time that a device took for a span, while it is not known."""
+    attrs = record[4] or _NO_ATTRS
+    for name in DEVICE_TIMES:
+        found = attrs.get(name)
+        if isinstance(found, Deferred) and not found.is_ready:
+            return found
+    return None
 
 
 def typed(value: Any) -> tuple[str, Any, str | None]:

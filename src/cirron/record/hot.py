@@ -12,7 +12,8 @@ the rest (ids as text, wall time, encoding) to the background thread:
   context that has none starts under `root`, the session's span.
 
 State is module globals, because reading one is the cheapest thing Python does. Only `attach` writes
-them, and only `session.py` and `testing.py` call it.
+them, and only `session.py` and `testing.py` call it; but those of a device's clock are written by
+`use_device_clock`, which hooks call, and `at_epoch_end` by `tell_epoch_ends` too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
     from types import TracebackType
-    from typing import Any, TypeAlias, TypeVar
+    from typing import Any, Protocol, TypeAlias, TypeVar
 
     T = TypeVar("T")
     F = TypeVar("F", bound=Callable[..., Any])
@@ -40,6 +41,21 @@ if TYPE_CHECKING:
     Closed: TypeAlias = tuple[int, int, str, int | None, Attrs, int, int, int]
     Mark: TypeAlias = tuple[int, int, str, Any, str, Attrs, int]
     Record: TypeAlias = Closed | Mark
+
+    class DeviceClock(Protocol):
+        """Measures what a device does during a span. None of its methods waits, or raises."""
+
+        def start(self, span: Span) -> None: ...
+
+        def stop(self, span: Span) -> None:
+            """Adds to the attributes what is known, and `value.Deferred` for what is not yet."""
+
+        def drop(self, span: Span) -> None:
+            """Forgets a span that leaves no record."""
+
+        def copy(self, scalar: Any) -> value.Deferred | None:
+            """The scalar's value, as it is now, if it is this device's."""
+
 
 MAX_DEPTH = 64
 LOOPS = {"epoch": "epochs", "batch": "batches"}
@@ -62,6 +78,9 @@ root: Span  # set below, once there is a Span
 off = False
 too_deep = 0
 undone = 0  # spans that took a number and left no record
+at_epoch_end: Callable[[Span], None] | None = None  # called while the epoch is still open
+device_clock: DeviceClock | None = None
+span_type: type[Span]  # what `scope` makes; set below
 
 
 class ThisThread(_local):
@@ -81,6 +100,7 @@ class Span:
     __slots__ = (
         "attrs",
         "depth",
+        "device",
         "end",
         "index",
         "name",
@@ -100,6 +120,7 @@ class Span:
     start: int  # monotonic ns
     end: int  # monotonic ns; 0 while the span is open, -1 before it is entered
     token: Token[Span | None]
+    device: Any  # what a device's clock keeps here; not set before it does
 
     def __enter__(self) -> Span:
         if self.end != -1:
@@ -182,6 +203,37 @@ class Span:
         return f"<cirron scope {self.name}{index}, {state}>"
 
 
+class DeviceSpan(Span):
+    """A scope while a device's clock is there. Without one, nobody pays for asking."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Span:
+        Span.__enter__(self)
+        if device_clock is not None and not self.end:
+            device_clock.start(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if device_clock is not None and not self.end:
+            device_clock.stop(self)
+        Span.__exit__(self, kind, error, trace)
+
+
+span_type = Span
+
+
+class OwnSpan(Span):
+    """A span that a loop of ours or a hook opened, which knows where it ends; not `ci.scope`'s."""
+
+    __slots__ = ()
+
+
 class NullSpan:
     """What `ci.scope` returns when profiling is off: accepts everything, records nothing."""
 
@@ -224,7 +276,7 @@ def scope(name: str, index: int | None = None, **attrs: Any) -> Span:
         name = _as_name("ci.scope", name)
     if index is not None and index.__class__ is not int:
         index = _as_index(index)
-    span = Span()
+    span = span_type()
     span.name = name
     span.index = index
     span.attrs = attrs or None
@@ -322,11 +374,12 @@ class Loop:
 def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[T, None, None]:
     # `Span.__enter__` and `Span.__exit__` in place: each call makes a tenth of an iteration.
     waiting_since = now()
+    is_epoch = name == "epoch"
     for index, item in items:
         if off:
             yield item
             continue
-        span = Span()
+        span = OwnSpan()
         span.name = name
         span.index = index
         span.attrs = {"data_load_ns": now() - waiting_since} if timed else None
@@ -347,9 +400,15 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
         span.end = 0
         start = span.start = now()
         opened.add(span)
+        if device_clock is not None:
+            device_clock.start(span)
         try:
             yield item
         finally:
+            if is_epoch and at_epoch_end is not None and not span.end:
+                at_epoch_end(span)
+            if device_clock is not None and not span.end:
+                device_clock.stop(span)
             end = now()
             if _get() is span:
                 try:
@@ -402,7 +461,7 @@ def _as_index(index: Any) -> int:
 
 def _capture(name: str, given: Any) -> Any:
     try:
-        return value.capture(given)
+        return value.capture(given, device_clock)
     except value.NotAScalarError:
         raise errors.not_a_value(name, given) from None
 
@@ -457,7 +516,17 @@ def _drop_deep(span: Span) -> Span:
 class State:
     """Where records go and where time comes from: everything that `attach` sets."""
 
-    __slots__ = ("append", "now", "off", "opened", "ring", "root", "sequence", "undone")
+    __slots__ = (
+        "append",
+        "at_epoch_end",
+        "now",
+        "off",
+        "opened",
+        "ring",
+        "root",
+        "sequence",
+        "undone",
+    )
 
     def __init__(
         self,
@@ -469,6 +538,7 @@ class State:
         off: bool = False,
         now: Callable[[], int] = clock.now,
         sequence: itertools.count[int] | None = None,
+        at_epoch_end: Callable[[Span], None] | None = None,
     ) -> None:
         self.ring = ring
         self.append = ring.append if append is None else append
@@ -478,6 +548,7 @@ class State:
         self.now = now
         self.sequence = globals()["sequence"] if sequence is None else sequence
         self.undone = undone if sequence is None else 0  # of the numbers of that sequence
+        self.at_epoch_end = at_epoch_end
 
 
 def attach(state: State) -> State:
@@ -491,6 +562,7 @@ def attach(state: State) -> State:
         off=off,
         now=now,
         sequence=module["sequence"],
+        at_epoch_end=at_epoch_end,
     )
     old.undone = undone
     for name in State.__slots__:
@@ -498,12 +570,25 @@ def attach(state: State) -> State:
     return old
 
 
+def tell_epoch_ends(call: Callable[[Span], None]) -> None:
+    """Has `call` told of each epoch of `ci.epochs` that is about to end, from now on."""
+    global at_epoch_end
+    at_epoch_end = call
+
+
+def use_device_clock(clock: DeviceClock | None) -> None:
+    """Has spans measured by this clock too, from now on."""
+    global device_clock, span_type
+    device_clock = clock
+    span_type = Span if clock is None else DeviceSpan
+
+
 def begin(name: str, index: int | None = None, attrs: Attrs = None) -> Span:
     """`scope(...).__enter__()` in one call, for loops and hooks: a call makes a tenth of an
     iteration, and between calls of native code, with nothing of ours in the processor's caches, it
     costs several times as much.
     """
-    span = Span()
+    span = OwnSpan()
     span.name = name
     span.index = index
     span.attrs = attrs
@@ -522,6 +607,8 @@ def begin(name: str, index: int | None = None, attrs: Attrs = None) -> Span:
     span.end = 0
     span.start = now()
     opened.add(span)
+    if device_clock is not None:
+        device_clock.start(span)
     return span
 
 
@@ -530,6 +617,8 @@ def close(span: Span) -> None:
     if span.end:  # dropped, or recorded by a shutdown
         _leave(span)
         return
+    if device_clock is not None:
+        device_clock.stop(span)
     parent = span.parent
     span.end = end = parent.end or now()
     if _get() is span:
@@ -565,6 +654,8 @@ def drop(span: Span) -> None:
     """Ends a span without a record: what it was opened for did not come about."""
     global undone
     if not span.end:
+        if device_clock is not None:
+            device_clock.drop(span)
         undone += 1
         span.end = now()
         _leave(span)
@@ -575,6 +666,16 @@ def innermost() -> Span:
     """The scope that a new one would be under."""
     span = _get()
     return root if span is None else _open_ancestor(span)
+
+
+def find_handmade(name: str) -> Span | None:
+    """The innermost open scope of this name, if it is one that the user opened with `ci.scope`."""
+    span = _get()
+    while span is not None and span.parent is not span:
+        if not span.end and span.name == name:
+            return None if isinstance(span, OwnSpan) else span
+        span = span.parent
+    return None
 
 
 def open_names(but: Span | None = None) -> set[str]:
@@ -641,6 +742,7 @@ def enter_context(span: Span | None) -> None:
 def _forked() -> None:
     """In a forked child: the numbers so far, and the scopes that are open, are the parent's."""
     clock.use_ids(clock.ids.forked(given_out()))
+    use_device_clock(None)  # a device that the parent uses is not the child's
     for span in opened - {root}:
         span.end = now()
     opened.clear()

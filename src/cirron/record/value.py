@@ -2,22 +2,44 @@
 
 A value that the host already has becomes a plain Python scalar at once, so that what the user
 changes in place afterwards does not change the record. A value that a device still computes is kept
-as `Deferred`, and the background resolver asks for it.
+as `Deferred`, and the background resolver asks for it. So is the time that a device took for a
+span.
 """
 
 from __future__ import annotations
 
 import math
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
+    from cirron.record.hot import DeviceClock
+
 MAX_TEXT_BYTES = 256
+
+# How often a device is asked whether it is done. Nobody is in a hurry, and each time costs training
+# the interpreter lock for a moment.
+POLL_S = 0.02
+
+# Who takes the scalars of a library, while its hooks are in.
+TAKERS: dict[str, Callable[[Any], Deferred]] = {}
 
 
 class NotAScalarError(Exception):
     """The value is no scalar; the caller knows the mark's name and makes the message."""
+
+
+class Polled:
+    """The source of a value that can be asked without waiting for it."""
+
+    __slots__ = ()
+
+    def poll(self) -> Any:
+        """The value, or None while it is not there. Raises if it never will be."""
+        raise NotImplementedError
 
 
 class Deferred:
@@ -36,18 +58,51 @@ class Deferred:
 
         Several threads may ask at once: the source is only let go once the value is there.
         """
+        while not self.poll():
+            time.sleep(POLL_S)
+
+    def poll(self) -> bool:
+        """Whether it is ready by now. Waits for it where its source cannot be asked."""
         source = self.source
         if self.is_ready:
-            return
+            return True
         try:
-            self.value = plain(source.item())
+            if isinstance(source, Polled):
+                found = source.poll()
+                if found is None:
+                    return self.is_ready
+                self.value = found
+            else:
+                self.value = plain(source.item())
         except Exception:  # noqa: BLE001  protects the resolver from a foreign .item()
             self.is_lost = True
         self.is_ready = True
         self.source = None
+        return True
+
+    def give_up(self) -> None:
+        """Waits no longer: it is lost, unless it is there."""
+        if not self.is_ready:
+            self.is_lost = self.is_ready = True
+            self.source = None
+
+    def resolve_all(self, others: list[Deferred]) -> None:
+        """Waits for this value, and for others that are there at about the same time."""
+        for deferred in (self, *others):
+            deferred.resolve()
 
 
-def capture(value: Any) -> Any:
+class Several(Deferred):
+    """Values in the order in which they come."""
+
+    __slots__ = ()
+
+    def resolve(self) -> None:
+        *others, last = self.source
+        last.resolve_all(others)
+
+
+def capture(value: Any, device_clock: DeviceClock | None = None) -> Any:
     """A plain scalar, or `Deferred`; raises `NotAScalarError` for anything else."""
     if isinstance(value, (bool, str, int, float)):
         return plain(value)
@@ -62,12 +117,19 @@ def capture(value: Any) -> Any:
     if library == "torch":
         if value.device.type == "cpu":
             return plain(value.item())
-        return Deferred(value.detach().clone())  # an own copy: `total += loss` may follow
+        copy = None if device_clock is None else device_clock.copy(value)
+        # In each case an own copy: `total += loss` may follow.
+        return Deferred(value.detach().clone()) if copy is None else copy
     if "Tracer" in type(value).__name__:  # inside jax.jit there is no value, now or later
-        lost = Deferred(None)
-        lost.is_ready = lost.is_lost = True
-        return lost
-    return Deferred(value)
+        return lost()
+    return TAKERS.get(library, Deferred)(value)
+
+
+def lost() -> Deferred:
+    """A value that nobody can have."""
+    found = Deferred(None)
+    found.give_up()
+    return found
 
 
 def plain(value: Any) -> float | int | bool | str:

@@ -1,66 +1,259 @@
-"""Puts a scope round each call of a function, whatever kind of function it is."""
+"""Puts a span round each call of a function, whatever kind of function it is.
+
+The span of a coroutine lasts until it returns, that of a generator until it is exhausted, closed or
+dropped. It is the innermost one only while the function's own code runs: what the consumer of a
+stream does between two items is not inside it, and streams that take turns, or that are resumed in
+one thread after another, stay apart.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
+import weakref
+from contextvars import Token
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+
+from cirron.record import hot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
-    from typing import Any
+    from typing import Any, TypeAlias
 
-    from cirron.record.hot import Span
+    Begin: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], "Call | None"]
 
 
-def in_scope(function: Any, open_scope: Callable[[], Span]) -> Any:
-    """The function, each call of it inside the scope that `open_scope` makes.
+def in_scope(function: Any, open_scope: Callable[[], hot.Span]) -> Any:
+    """The function, each call of it inside the scope that `open_scope` makes."""
 
-    The scope of a coroutine lasts until it returns, that of a generator until it is exhausted,
-    closed or dropped.
+    def begin(args: object, kwargs: object) -> Call | None:
+        return None if hot.off else Call(open_scope().__enter__())
+
+    return in_call(function, begin)
+
+
+class Call:
+    """One call: its span, and the places where an heir can see what comes of it."""
+
+    __slots__ = ("_inner", "_outer", "span")
+
+    def __init__(self, span: hot.Span) -> None:
+        self.span = span
+        self._inner: hot.Span | None = span  # current while the function runs
+        self._outer: hot.Span | None = None  # current where it was called from
+
+    def returned(self, value: Any) -> Any:
+        """Ends the call of a plain or async function; what it returns is what the caller gets."""
+        self.close()
+        return value
+
+    def yielded(self, item: Any) -> None:
+        """Sees an item of a stream on its way out."""
+
+    def exhausted(self, value: Any) -> None:
+        """Ends a stream that came to its end; a generator may have returned a value."""
+        self.close()
+
+    def failed(self, error: BaseException) -> None:
+        """Ends the call in an exception; `GeneratorExit` is that of a stream left half-way."""
+        if self.span.parent.end:
+            self._rise()
+        hot.fail(self.span, error)
+
+    def close(self) -> None:
+        if self.span.parent.end:
+            self._rise()
+        hot.close(self.span)
+
+    def _rise(self) -> None:
+        """A stream may outlive the scope that it was begun in, and is then under the next one."""
+        parent = self.span.parent
+        while parent.end and parent.parent is not parent:
+            parent = parent.parent
+        self.span.parent = parent
+
+    # -- running in turns -------------------------------------------------------------------
+
+    def set_aside(self) -> None:
+        """Makes current again what was so before the call."""
+        if not self.span.end:  # else it was too deep to be current
+            before = self.span.token.old_value
+            hot.enter_context(None if before is Token.MISSING else before)
+
+    def __enter__(self) -> None:
+        self._outer = hot.leave_context()
+        hot.enter_context(self._inner)
+
+    def __exit__(self, *_: object) -> None:
+        self._inner = hot.leave_context()
+        hot.enter_context(self._outer)
+
+
+class Unseen(Call):
+    """A call while profiling is off."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def failed(self, error: BaseException) -> None:
+        pass
+
+
+UNSEEN = Unseen()
+
+
+def in_call(function: Any, begin: Begin) -> Any:
+    """The function, with `begin` called at the start of each call; it says None to stay out."""
+    if isinstance(function, (classmethod, staticmethod)):
+        return type(function)(in_call(function.__func__, begin))
+
+    def begin_aside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        call = begin(args, kwargs)
+        if call is not None:
+            call.set_aside()
+        return call
+
+    for is_kind, wrapped in KINDS.items():
+        if is_kind(function) or is_kind(function.__call__):  # an object may be what is called
+            return wrapped(function, begin_aside)
+    return _plain(function, begin)
+
+
+def follow(value: Any, call: Call) -> Any:
+    """What stands in for a generator or coroutine that a call has returned; the call lasts as long.
+
+    It is of the same type, and the call is set aside until somebody runs it.
     """
-    if inspect.isasyncgenfunction(function):
 
-        @functools.wraps(function)
-        async def stream_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            # What `yield from` does below, which Python does not have for these.
-            with open_scope():
-                async with contextlib.aclosing(function(*args, **kwargs)) as items:
-                    step = items.asend(None)
-                    while True:
-                        try:
-                            item = await step
-                        except StopAsyncIteration:
-                            return
-                        try:
-                            step = items.asend((yield item))
-                        except GeneratorExit:
-                            raise
-                        except BaseException as error:  # noqa: BLE001  thrown in: it goes on inward
-                            step = items.athrow(error)
+    def begin(args: object, kwargs: object) -> Call:
+        never_begun.detach()
+        return call
 
-        return stream_async
-    if inspect.iscoroutinefunction(function):
+    stand_in = RETURNED[type(value)](lambda: value, begin)()
+    # Python runs no code of a generator that is dropped before it was begun.
+    never_begun = weakref.finalize(stand_in, call.failed, GeneratorExit())
+    never_begun.atexit = False
+    call.set_aside()
+    return stand_in
 
-        @functools.wraps(function)
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
-            with open_scope():
-                return await function(*args, **kwargs)
 
-        return call_async
-    if inspect.isgeneratorfunction(function):
-
-        @functools.wraps(function)
-        def stream(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            with open_scope():
-                return (yield from function(*args, **kwargs))
-
-        return stream
-
+def _plain(function: Any, begin: Begin) -> Any:
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with open_scope():
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        call = begin(args, kwargs)
+        if call is None:
             return function(*args, **kwargs)
+        try:
+            value = function(*args, **kwargs)
+        except BaseException as error:  # noted on the span, and raised again
+            call.failed(error)
+            raise
+        return call.returned(value)
 
-    return call
+    return plain
+
+
+def _coroutine(function: Any, begin: Begin) -> Any:
+    @functools.wraps(function)
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        call = begin(args, kwargs)
+        if call is None:
+            return await function(*args, **kwargs)
+        try:
+            with call:
+                value = await function(*args, **kwargs)
+        except BaseException as error:  # noted on the span, and raised again
+            call.failed(error)
+            raise
+        return call.returned(value)
+
+    return coroutine
+
+
+def _stream(function: Any, begin: Begin) -> Any:
+    @functools.wraps(function)
+    def stream(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        call = begin(args, kwargs)
+        if call is None:
+            return (yield from function(*args, **kwargs))
+        try:
+            items = function(*args, **kwargs)
+            resume, given = items.send, None
+            while True:
+                try:
+                    with call:
+                        item = resume(given)
+                except StopIteration as end:
+                    call.exhausted(end.value)
+                    return end.value
+                call.yielded(item)
+                try:
+                    given = yield item
+                    resume = items.send
+                except GeneratorExit:
+                    with call:
+                        items.close()
+                    raise
+                except BaseException as error:  # noqa: BLE001  thrown in: it goes on inward
+                    resume, given = items.throw, error
+        except BaseException as error:  # noted on the span, and raised again
+            call.failed(error)
+            raise
+
+    return stream
+
+
+def _stream_async(function: Any, begin: Begin) -> Any:
+    # As above; off as well, since Python has no `yield from` for these.
+    @functools.wraps(function)
+    async def stream_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        call = begin(args, kwargs) or UNSEEN
+        try:
+            items = function(*args, **kwargs)
+            resume, given = items.asend, None
+            while True:
+                try:
+                    with call:
+                        item = await resume(given)
+                except StopAsyncIteration:
+                    call.exhausted(None)
+                    return
+                call.yielded(item)
+                try:
+                    given = yield item
+                    resume = items.asend
+                except GeneratorExit:
+                    with call:
+                        await items.aclose()
+                    raise
+                except BaseException as error:  # noqa: BLE001  thrown in: it goes on inward
+                    resume, given = items.athrow, error
+        except BaseException as error:  # noted on the span, and raised again
+            call.failed(error)
+            raise
+
+    return stream_async
+
+
+KINDS: dict[Callable[[Any], bool], Callable[[Any, Begin], Any]] = {
+    inspect.isasyncgenfunction: _stream_async,
+    inspect.iscoroutinefunction: _coroutine,
+    inspect.isgeneratorfunction: _stream,
+}
+RETURNED: dict[type, Callable[[Any, Begin], Any]] = {
+    AsyncGeneratorType: _stream_async,
+    CoroutineType: _coroutine,
+    GeneratorType: _stream,
+}

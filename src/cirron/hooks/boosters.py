@@ -1,0 +1,186 @@
+"""XGBoost and LightGBM: a `step` a boosting round, its metrics as marks.
+
+A round is one update of the model, which is what a step is; epochs never nest, and `fit` may be
+called in one. Both libraries tell of rounds through callbacks, which are added to the user's for
+the time of one call. Nothing here imports either: whoever has something of theirs has done so.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cirron import guard
+from cirron.record import hot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Metrics = Iterable[tuple[str, Any]]
+
+STEPS = frozenset(("step", "batch"))
+LIBRARIES = ("xgboost", "lightgbm")
+FUNCTIONS = ("train", "cv")
+
+
+def traced_fit(kind: type, fit: Callable[..., Any]) -> Callable[..., Any]:
+    """The estimator's `fit` with a step a round, if it is one of these libraries'."""
+    if "dask" in kind.__module__:  # trains on other machines, to which callbacks would travel
+        return fit
+    xgboost = sys.modules.get("xgboost")
+    if _is_a(kind, xgboost, "XGBRFClassifier", "XGBRFRegressor"):
+        return fit  # a forest is one round, and refuses callbacks
+    if _is_a(kind, xgboost, "XGBModel"):
+        return _with_attribute(fit)
+    if _is_a(kind, sys.modules.get("lightgbm"), "LGBMModel"):
+        return _with_argument(fit, _of_lightgbm)
+    return fit
+
+
+def traced_function(function: Any) -> Any:
+    """`train` and `cv` of these libraries inside a span; any other function as it is."""
+    library = (function.__module__ or "").partition(".")[0]
+    name: str = function.__name__
+    module: Any = sys.modules.get(library)
+    is_known = library in LIBRARIES and name in FUNCTIONS
+    if not is_known or getattr(module, name) is not function:
+        return function
+    trained = _with_argument(function, _of_xgboost if library == "xgboost" else _of_lightgbm)
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        with hot.scope(name, library=library):
+            return trained(*args, **kwargs)
+
+    return traced
+
+
+def _is_a(kind: type, module: Any, *names: str) -> bool:
+    return any(issubclass(kind, getattr(module, name, ())) for name in names)
+
+
+def _with_argument(
+    function: Callable[..., Any], callbacks_of: Callable[[Rounds], list[Any]]
+) -> Callable[..., Any]:
+    """For a function that is given its callbacks."""
+    parameters = list(inspect.signature(function).parameters)
+    if "callbacks" not in parameters:  # a subclass whose `fit` takes less
+        return function
+    position = parameters.index("callbacks")
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if hot.off or len(args) > position:
+            return function(*args, **kwargs)
+        with Rounds() as rounds:
+            given = kwargs.get("callbacks") or ()
+            kwargs["callbacks"] = [*callbacks_of(rounds), *given]
+            model = function(*args, **kwargs)
+            rounds.mark_best(model)
+            return model
+
+    return call
+
+
+def _with_attribute(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """For a method whose object has the callbacks as a parameter."""
+
+    @functools.wraps(fit)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if hot.off or not hasattr(self, "callbacks"):
+            return fit(self, *args, **kwargs)
+        given = self.callbacks
+        with Rounds() as rounds:
+            self.callbacks = [*_of_xgboost(rounds), *(given or ())]
+            try:
+                model = fit(self, *args, **kwargs)
+            finally:
+                self.callbacks = given
+            rounds.mark_best(model)
+            return model
+
+    return call
+
+
+class Rounds:
+    """The boosting rounds of one training."""
+
+    def __init__(self) -> None:
+        self._is_ours = not hot.open_names() & STEPS  # else somebody has said what a step is
+        self._step: hot.Span | None = None
+
+    def __enter__(self) -> Rounds:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._step is not None and error is not None:
+            hot.fail(self._step, error)
+        self.end(())
+
+    def begin(self, index: int) -> None:
+        """Begins a round, and ends the one before if nobody has."""
+        with guard.quiet("boosting rounds"):
+            self.end(())
+            if self._is_ours and not hot.off:
+                self._step = hot.begin("step", index)
+
+    def end(self, metrics: Metrics) -> None:
+        """Ends the round."""
+        with guard.quiet("boosting rounds"):
+            for name, value in metrics:
+                hot.mark(name, value)
+            if self._step is not None:
+                hot.close(self._step)
+                self._step = None
+
+    def mark_best(self, model: Any) -> None:
+        """Marks what early stopping found: an estimator or booster has it, or raises."""
+        with guard.quiet("boosting rounds"):
+            for name in ("best_iteration", "best_score"):
+                best = getattr(model, name, getattr(model, f"{name}_", None))
+                # LightGBM counts from 1, has 0 for no early stopping, and a dict of scores.
+                if isinstance(best, (int, float)) and not (best == 0 and _is_lightgbm(model)):
+                    hot.mark(name, best, "summary")
+
+
+def _is_lightgbm(model: Any) -> bool:
+    return any(kind.__module__.startswith("lightgbm.") for kind in type(model).__mro__)
+
+
+# -- callbacks ---------------------------------------------------------------------------------
+
+
+def _of_xgboost(rounds: Rounds) -> list[Any]:
+    """To come first: once a callback stops the training, those behind it are not asked."""
+
+    def before_iteration(self: Any, model: Any, epoch: int, evals_log: Any) -> bool:
+        rounds.begin(epoch)
+        return False
+
+    def after_iteration(self: Any, model: Any, epoch: int, evals_log: Any) -> bool:
+        rounds.end(
+            # of `cv`, mean and deviation
+            (f"{dataset}-{metric}", values[-1][0] if isinstance(values[-1], tuple) else values[-1])
+            for dataset, metrics in evals_log.items()
+            for metric, values in metrics.items()
+        )
+        return False
+
+    base = sys.modules["xgboost"].callback.TrainingCallback
+    body = {"before_iteration": before_iteration, "after_iteration": after_iteration}
+    return [type("Rounds", (base,), body)()]
+
+
+def _of_lightgbm(rounds: Rounds) -> list[Any]:
+    def begin(env: Any) -> None:
+        rounds.begin(env.iteration)
+
+    def end(env: Any) -> None:
+        rounds.end((f"{item[0]}-{item[1]}", item[2]) for item in env.evaluation_result_list or ())
+
+    begin.before_iteration, begin.order = True, -math.inf  # type: ignore[attr-defined]
+    end.order = 29  # type: ignore[attr-defined]  # before early stopping, which is 30 and raises
+    return [begin, end]

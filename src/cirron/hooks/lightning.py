@@ -1,0 +1,337 @@
+"""Lightning: `epoch` and `step`, with torch's spans beneath; what is logged as marks.
+
+A callback is put into each Trainer, once. What callbacks do not tell is learned from the loops,
+whose methods are wrapped: when a batch is about to be fetched, what is evaluated and logged, how
+a run ends. The same code serves `lightning` and `pytorch_lightning`, which are two copies of one.
+
+Runs on the user's threads. Loaded after one of the two is.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from cirron import guard
+from cirron.hooks.patch import Patches
+from cirron.hooks.training import Training
+from cirron.record import hot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cirron.settings import Settings
+
+LOGGER = "connectors.logger_connector"
+# What a callback is told in each batch, and ours does not ask. Lightning passes over what it cannot
+# call; else each is profiled by a context manager, and together they cost as much as our own part.
+UNHEARD = (
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+
+
+class LightningHook:
+    """Installs and removes the hooks."""
+
+    name = "lightning"
+    package = "lightning.pytorch"
+
+    def __init__(self, settings: Settings, on_epoch_end: Callable[..., None]) -> None:
+        self._on_epoch_end = on_epoch_end
+        self._patches = Patches()
+        self._trainers: WeakSet[Any] = WeakSet()  # that have our callback
+        self._late_step: hot.Span | None = None  # of an optimizer, the last that began late
+        self._is_on = False  # somebody may hold our functions after they are taken off
+
+    def install(self) -> None:
+        self.uninstall()
+        self._is_on = True
+        for module, owner, name, make in (
+            ("trainer", "Trainer", "__init__", self._make_init),
+            ("trainer", "Trainer", "save_checkpoint", self._make_save),
+            ("loops", "_FitLoop", "run", self._make_fit),
+            ("loops", "_FitLoop", "setup_data", self._make_setup_data),
+            ("loops", "_FitLoop", "on_advance_end", self._make_epoch_end),
+            ("loops", "_TrainingEpochLoop", "advance", self._make_advance),
+            ("loops", "_EvaluationLoop", "run", self._make_evaluation),
+            ("loops", "_PredictionLoop", "run", self._make_evaluation),
+            ("loops.optimization.automatic", "Closure", "__call__", self._make_closure),
+            (f"trainer.{LOGGER}", "_LoggerConnector", "log_metrics", self._make_log),
+        ):
+            with guard.quiet("lightning hooks"):
+                kind = getattr(importlib.import_module(f"{self.package}.{module}"), owner)
+                original = kind.__dict__[name]
+                self._patches.set(kind, name, functools.wraps(original)(make(original)))
+
+    def uninstall(self) -> None:
+        """Takes everything off, the callbacks of Trainers that live on included."""
+        self._is_on = False
+        self._patches.undo()
+        for trainer in list(self._trainers):
+            with guard.quiet("lightning hooks"):
+                for callback in trainer.callbacks:
+                    if isinstance(callback, Teller):
+                        callback.let_go()
+                # A new list: the Trainer may just be going through the old one.
+                trainer.callbacks = [
+                    one for one in trainer.callbacks if not isinstance(one, Teller)
+                ]
+        self._trainers.clear()
+
+    def _find(self, trainer: Any) -> Teller | None:
+        """The Trainer's callback, which it gets here if it has none: it may be older than we."""
+        if not self._is_on:
+            return None
+        try:
+            callback = next((one for one in trainer.callbacks if isinstance(one, Teller)), None)
+            if callback is None:
+                callback = new_callback(self.package)
+                # First: what the others record is inside of what it opens. A new list: the Trainer
+                # may just be going through the old one.
+                trainer.callbacks = [callback, *trainer.callbacks]
+            if callback.training is None:
+                callback.training = Training(self._on_epoch_end)
+                self._trainers.add(trainer)
+        except Exception as error:  # noqa: BLE001  protects a Trainer that is like no other
+            guard.caught("lightning hooks", error)
+            return None
+        return callback
+
+    def _training_of(self, trainer: Any) -> Training | None:
+        callback = self._find(trainer)
+        return None if callback is None else callback.training
+
+    # -- methods ----------------------------------------------------------------------------
+
+    def _make_init(self, original: Any) -> Any:
+        def __init__(trainer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(trainer, *args, **kwargs)
+            self._find(trainer)
+
+        return __init__
+
+    def _make_fit(self, original: Any) -> Any:
+        def run(loop: Any, *args: Any, **kwargs: Any) -> Any:
+            training = self._training_of(loop.trainer)
+            failure = None
+            try:
+                return original(loop, *args, **kwargs)
+            except BaseException as error:  # passes on, with the spans closed
+                failure = error
+                raise
+            finally:
+                if training is not None:
+                    with guard.quiet("lightning hooks"):
+                        training.end(failure)
+
+        return run
+
+    def _make_setup_data(self, original: Any) -> Any:
+        """The loaders are made; one without a length is asked for a batch before the epoch is."""
+
+        def setup_data(loop: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._training_of(loop.trainer) is None:
+                return original(loop, *args, **kwargs)
+            before = loop._data_fetcher
+            span = hot.begin("data_setup")
+            try:
+                result = original(loop, *args, **kwargs)
+            except BaseException as error:  # passes on, with the span closed
+                hot.fail(span, error)
+                raise
+            # Called before each epoch, and mostly for nothing.
+            (hot.drop if loop._data_fetcher is before else hot.close)(span)
+            return result
+
+        return setup_data
+
+    def _make_epoch_end(self, original: Any) -> Any:
+        def on_advance_end(loop: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(loop, *args, **kwargs)
+            training = self._training_of(loop.trainer)
+            if training is not None:
+                with guard.quiet("lightning hooks"):
+                    training.end_epoch()
+            return result
+
+        return on_advance_end
+
+    def _make_advance(self, original: Any) -> Any:
+        def advance(loop: Any, *args: Any, **kwargs: Any) -> Any:
+            callback = self._find(loop.trainer)
+            if callback is not None:
+                callback.await_step(loop.trainer)
+            return original(loop, *args, **kwargs)
+
+        return advance
+
+    def _make_evaluation(self, original: Any) -> Any:
+        def run(loop: Any, *args: Any, **kwargs: Any) -> Any:
+            trainer = loop.trainer
+            training = self._training_of(trainer)
+            if training is None:
+                return original(loop, *args, **kwargs)
+            stage = getattr(trainer.state.stage, "value", None)
+            name = "prediction" if trainer.predicting else "evaluation"
+            return in_aside(training, name, {"stage": stage}, original, loop, *args, **kwargs)
+
+        return run
+
+    def _make_save(self, original: Any) -> Any:
+        def save_checkpoint(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            training = self._training_of(trainer)
+            if training is None:
+                return original(trainer, *args, **kwargs)
+            attrs = {"global_step": trainer.global_step}
+            return in_aside(training, "checkpoint", attrs, original, trainer, *args, **kwargs)
+
+        return save_checkpoint
+
+    def _make_closure(self, original: Any) -> Any:
+        """Lightning has its optimizer call forward and backward: the optimizer's step is after."""
+
+        def __call__(closure: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            span = hot.innermost()
+            # Called again by the same step, as LBFGS does: that belongs to it.
+            if not self._is_on or span.name != "optimizer_step" or span is self._late_step:
+                return original(closure, *args, **kwargs)
+            self._late_step = span
+            hot.enter_context(span.parent)
+            try:
+                return original(closure, *args, **kwargs)
+            finally:
+                hot.enter_context(span)
+                span.start = hot.now()
+                if hot.device_clock is not None:
+                    hot.device_clock.start(span)
+
+        return __call__
+
+    def _make_log(self, original: Any) -> Any:
+        def log_metrics(connector: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
+            training = self._training_of(connector.trainer)
+            if training is not None:
+                with guard.quiet("lightning hooks"):
+                    # Between batches these are the values of all of them.
+                    is_batch = getattr(connector, "_first_loop_iter", None) is not None
+                    training.log(metrics, is_point=is_batch)
+            return original(connector, metrics, *args, **kwargs)
+
+        return log_metrics
+
+
+class PytorchLightningHook(LightningHook):
+    """The same, for the older name of the package."""
+
+    name = "pytorch_lightning"
+    package = "pytorch_lightning"
+
+
+def in_aside(
+    training: Training, name: str, attrs: dict[str, Any], original: Any, *args: Any, **kwargs: Any
+) -> Any:
+    span = None
+    with guard.quiet("lightning hooks"):
+        span = training.begin_aside(name, **attrs)
+    if span is None:
+        return original(*args, **kwargs)
+    try:
+        result = original(*args, **kwargs)
+    except BaseException as error:  # passes on, with the span closed
+        training.end_aside(span, error)
+        raise
+    training.end_aside(span)
+    return result
+
+
+def event(tell: Callable[..., None]) -> Callable[..., None]:
+    """An event of the callback: nothing unless somebody profiles, and no mistake gets out."""
+
+    @functools.wraps(tell)
+    def told(callback: Teller, trainer: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        if callback.training is not None:
+            try:
+                tell(callback, callback.training, trainer, module)
+            except Exception as error:  # noqa: BLE001  protects the Trainer
+                guard.caught("lightning hooks", error)
+
+    return told
+
+
+class Teller:
+    """What our callback adds to Lightning's: it tells the hook what its Trainer does."""
+
+    def __init__(self, package: str) -> None:
+        self.training: Training | None = None  # None while nobody profiles
+        self._package = package
+        self._step_index = 0
+        self._steps_before = 0  # that the optimizers had made when the step began
+
+    def __reduce__(self) -> tuple[Callable[[str], Teller], tuple[str]]:
+        return new_callback, (self._package,)  # a copy of its Trainer has its own run
+
+    @event
+    def on_train_start(self, training: Training, trainer: Any, module: Any) -> None:
+        self._step_index = 0
+        if getattr(trainer.fit_loop, "restarted_mid_epoch", False):
+            # Resumed inside an epoch, of which Lightning does not say that it begins.
+            batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            self._step_index = batches // trainer.accumulate_grad_batches
+            training.begin_epoch(trainer.current_epoch)
+
+    @event
+    def on_train_epoch_start(self, training: Training, trainer: Any, module: Any) -> None:
+        self._step_index = 0
+        training.begin_epoch(trainer.current_epoch)
+        self.await_step(trainer)
+
+    @event
+    def on_train_batch_start(self, training: Training, trainer: Any, module: Any) -> None:
+        training.begin_step(self._step_index)
+
+    @event
+    def on_train_batch_end(self, training: Training, trainer: Any, module: Any) -> None:
+        if trainer.global_step != self._steps_before:
+            training.finish_step()
+            self._step_index += 1
+        if trainer.is_last_batch:
+            training.take_snapshot(module)  # a validation that follows clears the gradients
+
+    @event
+    def on_train_epoch_end(self, training: Training, trainer: Any, module: Any) -> None:
+        training.finish_epoch()
+        training.take_snapshot(module)
+
+    def await_step(self, trainer: Any) -> None:
+        """A batch is about to be fetched."""
+        training = self.training
+        if training is not None:
+            try:
+                if not training.is_stepping:  # else gradients are being accumulated
+                    self._steps_before = trainer.global_step
+                    training.await_step(self._step_index, global_step=self._steps_before + 1)
+            except Exception as error:  # noqa: BLE001  protects the Trainer
+                guard.caught("lightning hooks", error)
+
+    def let_go(self) -> None:
+        """Nobody profiles any more."""
+        if self.training is not None:
+            self.training.end()
+            self.training = None
+
+
+def new_callback(package: str) -> Teller:
+    """A callback of this package's own kind."""
+    made: Teller = callback_type(package)(package)
+    return made
+
+
+@functools.cache
+def callback_type(package: str) -> type[Any]:
+    base = importlib.import_module(package).Callback
+    return type("CirronCallback", (Teller, base), dict.fromkeys(UNHEARD))

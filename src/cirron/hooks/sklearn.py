@@ -1,0 +1,394 @@
+"""scikit-learn: `ci.wrap`, which makes a span of each call of an estimator's methods.
+
+A wrapped estimator is the same object with another class: a subclass of its own, of the same name,
+whose methods open a span and call what they override. So it is cloned, compared, routed and asked
+for its tags as before, and `clone` of it is wrapped too. It is saved as what it was: a pickle needs
+no cirron to be loaded.
+
+What a composite calls (the steps of a Pipeline, say) is wrapped with it, and again before each
+call, since parameters come and go. A call that an estimator makes on itself is part of the call
+from outside. Nothing here imports scikit-learn: an estimator is what has `fit` and `get_params`.
+Runs on the user's threads.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from _thread import get_ident
+from contextlib import contextmanager
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cirron import errors, guard
+from cirron.hooks import boosters
+from cirron.record import hot, value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
+
+METHODS = (
+    "fit",
+    "partial_fit",
+    "fit_transform",
+    "fit_predict",
+    "fit_resample",
+    "transform",
+    "inverse_transform",
+    "predict",
+    "predict_proba",
+    "predict_log_proba",
+    "decision_function",
+    "score",
+    "score_samples",
+)
+
+# By a parameter that tells a composite: the attributes that hold what it calls, which are
+# estimators, or lists of them or of tuples (name, estimator, ...).
+PARTS = {
+    "steps": ("steps",),
+    "transformer_list": ("transformer_list",),
+    "transformers": ("transformers", "remainder", "transformers_"),
+    "estimators": ("estimators", "estimators_", "final_estimator", "final_estimator_"),
+}
+PARTS_OF_SEARCH = ("estimator", "best_estimator_")
+
+# Classes that are made are kept, since making one takes a millisecond; past this, the one that was
+# not needed for the longest time goes, and is made anew.
+MAX_CLASSES = 1_000
+
+
+def wrap(estimator: T) -> T:
+    """Gives each call of a scikit-learn estimator's methods a span; returns the same object.
+
+    The steps of a Pipeline have spans of their own, and so have the candidates and folds of a
+    search and the rounds of XGBoost and LightGBM. Also takes the functions `train` and `cv` of
+    those two. Anything else comes back unchanged.
+
+    >>> model = ci.wrap(RandomForestClassifier(n_estimators=100))
+    >>> model.fit(X, y)
+    """
+    if isinstance(estimator, FunctionType):
+        traced: T = boosters.traced_function(estimator)
+        return traced
+    trace(estimator, None)
+    return estimator
+
+
+def trace(estimator: Any, step: str | None) -> None:
+    """Gives an estimator its traced class; leaves one that has it, and what is no estimator."""
+    kind: Any = type(estimator)
+    if issubclass(kind, Traced):
+        if step is None or step == kind._cirron_step:
+            return
+        kind = kind._cirron_plain
+    elif not (callable(getattr(kind, "fit", None)) and callable(getattr(kind, "get_params", None))):
+        return
+    try:
+        traced = traced_class(kind, step)
+        set_class(estimator, traced)
+        trace_parts(estimator, traced._cirron_parts)
+    except Exception as error:  # noqa: BLE001  protects from a class that lets nobody subclass it
+        guard.caught(f"ci.wrap({kind.__name__})", error)
+
+
+def trace_parts(composite: Any, attributes: tuple[str, ...]) -> None:
+    """Wraps what a composite is about to call."""
+    for attribute in attributes:
+        part = getattr(composite, attribute, None)
+        for item in part if isinstance(part, (list, tuple)) else (part,):
+            if isinstance(item, tuple) and len(item) > 1:
+                trace(item[1], item[0] if isinstance(item[0], str) else None)
+            else:
+                trace(item, None)
+
+
+def set_class(estimator: Any, kind: type) -> None:
+    object.__setattr__(estimator, "__class__", kind)  # a `__setattr__` of its own may forbid it
+
+
+class Traced:
+    """What tells a traced class."""
+
+    __slots__ = ()
+    _cirron_plain: type
+    _cirron_step: str | None
+    _cirron_parts: tuple[str, ...]
+
+
+@functools.lru_cache(MAX_CLASSES)
+def traced_class(kind: Any, step: str | None) -> type[Traced]:
+    """The subclass whose methods make spans; `step` is the name in the composite above."""
+    body: dict[str, Any] = {
+        "__slots__": (),  # so that objects of both classes are laid out alike
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        "_cirron_plain": kind,
+        "_cirron_step": step,
+        "_cirron_parts": _parts_of(kind),
+    }
+    made: Any = type(kind)(kind.__name__, (kind, Traced), body)
+    # What the `__init_subclass__` of the estimator set is dropped: it has run for the class itself.
+    # That of scikit-learn would give some a `set_output` that they do not have.
+    for name in set(vars(made)) - set(body):
+        if not name.startswith(("__", "_abc_")):
+            delattr(made, name)
+    attrs = {"estimator": kind.__name__} | ({} if step is None else {"step": step})
+    parts: tuple[str, ...] = body["_cirron_parts"]
+    for name in METHODS:
+        original = inspect.getattr_static(kind, name, None)
+        if isinstance(original, FunctionType):
+            if name == "fit":
+                original = boosters.traced_fit(kind, original)
+            setattr(made, name, _traced_method(name, original, original, attrs, parts))
+        elif _is_conditional(original):
+            setattr(made, name, Conditional(name, original, attrs, parts))
+    if hasattr(kind, "_run_search"):
+        made._run_search = _traced_search(kind._run_search)
+    for name, function in SAVING.items():
+        setattr(made, name, functools.partialmethod(function, made))
+    traced: type[Traced] = made
+    return traced
+
+
+def _parts_of(kind: type) -> tuple[str, ...]:
+    if hasattr(kind, "_run_search"):
+        return PARTS_OF_SEARCH
+    try:
+        parameters = inspect.signature(kind).parameters
+    except (TypeError, ValueError):  # made in C
+        return ()
+    return tuple(name for key in PARTS if key in parameters for name in PARTS[key])
+
+
+def _is_conditional(original: Any) -> bool:
+    """Whether it makes a method where the estimator has one, as scikit-learn's `available_if`."""
+    if isinstance(original, (property, staticmethod, classmethod)):
+        return False
+    is_function = callable(original) or hasattr(original, "__wrapped__")
+    return is_function and hasattr(original, "__get__")
+
+
+class Conditional:
+    """A method that is only there when the original is."""
+
+    def __init__(
+        self, name: str, original: Any, attrs: dict[str, str], parts: tuple[str, ...]
+    ) -> None:
+        def call(estimator: Any, *args: Any, **kwargs: Any) -> Any:
+            return original.__get__(estimator, type(estimator))(*args, **kwargs)
+
+        self._original = original
+        self._traced = _traced_method(name, original, call, attrs, parts)
+
+    def __get__(self, estimator: Any, kind: type | None = None) -> Any:
+        found = self._original.__get__(estimator, kind)
+        return found if estimator is None else MethodType(self._traced, estimator)
+
+
+class Call(hot.Span):
+    """The span of a call, which knows whose it is."""
+
+    __slots__ = ("estimator", "folds")
+    estimator: Any
+    folds: Folds | None
+
+
+def _traced_method(
+    name: str,
+    original: Any,
+    method: Callable[..., Any],
+    attrs: dict[str, str],
+    parts: tuple[str, ...],
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if hot.off:
+            return method(self, *args, **kwargs)
+        above = hot.innermost()
+        if isinstance(above, Call) and above.estimator is self:
+            return method(self, *args, **kwargs)
+        if parts or name == "fit":
+            with guard.quiet("ci.wrap"):
+                trace_parts(self, parts)
+                if name == "fit":
+                    _begin_fold(self, above)
+        call = Call()
+        call.name = name
+        call.index = None
+        call.attrs = attrs
+        call.end = -1
+        call.estimator = self
+        call.folds = None
+        with call:
+            result = method(self, *args, **kwargs)
+            if name == "score":
+                _mark("score", result)
+            elif parts is PARTS_OF_SEARCH and name == "fit":
+                _mark("best_score", getattr(self, "best_score_", None))
+                _mark("best_index", getattr(self, "best_index_", None))
+        return result
+
+    return traced
+
+
+def _mark(name: str, given: Any) -> None:
+    try:
+        hot.mark(name, given, "summary")
+    except errors.InputError:  # an estimator of one's own may return what it likes
+        pass
+
+
+# -- copies ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _plain(estimator: Any, kind: type[Traced]) -> Iterator[None]:
+    """The estimator has its own class for a while; a call in another thread has no span then."""
+    set_class(estimator, kind._cirron_plain)
+    try:
+        yield
+    finally:
+        set_class(estimator, kind)
+
+
+def _reduce(estimator: Any, kind: type[Traced], protocol: Any) -> Any:
+    with _plain(estimator, kind):
+        made = estimator.__reduce_ex__(protocol)
+    if isinstance(made, str):
+        return made
+    # A partial, because pickle wants the class that is given to `__newobj__` to be the object's.
+    return functools.partial(made[0]), *made[1:]
+
+
+def _copy(estimator: Any, kind: type[Traced]) -> Any:
+    with _plain(estimator, kind):
+        copied = copy.copy(estimator)
+    return _traced_again(copied, kind)
+
+
+def _deepcopy(estimator: Any, kind: type[Traced], memo: Any) -> Any:
+    with _plain(estimator, kind):
+        copied = copy.deepcopy(estimator, memo)
+    return _traced_again(copied, kind)
+
+
+def _traced_again(copied: Any, kind: type[Traced]) -> Any:
+    if type(copied) is kind._cirron_plain:
+        set_class(copied, kind)
+    return copied
+
+
+# Each is given the traced class, since another thread may have the object plain just now.
+SAVING = {"__reduce_ex__": _reduce, "__copy__": _copy, "__deepcopy__": _deepcopy}
+
+
+# -- searches ----------------------------------------------------------------------------------
+
+
+class Folds:
+    """The evaluations of a search that runs in one thread: spans `candidate` and `fold`.
+
+    A search calls nobody between two evaluations, so that each lasts from its `fit` to the next:
+    scoring is inside.
+    """
+
+    def __init__(self, kind: type, candidates: list[Any], first: int, fold_count: int) -> None:
+        self.kind = kind
+        self._candidates = candidates
+        self._first = first
+        self._fold_count = fold_count
+        self._count = 0
+        self._candidate: hot.Span | None = None
+        self._fold: hot.Span | None = None
+
+    def begin(self) -> None:
+        number, fold = divmod(self._count, self._fold_count)
+        if number >= len(self._candidates):
+            return
+        self._count += 1
+        if fold == 0:
+            self.end()
+            attrs = {name: _plain_value(given) for name, given in self._candidates[number].items()}
+            self._candidate = hot.begin("candidate", self._first + number, attrs or None)
+        elif self._fold is not None:
+            hot.close(self._fold)
+        self._fold = hot.begin("fold", fold)
+
+    def end(self, error: BaseException | None = None) -> None:
+        for span in (self._fold, self._candidate):
+            if span is not None and error is not None:
+                hot.fail(span, error)
+            elif span is not None:
+                hot.close(span)
+        self._fold = self._candidate = None
+
+
+def _begin_fold(estimator: Any, above: hot.Span) -> None:
+    """Begins the next fold if this is the estimator of a search, called by the search."""
+    search = above.parent.parent if above.name == "fold" else above
+    folds = search.folds if isinstance(search, Call) else None
+    if folds is not None and type(estimator) is folds.kind and search.thread == get_ident():
+        folds.begin()
+
+
+def _traced_search(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run_search(self: Any, evaluate_candidates: Any, **kwargs: Any) -> Any:
+        call = hot.innermost()
+        if hot.off or not isinstance(call, Call):
+            return original(self, evaluate_candidates, **kwargs)
+        done = 0
+
+        def evaluate(candidate_params: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal done
+            candidates = list(candidate_params)
+            with guard.quiet("ci.wrap"):
+                count = _fold_count(self, evaluate_candidates)
+                call.folds = Folds(type(self.estimator), candidates, done, count)
+            try:
+                results = evaluate_candidates(candidates, *args, **kwargs)
+            except BaseException as error:  # goes on; the spans that are open are told of it
+                _end_folds(call, error)
+                raise
+            _end_folds(call)
+            with guard.quiet("ci.wrap"):
+                _mark_scores(results, done)
+            done += len(candidates)
+            return results
+
+        return original(self, evaluate, **kwargs)
+
+    return run_search
+
+
+def _end_folds(call: Call, error: BaseException | None = None) -> None:
+    if call.folds is not None:
+        call.folds.end(error)
+        call.folds = None
+
+
+def _fold_count(search: Any, evaluate_candidates: Any) -> int:
+    # Older releases set the attribute when a search is over: it would be the last search's.
+    known = inspect.getclosurevars(evaluate_candidates).nonlocals
+    return int(known.get("n_splits") or search.n_splits_)
+
+
+def _mark_scores(results: Any, first: int) -> None:
+    for name in results:
+        if name.startswith("mean_test_"):
+            for index, score in enumerate(results[name][first:], first):
+                hot.mark(name, score, candidate=index)
+
+
+def _plain_value(given: Any) -> Any:
+    if given is None:
+        return None
+    try:
+        return value.capture(given)
+    except value.NotAScalarError:
+        return value.clip(repr(given))

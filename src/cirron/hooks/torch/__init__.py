@@ -1,0 +1,313 @@
+"""PyTorch: `data_load`, `forward`, `backward`, `optimizer_step`; `step` and `epoch` above them.
+
+What a training loop is, `loops.py` infers from what is called here: a step lasts from the first
+fetch after an optimizer step to the next such fetch, so that accumulated gradients make one step.
+Whoever has opened an `epoch`, `step` or `batch` scope above, by hand or by `ci.epochs` and
+`ci.batches`, has said what it is, and none is added.
+
+Runs on the user's threads. Torch is here because the program imported it: this module is loaded
+after torch is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.nn.modules.loss import _Loss
+from torch.optim import optimizer as optimizers
+from torch.utils.data import dataloader
+
+from cirron import guard
+from cirron.hooks.patch import ImportWatch, Patches
+from cirron.hooks.torch.compiling import Compiling, run_uncompiled
+from cirron.hooks.torch.gpu import GpuTimes, stay_out_of_graphs
+from cirron.hooks.torch.loops import Lane, Loops, current_graph_task_id, end_stale_optimizers
+from cirron.record import hot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cirron.settings import Settings
+
+# Modules whose kind is remembered; past this the ones that are gone are forgotten.
+MAX_MODULES = 1_000
+# Scopes of a framework's own round what it loads.
+LOADS = ("data_load", "data_setup")
+
+
+class TorchHook:
+    """Installs and removes the hooks."""
+
+    name = "torch"
+
+    def __init__(self, settings: Settings, on_epoch_end: Callable[[hot.Span], None]) -> None:
+        self._patches = Patches()
+        self._handles: list[Any] = []
+        self._watch = ImportWatch()
+        self._models: dict[weakref.ref[Any], bool] = {}
+        self._loops = Loops(settings.steps_per_epoch, on_epoch_end)
+        self._compiling = Compiling(self._watch, self._patches)
+        self._gpu_times = GpuTimes()
+        self._is_on = False  # somebody may hold our functions after they are taken off
+
+    def install(self) -> None:
+        self.uninstall()
+        self._is_on = True
+        put, module, call = self._patches.set, torch.nn.Module, torch.nn.Module.__call__
+        loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
+        put(module, "__call__", self._make_call(call))
+        put(loader, "__iter__", self._make_iter(loader.__iter__))
+        put(iterator, "__next__", self._make_next(iterator.__next__))
+        put(torch.autograd, "backward", self._make_backward(torch.autograd.backward))
+        put(GradScaler, "step", self._make_scaler_step(GradScaler.step))
+        self._handles = [
+            optimizers.register_optimizer_step_pre_hook(self._before_step),
+            optimizers.register_optimizer_step_post_hook(self._after_step),
+        ]
+        self._stay_out_of_graphs()
+        self._compiling.install(call)
+        with guard.quiet("torch gpu time"):
+            self._gpu_times.install()
+
+    def uninstall(self) -> None:
+        """Takes everything off, and closes what this thread has open."""
+        self._is_on = False
+        self._watch.undo()
+        self._patches.undo()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._compiling.uninstall()
+        with guard.quiet("torch hooks"):
+            self._loops.end()
+        with guard.quiet("torch gpu time"):
+            self._gpu_times.uninstall()
+
+    # -- forward ----------------------------------------------------------------------------
+
+    def _make_call(self, original: Any) -> Any:
+        this_thread, outermost = self._loops.this_thread, self._outermost
+        # torch's own only chooses between two functions. Choosing here, in its place, takes a
+        # third off what a call of a submodule costs more.
+        code = getattr(original, "__code__", None)
+        is_choice = code is not None and code.co_names == ("_compiled_call_impl", "_call_impl")
+
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  nn.Module's own
+            # First: inside a compiled graph this is all that remains of us.
+            if is_dynamo_compiling():
+                return original(self, *args, **kwargs)
+            if this_thread.lane.is_inside:
+                if is_choice and self._compiled_call_impl is None:
+                    return self._call_impl(*args, **kwargs)
+                return original(self, *args, **kwargs)
+            return outermost(original, self, args, kwargs)
+
+        return __call__
+
+    def _outermost(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        lane, span = self._loops.this_thread.lane, None
+        try:
+            reference = weakref.ref(module)
+            is_model = self._models.get(reference)
+            if is_model is None:
+                is_model = self._is_model(reference, module)
+            # A task id: a checkpointed part runs again, in a backward.
+            if is_model and self._is_on and current_graph_task_id() == -1 and not is_compiling():
+                mode = "train" if module.training else "eval"
+                lane.model = reference
+                if not lane.has_worked or lane.optimizers:
+                    self._begin_work(lane, mode)
+                span = hot.begin("forward", None, {"mode": mode})
+        except Exception as error:  # noqa: BLE001  protects the forward from a model that objects
+            guard.caught("torch forward", error)
+        lane.is_inside = True
+        try:
+            result = original(module, *args, **kwargs)
+        except BaseException as error:  # passes on, with the span closed
+            lane.is_inside = False
+            if span is not None:
+                hot.fail(span, error)
+            raise
+        lane.is_inside = False
+        if span is not None:
+            hot.close(span)
+        return result
+
+    def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool:
+        models = self._models
+        if len(models) >= MAX_MODULES:
+            for gone in [known for known in list(models) if known() is None]:
+                models.pop(gone, None)
+        models[reference] = False  # also if it objects to being asked: it is asked once
+        models[reference] = answer = is_a_model(module)
+        return answer
+
+    def _begin_work(self, lane: Lane, mode: str) -> None:
+        """The first forward since a fetch, or one inside of an optimizer's step."""
+        lane.has_worked = True
+        if lane.optimizers:
+            end_stale_optimizers(lane)
+        if lane.free_epoch_is_due and mode == "train":
+            self._loops.begin_free_epoch(lane)
+
+    # -- backward ---------------------------------------------------------------------------
+
+    def _make_backward(self, original: Any) -> Any:
+        this_thread, saw_training = self._loops.this_thread, self._loops.saw_training
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            # A task id: a checkpoint's backward inside another one, on a thread of torch's own.
+            if (
+                is_dynamo_compiling()
+                or (lane := this_thread.lane).is_inside
+                or current_graph_task_id() != -1
+                or not self._is_on
+            ):
+                return original(*args, **kwargs)
+            span = None
+            try:
+                if lane.optimizers:
+                    end_stale_optimizers(lane)
+                if not (lane.passes and lane.passes[-1].is_training):
+                    saw_training(lane, by_backward=True)
+                lane.has_worked = True
+                span = hot.begin("backward")
+            except Exception as error:  # noqa: BLE001  protects the backward
+                guard.caught("torch backward", error)
+            lane.is_inside = True
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:  # passes on, with the span closed
+                lane.is_inside = False
+                if span is not None:
+                    hot.fail(span, error)
+                raise
+            lane.is_inside = False
+            if span is not None:
+                hot.close(span)
+            return result
+
+        return backward
+
+    # -- optimizer --------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_dynamo_compiling():
+            return
+        try:
+            lane = self._loops.this_thread.lane
+            optimizers, passes = lane.optimizers, lane.passes
+            if optimizers:
+                end_stale_optimizers(lane, inner=1)
+            if not (passes and passes[-1].is_training):
+                self._loops.saw_training(lane)
+            lane.has_worked = True
+            if optimizers and optimizers[-1][0] == id(optimizer):
+                optimizers.append((id(optimizer), None))  # a subclass calls its parent's step
+            else:
+                optimizers.append((id(optimizer), hot.begin("optimizer_step")))
+        except Exception as error:  # noqa: BLE001  protects the optimizer
+            guard.caught("torch optimizer", error)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_dynamo_compiling():
+            self._loops.compiled.has_stepped = True  # the compiled code will do that
+            return
+        try:
+            lane = self._loops.this_thread.lane
+            span = lane.optimizers.pop()[1] if lane.optimizers else None
+            if span is not None:
+                hot.close(span)
+            if not lane.optimizers:  # else an optimizer inside another one
+                self._loops.count_step(lane)
+        except Exception as error:  # noqa: BLE001  protects the optimizer
+            guard.caught("torch optimizer", error)
+
+    def _make_scaler_step(self, original: Any) -> Any:
+        this_thread = self._loops.this_thread
+
+        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            passes = this_thread.lane.passes
+            before = passes[-1].optimizer_steps if passes else 0
+            result = original(scaler, *args, **kwargs)
+            with guard.quiet("torch scaler"):
+                if passes and passes[-1].optimizer_steps == before and self._is_on:
+                    for current in passes:  # a step all the same, though it found infinity
+                        current.stepped = True
+                        if current.step is not None:
+                            current.step.set(optimizer_skipped=True)
+            return result
+
+        return step
+
+    # -- loading ----------------------------------------------------------------------------
+
+    def _make_iter(self, original: Any) -> Any:
+        this_thread = self._loops.this_thread
+
+        def __iter__(loader: Any) -> Any:  # noqa: N807  the loader's own
+            iterator = original(loader)
+            with guard.quiet("torch loader"):
+                # Workers that persist: an iterator begins again that may have been left early.
+                for old in [old for old in this_thread.lane.passes if old.iterator() is iterator]:
+                    self._loops.end_pass(old)
+                if loader.persistent_workers:
+                    self._loops.loaders[iterator] = weakref.ref(loader)
+            return iterator
+
+        return __iter__
+
+    def _make_next(self, original: Any) -> Any:
+        this_thread, begin = self._loops.this_thread, self._loops.begin_load
+
+        def __next__(iterator: Any) -> Any:  # noqa: N807  the iterator's own
+            lane = this_thread.lane
+            # A loader inside a dataset, or a framework that says itself what it loads.
+            if lane.is_loading or not self._is_on or hot.innermost().name in LOADS:
+                return original(iterator)
+            load = None
+            try:
+                load = begin(lane, iterator)
+            except Exception as error:  # noqa: BLE001  protects the loader
+                guard.caught("torch loader", error)
+            lane.is_loading = True
+            try:
+                item = original(iterator)
+            except BaseException as error:  # passes on; a StopIteration ends the pass
+                lane.is_loading = False
+                if load is not None:
+                    with guard.quiet("torch loader"):
+                        self._loops.fail_load(lane, iterator, load, error)
+                raise
+            lane.is_loading = False
+            if load is not None:
+                hot.close(load)
+            return item
+
+        return __next__
+
+    def _stay_out_of_graphs(self) -> None:
+        """Has Dynamo run what is ours as it is, where compiled code comes back to Python."""
+        loops = self._loops
+        ours: tuple[Any, ...] = (loops.begin_load, loops.fail_load, loops.iterator_gone)
+        for function in (*ours, hot.begin, hot.close, hot.fail, hot.drop, torch.autograd.backward):
+            run_uncompiled(function, with_callees=True)
+        stay_out_of_graphs()
+        # What a module or a dataset does inside of these is not ours.
+        loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
+        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._outermost)
+        for function in (*outer, loader.__iter__, iterator.__next__):
+            run_uncompiled(function, with_callees=False)
+
+
+def is_a_model(module: Any) -> bool:
+    """Whether a call of it is a forward: it has parameters, and is no loss and no metric."""
+    if isinstance(module, _Loss) or type(module).__module__.partition(".")[0] == "torchmetrics":
+        return False
+    if getattr(module, "_is_replica", False):  # DataParallel's, one a device and call
+        return False
+    return next(module.parameters(), None) is not None

@@ -1,0 +1,378 @@
+"""GPU time and memory of spans, measured without ever waiting for the device.
+
+A span has a CUDA event recorded where it starts and one where it ends. What the device took in
+between is asked for later, on a background thread and without waiting, by `value.Deferred`; then
+the events go back to a pool. While a CUDA graph is captured nothing is recorded, and nothing that
+is asked meanwhile from another thread ends the capture.
+
+`start`, `stop`, `drop` and `copy` run on the user's threads. Nothing here initialises CUDA, or
+makes a context on a device that the program does not use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cirron import captures, guard
+from cirron.hooks.torch.compiling import run_uncompiled
+from cirron.hooks.torch.loops import STEPS
+from cirron.record import clock, hot, value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# The host waits here; what the device does meanwhile belongs to the spans around.
+HOST_SPANS = frozenset(("data_load", "compile"))
+
+# Asking the allocator takes as long as recording seven events: steps do so ten times a second.
+MEMORY_SPANS = frozenset(("epoch", "evaluation", "step", "batch"))
+MEMORY_NS = 100_000_000
+
+PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))  # others may copy as they like
+
+
+class Cuda:
+    """What is used of torch and of the driver, in one place that tests can replace."""
+
+    def __init__(self) -> None:
+        raw: Any = torch._C
+        self.free: dict[int, list[Any]] = {}  # events, by device
+        self.current_stream = raw._cuda_getCurrentStream  # -> (id, device, type); -1: current
+        self.is_capturing = raw._cuda_isCurrentStreamCapturing
+        self.has_context = raw._cuda_hasPrimaryContext
+        self.device_count = torch.cuda.device_count
+        self._new_event = raw._CudaEventBase  # `torch.cuda.Event` calls this one in turn
+        self._memory_stats = raw._cuda_memoryStats
+        self._readers: dict[int, Reader] = {}
+
+    def new_event(self) -> Any:
+        """One that is never destroyed.
+
+        Destroying it lets go of the interpreter lock, which at the end of a process kills a thread
+        inside of C++, and with it the process; and warns, for each, after a device has failed.
+        """
+        event = self._new_event(enable_timing=True)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
+        return event
+
+    def new_stream(self, key: tuple[int, int, int]) -> Any:
+        stream, device, kind = key
+        return torch.cuda.Stream(stream_id=stream, device_index=device, device_type=kind)
+
+    def peak_bytes(self, device: int) -> int:
+        """What the allocator has had at most, since the start or the program's own reset."""
+        return int(self._memory_stats(device)["allocated_bytes"]["all"]["peak"])
+
+    def read(self, scalar: Any) -> Any:
+        """The value of a scalar that has been computed; None if it does not come at once."""
+        device = scalar.device.index
+        reader = self._readers.get(device)
+        if reader is None:
+            reader = self._readers[device] = Reader(device)
+        return reader.read(scalar)
+
+    def beside_captures(self, call: Callable[[], Any]) -> Any:
+        """Calls the driver in a way that is allowed while another thread captures a graph."""
+        with captures.beside():
+            return call()
+
+
+class Reader:
+    """Brings scalars of one device to the host, on a stream of its own and without a sync."""
+
+    TRIES = 1_000  # each takes 1 us; the copy of a scalar takes about 10
+
+    def __init__(self, device: int) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._event = torch.cuda.Event()
+        self._places: dict[torch.dtype, torch.Tensor] = {}
+
+    def read(self, scalar: Any) -> Any:
+        place = self._places.get(scalar.dtype)
+        if place is None:
+            place = self._places[scalar.dtype] = torch.empty(1, dtype=scalar.dtype, pin_memory=True)
+        with torch.cuda.stream(self._stream):
+            place.copy_(scalar.reshape(1), non_blocking=True)
+            self._event.record(self._stream)
+        for _ in range(self.TRIES):
+            if self._event.query():
+                return place.item()
+        return None
+
+
+@functools.cache
+def the_cuda() -> Cuda:
+    """The process's one: sessions come and go, and use the same events again."""
+    return Cuda()
+
+
+class Place:
+    """A stream, with the events that are free on its device."""
+
+    __slots__ = ("device", "free", "stream")
+
+    def __init__(self, stream: Any, device: int, free: list[Any]) -> None:
+        self.stream = stream
+        self.device = device
+        self.free = free
+
+
+class GpuClock:
+    """Measures spans on the current stream of the current device."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+        self._is_capturing = cuda.is_capturing
+        self._current_stream = cuda.current_stream
+        self._places: dict[tuple[int, int, int], Place] = {}
+        self._is_broken = False  # the device has failed: it is not asked any more
+        self._asking = threading.Lock()
+        self._has_stats = True
+        self._asked_memory_ns = 0
+
+    # -- on the user's threads --------------------------------------------------------------
+
+    def start(self, span: hot.Span) -> None:
+        if span.name in HOST_SPANS:
+            return
+        try:
+            place = self._place(-1)
+            if place is not None:
+                span.device = (self._record(place), place)
+        except Exception as error:  # noqa: BLE001  protects the program from a device that failed
+            self._fail(error)
+
+    def stop(self, span: hot.Span) -> None:
+        try:
+            event, began_at = span.device
+        except (AttributeError, TypeError):  # it was not started, or is stopped
+            return
+        try:
+            place = self._place(-1)
+            # Else a graph is captured now, or the program has gone to another device.
+            if place is None or place.free is not began_at.free:
+                self.drop(span)
+                return
+            span.device = None
+            attrs = span.attrs
+            # A copy, since another thread may be reading them.
+            attrs = span.attrs = {} if attrs is None else dict(attrs)
+            attrs["gpu_ns"] = Elapsed(self, place, event, self._record(place), place is began_at)
+            if span.name in MEMORY_SPANS:
+                self._add_memory(attrs, place.device, is_due=span.name not in STEPS)
+        except Exception as error:  # noqa: BLE001  protects the program from a device that failed
+            self._fail(error)
+
+    def drop(self, span: hot.Span) -> None:
+        started = getattr(span, "device", None)
+        if started is not None:
+            span.device = None
+            started[1].free.append(started[0])
+
+    def copy(self, scalar: Any) -> value.Deferred | None:
+        if scalar.device.type != "cuda" or type(scalar) not in PLAIN_TENSORS:
+            return None
+        try:
+            place = self._place(scalar.device.index)
+            if place is None:  # a graph is captured: there is no value, now or later
+                return value.lost()
+            return Copied(self, place, scalar.detach().clone(), self._record(place))
+        except Exception as error:  # noqa: BLE001  protects the program from a device that failed
+            self._fail(error)
+            return value.lost()
+
+    def _place(self, device: int) -> Place | None:
+        """Where the device's work goes now, or None where nothing may be recorded."""
+        if self._is_capturing():
+            return None
+        key = self._current_stream(device)
+        return self._places.get(key) or self._find_place(key)
+
+    def _find_place(self, key: tuple[int, int, int]) -> Place | None:
+        cuda = self._cuda
+        if not cuda.has_context(key[1]):
+            # A program that names its device with each call, and has another one as current.
+            used = [device for device in range(cuda.device_count()) if cuda.has_context(device)]
+            if len(used) != 1:
+                return None
+            key = cuda.current_stream(used[0])
+        place = self._places.get(key)
+        if place is None:
+            free = cuda.free.setdefault(key[1], [])
+            place = self._places[key] = Place(cuda.new_stream(key), key[1], free)
+        return place
+
+    def _record(self, place: Place) -> Any:
+        try:
+            event = place.free.pop()
+        except IndexError:
+            event = self._cuda.new_event()
+        event.record(place.stream)
+        return event
+
+    def _add_memory(self, attrs: dict[str, Any], device: int, *, is_due: bool) -> None:
+        now = clock.now()
+        if not self._has_stats or not (is_due or now - self._asked_memory_ns >= MEMORY_NS):
+            return
+        self._asked_memory_ns = now
+        try:
+            attrs["memory_peak_bytes"] = self._cuda.peak_bytes(device)
+        except Exception:  # noqa: BLE001  protects the span from an allocator that keeps no count
+            self._has_stats = False
+
+    # -- on a background thread, or the one of `ci.trace()` ---------------------------------
+
+    def ask(self, waiting: Sequence[OnDevice]) -> None:
+        """Asks for all of these at once. Those that are there, or never will be, are ready then."""
+        if self._is_broken:
+            for one in waiting:
+                one.lose()
+        elif self._asking.acquire(blocking=False):  # else somebody else asks, or is stuck there
+            try:
+                self._cuda.beside_captures(lambda: read_all(self._cuda, waiting))
+            except Exception as error:  # noqa: BLE001  protects the thread from such a device
+                self._fail(error)
+                for one in waiting:
+                    one.lose()
+            finally:
+                self._asking.release()
+
+    def forget(self, one: OnDevice) -> None:
+        """Takes back the events of a value that nobody waits for any more."""
+        if self._asking.acquire(blocking=False):
+            one.give_back()  # an event may be recorded anew before it is over
+            self._asking.release()
+
+    def _fail(self, error: Exception) -> None:
+        """Stops the clock. What a failed device has to say, the program hears by itself."""
+        self._is_broken = True
+        if hot.device_clock is self:
+            hot.use_device_clock(None)
+        if not isinstance(error, RuntimeError):
+            guard.caught("torch gpu time", error)
+
+
+class OnDevice(value.Deferred):
+    """A value that can be asked for. Who asks has the clock's lock: events are given back once."""
+
+    __slots__ = ("clock", "events", "place")
+    clock: GpuClock
+    place: Place
+    events: tuple[Any, ...]
+
+    def poll(self) -> bool:
+        if not self.is_ready:
+            self.clock.ask((self,))
+        return self.is_ready
+
+    def resolve_all(self, others: list[value.Deferred]) -> None:
+        self.resolve()  # what came before it is there by now
+        self.clock.ask([one for one in others if isinstance(one, OnDevice)])
+        super().resolve_all(others)
+
+    def read(self, cuda: Any) -> None:
+        """Takes the value, if it is there."""
+        raise NotImplementedError
+
+    def lose(self) -> None:
+        if not self.is_ready:
+            self.is_lost = self.is_ready = True
+
+    def give_up(self) -> None:
+        if not self.is_ready:
+            self.lose()
+            self.clock.forget(self)
+
+    def give_back(self) -> None:
+        self.place.free.extend(self.events)
+        self.events = ()
+
+
+class Elapsed(OnDevice):
+    """The time between two events."""
+
+    __slots__ = ("is_one_stream",)
+
+    def __init__(
+        self, clock: GpuClock, place: Place, start: Any, end: Any, is_one_stream: bool
+    ) -> None:
+        self.value = None
+        self.is_ready = self.is_lost = False
+        self.clock = clock
+        self.place = place
+        self.events = (start, end)
+        self.is_one_stream = is_one_stream  # then the start is over when the end is
+
+    def read(self, cuda: Any) -> None:
+        start, end = self.events
+        if end.query() and (self.is_one_stream or start.query()):
+            self.value = max(0, round(start.elapsed_time(end) * 1e6))
+            self.is_ready = True
+            self.give_back()
+
+
+class Copied(OnDevice):
+    """The value of a copy, once the event behind it is over."""
+
+    __slots__ = ()
+
+    def __init__(self, clock: GpuClock, place: Place, copy: Any, event: Any) -> None:
+        super().__init__(copy)
+        self.clock = clock
+        self.place = place
+        self.events = (event,)
+
+    def read(self, cuda: Any) -> None:
+        if not self.events[0].query():
+            return
+        found = cuda.read(self.source)
+        if found is None:
+            return
+        try:
+            self.value = value.plain(found)
+        except value.NotAScalarError:  # a complex number
+            self.is_lost = True
+        self.is_ready = True
+        self.source = None
+        self.give_back()
+
+
+def read_all(cuda: Any, waiting: Sequence[OnDevice]) -> None:
+    for one in waiting:
+        if not one.is_ready:
+            one.read(cuda)
+
+
+class GpuTimes:
+    """Has spans measured from when the program initialises CUDA."""
+
+    def __init__(self) -> None:
+        self._clock: GpuClock | None = None
+
+    def install(self) -> None:
+        torch.cuda._lazy_call(self._begin)  # now, or when CUDA is initialised
+
+    def uninstall(self) -> None:
+        queued = torch.cuda._queued_calls
+        queued[:] = [call for call in queued if call[0] != self._begin]
+        if self._clock is not None and hot.device_clock is self._clock:
+            hot.use_device_clock(None)
+        self._clock = None
+
+    def _begin(self) -> None:
+        with guard.quiet("torch gpu time"):
+            if torch.version.hip is None:
+                self._clock = GpuClock(the_cuda())
+                hot.use_device_clock(self._clock)
+
+
+def stay_out_of_graphs() -> None:
+    """Has Dynamo run the clock as it is, where compiled code comes back to Python."""
+    span, clock = hot.DeviceSpan, GpuClock
+    for function in (span.__enter__, span.__exit__, clock.start, clock.stop, clock.copy):
+        run_uncompiled(function, with_callees=True)

@@ -1,0 +1,345 @@
+"""`@ci.inference`: a `request` span round each call of a function that answers. Runs on its thread.
+
+What an answer holds is told by its shape, never by its type, so that no framework is imported: the
+`usage` of an OpenAI response, the token ids of a Hugging Face `generate`, the items of a stream. A
+stream is seen as it passes: no item is held back, and nothing but numbers is kept of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+from collections.abc import Mapping
+from types import AsyncGeneratorType, GeneratorType
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+from cirron import errors, guard
+from cirron.record import clock, hot, wrap
+from cirron.record.value import MAX_TEXT_BYTES, clip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+CAPTURES = ("capture_inputs", "capture_outputs")
+
+# Answers with nothing in them to look for, as most functions give.
+PLAIN = frozenset((type(None), bool, int, float, str, bytes, list, tuple))
+
+# What is marked, and what a `usage` calls it: that of chat completions, that of responses.
+USAGE = {
+    "prompt_tokens": ("prompt_tokens", "input_tokens"),
+    "completion_tokens": ("completion_tokens", "output_tokens"),
+}
+# What a piece of a streamed choice may say it in.
+SAID = ("content", "reasoning_content", "refusal", "tool_calls", "function_call")
+
+# Where an answer keeps the generator that it streams from: `openai.Stream`, Starlette's
+# `StreamingResponse`, Flask's `Response`.
+STREAMED_FROM = ("_iterator", "body_iterator", "response")
+
+
+@overload
+def inference(function: F, /, *, config: Mapping[str, Any] | None = None) -> F: ...
+@overload
+def inference(*, config: Mapping[str, Any] | None = None) -> Callable[[F], F]: ...
+def inference(function: Any = None, /, *, config: Any = None) -> Any:
+    """Makes each call of a function a `request` span with an id, and marks what its answer tells.
+
+    That is tokens from an OpenAI-shaped `usage`, the lengths of a Hugging Face `generate`, time to
+    first token and tokens per second of a stream. `config` has `capture_inputs` and
+    `capture_outputs`, to keep those too; its other keys go with each request as an attribute.
+
+    >>> @ci.inference
+    ... def answer(messages):
+    ...     return client.chat.completions.create(model="small", messages=messages)
+    """
+    checked = check(config)
+    if function is None:
+        return lambda function: inference(function, config=config)
+    is_method = isinstance(function, (classmethod, staticmethod))
+    target = function.__func__ if is_method else function
+    if inspect.isclass(target) or not callable(target):
+        raise errors.InputError(
+            f"ci.inference decorates functions and methods; got {function!r}."
+            " Write @ci.inference or @ci.inference(config={...}) above the function that answers"
+        )
+    name = getattr(target, "__qualname__", None) or type(target).__qualname__
+    parameters = signature(target) if checked is not None and checked.inputs else None
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request | None:
+        if hot.off:
+            return None
+        request = Request(name, checked, args, kwargs)
+        if checked is not None:
+            with guard.quiet("inference"):
+                request.note(parameters)
+        return request
+
+    return wrap.in_call(function, begin)
+
+
+class Config(NamedTuple):
+    """What `config=` asks for."""
+
+    inputs: bool
+    outputs: bool
+    flags: dict[str, Any]  # the user's own
+
+
+def check(config: Any) -> Config | None:
+    """The config, or None where it is empty; raises for what is plainly wrong."""
+    if config is None:
+        return None
+    if not isinstance(config, Mapping):
+        raise errors.out_of_range("config", config, "it must be a dict")
+    flags = {key: value for key, value in config.items() if key not in CAPTURES}
+    for key in flags:
+        if isinstance(key, str) and key.startswith("capture_"):
+            raise errors.one_of("config key", key, CAPTURES)
+    for key in CAPTURES:
+        if not isinstance(config.get(key, False), bool):
+            raise errors.one_of(f"config[{key!r}]", config[key], (True, False))
+    inputs, outputs = (config.get(key, False) for key in CAPTURES)
+    return Config(inputs, outputs, flags) if config else None
+
+
+class Request(wrap.Call):
+    """One call of a decorated function, until its answer is out, to the last item."""
+
+    __slots__ = ("_args", "_config", "_kwargs", "_stream")
+
+    def __init__(
+        self, name: str, config: Config | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        span = hot.begin("request")
+        given = kwargs.get("request_id")
+        request_id = given if given.__class__ is str else clock.ids.hex(span.sequence)
+        span.attrs = {"request_id": request_id, "function": name}
+        super().__init__(span)
+        self._config = config
+        self._args = args
+        self._kwargs = kwargs
+        self._stream: Stream | None = None
+
+    def note(self, parameters: inspect.Signature | None) -> None:
+        """Keeps what the config asks to keep of a request."""
+        assert self._config is not None
+        if self._config.flags:
+            self.span.set(config=self._config.flags)
+        if parameters is not None:
+            try:
+                given = parameters.bind(*self._args, **self._kwargs).arguments
+            except TypeError:  # the function will say so
+                return
+            kept = {key: brief(given[key]) for key in given if key not in ("self", "cls")}
+            self.span.set(inputs=kept)
+
+    # -- what comes of it -------------------------------------------------------------------
+
+    def returned(self, value: Any) -> Any:
+        if (value.__class__ not in PLAIN or self._config is not None) and not self.span.end:
+            try:
+                stream = self._follow(value)
+                if stream is not None:
+                    self._args, self._kwargs = (), {}  # the stream may live for long
+                    return stream
+                self._look(value)
+            except Exception as error:  # noqa: BLE001  protects the answer
+                guard.caught("inference", error)
+        self.close()
+        return value
+
+    def _follow(self, value: Any) -> Any:
+        """The value, where it is a stream or has one: the request goes on with it. Else None."""
+        if type(value) in wrap.RETURNED:
+            return wrap.follow(value, self)
+        held = field(value, "__dict__")
+        if type(held) is dict:
+            for name in STREAMED_FROM:
+                if type(held.get(name)) in (GeneratorType, AsyncGeneratorType):
+                    setattr(value, name, wrap.follow(held[name], self))
+                    return value
+        return None
+
+    def _look(self, value: Any) -> None:
+        self._mark_usage(usage_of(value))
+        output_length = length_of(value) or length_of(field(value, "sequences"))
+        if output_length is not None:
+            input_length = self._input_length()
+            if input_length is not None:
+                self._mark("input_length", input_length)
+                self._mark("output_length", output_length)
+        if self._config is not None and self._config.outputs:
+            self.span.set(output=brief(text_of(value) or value))
+
+    def _input_length(self) -> int | None:
+        named = (self._kwargs.get("input_ids"), self._kwargs.get("inputs"))
+        for value in (*named, *self._args):
+            length = length_of(value) or length_of(field(value, "input_ids"))
+            if length is not None:
+                return length
+        return None
+
+    def yielded(self, item: Any) -> None:
+        if self.span.end:  # it was too deep, or a shutdown has recorded it
+            return
+        try:
+            stream = self._stream
+            if stream is None:
+                stream = self._stream = Stream()
+            is_first = stream.take(item)
+            if is_first:
+                self._mark("time_to_first_token_s", (stream.first_ns - self.span.start) / 1e9)
+        except Exception as error:  # noqa: BLE001  protects the stream
+            guard.caught("inference", error)
+
+    def exhausted(self, value: Any) -> None:
+        self._sum_up()
+        self.close()
+
+    def failed(self, error: BaseException) -> None:
+        self._sum_up()
+        if isinstance(error, GeneratorExit):
+            self.span.set(abandoned=True)
+        super().failed(error)
+
+    def _sum_up(self) -> None:
+        stream = self._stream
+        if stream is None or self.span.end:
+            return
+        with guard.quiet("inference"):
+            count = self._mark_usage(stream.usage) or stream.tokens
+            passed_ns = stream.last_ns - stream.first_ns
+            if count > 1 and passed_ns:
+                self._mark("tokens_per_second", (count - 1) * 1e9 / passed_ns)
+            if self._config is not None and self._config.outputs:
+                self.span.set(output=clip(stream.text))
+
+    def _mark_usage(self, usage: Any) -> int | None:
+        """Marks the counts that there are; returns that of what was generated."""
+        count = None
+        if usage is not None:
+            for name, keys in USAGE.items():
+                counts = (field(usage, key) for key in keys)
+                count = next((count for count in counts if type(count) is int), None)
+                if count is not None:
+                    self._mark(name, count)
+        return count
+
+    def _mark(self, name: str, value: float) -> None:
+        """Marks the request, whatever scope inside it is open."""
+        innermost = hot.leave_context()
+        hot.enter_context(self.span)
+        hot.mark(name, value, "summary")
+        hot.enter_context(innermost)
+
+
+class Stream:
+    """What is known of a stream so far."""
+
+    __slots__ = ("first_ns", "last_ns", "text", "tokens", "usage")
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.first_ns = self.last_ns = 0
+        self.usage: Any = None
+        self.text = ""  # the beginning of it
+
+    def take(self, item: Any) -> bool:
+        """Counts an item; True if it brings the first token."""
+        said = item if item.__class__ is str else said_in(item)
+        usage = None if item.__class__ is str else usage_of(item)
+        if usage is not None:
+            self.usage = usage  # the newest: some servers send it with each piece
+        if not said:
+            return False
+        self.tokens += 1
+        self.last_ns = hot.now()
+        if said.__class__ is str and len(self.text) < MAX_TEXT_BYTES:
+            self.text += said[:MAX_TEXT_BYTES]
+        if self.tokens > 1:
+            return False
+        self.first_ns = self.last_ns
+        return True
+
+
+# -- the shapes of answers -------------------------------------------------------------------
+
+
+def field(value: Any, name: str) -> Any:
+    """An attribute, or the item of a dict; None where there is none."""
+    try:
+        return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+    except Exception:  # noqa: BLE001  protects the answer, from a property that fails
+        return None
+
+
+def usage_of(value: Any) -> Any:
+    """The `usage` of a response, of a chunk, or of the event that ends a streamed response."""
+    usage = field(value, "usage")
+    return field(field(value, "response"), "usage") if usage is None else usage
+
+
+def said_in(item: Any) -> Any:
+    """What an item of a stream brings: a text, or something else that is true; false for nothing.
+
+    Chunks of a chat may bring only a role or a usage, and of the events of a response only some
+    bring text. An item of any other kind counts for one token.
+    """
+    choices = field(item, "choices")
+    if isinstance(choices, (list, tuple)):
+        return text_of(item)
+    kind = field(item, "type")
+    if isinstance(kind, str) and kind.startswith("response."):
+        return field(item, "delta") if kind.endswith(".delta") else None
+    return bool(item) if item.__class__ is bytes else item is not None
+
+
+def text_of(value: Any) -> Any:
+    """What the first choice that says something says: of a completion, a chat or a chunk of one."""
+    choices = field(value, "choices")
+    for choice in choices if isinstance(choices, (list, tuple)) else ():
+        message = field(choice, "delta") or field(choice, "message")
+        for said in (field(choice, "text"), *(field(message, name) for name in SAID)):
+            if said:
+                return said
+    return None
+
+
+def length_of(value: Any) -> int | None:
+    """How many tokens long a batch of token ids is: two dimensions, of whole numbers."""
+    shape = field(value, "shape")
+    if isinstance(shape, tuple) and len(shape) == 2:
+        kind = str(field(value, "dtype")).rpartition(".")[2]  # torch says "torch.int64"
+        if kind in ("int64", "int32"):
+            return int(shape[1])
+    return None
+
+
+# -- what is captured ------------------------------------------------------------------------
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = MAX_TEXT_BYTES
+
+
+def brief(value: Any) -> Any:
+    """A value as an attribute: a scalar as it is, the beginning of a text, an array's shape."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return clip(value)
+    shape = field(value, "shape")
+    if isinstance(shape, tuple):
+        return f"{type(value).__name__} {list(shape)} {field(value, 'dtype')}"
+    return clip(_short.repr(value))
+
+
+def signature(function: Any) -> inspect.Signature:
+    """The function's own, or that of any function where a native one tells nothing."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return inspect.signature(lambda *args, **kwargs: None)

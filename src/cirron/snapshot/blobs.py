@@ -1,0 +1,44 @@
+"""Raw values on disk. A file has its final name only once it is whole. Runs on the worker."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cirron.record import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FOLDER = "snapshots"
+
+# What a killed process left is removed after this long; until then it may be another one's.
+STALE_NS = 3600 * 10**9
+
+
+def write(folder: Path, key: str, save: Callable[[Path], None]) -> Path:
+    """Has `save` write a file, and gives it the name `<folder>/<key>` when it is on the disk."""
+    target = folder / key
+    part = target.with_name(target.name + ".tmp")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        save(part)
+        with open(part, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    except BaseException:  # Ctrl-C too: what is half-written does not stay
+        part.unlink(missing_ok=True)
+        raise
+    return target
+
+
+def sweep(folder: Path) -> None:
+    """Removes what was left half-written; safetensors has files named `.tmp…` while it writes."""
+    for pattern in ("*/*.tmp", "*/.tmp*"):
+        for part in (folder / FOLDER).glob(pattern):
+            try:
+                if clock.wall() - part.stat().st_mtime_ns > STALE_NS:
+                    part.unlink()
+            except OSError:  # another process was faster, or it is another user's
+                pass

@@ -1,0 +1,221 @@
+"""Tensors on a GPU: copied there, measured there on a stream of its own, one copy back for all.
+
+A GPU that has no room for a copy is measured in place, and its own stream waits for that: the loop
+is held there, and not on the host. Nothing here waits for the device until `Measured.wait`, which
+is the worker's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch._utils import _flatten_dense_tensors
+
+from cirron import captures
+from cirron.snapshot import memory, stats
+from cirron.snapshot.pace import paced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cirron.snapshot.stats import Summary
+
+# What is measured is cut into rows, each of one tensor and padded with NaN, and taken in slabs of
+# rows: about 200 MB of intermediate results.
+ROW = 4096
+SLAB_ROWS = 2048
+
+# Raw values come to the host in windows of so many elements.
+WINDOW = 2**24
+
+
+class DeviceCopy:
+    """Tensors of one dtype on a GPU: copied there, or measured at once where they do not fit."""
+
+    def __init__(self, flats: list[torch.Tensor], *, raw: bool) -> None:
+        self._sizes = [flat.numel() for flat in flats]
+        self._device = flats[0].device
+        self._buffer: torch.Tensor | None = None
+        self._raw: torch.Tensor | None = None
+        with torch.cuda.device(self._device):
+            self._side = torch.cuda.Stream()
+            if has_room(self._device, sum(flat.nbytes for flat in flats)):
+                self._buffer = _flatten_dense_tensors(flats)
+                self._side.wait_stream(torch.cuda.current_stream())
+            else:
+                if raw:
+                    self._raw = _flatten_dense_tensors([flat.cpu() for flat in flats])
+                self._side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self._side):
+                    self._measured = Measured([flat.detach().view(-1) for flat in flats])
+                torch.cuda.current_stream().wait_stream(self._side)
+
+    def values(self) -> Iterator[torch.Tensor]:
+        """The values on the host."""
+        if self._raw is None:
+            assert self._buffer is not None
+            with captures.beside(), torch.cuda.stream(self._side):
+                self._raw = fetch(self._buffer, self._side)
+        return iter(self._raw.split(self._sizes))
+
+    def summarize(self) -> Iterator[Summary]:
+        with captures.beside(), torch.cuda.stream(self._side):  # of its device, too
+            if self._buffer is not None:
+                self._measured = Measured(list(self._buffer.split(self._sizes)))
+            self._measured.wait()
+        return self._measured.summaries()
+
+
+def has_room(device: torch.device, size_bytes: int) -> bool:
+    """Whether a copy fits in what the driver has free, and torch keeps for later."""
+    free, _ = torch.cuda.mem_get_info(device)
+    if size_bytes <= free * memory.PART:
+        return True
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return size_bytes <= (free + kept) * memory.PART
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned memory that will be there when the stream has come so far."""
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+    return there.copy_(tensor, non_blocking=True)
+
+
+def fetch(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
+    """The tensor in plain memory, through a window of pinned memory, which is dear."""
+    there = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
+    for source, target in zip(tensor.split(WINDOW), there.split(WINDOW), strict=True):
+        window = to_host(source)
+        stream.synchronize()
+        target.view(torch.uint8).numpy()[:] = window.view(torch.uint8).numpy()
+    return there
+
+
+def to_device(numbers: Any, device: torch.device) -> torch.Tensor:
+    there = torch.from_numpy(numbers)
+    if device.type != "cuda":
+        return there
+    return there.pin_memory().to(device, non_blocking=True)
+
+
+class Measured:
+    """The statistics of tensors where they are, with no wait for the device until `wait`.
+
+    Every operation is on a slab of rows, of however many tensors, so that a model of three hundred
+    tensors takes a few hundred launches and not ten thousand.
+    """
+
+    def __init__(self, flats: list[torch.Tensor]) -> None:
+        self._rows = [-(-flat.numel() // ROW) for flat in flats]  # of each tensor
+        self._pads = [
+            rows * ROW - flat.numel() for rows, flat in zip(self._rows, flats, strict=True)
+        ]
+        device = flats[0].device
+        owners = np.repeat(np.arange(len(flats)), self._rows)
+        owner = to_device(owners, device)  # of each row
+        table = torch.cat([extremes(slab) for _, slab in slabs(flats)])
+        inner = inner_edges(table, owner, len(flats))
+        moments, self._counted, counts = [], [], []
+        for first, slab in slabs(flats):
+            last = first + len(slab)
+            its_owner = owner[first:last]
+            offset = int(owners[first])
+            tensors = int(owners[last - 1]) - offset + 1
+            found, counted = measure(slab, inner[its_owner], its_owner[:, None] - offset, tensors)
+            moments.append(found)
+            counts.append(counted)
+            self._counted.append((offset, tensors))
+        everything = torch.cat([table.flatten(), torch.cat(moments).flatten(), *counts])
+        self._found = to_host(everything)
+        self._done = None
+        if device.type == "cuda":
+            self._done = torch.cuda.Event()
+            self._done.record()
+
+    def wait(self) -> None:
+        if self._done is not None:
+            self._done.synchronize()
+
+    def summaries(self) -> Iterator[Summary]:
+        rows = sum(self._rows)
+        found = self._found.numpy()
+        table = np.empty((rows, 8))
+        table[:, stats.NAN : stats.MEAN] = found[: rows * 5].reshape(rows, 5)
+        table[:, [stats.COUNT, stats.MEAN, stats.SQUARES]] = found[rows * 5 : rows * 8].reshape(
+            rows, 3
+        )
+        counts = np.zeros((len(self._rows), stats.BINS))
+        place = rows * 8
+        for offset, tensors in self._counted:
+            size = tensors * stats.BINS
+            counts[offset : offset + tensors] += found[place : place + size].reshape(tensors, -1)
+            place += size
+        first = 0
+        sizes = zip(self._rows, self._pads, strict=True)
+        for number, (count, pad) in enumerate(paced(sizes)):
+            its_rows = table[first : first + count]
+            its_rows[-1, stats.NAN] -= pad
+            yield stats.combine(its_rows, counts[number])
+            first += count
+
+
+def slabs(flats: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Slabs of rows in double precision, each with the number of its first row."""
+    pad = torch.full((ROW,), math.nan, dtype=flats[0].dtype, device=flats[0].device)
+    first, size = 0, 0
+    pieces: list[torch.Tensor] = []
+    for flat in paced(flats):
+        for piece in flat.split(ROW * SLAB_ROWS) if flat.numel() > ROW * SLAB_ROWS else (flat,):
+            rows = -(-piece.numel() // ROW)
+            if size + rows > SLAB_ROWS:
+                yield first, torch.cat(pieces).view(-1, ROW).double()
+                first, size, pieces = first + size, 0, []
+            pieces += [piece, pad[: rows * ROW - piece.numel()]]
+            size += rows
+    yield first, torch.cat(pieces).view(-1, ROW).double()
+
+
+def extremes(slab: torch.Tensor) -> torch.Tensor:
+    """Of each row: how many are NaN, infinite, negative infinite; the lowest and highest others."""
+    finite = slab.isfinite()
+    columns = [
+        slab.isnan().sum(1),
+        (slab == math.inf).sum(1),
+        (slab == -math.inf).sum(1),
+        torch.where(finite, slab, math.inf).amin(1),
+        torch.where(finite, slab, -math.inf).amax(1),
+    ]
+    return torch.stack([column.double() for column in columns], 1)
+
+
+def inner_edges(table: torch.Tensor, owner: torch.Tensor, tensors: int) -> torch.Tensor:
+    """For each tensor what `stats.histogram_edges` says, less the first and the last."""
+    start = table.new_full((tensors,), math.inf)
+    low = start.scatter_reduce(0, owner, table[:, 3], "amin")
+    high = (-start).scatter_reduce(0, owner, table[:, 4], "amax")
+    middle = torch.where(low == high, 0.5, 0.0)
+    low, high = low - middle, high + middle
+    step = (high / 2 - low / 2) / stats.BINS
+    number = torch.arange(1, stats.BINS, dtype=table.dtype, device=table.device)
+    return (low[:, None] / 2 + number * step[:, None]) * 2
+
+
+def measure(
+    slab: torch.Tensor, inner: torch.Tensor, owner: torch.Tensor, tensors: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each row how many are finite, their mean and squared deviations; each tensor's counts."""
+    finite = slab.isfinite()
+    count = finite.sum(1, dtype=torch.float64)
+    mean = torch.where(finite, slab, 0.0).sum(1) / count.clamp(min=1)
+    squares = torch.where(finite, slab - mean[:, None], 0.0).square_().sum(1)
+    size = tensors * stats.BINS
+    keys = torch.searchsorted(inner, slab, right=True).add_(owner * stats.BINS)
+    keys = torch.where(finite, keys, size).flatten()  # past the last bin: not counted
+    if keys.is_cuda:  # of integers: the same each time, and no wait for the device
+        counts = torch.histc(keys, bins=size + 1, min=0, max=size + 1)[:size]
+    else:
+        counts = keys.bincount(minlength=size + 1)[:size]
+    return torch.stack([count, mean, squares], 1), counts.double()

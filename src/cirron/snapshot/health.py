@@ -1,0 +1,82 @@
+"""What the statistics say of the training: NaN, dead layers, exploding and vanishing gradients.
+
+Each tensor is compared with its own past alone: there is no norm that is right for all. Runs on the
+worker; knows nothing of spans or records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from cirron.snapshot.base import Tensor
+    from cirron.snapshot.stats import Summary
+
+# Epochs that a norm is compared with, and how many there must be before it is.
+PAST = 10
+ENOUGH = 3
+
+# Times the median of the past. Ordinary training moves a layer's norm by less than ten a few epochs
+# apart; a factor of a hundred up is a blow-up, a thousand down a layer that stopped learning.
+EXPLODING = 100.0
+VANISHING = 1e-3
+
+
+RECOVERED = "recovered"
+
+
+class Finding(NamedTuple):
+    """A problem of one tensor, at one boundary; or that it has none any more."""
+
+    problem: str
+    tensor: str
+    since: int | None  # the epoch that it began in
+    detail: str
+    is_new: bool
+
+
+class Judge:
+    """Remembers each tensor's gradient norms, and which problem it has since when."""
+
+    def __init__(self) -> None:
+        self._norms: dict[str, deque[float]] = {}
+        self._problems: dict[str, tuple[str, int | None]] = {}  # by tensor, with the first epoch
+
+    def judge(self, epoch: int | None, tensor: Tensor, summary: Summary) -> Finding | None:
+        """What is wrong with the tensor, if anything is."""
+        found = self._find(tensor, summary)
+        before, since = self._problems.get(tensor.name, (None, None))
+        if found is None:
+            if before is None:
+                return None
+            del self._problems[tensor.name]
+            return Finding(RECOVERED, tensor.name, since, f"it was {before}", is_new=False)
+        problem, detail = found
+        is_new = problem != before
+        if is_new:
+            since = epoch
+            self._problems[tensor.name] = (problem, since)
+        return Finding(problem, tensor.name, since, detail, is_new)
+
+    def _find(self, tensor: Tensor, summary: Summary) -> tuple[str, str] | None:
+        if summary.is_broken:
+            broken = summary.nan_count + summary.inf_count
+            return "not finite", f"{broken} of {summary.size} values are NaN or infinite"
+        if not tensor.is_gradient:
+            return None
+        if summary.is_all_zero:
+            return "dead", "every value of its gradient is 0"
+        norm = summary.stats.norm
+        if norm is None:
+            return None
+        past = self._norms.setdefault(tensor.name, deque(maxlen=PAST))
+        if len(past) >= ENOUGH:
+            usual = median(past)
+            if norm > EXPLODING * usual:
+                return "exploding", f"its gradient's norm is {norm:.3g}, it was {usual:.3g}"
+            if norm < VANISHING * usual:
+                return "vanishing", f"its gradient's norm is {norm:.3g}, it was {usual:.3g}"
+        past.append(norm)  # what is out of the ordinary is not what the next is compared with
+        return None

@@ -1,0 +1,448 @@
+"""Which models are watched, and what happens at an epoch boundary.
+
+`watch` and `take` run on the user's thread; `take` copies and leaves. The rest is done by a worker
+that starts with the first model: statistics, raw values, a look at the training's health.
+
+Copies that wait for the worker are bounded: one copy, or as many as fit in `PENDING_BYTES`. When
+there is no room, `take` waits a moment, then leaves the snapshot out and counts it. The worker ends
+with the session.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cirron import errors, guard, wire
+from cirron.record import clock
+from cirron.snapshot import blobs
+from cirron.snapshot.health import Judge
+from cirron.snapshot.pace import paced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cirron.record.hot import Span
+    from cirron.snapshot.base import Copy, Found, Reader, Tensor
+    from cirron.snapshot.health import Finding
+
+# Who reads which models: the module that a program with such a model has imported and the class of
+# its models, then the reader's file and class.
+READERS = (
+    ("keras", "Layer", "cirron.snapshot.keras", "KerasReader"),  # on torch it is a Module too
+    ("torch.nn", "Module", "cirron.snapshot.torch", "TorchReader"),
+    ("cirron.snapshot.jax", "Held", "cirron.snapshot.jax", "JaxReader"),  # what `stand_in` returns
+)
+
+PENDING_BYTES = 64 * 2**20
+WAIT_S = 0.025  # of the 50 ms that a boundary may take
+LARGE_BYTES = 100 * 10**6  # raw values of one epoch, from which on a word is due
+MAX_MARKS = 20  # findings of one kind that are marked at one boundary; the rest are counted
+
+
+class Watched:
+    """A model, the reader that knows it, and what is put before its names."""
+
+    def __init__(self, own: Any, reader: Reader, taken: set[str]) -> None:
+        self.reader = reader
+        self.model = refer(own)
+        names = reader.names(own)
+        self.prefix, number = "", 1
+        while not taken.isdisjoint(self.prefix + name for name in names):
+            kind = type(own).__name__
+            self.prefix = f"{kind}." if number == 1 else f"{kind}_{number}."
+            number += 1
+        self.names = {self.prefix + name for name in names}
+
+
+class Job(NamedTuple):
+    """What was copied at one boundary."""
+
+    copies: list[Copy]
+    span_id: str
+    epoch: int | None
+    at_ns: int
+    raw: bool
+
+
+class Taken(NamedTuple):
+    """What a boundary leaves: records, and the files that belong to them."""
+
+    snapshots: list[wire.Snapshot]
+    marks: list[wire.Mark]
+    files: list[tuple[Path, str]]  # a file, and the key a server knows it by
+
+
+class Taker:
+    """Takes snapshots of the watched models."""
+
+    def __init__(
+        self,
+        mode: str,
+        sample_rate: float,
+        *,
+        folder: Path | None,  # None: raw values are not kept
+        wall_ns: Callable[[int], int],
+        deliver: Callable[[Taken], None],
+        chance: Callable[[], float] | None = None,
+    ) -> None:
+        self._mode = mode
+        self._sample_rate = sample_rate
+        self._folder = folder
+        self._wall_ns = wall_ns
+        self._deliver = deliver
+        self._chance = random.Random().random if chance is None else chance  # noqa: S311
+        self._readers: dict[str, Reader] = {}
+        self._watched: list[Watched] = []  # by the user
+        self._found: list[Watched] = []  # by a framework's hooks
+        self._seen: deque[int] = deque(maxlen=64)  # the last spans that had their snapshot
+        self._warned: set[str] = set()
+        self._has_swept = False
+        self._judge = Judge()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.taken = 0
+        self.skipped = 0
+        self.unsaved = 0  # files of raw values
+        self.held_ns = 0  # the last time the loop was held
+        # A queue that may be put to in a signal's handler. None: there will be no more.
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._is_free = threading.Condition()
+        self._pending = 0  # jobs
+        self._pending_bytes = 0
+        self._thread: threading.Thread | None = None
+        self._is_stopped = False
+
+    def after_fork(self) -> None:
+        """In a forked child: the models are there, the worker is not, its jobs are the parent's."""
+        self._begin()
+
+    @property
+    def is_watching(self) -> bool:
+        return bool(self._watched)
+
+    # -- on the user's thread ---------------------------------------------------------------
+
+    def watch(self, model: Any) -> None:
+        """Takes snapshots of the model from now on; one that is watched already stays as it is."""
+        model = stand_in(model, [one.model() for one in self._watched])
+        check(model)
+        with guard.quiet("snapshot"):
+            if self._find_known(model, self._watched) is None:
+                watched = self._know(model)
+                self._watched.append(watched)
+                self._do(watched.reader.prepare(self._models_of(watched.reader)))
+
+    def take(self, span: Span, *models: Any) -> None:
+        """At the end of an epoch: copies the watched models, and those that a hook has found."""
+        if not (self._watched or models) or self._is_stopped or span.sequence in self._seen:
+            return
+        with guard.quiet("snapshot"):
+            began = clock.now()
+            current = list(self._watched)
+            for model in models:
+                known = self._find_known(model, current)
+                if known is None:
+                    known = self._find_known(model, self._found)
+                    if known is None:
+                        known = self._know(model)
+                        self._found.append(known)
+                    current.append(known)
+            by_reader: dict[Reader, list[tuple[str, Any]]] = {}
+            for one in current:
+                own = one.model()
+                if own is not None:
+                    by_reader.setdefault(one.reader, []).append((one.prefix, own))
+            if not by_reader:
+                return
+            self._seen.append(span.sequence)
+            self._copy(span, [reader.find(models) for reader, models in by_reader.items()])
+            self.held_ns = clock.now() - began
+            span.set(snapshot_ns=self.held_ns)
+
+    def _copy(self, span: Span, found: list[Found]) -> None:
+        is_chosen = self._mode == "full" or (
+            self._mode == "sampled" and self._chance() < self._sample_rate
+        )
+        raw = is_chosen and self._folder is not None
+        size = sum(one.size_bytes for one in found)
+        if not self._wait_for_room(size):
+            self._skip("busy", "the worker is still busy with earlier ones")
+            return
+        copies = [copy for one in found if (copy := one.copy(raw=raw)) is not None]
+        if len(copies) < len(found):
+            self._skip("memory", f"a copy of {size / 1e6:,.0f} MB might not fit in free memory")
+        if copies:
+            job = Job(copies, span.id, span.index, self._wall_ns(clock.now()), raw)
+            self._do(lambda: self._finish(job), sum(copy.size_bytes for copy in copies))
+
+    def _wait_for_room(self, size: int) -> bool:
+        def has_room() -> bool:
+            return not self._pending_bytes or self._pending_bytes + size <= PENDING_BYTES
+
+        with self._is_free:
+            return self._is_free.wait_for(has_room, WAIT_S)
+
+    def _skip(self, why: str, reason: str) -> None:
+        self.skipped += 1
+        if why not in self._warned:
+            self._warned.add(why)
+            guard.warn("a snapshot was left out: %s. ci.health() counts them", reason)
+
+    def _know(self, model: Any) -> Watched:
+        reader = self._reader_of(model)
+        for known in (self._watched, self._found):
+            known[:] = [one for one in known if one.model() is not None]
+        names = {name for one in self._watched + self._found for name in one.names}
+        return Watched(reader.unwrap(model), reader, names)
+
+    def _find_known(self, model: Any, known: list[Watched]) -> Watched | None:
+        own = self._reader_of(model).unwrap(model)
+        return next((one for one in known if one.model() is own), None)
+
+    def _models_of(self, reader: Reader) -> list[tuple[str, Any]]:
+        models = [(one.prefix, one.model()) for one in self._watched if one.reader is reader]
+        return [(prefix, model) for prefix, model in models if model is not None]
+
+    def _reader_of(self, model: Any) -> Reader:
+        file, kind = check(model)
+        reader = self._readers.get(file)
+        if reader is None:
+            reader = self._readers[file] = getattr(importlib.import_module(file), kind)()
+        return reader
+
+    # -- waiting for the worker -------------------------------------------------------------
+
+    def settle(self, deadline_ns: int) -> bool:
+        """Waits until all that was copied is delivered. False: not by the deadline.
+
+        Takes no lock: a signal's handler waits here too.
+        """
+        while self._pending and self._thread is not None and self._thread.is_alive():
+            if clock.now() > deadline_ns:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def stop(self, deadline_ns: int) -> bool:
+        """Takes no more, waits for what is left, and lets the worker end. False: as `settle`."""
+        self._is_stopped = True
+        is_settled = self.settle(deadline_ns)
+        self._jobs.put(None)
+        return is_settled
+
+    def counters(self) -> dict[str, Any]:
+        """For `ci.health()`."""
+        return {
+            "snapshot_count": self.taken,
+            "snapshot_skip_count": self.skipped,
+            "snapshot_unsaved_count": self.unsaved,
+            "snapshot_pending": self._pending,
+            "snapshot_held_ns": self.held_ns,
+        }
+
+    # -- the worker -------------------------------------------------------------------------
+
+    def _do(self, work: Callable[[], None], size: int = 0) -> None:
+        def counted() -> None:
+            try:
+                with guard.quiet("snapshot"):
+                    work()
+            finally:
+                with self._is_free:
+                    self._pending -= 1
+                    self._pending_bytes -= size
+                    self._is_free.notify_all()
+
+        with self._is_free:
+            self._pending += 1
+            self._pending_bytes += size
+            self._jobs.put(counted)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=run, args=(self._jobs,), name="cirron-snapshots", daemon=True
+                )
+                self._thread.start()
+
+    def _finish(self, job: Job) -> None:
+        taken = Taken([], [], [])
+        findings: list[Finding] = []
+        try:
+            for number, copy in enumerate(job.copies):
+                addresses = self._save(job, copy, number, taken) if job.raw else (None, None)
+                measured = zip(copy.tensors, copy.summarize(), strict=True)
+                for tensor, summary in paced(measured):
+                    attrs = dict(tensor.attrs)
+                    if summary.is_broken:
+                        attrs["nonfinite_count"] = summary.nan_count + summary.inf_count
+                        attrs["nan_count"] = summary.nan_count
+                        attrs["inf_count"] = summary.inf_count
+                    address = addresses[tensor.is_gradient]
+                    taken.snapshots.append(self._record(job, tensor, summary.stats, address, attrs))
+                    finding = self._judge.judge(job.epoch, tensor, summary)
+                    if finding is not None:
+                        findings.append(finding)
+        finally:
+            for copy in job.copies:
+                copy.release()
+        self._report(job, findings, taken)
+        self.taken += 1
+        self._deliver(taken)
+
+    def _record(
+        self,
+        job: Job,
+        tensor: Tensor,
+        stats: wire.Stats,
+        address: str | None,
+        attrs: dict[str, Any],
+    ) -> wire.Snapshot:
+        return wire.Snapshot(
+            id=clock.random_id(),
+            span_id=job.span_id,
+            tensor_name=tensor.name,
+            shape=tensor.shape,
+            dtype=tensor.dtype,
+            mode=self._mode,
+            stats=stats,
+            blob_uri=address,
+            ts_ns=job.at_ns,
+            attrs=attrs,
+        )
+
+    def _save(
+        self, job: Job, copy: Copy, number: int, taken: Taken
+    ) -> tuple[str | None, str | None]:
+        """Writes the raw values; returns where the weights are, and where the gradients."""
+        assert self._folder is not None
+        if copy.size_bytes > LARGE_BYTES and "large" not in self._warned:
+            self._warned.add("large")
+            parameters = sum(size(t) for t in copy.tensors if not t.is_gradient)
+            guard.warn(
+                "the raw values of this epoch are %.1f MB (%d bytes, %d parameters), and more"
+                " epochs follow; snapshots='stats' keeps none, a lower sample_rate fewer",
+                copy.size_bytes / 1e6,
+                copy.size_bytes,
+                parameters,
+            )
+        if not self._has_swept:
+            self._has_swept = True
+            blobs.sweep(self._folder)
+        addresses: list[str | None] = []
+        for kind, is_gradient in (("weights", False), ("gradients", True)):
+            address = None
+            if any(tensor.is_gradient is is_gradient for tensor in copy.tensors):
+                name = f"{kind}.safetensors" if not number else f"{kind}-{number}.safetensors"
+                key = f"{blobs.FOLDER}/{job.span_id}/{name}"
+                try:
+                    path = blobs.write(
+                        self._folder,
+                        key,
+                        lambda path, it=is_gradient: copy.save(path, gradients=it),  # type: ignore[misc]
+                    )
+                except OSError as error:
+                    self._note_unsaved(error)
+                else:
+                    taken.files.append((path, key))
+                    address = path.absolute().as_uri()
+            addresses.append(address)
+        return addresses[0], addresses[1]
+
+    def _note_unsaved(self, error: OSError) -> None:
+        self.unsaved += 1
+        if self.unsaved == 1:
+            guard.warn(
+                "raw values of a snapshot could not be written to %s (%s). Its statistics are kept;"
+                " ci.health() counts such files",
+                self._folder,
+                error.strerror or error,
+            )
+
+    def _report(self, job: Job, findings: list[Finding], taken: Taken) -> None:
+        """A mark for each finding, and one word for each problem when it is first seen."""
+        for problem in dict.fromkeys(finding.problem for finding in findings):
+            its = [finding for finding in findings if finding.problem == problem]
+            for finding in its[:MAX_MARKS]:
+                attrs = {
+                    "tensor": finding.tensor,
+                    "epoch": job.epoch,
+                    "since": finding.since,
+                    "detail": finding.detail,
+                    "tensors": len(its),
+                }
+                taken.marks.append(
+                    wire.Mark(
+                        id=clock.random_id(),
+                        span_id=job.span_id,
+                        name="training_health",
+                        value_type="string",
+                        value=problem,
+                        attrs=attrs,
+                        ts_ns=job.at_ns,
+                        kind="point",
+                    )
+                )
+            new = [finding for finding in its if finding.is_new]
+            if new and problem not in self._warned:
+                self._warned.add(problem)
+                more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+                epoch = "this epoch" if job.epoch is None else f"epoch {job.epoch}"
+                guard.warn(
+                    "training health: %s: %s%s, since %s: %s. The marks named"
+                    " training_health say more",
+                    problem,
+                    new[0].tensor,
+                    more,
+                    epoch,
+                    new[0].detail,
+                )
+
+
+def run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    """The worker: it knows its queue alone, so that a session that has ended is let go."""
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # and what it copied
+
+
+def size(tensor: Tensor) -> int:
+    return math.prod(tensor.shape)
+
+
+def refer(own: Any) -> Callable[[], Any]:
+    """Asks for a model later. It is kept alive by the program alone, where it can be."""
+    try:
+        return weakref.ref(own)
+    except TypeError:
+        return lambda: own
+
+
+def stand_in(model: Any, known: list[Any]) -> Any:
+    """What is watched for a tree of JAX arrays, which is a value: an object that has the newest."""
+    if "jax" not in sys.modules:
+        return model
+    from cirron.snapshot.jax import hold
+
+    return hold(model, known)
+
+
+def check(model: Any) -> tuple[str, str]:
+    """Who reads the model, as file and class; an error for what nothing here can read."""
+    for module, base, file, kind in READERS:
+        known = getattr(sys.modules.get(module), base, None)  # it may be half imported
+        if isinstance(known, type) and isinstance(model, known):
+            return file, kind
+    raise errors.InputError(
+        "ci.watch() takes a model, such as a torch.nn.Module or a tree of JAX arrays; got"
+        f" {type(model).__name__}. Keras and Trainer models are found without it"
+    )

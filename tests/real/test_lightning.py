@@ -1,0 +1,449 @@
+"""Lightning as people use it, under both of its names: the same tree as from any loop."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import cirron as ci
+from cirron.hooks.lightning import Teller, new_callback
+from cirron.runs import spool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.real.conftest import Traced
+
+# Lightning's own, and its libraries': about workers, devices that are not there, names to come.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+STEP = "data_load forward:train backward optimizer_step"
+EVALUATION = "evaluation(batch[0](data_load forward:eval) batch[1](data_load forward:eval))"
+
+
+@pytest.fixture(params=["lightning", "pytorch_lightning"])
+def lightning(request: pytest.FixtureRequest) -> Any:
+    """The package under each name."""
+    return importlib.import_module(request.param)
+
+
+def rows(count: int) -> DataLoader[Any]:
+    torch.manual_seed(1)
+    return DataLoader(TensorDataset(torch.randn(count, 4)), batch_size=2)
+
+
+def new_module(lightning: Any, **methods: Any) -> Any:
+    """A small model with the lines that train it, some of them the test's own."""
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear = torch.nn.Linear(4, 1)
+
+        def loss(self, batch: Any) -> Any:
+            return (self.linear(batch[0]) ** 2).mean()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.loss(batch)
+            self.log("train_loss", loss, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.loss(batch))
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test_loss", self.loss(batch))
+
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.linear(batch[0])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    for name, method in methods.items():
+        setattr(Module, name, method)
+    return Module()
+
+
+def new_trainer(lightning: Any, **options: Any) -> Any:
+    chosen: dict[str, Any] = {
+        "max_epochs": 2,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "accelerator": "cpu",
+        "log_every_n_steps": 1,
+        "default_root_dir": "out",
+    }
+    return lightning.Trainer(**{**chosen, **options})
+
+
+def step(index: int, work: str = STEP) -> str:
+    return f"step[{index}]({work})"
+
+
+def epoch(index: int, *steps: str) -> str:
+    return f"epoch[{index}]({' '.join(steps)})"
+
+
+STEPS = tuple(step(index) for index in range(4))
+TWO_EPOCHS = f"data_setup {epoch(0, *STEPS)} {epoch(1, *STEPS)}"
+
+
+def found(name: str) -> list[dict[str, Any]]:
+    """The spans of that name, in the order of time."""
+    return ci.trace(format="dict", name=name)["roots"]  # type: ignore[no-any-return]
+
+
+def marks(span: dict[str, Any], kind: str = "point") -> dict[str, Any]:
+    return {mark["name"]: mark["value"] for mark in span["marks"] if mark["kind"] == kind}
+
+
+# -- the tree --------------------------------------------------------------------------------
+
+
+def test_epochs_and_steps(lightning: Any, traced: Traced) -> None:
+    """Each epoch is one span, each optimizer step one inside it, with torch's spans beneath."""
+    new_trainer(lightning).fit(new_module(lightning), rows(8))
+
+    assert TWO_EPOCHS == traced()
+    assert [1, 2, 3, 4, 5, 6, 7, 8] == [one["attrs"]["global_step"] for one in found("step")]
+
+
+def test_gradient_accumulation(lightning: Any, traced: Traced) -> None:
+    """All batches of an optimizer step are in one step; the last one may have fewer."""
+    trainer = new_trainer(lightning, accumulate_grad_batches=3, max_epochs=1)
+    trainer.fit(new_module(lightning), rows(8))
+
+    three = "data_load forward:train backward " * 2 + STEP
+    assert f"data_setup {epoch(0, step(0, three), step(1))}" == traced()
+
+
+def test_manual_optimization(lightning: Any, traced: Traced) -> None:
+    """A module that steps its optimizer itself has a step for each batch in which it does."""
+
+    def training_step(module: Any, batch: Any, batch_idx: int) -> None:
+        optimizer = module.optimizers()
+        loss = module.loss(batch)
+        module.manual_backward(loss)
+        if batch_idx % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    module = new_module(lightning, training_step=training_step)
+    module.automatic_optimization = False
+    new_trainer(lightning, max_epochs=1).fit(module, rows(8))
+
+    two = f"data_load forward:train backward {STEP}"
+    assert f"data_setup {epoch(0, step(0, two), step(1, two))}" == traced()
+
+
+def test_an_optimizer_that_asks_again(lightning: Any, traced: Traced) -> None:
+    """An optimizer that calls its closure several times has all but the first call in its step."""
+
+    def configure_optimizers(module: Any) -> Any:
+        return torch.optim.LBFGS(module.parameters(), max_iter=2)
+
+    module = new_module(lightning, configure_optimizers=configure_optimizers)
+    new_trainer(lightning, max_epochs=1, max_steps=1).fit(module, rows(8))
+
+    pair = "forward:train backward"
+    assert f"data_setup {epoch(0, step(0, f'data_load {pair} optimizer_step({pair})'))}" == traced()
+
+
+def test_max_steps(lightning: Any, traced: Traced) -> None:
+    """A run that ends in the middle of an epoch has as many steps as were made."""
+    new_trainer(lightning, max_epochs=-1, max_steps=6).fit(new_module(lightning), rows(8))
+
+    assert f"data_setup {epoch(0, *STEPS)} {epoch(1, step(0), step(1))}" == traced()
+
+
+def test_limited_batches(lightning: Any, traced: Traced) -> None:
+    """Loaders that are not read to their end leave nothing open."""
+    trainer = new_trainer(lightning, limit_train_batches=2, limit_val_batches=2)
+    trainer.fit(new_module(lightning), rows(8), rows(8))
+
+    body = (step(0), step(1), EVALUATION)
+    assert f"data_setup {epoch(0, *body)} {epoch(1, *body)}" == traced()
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        torch.manual_seed(1)
+        return iter([(torch.randn(4),) for _ in range(8)])
+
+
+def test_a_dataset_without_a_length(lightning: Any, traced: Traced) -> None:
+    """Of a stream a batch is fetched ahead, the first one before the first epoch."""
+    trainer = new_trainer(lightning)
+    trainer.fit(new_module(lightning), DataLoader(Stream(), batch_size=2))
+
+    work = "forward:train backward optimizer_step"
+    rest = (step(1), step(2), step(3, work))
+    later = epoch(1, step(0, f"data_load {STEP}"), *rest)
+    assert f"data_setup {epoch(0, step(0), *rest)} {later}" == traced()
+
+
+def test_resuming(lightning: Any, traced: Traced) -> None:
+    """A run that goes on from a checkpoint goes on with its numbers."""
+    trainer = new_trainer(lightning, max_epochs=1)
+    trainer.fit(new_module(lightning), rows(8))
+    trainer.save_checkpoint("saved.ckpt")
+    ci.shutdown()
+    ci.profile(output="none")
+    new_trainer(lightning).fit(new_module(lightning), rows(8), ckpt_path="saved.ckpt")
+
+    assert f"data_setup {epoch(1, *STEPS)}" == traced()
+    assert [5, 6, 7, 8] == [one["attrs"]["global_step"] for one in found("step")]
+
+
+def test_resuming_inside_an_epoch(lightning: Any, traced: Traced) -> None:
+    """So does one whose checkpoint was saved inside an epoch, of which it tells nothing itself."""
+
+    class Saves(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 6:
+                trainer.save_checkpoint("saved.ckpt")
+
+    new_trainer(lightning, callbacks=[Saves()]).fit(new_module(lightning), rows(8))
+    ci.shutdown()
+    ci.profile(output="none")
+    new_trainer(lightning).fit(new_module(lightning), rows(8), ckpt_path="saved.ckpt")
+
+    assert f"data_setup {epoch(1, step(2), step(3))}" == traced()
+    assert [7, 8] == [one["attrs"]["global_step"] for one in found("step")]
+
+
+# -- beside training -------------------------------------------------------------------------
+
+
+def test_validation(lightning: Any, traced: Traced) -> None:
+    """A validation is in its epoch beside the steps; the sanity check is no epoch."""
+    trainer = new_trainer(lightning, num_sanity_val_steps=2)
+    trainer.fit(new_module(lightning), rows(8), rows(4))
+
+    body = (*STEPS, EVALUATION)
+    assert f"{EVALUATION} data_setup {epoch(0, *body)} {epoch(1, *body)}" == traced()
+    stages = [one["attrs"]["stage"] for one in found("evaluation")]
+    assert ["sanity_check", "validate", "validate"] == stages
+
+
+def test_validation_between_steps(lightning: Any, traced: Traced) -> None:
+    """A validation after a step is beside that step: its time is not the step's."""
+    trainer = new_trainer(lightning, val_check_interval=2, max_epochs=1)
+    trainer.fit(new_module(lightning), rows(8), rows(4))
+
+    assert f"data_setup {epoch(0, *STEPS[:2], EVALUATION, *STEPS[2:], EVALUATION)}" == traced()
+
+
+def test_without_training(lightning: Any, traced: Traced) -> None:
+    """`validate`, `test` and `predict` are scopes of their own, with what they come to."""
+    trainer, module = new_trainer(lightning), new_module(lightning)
+    trainer.validate(module, rows(4), verbose=False)
+    trainer.test(module, rows(4), verbose=False)
+    trainer.predict(module, rows(4))
+
+    prediction = EVALUATION.replace("evaluation", "prediction")
+    assert f"{EVALUATION} {EVALUATION} {prediction}" == traced()
+    validation, test = found("evaluation")
+    assert ["validate", "test"] == [validation["attrs"]["stage"], test["attrs"]["stage"]]
+    assert math.isfinite(marks(validation, "summary")["val_loss"])
+    assert math.isfinite(marks(test, "summary")["test_loss"])
+
+
+def test_several_loaders_to_validate(lightning: Any, traced: Traced) -> None:
+    """The batches of several loaders are in one validation."""
+
+    def validation_step(module: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        module.loss(batch)
+
+    module = new_module(lightning, validation_step=validation_step)
+    new_trainer(lightning).validate(module, [rows(4), rows(4)], verbose=False)
+
+    batches = EVALUATION[len("evaluation(") : -1]
+    assert f"evaluation({batches} {batches})" == traced()
+
+
+def test_checkpoints(lightning: Any, traced: Traced) -> None:
+    """A checkpoint is a scope in its epoch, beside the steps."""
+    trainer = new_trainer(lightning, enable_checkpointing=True)
+    trainer.fit(new_module(lightning), rows(8))
+
+    body = (*STEPS, "checkpoint")
+    assert f"data_setup {epoch(0, *body)} {epoch(1, *body)}" == traced()
+    assert [4, 8] == [one["attrs"]["global_step"] for one in found("checkpoint")]
+
+
+# -- values ----------------------------------------------------------------------------------
+
+
+def test_logged_values_are_marks(lightning: Any, traced: Traced) -> None:
+    """What a step logs is on that step; what an epoch comes to is its summary."""
+    trainer = new_trainer(lightning, log_every_n_steps=2)
+    trainer.fit(new_module(lightning), rows(8), rows(4))
+    last = marks(found("epoch")[-1], "summary")
+
+    has_loss = ["train_loss_step" in marks(one) for one in found("step")]
+    assert [False, True] * 4 == has_loss
+    assert trainer.callback_metrics["train_loss_epoch"].item() == last["train_loss_epoch"]
+    assert trainer.callback_metrics["val_loss"].item() == last["val_loss"]
+    assert marks(found("evaluation")[-1], "summary") == {"val_loss": last["val_loss"]}
+    assert {} == marks(found("epoch")[-1])
+
+
+def snapshots(folder: Path) -> list[list[str]]:
+    """The names of the tensors in each epoch's snapshot."""
+    (run,) = spool.read(folder / ".cirron")
+    taken: dict[str, list[str]] = {}
+    for one in run.snapshots:
+        taken.setdefault(one.span_id, []).append(one.tensor_name)
+    return [sorted(taken.get(span.id, [])) for span in run.spans if span.name == "epoch"]
+
+
+def test_snapshots(lightning: Any, tmp_path: Path) -> None:
+    """Each epoch has a snapshot of the weights and of the gradients of its last step."""
+    ci.profile()
+    new_trainer(lightning).fit(new_module(lightning), rows(8), rows(4))
+    ci.shutdown()
+
+    both = ["linear.bias", "linear.bias.grad", "linear.weight", "linear.weight.grad"]
+    assert [both, both] == snapshots(tmp_path)
+
+
+# -- errors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_run_that_fails(lightning: Any, traced: Traced, error: type[BaseException]) -> None:
+    """What was open when a run failed says so, and the next run is not under it."""
+
+    def training_step(module: Any, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 2:
+            raise error("no more")
+        return module.loss(batch)
+
+    module = new_module(lightning, training_step=training_step)
+    # Lightning turns an interrupt into the end of the program.
+    with pytest.raises((error, SystemExit)):
+        new_trainer(lightning).fit(module, rows(8))
+    new_trainer(lightning).fit(new_module(lightning), rows(8))
+
+    failed = "step[2]!(data_load optimizer_step!)"
+    assert f"data_setup epoch[0]!({step(0)} {step(1)} {failed}) {TWO_EPOCHS}" == traced()
+
+
+# -- whose Trainer ---------------------------------------------------------------------------
+
+
+def callbacks(trainer: Any) -> int:
+    return sum(isinstance(one, Teller) for one in trainer.callbacks)
+
+
+def test_a_subclass_and_a_given_callback(lightning: Any, traced: Traced) -> None:
+    """A Trainer has one callback, also if it extends another or was given one."""
+
+    class Custom(lightning.Trainer):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
+    package = "lightning.pytorch" if lightning.__name__ == "lightning" else lightning.__name__
+    options = {"max_epochs": 2, "logger": False, "enable_progress_bar": False}
+    trainer = Custom(
+        **options,
+        callbacks=[new_callback(package)],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    )
+    trainer.fit(new_module(lightning), rows(8))
+
+    assert 1 == callbacks(trainer)
+    assert TWO_EPOCHS == traced()
+
+
+def test_a_trainer_from_before(lightning: Any, traced: Traced) -> None:
+    """A Trainer that is older than the profiler is seen all the same."""
+    ci.shutdown()
+    trainer = new_trainer(lightning)
+    ci.profile(output="none")
+    trainer.fit(new_module(lightning), rows(8))
+
+    assert TWO_EPOCHS == traced()
+
+
+def test_a_copy(lightning: Any) -> None:
+    """The callback can be pickled and copied, as a launcher of processes does."""
+    ci.profile(output="none")
+    own = next(one for one in new_trainer(lightning).callbacks if isinstance(one, Teller))
+
+    assert all(type(own) is type(one) for one in (copy.deepcopy(own), pickle.loads(own_bytes(own))))
+
+
+def own_bytes(callback: Any) -> bytes:
+    return pickle.dumps(callback)
+
+
+def test_originals_are_restored(lightning: Any) -> None:
+    """After a shutdown Lightning is as it was, and a Trainer made before goes on without us."""
+    loops = importlib.import_module(
+        f"{lightning.Trainer.__module__.rpartition('.trainer.')[0]}.loops"
+    )
+    kinds = [lightning.Trainer, loops._FitLoop, loops._EvaluationLoop, loops._TrainingEpochLoop]
+    before = [dict(vars(kind)) for kind in kinds]
+    ci.profile(output="none")
+    trainer = new_trainer(lightning)
+    changed = [kind for kind, old in zip(kinds, before, strict=True) if dict(vars(kind)) != old]
+    ci.shutdown()
+
+    assert kinds == changed
+    assert before == [dict(vars(kind)) for kind in kinds]
+    assert 0 == callbacks(trainer)
+    trainer.fit(new_module(lightning), rows(8))
+    assert 8 == trainer.global_step
+
+
+def test_a_shutdown_inside_a_run(lightning: Any) -> None:
+    """A session may end in the middle of a run; the run goes on, each callback called as before."""
+    calls = []
+
+    class Ends(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            calls.append(trainer.global_step)
+            ci.shutdown()
+
+    ci.profile(output="none")
+    new_trainer(lightning, callbacks=[Ends()]).fit(new_module(lightning), rows(8))
+
+    assert list(range(1, 9)) == calls
+
+
+def test_the_program_comes_first(lightning: Any, traced: Traced) -> None:
+    """Inside `ci.epochs` the epochs are the program's, and the steps are in them."""
+    module = new_module(lightning)
+    for _ in ci.epochs(range(2)):
+        new_trainer(lightning, max_epochs=1).fit(module, rows(8))
+
+    assert " ".join(epoch(index, "data_setup", *STEPS) for index in range(2)) == traced()
+
+
+def test_results_are_the_same(lightning: Any) -> None:
+    """A run that is watched ends with the same weights, bit for bit."""
+    weights = []
+    for is_watched in (False, True):
+        if is_watched:
+            ci.profile(output="none")
+        module = new_module(lightning)
+        new_trainer(lightning, gradient_clip_val=0.1).fit(module, rows(8), rows(4))
+        weights.append([one.detach().clone() for one in module.parameters()])
+
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
