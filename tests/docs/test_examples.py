@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
+# What a classifier of digits reaches, whatever it is written in.
+LEAST_ACCURACY = 0.95
 # What needs more than an empty folder, and the tests that give it that.
 ELSEWHERE = {"inference_llm_stream.py": "tests/real/test_inference_openai.py"}
 
@@ -45,6 +48,21 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
     assert 0 == ended.returncode, ended.stderr
     assert ended.stdout.strip()
     assert "internal error" not in ended.stderr
+    if path.stem.startswith("digits_"):
+        assert LEAST_ACCURACY < float(re.findall(r"accuracy:? (0\.\d+)", ended.stdout)[-1])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in EXAMPLES if path.stem.startswith("digits_")],
+    ids=lambda path: path.stem,
+)
+def test_digits_are_short_and_profiled(path: Path) -> None:
+    """The same classifier in each framework is a page of code, and shows what it did."""
+    text = path.read_text("utf-8")
+
+    assert len(text.splitlines()) < 60
+    assert "ci.profile()" in text
 
 
 @pytest.mark.parametrize(("name", "test"), ELSEWHERE.items())

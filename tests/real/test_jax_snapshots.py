@@ -405,7 +405,8 @@ def test_gradients() -> None:
     assert str(gradient.blob_uri).endswith("/gradients.safetensors")
     ci.flush()
     (run,) = spool.read(Path(".cirron"))
-    assert ["dead"] == [mark.value for mark in run.marks if mark.name == "training_health"]
+    (found,) = [mark for mark in run.marks if mark.name == "training_health"]
+    assert "dead: w.grad, since 0" == found.value
 
 
 # -- values ----------------------------------------------------------------------------------

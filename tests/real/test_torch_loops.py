@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -463,6 +464,17 @@ def test_a_loader_that_is_cycled(traced: Traced) -> None:
     del batches
 
     assert f"epoch[0]({steps(2)}) epoch[1]({steps(2)})" == traced()
+
+
+def test_items_that_are_kept_and_cycled(traced: Traced) -> None:
+    """`itertools.cycle` goes on without the loader: as a loop without one, from the fourth step."""
+    loop = Loop()
+    for _, batch in zip(range(2 + 3 + 4), itertools.cycle(loader_of()), strict=False):
+        loop.step(batch)
+
+    phases = "forward:train backward optimizer_step"
+    loose, free = " ".join([phases] * 3), " ".join([phases] * 4)
+    assert f"epoch[0]({steps(2)}) {loose} epoch[1]?({free})" == traced()
 
 
 def test_a_loader_inside_a_dataset(traced: Traced) -> None:

@@ -923,9 +923,10 @@ class TestHealth:
     def marks(self) -> list[tuple[Any, ...]]:
         run, epochs = recorded()
         return [
-            (epochs[mark.span_id].index, mark.value, mark.attrs["tensor"], mark.attrs["since"])
+            (epochs[mark.span_id].index, mark.attrs["problem"], name, mark.attrs["since"])
             for mark in run.marks
             if mark.name == "training_health"
+            for name in mark.attrs["tensors"]
         ]
 
     def test_a_dead_layer(self, caplog: pytest.LogCaptureFixture) -> None:

@@ -575,16 +575,19 @@ class TestHealth:
 
         marks = [
             [
-                (mark.value, mark.attrs["tensor"], mark.attrs["epoch"], mark.attrs["since"])
+                (mark.value, mark.attrs["tensors"], mark.attrs["epoch"], mark.attrs["since"])
                 for mark in taken.marks
             ]
             for taken in takers.delivered
         ]
         assert [
             [],
-            [("dead", "a.grad", 1, 1), ("dead", "b.grad", 1, 1)],
-            [("dead", "a.grad", 2, 1), ("dead", "b.grad", 2, 1)],
-            [("recovered", "a.grad", 3, 1), ("dead", "b.grad", 3, 1)],
+            [("dead: a.grad and 1 more, since 1", ["a.grad", "b.grad"], 1, 1)],
+            [("dead: a.grad and 1 more, since 1", ["a.grad", "b.grad"], 2, 1)],
+            [
+                ("recovered: a.grad, since 1", ["a.grad"], 3, 1),
+                ("dead: b.grad, since 1", ["b.grad"], 3, 1),
+            ],
         ] == marks
         mark = takers.delivered[1].marks[0]
         assert (ill.id, "training_health", "string", "point", 1000) == (
@@ -614,8 +617,38 @@ class TestHealth:
         assert "training health: not finite: a, since epoch 0" in first
         assert "training health: dead: b.grad, since epoch 0" in second
 
+    def test_another_model_has_no_past(
+        self, takers: Takers, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A model whose names an earlier one had is not compared with that one."""
+        one = takers()
+        for scale in (1.0, 1.1, 0.9, 1.0):
+            model = Model(a=[1.0], **{"a.grad": [scale]})
+            one.watch(model)
+            take(one)
+            assert one.settle(soon())
+            del model
+        other = Model(a=[1.0], **{"a.grad": [1e6]})
+        one.watch(other)
+        take(one)
+        assert one.settle(soon())
+
+        assert [] == [mark.value for taken in takers.delivered for mark in taken.marks]
+        assert [] == warnings(caplog)
+
+    def test_what_is_gone_is_not_counted_as_taken(self, takers: Takers) -> None:
+        """A boundary that leaves no record is one that was left out."""
+        one = takers()
+        one.watch(Model())
+        model = Model()
+        one.watch(model)
+        take(one)
+        assert one.settle(soon())
+
+        assert (0, 1) == (one.taken, one.skipped)
+
     def test_marks_are_bounded(self, takers: Takers) -> None:
-        """A model that is all NaN has a few marks, which say how many there would be."""
+        """A model that is all NaN has one mark, which names some tensors and counts them all."""
         one = takers()
         model = Model(**{f"layer{number}": [float("nan")] for number in range(50)})
         one.watch(model)
@@ -623,8 +656,9 @@ class TestHealth:
         assert one.settle(soon())
 
         (taken,) = takers.delivered
-        assert taker.MAX_MARKS == len(taken.marks)
-        assert {50} == {mark.attrs["tensors"] for mark in taken.marks}
+        (mark,) = taken.marks
+        assert taker.MAX_NAMES == len(mark.attrs["tensors"])
+        assert 50 == mark.attrs["tensor_count"]
 
     def test_what_is_not_finite_is_counted(self, takers: Takers) -> None:
         """NaN and infinity are counted in the record's attributes; a clean one has none."""
@@ -734,7 +768,7 @@ class TestSession:
 
         (root,) = ci.trace(format="dict")["roots"]
         (span,) = root["children"]
-        assert [("training_health", "not finite")] == [
+        assert [("training_health", "not finite: weight, since 0")] == [
             (mark["name"], mark["value"]) for mark in span["marks"]
         ]
 

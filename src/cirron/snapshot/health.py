@@ -11,6 +11,8 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cirron.snapshot.base import Tensor
     from cirron.snapshot.stats import Summary
 
@@ -43,6 +45,13 @@ class Judge:
     def __init__(self) -> None:
         self._norms: dict[str, deque[float]] = {}
         self._problems: dict[str, tuple[str, int | None]] = {}  # by tensor, with the first epoch
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Begins anew with tensors of these names: they are another model's now."""
+        for name in names:
+            for its in (name, f"{name}.grad"):
+                self._norms.pop(its, None)
+                self._problems.pop(its, None)
 
     def judge(self, epoch: int | None, tensor: Tensor, summary: Summary) -> Finding | None:
         """What is wrong with the tensor, if anything is."""

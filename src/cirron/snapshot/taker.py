@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import errors, guard, wire
 from cirron.record import clock
+from cirron.record.value import clip
 from cirron.snapshot import blobs
 from cirron.snapshot.health import Judge
 from cirron.snapshot.pace import paced
@@ -46,7 +47,7 @@ READERS = (
 PENDING_BYTES = 64 * 2**20
 WAIT_S = 0.025  # of the 50 ms that a boundary may take
 LARGE_BYTES = 100 * 10**6  # raw values of one epoch, from which on a word is due
-MAX_MARKS = 20  # findings of one kind that are marked at one boundary; the rest are counted
+MAX_NAMES = 20  # of tensors that a mark lists; it counts them all
 
 
 class Watched:
@@ -204,7 +205,9 @@ class Taker:
         for known in (self._watched, self._found):
             known[:] = [one for one in known if one.model() is not None]
         names = {name for one in self._watched + self._found for name in one.names}
-        return Watched(reader.unwrap(model), reader, names)
+        watched = Watched(reader.unwrap(model), reader, names)
+        self._do(lambda: self._judge.forget(watched.names))
+        return watched
 
     def _find_known(self, model: Any, known: list[Watched]) -> Watched | None:
         own = self._reader_of(model).unwrap(model)
@@ -296,7 +299,10 @@ class Taker:
             for copy in job.copies:
                 copy.release()
         self._report(job, findings, taken)
-        self.taken += 1
+        if taken.snapshots:
+            self.taken += 1
+        else:
+            self.skipped += 1  # what was watched is gone
         self._deliver(taken)
 
     def _record(
@@ -369,43 +375,48 @@ class Taker:
             )
 
     def _report(self, job: Job, findings: list[Finding], taken: Taken) -> None:
-        """A mark for each finding, and one word for each problem when it is first seen."""
+        """A mark for each problem, and one word of it when it is first seen."""
         for problem in dict.fromkeys(finding.problem for finding in findings):
             its = [finding for finding in findings if finding.problem == problem]
-            for finding in its[:MAX_MARKS]:
-                attrs = {
-                    "tensor": finding.tensor,
-                    "epoch": job.epoch,
-                    "since": finding.since,
-                    "detail": finding.detail,
-                    "tensors": len(its),
-                }
-                taken.marks.append(
-                    wire.Mark(
-                        id=clock.random_id(),
-                        span_id=job.span_id,
-                        name="training_health",
-                        value_type="string",
-                        value=problem,
-                        attrs=attrs,
-                        ts_ns=job.at_ns,
-                        kind="point",
-                    )
+            first = its[0]
+            what = f"{problem}: {first.tensor}{and_more(its)}"
+            attrs = {
+                "problem": problem,
+                "tensor": first.tensor,
+                "epoch": job.epoch,
+                "since": first.since,
+                "detail": first.detail,
+                "tensors": [finding.tensor for finding in its[:MAX_NAMES]],
+                "tensor_count": len(its),
+            }
+            taken.marks.append(
+                wire.Mark(
+                    id=clock.random_id(),
+                    span_id=job.span_id,
+                    name="training_health",
+                    value_type="string",
+                    value=clip(what if first.since is None else f"{what}, since {first.since}"),
+                    attrs=attrs,
+                    ts_ns=job.at_ns,
+                    kind="point",
                 )
+            )
             new = [finding for finding in its if finding.is_new]
             if new and problem not in self._warned:
                 self._warned.add(problem)
-                more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-                epoch = "this epoch" if job.epoch is None else f"epoch {job.epoch}"
                 guard.warn(
                     "training health: %s: %s%s, since %s: %s. The marks named"
                     " training_health say more",
                     problem,
                     new[0].tensor,
-                    more,
-                    epoch,
+                    and_more(new),
+                    "this epoch" if job.epoch is None else f"epoch {job.epoch}",
                     new[0].detail,
                 )
+
+
+def and_more(findings: list[Finding]) -> str:
+    return f" and {len(findings) - 1} more" if len(findings) > 1 else ""
 
 
 def run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:

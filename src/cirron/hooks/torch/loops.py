@@ -31,6 +31,8 @@ STEPS = frozenset(("step", "batch"))
 # Scopes that say of a pass what it is: then there is none of its own.
 EVALUATIONS = frozenset(("evaluation", "prediction"))
 FOR_ITER = opmap["FOR_ITER"]
+# Optimizer steps past a loader's last item from which on the loop is taken for one without.
+LOOSE_STEPS = 3
 # What torch runs every optimizer's step in; all of them share the code.
 STEP_CODE = torch.optim.Optimizer.profile_hook_step(len).__code__
 HERE = os.path.dirname(__file__) + os.sep
@@ -265,6 +267,8 @@ class Loops:
                 current.span = None if is_told else hot.begin("evaluation")
         elif may_drive:
             lane.free_epoch_is_due = False
+            if lane.free_epoch is None:
+                lane.free_steps = 0
             if lane.free_epoch is not None and not current.is_evaluating:
                 self._end_free_epoch(lane)
                 current.above = hot.innermost()
@@ -399,8 +403,10 @@ class Loops:
         ):
             self._end_free_epoch(lane)
         # A loop without a loader shows at the second step. An optimizer inside a backward, on a
-        # thread of torch's own, is none; nor is a step after a loader's last item.
-        if lane.free_epoch is None and not lane.uses_loaders and current_graph_task_id() == -1:
+        # thread of torch's own, is none; nor is a step after a loader's last item, but many are:
+        # of `itertools.cycle(loader)`, which keeps the items.
+        is_free = not lane.uses_loaders or lane.free_steps >= LOOSE_STEPS
+        if lane.free_epoch is None and is_free and current_graph_task_id() == -1:
             lane.free_epoch_is_due = True
             lane.has_worked = False  # so that the next forward is noticed
 
