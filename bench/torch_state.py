@@ -1,7 +1,8 @@
-"""What `create_torch_state` costs beside the same loop by hand. Run on its own; prints one JSON line.
+"""What `create_torch_state` costs beside the same loop by hand; prints one JSON line.
 
-A compiled module and SGD, by hand and in `ciclo.loop` with `strategy="compile"`, which logs its loss and is
-profiled; interleaved. On a GPU where there is one. `ratio` is the median of the rounds' ratios.
+`python -P bench/torch_state.py`: a compiled module and SGD, by hand and in `ciclo.loop` with
+`strategy="compile"`, which logs its loss and is profiled; interleaved. On a GPU where there is one.
+`ratio` is the median of the rounds' ratios.
 """
 
 import json

@@ -1,5 +1,198 @@
-"""Ciclo: training loops as a small composable language. In the making; see CHANGELOG.md."""
+"""Ciclo: training loops as a small language.
 
-from cirron._version import __version__
+>>> state, history, elapsed = ciclo.loop(state, dataset, {ciclo.every(1): train_step}, stop=1000)
 
-__all__ = ["__version__"]
+The public list and nothing else. The core is bound directly; callbacks and the ready-made loops are
+loaded on first use. No framework is imported before it is needed.
+"""
+
+from typing import TYPE_CHECKING
+
+from ciclo._seam import __version__
+from ciclo.elapsed import Elapsed, Period, elapse
+from ciclo.errors import (
+    CallbackError,
+    CheckpointError,
+    CicloError,
+    MissingDependencyError,
+    PeriodError,
+)
+from ciclo.history import History, history
+from ciclo.interrupts import Preempted
+from ciclo.logs import Logs, logs
+from ciclo.loop import LoopState, Result, loop
+from ciclo.schedules import Schedule, after, always, at, every, never, piecewise
+
+if TYPE_CHECKING:
+    from ciclo import managed
+    from ciclo.callbacks.adapters import clu_action, keras_callback
+    from ciclo.callbacks.bars import keras_bar, rich_bar, tqdm_bar
+    from ciclo.callbacks.base import LoopCallback, noop
+    from ciclo.callbacks.checkpoint import checkpoint
+    from ciclo.callbacks.inner_loop import inner_loop
+    from ciclo.callbacks.loggers import (
+        console_logger,
+        mlflow_logger,
+        tensorboard_logger,
+        trackio_logger,
+        wandb_logger,
+    )
+    from ciclo.callbacks.meters import ema, throughput
+    from ciclo.callbacks.stopping import NotFiniteError, early_stopping, nan_guard
+    from ciclo.loops import (
+        fit,
+        on_epoch_end,
+        on_epoch_start,
+        on_predict_step,
+        on_reset_step,
+        on_test_step,
+        on_train_end,
+        on_train_start,
+        on_train_step,
+        predict_loop,
+        test_loop,
+        train_loop,
+    )
+    from ciclo.managed import ManagedState
+    from ciclo.states.equinox import create_equinox_state, equinox_module
+    from ciclo.states.flax import create_flax_state
+    from ciclo.states.haiku import create_haiku_state
+    from ciclo.states.nnx import create_nnx_state, nnx_module
+    from ciclo.states.torch import create_torch_state
+    from ciclo.strategies import Strategy, get_strategy, register_strategy
+
+# Where the names are that are loaded on first use.
+LAZY = {
+    "ciclo.callbacks.adapters": ("clu_action", "keras_callback"),
+    "ciclo.callbacks.bars": ("keras_bar", "rich_bar", "tqdm_bar"),
+    "ciclo.callbacks.base": ("LoopCallback", "noop"),
+    "ciclo.callbacks.checkpoint": ("checkpoint",),
+    "ciclo.callbacks.inner_loop": ("inner_loop",),
+    "ciclo.callbacks.loggers": (
+        "console_logger",
+        "mlflow_logger",
+        "tensorboard_logger",
+        "trackio_logger",
+        "wandb_logger",
+    ),
+    "ciclo.callbacks.meters": ("ema", "throughput"),
+    "ciclo.callbacks.stopping": ("NotFiniteError", "early_stopping", "nan_guard"),
+    "ciclo.loops": (
+        "fit",
+        "on_epoch_end",
+        "on_epoch_start",
+        "on_predict_step",
+        "on_reset_step",
+        "on_test_step",
+        "on_train_end",
+        "on_train_start",
+        "on_train_step",
+        "predict_loop",
+        "test_loop",
+        "train_loop",
+    ),
+    "ciclo.managed": ("ManagedState",),
+    "ciclo.states.equinox": ("create_equinox_state", "equinox_module"),
+    "ciclo.states.flax": ("create_flax_state",),
+    "ciclo.states.haiku": ("create_haiku_state",),
+    "ciclo.states.nnx": ("create_nnx_state", "nnx_module"),
+    "ciclo.states.torch": ("create_torch_state",),
+    "ciclo.strategies": ("Strategy", "get_strategy", "register_strategy"),
+}
+
+__all__ = [
+    # time and schedules
+    "Elapsed",
+    "Period",
+    "Schedule",
+    "after",
+    "always",
+    "at",
+    "elapse",
+    "every",
+    "never",
+    "piecewise",
+    # logs
+    "History",
+    "Logs",
+    "history",
+    "logs",
+    # loops
+    "LoopState",
+    "Result",
+    "fit",
+    "loop",
+    "on_epoch_end",
+    "on_epoch_start",
+    "on_predict_step",
+    "on_reset_step",
+    "on_test_step",
+    "on_train_end",
+    "on_train_start",
+    "on_train_step",
+    "predict_loop",
+    "test_loop",
+    "train_loop",
+    # callbacks
+    "LoopCallback",
+    "checkpoint",
+    "clu_action",
+    "console_logger",
+    "early_stopping",
+    "ema",
+    "inner_loop",
+    "keras_bar",
+    "keras_callback",
+    "mlflow_logger",
+    "nan_guard",
+    "noop",
+    "rich_bar",
+    "tensorboard_logger",
+    "throughput",
+    "tqdm_bar",
+    "trackio_logger",
+    "wandb_logger",
+    # states
+    "ManagedState",
+    "Strategy",
+    "create_equinox_state",
+    "create_flax_state",
+    "create_haiku_state",
+    "create_nnx_state",
+    "create_torch_state",
+    "equinox_module",
+    "get_strategy",
+    "managed",
+    "nnx_module",
+    "register_strategy",
+    # errors
+    "CallbackError",
+    "CheckpointError",
+    "CicloError",
+    "MissingDependencyError",
+    "NotFiniteError",
+    "PeriodError",
+    "Preempted",
+    "__version__",
+]
+
+
+if not TYPE_CHECKING:  # else a type checker would believe in every name
+
+    def __getattr__(name: str) -> object:
+        if name == "managed":
+            import importlib
+
+            return importlib.import_module("ciclo.managed")
+        for module, names in LAZY.items():
+            if name in names:
+                import importlib
+
+                value = getattr(importlib.import_module(module), name)
+                globals()[name] = value  # from now on the public name is the thing itself
+                return value
+        raise AttributeError(f"module 'ciclo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

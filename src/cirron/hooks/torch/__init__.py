@@ -100,7 +100,7 @@ class TorchHook:
             # First: inside a compiled graph this is all that remains of us.
             if is_dynamo_compiling():
                 return original(self, *args, **kwargs)
-            if this_thread.lane.is_inside:
+            if this_thread.is_inside:
                 if is_choice and self._compiled_call_impl is None:
                     return self._call_impl(*args, **kwargs)
                 return original(self, *args, **kwargs)
@@ -109,7 +109,8 @@ class TorchHook:
         return __call__
 
     def _outermost(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        lane, span = self._loops.this_thread.lane, None
+        this_thread = self._loops.this_thread
+        lane, span = this_thread.lane, None
         try:
             reference = weakref.ref(module)
             is_model = self._models.get(reference)
@@ -124,15 +125,15 @@ class TorchHook:
                 span = hot.begin("forward", None, {"mode": mode})
         except Exception as error:  # noqa: BLE001  protects the forward from a model that objects
             guard.caught("torch forward", error)
-        lane.is_inside = True
+        this_thread.is_inside = True
         try:
             result = original(module, *args, **kwargs)
         except BaseException as error:  # passes on, with the span closed
-            lane.is_inside = False
+            this_thread.is_inside = False
             if span is not None:
                 hot.fail(span, error)
             raise
-        lane.is_inside = False
+        this_thread.is_inside = False
         if span is not None:
             hot.close(span)
         return result
@@ -163,13 +164,14 @@ class TorchHook:
             # A task id: a checkpoint's backward inside another one, on a thread of torch's own.
             if (
                 is_dynamo_compiling()
-                or (lane := this_thread.lane).is_inside
+                or this_thread.is_inside
                 or current_graph_task_id() != -1
                 or not self._is_on
             ):
                 return original(*args, **kwargs)
             span = None
             try:
+                lane = this_thread.lane
                 if lane.optimizers:
                     end_stale_optimizers(lane)
                 if not (lane.passes and lane.passes[-1].is_training):
@@ -178,15 +180,15 @@ class TorchHook:
                 span = hot.begin("backward")
             except Exception as error:  # noqa: BLE001  protects the backward
                 guard.caught("torch backward", error)
-            lane.is_inside = True
+            this_thread.is_inside = True
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:  # passes on, with the span closed
-                lane.is_inside = False
+                this_thread.is_inside = False
                 if span is not None:
                     hot.fail(span, error)
                 raise
-            lane.is_inside = False
+            this_thread.is_inside = False
             if span is not None:
                 hot.close(span)
             return result

@@ -98,7 +98,6 @@ class Lane:
         "free_epoch_is_due",
         "free_steps",
         "has_worked",
-        "is_inside",
         "is_loading",
         "model",
         "optimizers",
@@ -107,7 +106,6 @@ class Lane:
     )
 
     def __init__(self) -> None:
-        self.is_inside = False  # a module's forward, or a backward
         self.is_loading = False
         self.has_worked = False  # a model has run, since the last fetch
         self.model: weakref.ref[Any] | None = None  # the last one that did
@@ -122,10 +120,11 @@ class Lane:
 
 
 class ThisThread(_local):
-    """Where a thread finds its lane."""
+    """Where a thread finds its lane, and what every call of a submodule asks."""
 
     def __init__(self) -> None:
         self.lane = Lane()
+        self.is_inside = False  # a module's forward, or a backward
 
 
 class Compiled:

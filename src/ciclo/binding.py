@@ -1,0 +1,256 @@
+"""How a callback is called, and what it may return. Checked once, when a loop is set up.
+
+A callback is a function of up to four of state, batch, elapsed and loop_state, or an object with
+`__loop_callback__(loop_state)`. It returns None, logs, a state, or a pair of logs and state.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ciclo.errors import CallbackError
+from ciclo.logs import Logs
+from ciclo.schedules import Always, Every, Schedule, as_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ciclo._seam import Watch
+    from ciclo.logs import LogsLike
+
+ARGUMENTS = ("state", "batch", "elapsed", "loop_state")
+FORM = "def callback(state, batch, elapsed, loop_state): ..."
+PAIR = "return logs, state"
+
+
+class Bound(NamedTuple):
+    """A callback, ready to be called with the loop's state."""
+
+    name: str
+    call: Callable[[Any], Any]
+    owner: Any
+
+
+class Task(NamedTuple):
+    """A callback and when it is due; None: always."""
+
+    schedule: Schedule
+    due: Callable[[Any], bool] | None
+    bound: Bound
+
+
+def bind_tasks(tasks: Any, watch: Watch | None) -> list[Task]:
+    """The tasks of a loop, from a dict or pairs of schedules and callbacks, in their order."""
+    bound = []
+    for key, callbacks in pairs_of(tasks):
+        if isinstance(key, str):
+            raise CallbackError(
+                f"{key!r} is a moment of train_loop, test_loop, predict_loop and fit;"
+                " ciclo.loop needs a schedule, such as ciclo.every(1)"
+            )
+        schedule = as_schedule(key)
+        is_always = isinstance(schedule, Always) or (
+            isinstance(schedule, Every) and schedule.amount.steps == 1
+        )
+        due = None if is_always else schedule
+        bound += [Task(schedule, due, bind(one, watch)) for one in listed(callbacks)]
+    return bound
+
+
+def pairs_of(tasks: Any) -> list[tuple[Any, Any]]:
+    """The items of a dict, or a list of pairs as it is."""
+    if hasattr(tasks, "items"):
+        return list(tasks.items())
+    pairs = list(tasks) if _is_several(tasks) else [tasks]
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise CallbackError(
+                f"tasks are {{schedule: callbacks}} or a list of (schedule, callbacks); got"
+                f" {pair!r}. Write {{ciclo.every(1): train_step}}"
+            )
+    return pairs
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """One callback or several, as a list."""
+    if callbacks is None:
+        return []
+    return list(callbacks) if _is_several(callbacks) else [callbacks]
+
+
+def _is_several(given: Any) -> bool:
+    return isinstance(given, (list, tuple)) or hasattr(given, "__next__")
+
+
+def bind(callback: Any, watch: Watch | None = None) -> Bound:
+    """Finds out how to call a callback; says what is wrong with it if it cannot be called."""
+    from ciclo.callbacks import adapters
+
+    name = name_of(callback)
+    adapted = adapters.adapt(callback)
+    callback = callback if adapted is None else adapted
+    if hasattr(type(callback), "__loop_callback__"):
+        call = callback.__loop_callback__
+    elif isinstance(callback, type) or not callable(callback):
+        hint = f" Did you mean {name}(...)?" if isinstance(callback, type) else ""
+        raise CallbackError(
+            f"{callback!r} is not a callback; use a function such as\n    {FORM}\n"
+            f"or an object with __loop_callback__(loop_state).{hint}"
+        )
+    else:
+        call = with_arguments(name, callback)
+    return Bound(name, call if watch is None else watch.call(name, call), callback)
+
+
+def name_of(callback: Any) -> str:
+    """What a callback is called in errors and in a profile."""
+    while hasattr(callback, "func") and not hasattr(callback, "__name__"):
+        callback = callback.func  # functools.partial
+    name = getattr(callback, "__name__", None) or getattr(callback, "name", None)
+    return name if isinstance(name, str) and name else type(callback).__name__
+
+
+def with_arguments(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """The function as one of the loop's state: arguments by name, the others in their order."""
+    by_position, by_keyword = arguments_of(name, function)
+    if by_keyword:
+        get = attrgetter("__class__", *by_keyword.values())  # two or more: always a tuple
+        names = tuple(by_keyword)
+        return lambda run: function(
+            *(getattr(run, one) for one in by_position),
+            **dict(zip(names, get(run)[1:], strict=True)),
+        )
+    if not by_position:
+        return lambda run: function()
+    get = attrgetter(*by_position)
+    if len(by_position) == 1:
+        return lambda run: function(get(run))
+    return lambda run: function(*get(run))
+
+
+def arguments_of(name: str, function: Callable[..., Any]) -> tuple[list[str], dict[str, str]]:
+    """Which attributes of the loop's state a function takes, by position and by keyword."""
+    import inspect
+
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise CallbackError(
+            f"the arguments of {name} cannot be read; wrap it, as in"
+            f" lambda state, batch: {name}(state, batch)"
+        ) from None
+    for one in (function, type(function).__call__):
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            raise CallbackError(
+                f"{name} is async, and a loop does not wait for it; write def {name}, or"
+                f" lambda state, batch: asyncio.run({name}(state, batch))"
+            )
+        if inspect.isgeneratorfunction(one):
+            raise CallbackError(f"{name} has a yield, so calling it does nothing; use return")
+    kinds = inspect.Parameter
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    keywords = [p for p in parameters if p.kind is kinds.KEYWORD_ONLY]
+    if not positional and any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
+        return [_attribute(one) for one in ARGUMENTS], {}
+    named = {p.name for p in (*positional, *keywords) if p.name in ARGUMENTS}
+    free = [one for one in ARGUMENTS if one not in named]
+    by_position: list[str] = []
+    by_keyword: dict[str, str] = {}
+    is_skipping = False  # after an argument that keeps its default, the rest go by keyword
+    for parameter in positional:
+        if parameter.name in ARGUMENTS:
+            source = parameter.name
+        elif parameter.default is not kinds.empty:
+            is_skipping = True
+            continue
+        elif free:
+            source = free.pop(0)
+        else:
+            raise _wrong_arguments(name, function, f"{parameter.name!r} is one too many")
+        if is_skipping:
+            by_keyword[parameter.name] = _attribute(source)
+        else:
+            by_position.append(_attribute(source))
+    for parameter in keywords:
+        if parameter.name in ARGUMENTS:
+            by_keyword[parameter.name] = _attribute(parameter.name)
+        elif parameter.default is kinds.empty:
+            raise _wrong_arguments(name, function, f"the keyword {parameter.name!r} has no value")
+    if not parameters or positional or by_keyword:
+        return by_position, by_keyword
+    if any(p.kind is kinds.VAR_KEYWORD for p in parameters):
+        return [], {one: _attribute(one) for one in ARGUMENTS}
+    return by_position, by_keyword
+
+
+def _attribute(argument: str) -> str:
+    """The attribute of the loop's state that an argument gets."""
+    return "itself" if argument == "loop_state" else argument
+
+
+def _wrong_arguments(name: str, function: Callable[..., Any], what: str) -> CallbackError:
+    import inspect
+
+    return CallbackError(
+        f"{name}{inspect.signature(function)} cannot be a callback: {what}. A callback takes up to"
+        f" four of state, batch, elapsed and loop_state:\n    {FORM.replace('callback', name)}"
+    )
+
+
+def is_logs(value: Any) -> bool:
+    """Whether this is a dict of dicts."""
+    if isinstance(value, Logs):
+        return True
+    if not isinstance(value, dict):
+        return False
+    for key, inner in value.items():  # asked at each step, where all() takes twice as long
+        if not isinstance(inner, dict) or not isinstance(key, str):
+            return False
+    return True
+
+
+def read(name: str, result: Any) -> tuple[LogsLike | None, Any]:
+    """Logs and state of what a callback returned, None for what it did not say."""
+    kind = type(result)
+    if kind is tuple:
+        if len(result) == 2 and (result[0] is None or is_logs(result[0])):
+            return result  # type: ignore[no-any-return]
+        raise CallbackError(_not_a_pair(name, result))
+    if isinstance(result, dict):
+        if is_logs(result):
+            return result, None
+        raise CallbackError(
+            f"{name} returned a dict, which is taken for logs, and logs are a dict of dicts:\n"
+            f'    return {{"metrics": {_example(result)}}}\n'
+            f"If it is the state:\n    return None, state"
+        )
+    return None, result
+
+
+def _not_a_pair(name: str, result: tuple[Any, ...]) -> str:
+    if len(result) == 2 and isinstance(result[0], dict):
+        return (
+            f"{name} returned a pair whose logs are no dict of dicts:\n"
+            f'    return {{"metrics": {_example(result[0])}}}, state'
+        )
+    kinds = ", ".join(type(item).__name__ for item in result)
+    return (
+        f"{name} returned the tuple ({kinds}), which is not (logs, state):\n    {PAIR}\n"
+        "If the tuple is the state, return (None, state)"
+    )
+
+
+def _example(logs: dict[Any, Any]) -> str:
+    return "{" + ", ".join(f"{str(key)!r}: ..." for key in list(logs)[:3]) + "}"
+
+
+def owners(bound: Iterable[Bound]) -> list[Bound]:
+    """The bound callbacks without those whose object was there before."""
+    seen: set[int] = set()
+    kept = []
+    for one in bound:
+        if id(one.owner) not in seen:
+            seen.add(id(one.owner))
+            kept.append(one)
+    return kept

@@ -1,0 +1,94 @@
+"""Other libraries' callbacks in a ciclo loop: clu's periodic actions and Keras callbacks.
+
+Neither library is imported: an object's own classes say where it comes from. Put into tasks or
+`callbacks=[...]`, such objects are adapted on their own; the functions here take options.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from ciclo.callbacks.base import LoopCallback, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ciclo.loop import LoopState
+
+
+class clu_action(LoopCallback):  # noqa: N801  a name like the functions beside it
+    """A periodic action of clu, called with each step."""
+
+    def __init__(self, action: Callable[..., Any]) -> None:
+        self.action = action
+        self.name = type(action).__name__
+
+    def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
+        self.action(loop_state.elapsed.steps)
+
+
+class keras_callback(LoopCallback):  # noqa: N801  a name like the functions beside it
+    """A Keras callback, told of the beginning and end of training, epochs and batches.
+
+    model: what the callback gets as its model; without one, an object that only has
+        `stop_training`, which ends the loop
+    """
+
+    moments = ("on_train_step", "on_epoch_end")
+
+    def __init__(self, callback: Any, model: Any = None) -> None:
+        self.callback = callback
+        self.name = type(callback).__name__
+        self.model = SimpleNamespace(stop_training=False) if model is None else model
+        self._epoch: int | None = None  # the one that is open
+        self._step: int | None = None
+
+    def on_loop_start(self, loop_state: LoopState[Any]) -> None:
+        stop = loop_state.stop
+        self.callback.set_params({"verbose": 0, "steps": stop and stop.steps})
+        self.callback.set_model(self.model)
+        self.callback.on_train_begin({})
+
+    def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
+        step = loop_state.elapsed.steps
+        logs = _numbers(loop_state)
+        if self._epoch is None:
+            self._epoch = loop_state.epoch or 0
+            self.callback.on_epoch_begin(self._epoch, {})
+        if step != self._step:
+            self._step = step
+            self.callback.on_train_batch_begin(step, {})
+            self.callback.on_train_batch_end(step, logs)
+        else:  # the same step again: it was the last of its epoch
+            self._end_epoch(logs)
+        if self.model.stop_training:
+            loop_state.stop_iteration = True
+
+    def on_loop_end(self, loop_state: LoopState[Any]) -> None:
+        self._end_epoch(_numbers(loop_state))
+        self.callback.on_train_end({})
+
+    def _end_epoch(self, logs: dict[str, float]) -> None:
+        if self._epoch is not None:
+            self.callback.on_epoch_end(self._epoch, logs)
+            self._epoch = None
+
+
+def _numbers(loop_state: LoopState[Any]) -> dict[str, float]:
+    """The newest of all that was logged, as Keras callbacks expect it."""
+    return {
+        name: value
+        for name, logged in loop_state.accumulated_logs.scalars().items()
+        if (value := number(logged)) is not None
+    }
+
+
+def adapt(callback: Any) -> LoopCallback | None:
+    """The adapter for an object of a library that is known here; None for anything else."""
+    origins = {(kind.__module__, kind.__name__) for kind in type(callback).__mro__}
+    if ("clu.periodic_actions", "PeriodicAction") in origins:
+        return clu_action(callback)
+    if any(name == "Callback" and module.partition(".")[0] == "keras" for module, name in origins):
+        return keras_callback(callback)
+    return None

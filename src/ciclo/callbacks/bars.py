@@ -1,0 +1,307 @@
+"""Progress bars: `keras_bar`, `tqdm_bar`, `rich_bar`. Only rank 0 draws.
+
+A bar counts what is done, so the last step of ten is 10/10. Values that a device still computes are
+shown one drawing late: by then they are there, and drawing never waits for the step in flight.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+
+from ciclo import _seam, values
+from ciclo.callbacks.base import LoopCallback, number
+from ciclo.elapsed import Period, as_period, clock
+from ciclo.errors import need
+
+if TYPE_CHECKING:
+    from typing import SupportsIndex
+
+    from ciclo.elapsed import Elapsed
+    from ciclo.logs import LogsLike
+    from ciclo.loop import LoopState
+
+WIDTH = 20
+REDRAW_S = 0.1  # in a terminal or a notebook
+REPEAT_S = 10.0  # a line in a file or a pipe
+UNDRAWABLE = (OSError, ValueError)  # a pipe that nobody reads, a file that was closed
+UNITS = {"steps": "step", "samples": "sample", "tokens": "token", "time": "s", "date": "s"}
+
+
+class Bar(LoopCallback):
+    """What all bars share: how far the loop is, what it has logged, when to draw."""
+
+    moments = ("on_train_step", "on_epoch_end")
+    redraw_s: ClassVar[float] = REDRAW_S
+
+    def __init__(self, total: Period | SupportsIndex | None = None) -> None:
+        self._given = None if total is None else as_period(total)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.total: float | None = None
+        self.unit = "steps"
+        self._start: float | None = None  # where a bar over dates begins; others do at 0
+        if self._given is not None:
+            self._aim(self._given)
+        self._is_mine: bool | None = None  # rank 0; asked at the first step
+        self._began = clock()
+        self._first: tuple[float, float] | None = None  # count and clock after the first step
+        self._shown: dict[str, str] = {}
+        self._held: dict[str, Any] = {}  # device values of the last drawing
+        self._newest: dict[str, Any] = {}
+        self._drawn_at = -1e9
+        self._latest: Elapsed | None = None
+        self._latest_at = 0.0
+        self._is_finished = False
+
+    def __call__(self, elapsed: Elapsed, logs: LogsLike | None = None) -> None:
+        """Draws, if it is time to; for loops that are written by hand. The last step ends it."""
+        self._update(elapsed, logs)
+        if self.total is not None and self._count(elapsed) >= self.total:
+            self.close()
+
+    def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
+        if self.total is None and loop_state.stop is not None:
+            self._aim(loop_state.stop)
+        self._update(loop_state.elapsed, loop_state.logs)
+
+    def _update(self, elapsed: Elapsed, logs: LogsLike | None) -> None:
+        now = clock()
+        if self._is_mine is None:
+            self._is_mine = _seam.rank() == 0
+        if self._start is None:
+            self._start = elapsed.date if self.unit == "date" else 0
+            self.total = None if self.total is None else self.total - self._start
+        if self._first is None:  # the first step is slow, it compiles: no measure for the others
+            self._first = (self._count(elapsed), now)
+        if not self._is_mine or self._is_finished:
+            return
+        self._latest, self._latest_at = elapsed, now
+        if logs:
+            for collection in ("losses", "stateful_metrics", "metrics"):
+                self._newest.update(logs.get(collection, {}))
+        if now - self._drawn_at >= self.redraw_s:
+            self._draw(elapsed, now, False)
+            self._drawn_at = now
+
+    def on_loop_start(self, loop_state: LoopState[Any]) -> None:
+        self._reset()
+
+    def on_loop_end(self, loop_state: LoopState[Any]) -> None:
+        self._newest.update(loop_state.accumulated_logs.scalars())
+        self.close()
+
+    def close(self) -> None:
+        """Draws for the last time and leaves the line; also when the loop ended early."""
+        if self._is_mine and not self._is_finished and self._latest is not None:
+            self._draw(self._latest, clock(), True)
+            self._is_finished = True
+            with suppress(*UNDRAWABLE):
+                self._finish()
+
+    def _aim(self, period: Period) -> None:
+        self.unit, self.total = period._given()[0]
+
+    def _count(self, elapsed: Elapsed) -> float:
+        """How much is done once this step is, in the bar's unit."""
+        count: float = getattr(elapsed.done(), self.unit)
+        return count - (self._start or 0)
+
+    def _draw(self, elapsed: Elapsed, now: float, is_last: bool) -> None:
+        for name, value in self._newest.items():
+            kept, is_on_device = values.keep(value)
+            if is_on_device and not is_last:
+                kept, self._held[name] = self._held.get(name, kept), kept
+            if (found := number(kept)) is not None:
+                self._shown[name] = _figure(found)
+        self._newest = {}
+        count = self._count(elapsed)
+        first_count, first_at = self._first or (0, 0.0)
+        gone = self._latest_at - first_at
+        pace = gone / (count - first_count) if count > first_count else None
+        try:
+            self.draw(count, now - self._began, pace, self._shown, is_last)
+        except UNDRAWABLE:
+            self._is_mine = False  # nobody sees it any more, and the run goes on
+
+    def draw(
+        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
+    ) -> None:
+        """Draws: so much is done, after so many seconds, at so many seconds each."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """Leaves the line."""
+
+
+class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
+    """A bar as Keras draws it: count, bar, time left, time a step, values.
+
+    total: where the loop ends, as for `stop`; inside a loop that has a stop, not needed
+    file: where to draw, stdout if not given. In a pipe or a file it is a line every ten seconds.
+    """
+
+    def __init__(
+        self, total: Period | SupportsIndex | None = None, *, file: TextIO | None = None
+    ) -> None:
+        self._file = file
+        super().__init__(total)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._out: Any = sys.stdout if self._file is None else self._file
+        self._is_terminal = _is_terminal(self._out)
+        self._can_rewrite = self._is_terminal or _is_notebook(self._out)
+        self._length = 0
+        self.redraw_s = REDRAW_S if self._can_rewrite else REPEAT_S  # type: ignore[misc]
+
+    def draw(
+        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
+    ) -> None:
+        if self._out is None:  # a program without a console has no stdout
+            return
+        text = self._text(count, seconds, pace, shown, is_last)
+        if not self._can_rewrite:
+            self._out.write(text + "\n")
+        else:
+            if self._is_terminal:  # a line that wraps cannot be taken back
+                text = text[: shutil.get_terminal_size().columns - 1]
+            self._out.write("\r" + text + " " * max(self._length - len(text), 0))
+            self._length = len(text)
+        self._out.flush()
+
+    def _finish(self) -> None:
+        if self._can_rewrite and self._length:
+            self._out.write("\n")
+            self._out.flush()
+            self._length = 0
+
+    def _text(
+        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
+    ) -> str:
+        parts = []
+        if self.total is None:
+            parts.append(f"{count:g}/Unknown")
+        else:
+            done = min(count, self.total)
+            width = len(_whole(self.total))
+            full = int(WIDTH * done / self.total) if self.total else WIDTH
+            line, rest = _glyphs(self._out)
+            parts.append(
+                f"{_whole(done):>{width}}/{_whole(self.total)} {line * full}{rest * (WIDTH - full)}"
+            )
+        if self.total is None or is_last:
+            parts.append(_clock(seconds))
+        elif pace is not None:
+            parts.append(_clock(pace * (self.total - count)))
+        if pace is not None and self.unit in ("steps", "samples", "tokens"):
+            parts.append(f"{_duration(pace)}/{UNITS[self.unit]}")
+        return " ".join(parts) + "".join(f" - {name}: {text}" for name, text in shown.items())
+
+
+class tqdm_bar(Bar):  # noqa: N801  a name like the functions beside it
+    """A bar of tqdm, which is loaded on use; options go to `tqdm.auto.tqdm`."""
+
+    def __init__(self, total: Period | SupportsIndex | None = None, **options: Any) -> None:
+        self._tqdm = need("tqdm.auto", "ciclo.tqdm_bar()", "tqdm").tqdm
+        self._options = options
+        self._bar: Any = None
+        super().__init__(total)
+
+    def draw(
+        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
+    ) -> None:
+        if self._bar is None:
+            options = {"total": self.total, "initial": count, "unit": UNITS[self.unit]}
+            self._bar = self._tqdm(**{**options, **self._options})
+        self._bar.set_postfix(shown, refresh=False)
+        self._bar.update(count - self._bar.n)
+        if is_last:
+            self._bar.refresh()
+
+    def _finish(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class rich_bar(Bar):  # noqa: N801  a name like the functions beside it
+    """A bar of rich, which is loaded on use."""
+
+    def __init__(self, total: Period | SupportsIndex | None = None, *, console: Any = None) -> None:
+        self._rich = need("rich.progress", "ciclo.rich_bar()", "rich")
+        self._console = console
+        self._progress: Any = None
+        self._task: Any = None
+        super().__init__(total)
+
+    def draw(
+        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
+    ) -> None:
+        rich = self._rich
+        if self._progress is None:
+            self._progress = rich.Progress(
+                rich.MofNCompleteColumn(),
+                rich.BarColumn(),
+                rich.TimeRemainingColumn(elapsed_when_finished=True),
+                rich.TextColumn("{task.fields[shown]}"),
+                console=self._console,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("", total=self.total, shown="")
+        text = " - ".join(f"{name}: {value}" for name, value in shown.items())
+        self._progress.update(self._task, completed=count, shown=text)
+
+    def _finish(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def _is_terminal(out: Any) -> bool:
+    try:
+        return bool(getattr(out, "isatty", lambda: False)())
+    except UNDRAWABLE:
+        return False
+
+
+def _is_notebook(out: Any) -> bool:
+    """Whether this is a notebook's stream: no terminal, but a line can be drawn over there too."""
+    return type(out).__module__.startswith("ipykernel")
+
+
+def _glyphs(out: Any) -> tuple[str, str]:
+    """What the bar is made of: as Keras has it, or of what the stream can write."""
+    try:
+        "━".encode(getattr(out, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return "=", "."
+    return "━", "─"
+
+
+def _figure(value: float) -> str:
+    """A number as Keras shows it: four decimals, or an exponent where those would be zero."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 or value != value else f"{value:.4e}"
+
+
+def _whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _clock(seconds: float) -> str:
+    """A length of time: 45s, 1:05, 2:03:04."""
+    whole = round(max(seconds, 0))
+    if whole < 60:
+        return f"{whole}s"
+    hours, rest = divmod(whole, 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 1 or seconds == 0:
+        return f"{seconds:.0f}s"
+    return f"{seconds * 1e3:.0f}ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f}us"

@@ -1,0 +1,186 @@
+"""Loggers: what a loop logs, in TensorBoard, W&B, MLflow, Trackio or on the console.
+
+Each package is loaded when its logger is made. A logger sees an iteration when it is over, with
+everything that was logged in it, wherever it stands among the callbacks. Values that a device holds
+are written some steps later, many at once. Only rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ciclo import _seam, values
+from ciclo.callbacks.base import LoopCallback
+from ciclo.errors import need
+
+if TYPE_CHECKING:
+    from ciclo.loop import LoopState
+
+MAX_WAITING = 64  # rows with device values; half of them are written at a time
+
+
+class Logger(LoopCallback):
+    """What all loggers share; `write` gets plain numbers."""
+
+    _is_mine: bool | None = None  # rank 0; asked at the first step
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, float, dict[str, Any]]] = []
+        self._last: tuple[int, set[str]] = (-1, set())  # the newest step, and what it had
+
+    def on_loop_start(self, loop_state: LoopState[Any]) -> None:
+        self._is_mine = _seam.rank() == 0
+        self._last = (-1, set())
+        if self._is_mine:
+            self.open()
+
+    def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
+        loop_state.defer(self._take)
+
+    def on_loop_end(self, loop_state: LoopState[Any]) -> None:
+        if self._is_mine:
+            self._take(loop_state)
+            self._settle(len(self._waiting))
+            self.close()
+
+    def open(self) -> None:
+        """Called at the start of a loop."""
+
+    def write(self, step: int, date: float, scalars: dict[str, float]) -> None:
+        """Writes the values of a step."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Called at the end of a loop."""
+
+    def _take(self, loop_state: LoopState[Any]) -> None:
+        if not self._is_mine or not loop_state.logs:
+            return
+        elapsed = loop_state.elapsed
+        scalars = loop_state.logs.scalars()
+        had = self._last[1] if self._last[0] == elapsed.steps else set()
+        self._last = (elapsed.steps, had | set(scalars))
+        row = {}
+        must_wait = bool(self._waiting)  # steps are written in their order
+        for name, value in scalars.items():
+            if name not in had:
+                row[name], is_on_device = values.keep(value)
+                must_wait = must_wait or is_on_device
+        if not row:
+            return
+        self._waiting.append((elapsed.steps, elapsed.date, row))
+        if not must_wait:
+            self._settle(1)
+        elif len(self._waiting) >= MAX_WAITING:
+            self._settle(MAX_WAITING // 2)
+
+    def _settle(self, count: int) -> None:
+        due, self._waiting = self._waiting[:count], self._waiting[count:]
+        fetched = iter(values.fetch([value for *_, row in due for value in row.values()]))
+        for step, date, row in due:
+            held = dict(zip(row, fetched, strict=False))
+            scalars = {k: float(v) for k, v in held.items() if isinstance(v, (int, float))}
+            if scalars:
+                self.write(step, date, scalars)
+
+
+class console_logger(Logger):  # noqa: N801  a name like the functions beside it
+    """Prints a line for each step that is logged: `step 100: loss=0.5`."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        super().__init__()
+        self._file = file
+
+    def write(self, step: int, date: float, scalars: dict[str, float]) -> None:
+        text = " ".join(f"{name}={value:.6g}" for name, value in scalars.items())
+        print(f"step {step}: {text}", file=sys.stdout if self._file is None else self._file)
+
+
+class tensorboard_logger(Logger):  # noqa: N801  a name like the functions beside it
+    """Writes event files for TensorBoard into a folder, with TensorBoard's own writer."""
+
+    def __init__(self, logdir: str) -> None:
+        super().__init__()
+        what = "ciclo.tensorboard_logger()"
+        writer = "tensorboard.summary.writer.event_file_writer"
+        self._writers = need(writer, what, "tensorboard")
+        self._events = need("tensorboard.compat.proto.event_pb2", what, "tensorboard")
+        self._summaries = need("tensorboard.compat.proto.summary_pb2", what, "tensorboard")
+        self._logdir = str(logdir)
+        self._writer: Any = None
+
+    def open(self) -> None:
+        self._writer = self._writers.EventFileWriter(self._logdir)
+
+    def write(self, step: int, date: float, scalars: dict[str, float]) -> None:
+        value = self._summaries.Summary.Value
+        summary = self._summaries.Summary(
+            value=[value(tag=name, simple_value=number) for name, number in scalars.items()]
+        )
+        self._writer.add_event(self._events.Event(wall_time=date, step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class wandb_logger(Logger):  # noqa: N801  a name like the functions beside it
+    """Logs to a run of W&B: the one given, or one that `wandb.init(**options)` starts."""
+
+    def __init__(self, run: Any = None, **options: Any) -> None:
+        super().__init__()
+        self._wandb = need("wandb", "ciclo.wandb_logger()")
+        self._given = run
+        self._options = options
+        self.run: Any = run
+
+    def open(self) -> None:
+        if self._given is None:
+            self.run = self._wandb.init(**self._options)
+
+    def write(self, step: int, date: float, scalars: dict[str, float]) -> None:
+        self.run.log(scalars, step=step)
+
+    def close(self) -> None:
+        if self._given is None:
+            self.run.finish()
+
+
+class mlflow_logger(Logger):  # noqa: N801  a name like the functions beside it
+    """Logs to the active run of MLflow, or to one that `mlflow.start_run(**options)` starts."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._mlflow = need("mlflow", "ciclo.mlflow_logger()")
+        self._options = options
+        self._is_own = False
+
+    def open(self) -> None:
+        self._is_own = self._mlflow.active_run() is None
+        if self._is_own:
+            self._mlflow.start_run(**self._options)
+
+    def write(self, step: int, date: float, scalars: dict[str, float]) -> None:
+        self._mlflow.log_metrics(scalars, step=step)
+
+    def close(self) -> None:
+        if self._is_own:
+            self._mlflow.end_run()
+
+
+class trackio_logger(Logger):  # noqa: N801  a name like the functions beside it
+    """Logs to a run of Trackio that `trackio.init(project, **options)` starts."""
+
+    def __init__(self, project: str, **options: Any) -> None:
+        super().__init__()
+        self._trackio = need("trackio", "ciclo.trackio_logger()")
+        self._options = {"project": project, **options}
+
+    def open(self) -> None:
+        self._trackio.init(**self._options)
+
+    def write(self, step: int, date: float, scalars: dict[str, float]) -> None:
+        self._trackio.log(scalars, step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()

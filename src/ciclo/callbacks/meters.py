@@ -1,0 +1,99 @@
+"""Callbacks that measure the run or the model: `throughput` and `ema`."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ciclo.callbacks.base import LoopCallback
+from ciclo.checkpoints.tree import typed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ciclo.elapsed import Elapsed
+    from ciclo.logs import LogsLike
+    from ciclo.loop import LoopState
+
+
+class throughput(LoopCallback):  # noqa: N801  a name like the functions beside it
+    """Logs steps, samples and, where batches have them, tokens a second over the last steps."""
+
+    def __init__(self, window: int = 100) -> None:
+        if window < 1:
+            raise ValueError(f"window={window!r} is not valid; use 1 or more steps")
+        self._seen: deque[Elapsed] = deque(maxlen=window + 1)
+
+    def on_loop_start(self, loop_state: LoopState[Any]) -> None:
+        self._seen.clear()
+
+    def __loop_callback__(self, loop_state: LoopState[Any]) -> LogsLike | None:
+        self._seen.append(loop_state.elapsed)
+        gone = self._seen[-1] - self._seen[0]
+        if gone.time <= 0:
+            return None
+        rates = {
+            "steps_per_second": gone.steps / gone.time,
+            "samples_per_second": gone.samples / gone.time,
+        }
+        if gone.tokens:
+            rates["tokens_per_second"] = gone.tokens / gone.time
+        return {"metrics": rates}
+
+
+class ema(LoopCallback):  # noqa: N801  a name like the functions beside it
+    """Keeps an exponential moving average of the state, or of the part that `select` picks.
+
+    `ema.value` is the average, of the same shape: for a torch module, its state dict.
+
+    >>> average = ciclo.ema(0.999, select=lambda state: state.params)
+    """
+
+    def __init__(self, decay: float = 0.999, *, select: Callable[[Any], Any] | None = None) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay={decay!r} is not valid; use 0 or more and less than 1")
+        self.decay = decay
+        self.select = select
+        self.value: Any = None
+        self._is_first = True
+
+    def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
+        state = loop_state.state
+        picked = state if self.select is None else self.select(state)
+        if hasattr(picked, "state_dict"):
+            picked = picked.state_dict()
+        if self._is_first:
+            self.value = _mapped(lambda a, b: b * 1, picked, picked)  # memory of its own
+            self._is_first = False
+        else:
+            decay = self.decay
+            self.value = typed(self.value, picked)  # it may come out of a checkpoint
+            self.value = _mapped(lambda a, b: a * decay + b * (1 - decay), self.value, picked)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "is_first": self._is_first}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.value = saved["value"]
+        self._is_first = saved["is_first"]
+
+
+def _mapped(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """The function of each pair of floating-point leaves; other leaves are the newer one's."""
+    jax = sys.modules.get("jax")
+    if jax is not None and any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(right)):
+        return jax.tree.map(lambda a, b: _leaf(function, a, b), left, right)
+    if isinstance(right, dict):
+        return {key: _mapped(function, left[key], value) for key, value in right.items()}
+    if isinstance(right, (list, tuple)):
+        items = [_mapped(function, a, b) for a, b in zip(left, right, strict=True)]
+        return type(right)(*items) if hasattr(right, "_fields") else type(right)(items)
+    return _leaf(function, left, right)
+
+
+def _leaf(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    detached = right.detach() if hasattr(right, "detach") else right
+    if isinstance(right, float) or "float" in str(getattr(right, "dtype", "")):
+        return function(left, detached)
+    return detached.clone() if hasattr(detached, "clone") else detached

@@ -1,0 +1,209 @@
+"""Callbacks that end a loop: `early_stopping` if it gets no better, `nan_guard` if it broke."""
+
+from __future__ import annotations
+
+from math import inf, isfinite, isnan
+from typing import TYPE_CHECKING, Any
+
+from ciclo import values
+from ciclo.callbacks.base import LoopCallback, number
+from ciclo.elapsed import Elapsed, Period, whole
+from ciclo.errors import CicloError
+from ciclo.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from ciclo.loop import LoopState
+
+
+class early_stopping(LoopCallback):  # noqa: N801  a name like the functions beside it
+    """Stops when a logged value gets no better, and gives back the state that had the best.
+
+    patience: so many looks without a better one, or a period: `ciclo.at(time=600)`
+    min_delta: what is better by less counts as no better
+    baseline: what a value must beat to be a best at all
+    restore_best_weights: whether the loop ends with the best state, however it ends
+    """
+
+    moments = ("on_epoch_end",)
+
+    def __init__(
+        self,
+        monitor: str,
+        patience: int | Period,
+        *,
+        min_delta: float = 0.0,
+        mode: str = "min",
+        baseline: float | None = None,
+        restore_best_weights: bool = True,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise ValueError(f'mode={mode!r} is not valid; use "min" or "max"')
+        if not isinstance(patience, Period) and not whole("patience", patience):
+            raise ValueError(f"patience={patience!r} is not valid; use 1 or more, or ciclo.at(...)")
+        if not min_delta >= 0:
+            raise ValueError(f"min_delta={min_delta!r} is not valid; use 0 or more")
+        self.monitor = monitor
+        self.patience = patience
+        self.min_delta = min_delta
+        self.mode = mode
+        self.baseline = baseline
+        self.restore_best_weights = restore_best_weights
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best: float | None = None
+        self.best_elapsed: Elapsed | None = None
+        self._since: Elapsed | None = None  # where waiting began
+        self._looks = 0  # since the best
+        self._kept: Snapshot | None = None
+        self._saved: dict[str, Any] | None = None  # of a run that goes on
+        self._has_warned = False
+
+    def on_loop_start(self, loop_state: LoopState[Any]) -> None:
+        saved = self._saved
+        self._reset()
+        if saved is not None:
+            self.best, self._looks = saved["best"], saved["looks"]
+            self.best_elapsed = saved["best_elapsed"] and Elapsed.from_state_dict(
+                saved["best_elapsed"]
+            )
+            self._since = saved["since"] and Elapsed.from_state_dict(saved["since"])
+            if saved["is_kept"]:
+                self._kept = Snapshot.of(saved["kept"], loop_state.state)
+
+    def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
+        logs = loop_state.logs if loop_state.logs.find(self.monitor) else None
+        if logs is None:
+            loop_state.defer(self._check_name)
+            return
+        value = number(logs.value(self.monitor))
+        if value is None:
+            raise CicloError(f"early_stopping watches {self.monitor!r}, which is no number")
+        elapsed = loop_state.elapsed
+        if self._since is None:
+            self._since = elapsed
+        if self._is_better(value):
+            self.best, self.best_elapsed, self._since, self._looks = value, elapsed, elapsed, 0
+            if self.restore_best_weights:
+                self._keep(loop_state.state)
+            return
+        self._looks += 1
+        if isinstance(self.patience, Period):
+            is_over = self.patience.is_reached_by(elapsed - self._since)
+        else:
+            is_over = self._looks >= self.patience
+        if is_over:
+            loop_state.stop_iteration = True
+
+    def on_loop_end(self, loop_state: LoopState[Any]) -> None:
+        if self._kept is not None:
+            loop_state.state = self._kept.restore()
+            self._kept = None
+
+    def _is_better(self, value: float) -> bool:
+        if isnan(value):
+            return False
+        sign = 1.0 if self.mode == "min" else -1.0
+        bar = self.best if self.best is not None else self.baseline
+        if bar is None:
+            return True
+        return sign * value < sign * bar - self.min_delta
+
+    def _keep(self, state: Any) -> None:
+        try:
+            self._kept = Snapshot(state)
+        except Exception as error:  # whatever copying it raises, with a way out
+            error.add_note(
+                "ciclo: early_stopping copies the best state, and this one cannot be copied;"
+                " with restore_best_weights=False it needs no copy"
+            )
+            raise
+
+    def _check_name(self, loop_state: LoopState[Any]) -> None:
+        """Tells a value that is still to come from a mistake, once the iteration is over."""
+        if loop_state.logs.find(self.monitor):
+            raise CicloError(
+                f"early_stopping looks before {self.monitor!r} is logged, and would never see it;"
+                " put it after the callback that logs it"
+            )
+        logs, epochs = loop_state.accumulated_logs, loop_state._epochs
+        if not logs or logs.find(self.monitor):
+            return
+        there = ", ".join(logs.names())
+        text = f"early_stopping watches {self.monitor!r}, which was not logged; there is {there}"
+        if epochs is not None and epochs.is_last:  # all of an epoch has been logged
+            raise CicloError(text)
+        if not self._has_warned:  # an evaluation may come later
+            self._has_warned = True
+            import logging
+
+            logging.getLogger("ciclo").warning("ciclo: %s so far", text)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "best": self.best,
+            "best_elapsed": self.best_elapsed and self.best_elapsed.state_dict(),
+            "since": self._since and self._since.state_dict(),
+            "looks": self._looks,
+            "is_kept": self._kept is not None,
+            "kept": None if self._kept is None else self._kept.plain(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._saved = saved
+
+
+class NotFiniteError(CicloError, ArithmeticError):
+    """A logged value is NaN or infinite."""
+
+
+class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside it
+    """Ends the loop when a logged value is NaN or infinite, and says which and when.
+
+    It sees a step when it is over, with all that was logged in it, wherever it stands.
+
+    monitor: names to look at; all metrics and losses if none are given
+    action: "raise" an error or "stop" the loop
+    lag: how many steps later a value on a device is looked at, so that nobody waits for it
+    """
+
+    def __init__(self, *monitor: str, action: str = "raise", lag: int = 8) -> None:
+        if action not in ("raise", "stop"):
+            raise ValueError(f'action={action!r} is not valid; use "raise" or "stop"')
+        self.monitor = monitor
+        self.action = action
+        self.lag = lag
+        self._waiting: list[tuple[int, str, Any]] = []
+
+    def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
+        loop_state.defer(self.guard)
+
+    def guard(self, loop_state: LoopState[Any]) -> None:
+        """Looks at the logs of this step."""
+        step = loop_state.elapsed.steps
+        for name, value in loop_state.logs.scalars().items():
+            if self.monitor and name not in self.monitor:
+                continue
+            kept, is_on_device = values.keep(value)
+            if is_on_device:
+                self._waiting.append((step, name, kept))
+            elif isinstance(kept, (int, float)) and not -inf < kept < inf:
+                self._found(loop_state, step, name, kept)
+        if self._waiting and self._waiting[0][0] <= step - self.lag:
+            self._look(loop_state, [one for one in self._waiting if one[0] <= step - self.lag])
+
+    def on_loop_end(self, loop_state: LoopState[Any]) -> None:
+        self.guard(loop_state)  # an epoch that was cut is evaluated after its last step
+        self._look(loop_state, self._waiting)
+
+    def _look(self, loop_state: LoopState[Any], due: list[tuple[int, str, Any]]) -> None:
+        self._waiting = self._waiting[len(due) :]
+        for (step, name, _), value in zip(due, values.fetch([v for *_, v in due]), strict=True):
+            if isinstance(value, (int, float)) and not isfinite(value):
+                self._found(loop_state, step, name, value)
+
+    def _found(self, loop_state: LoopState[Any], step: int, name: str, value: float) -> None:
+        self._waiting = []
+        if self.action == "raise":
+            raise NotFiniteError(f"{name} is {value} at step {step}")
+        loop_state.stop_iteration = True

@@ -1,0 +1,213 @@
+"""A folder of checkpoints: each is a folder of its own, which is whole or is not there.
+
+A checkpoint is written beside its place, forced to the disk, and moved there in one step. Of
+several processes, each writes its part and the first moves it once all parts are there; they agree
+by the files alone. `Writer` is the thread that does this behind the loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ciclo.elapsed import clock, now
+from ciclo.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FORMAT = 1
+META = "meta.json"
+PLACE = re.compile(r"step-(\d{8,})")
+MAX_WAIT_S = 600.0  # for the parts of other processes
+POLL_S = 0.02
+
+
+class Folder:
+    """Where the checkpoints of a run are. Made when the first one is written."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).expanduser().absolute()  # the program may change its folder later
+
+    def place(self, step: int) -> Path:
+        return self.path / f"step-{step:08d}"
+
+    def steps(self) -> list[int]:
+        """The steps that there is a checkpoint of, in order."""
+        names = os.listdir(self.path) if self.path.is_dir() else []
+        found = (PLACE.fullmatch(name) for name in names)
+        return sorted(int(match[1]) for match in found if match)
+
+    def meta(self, step: int) -> dict[str, Any] | None:
+        """What a checkpoint says of itself; None if it is not whole."""
+        place = self.place(step)
+        try:
+            meta: dict[str, Any] = json.loads((place / META).read_text())
+            sizes = {name: (place / name).stat().st_size for name in meta["files"]}
+        except (OSError, ValueError, KeyError):
+            return None
+        return meta if sizes == meta["files"] else None
+
+    def latest(self) -> int | None:
+        """The newest checkpoint that is whole."""
+        for step in reversed(self.steps()):
+            if self.meta(step) is not None:
+                return step
+            warn("the checkpoint %s is not whole; an older one is used", self.place(step))
+        return None
+
+    def clear(self) -> None:
+        """Removes what processes that were killed have left half done."""
+        for left in self.path.glob(".step-*") if self.path.is_dir() else ():
+            place = self.path / left.stem.removeprefix(".")
+            if left.suffix == ".old" and not place.exists():
+                left.rename(place)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
+
+    def begin(self, step: int, process: Process) -> Path:
+        """A place beside the checkpoint's, to write it to."""
+        draft = self.path / f".step-{step:08d}.tmp"
+        if process.count == 1 and draft.exists():
+            shutil.rmtree(draft)
+        draft.mkdir(parents=True, exist_ok=True)
+        return draft
+
+    def commit(self, draft: Path, step: int, about: dict[str, Any], process: Process) -> None:
+        """Puts what was written into its place, once all processes have written."""
+        if process.rank:
+            (draft / f"done-{process.rank}").touch()
+            return
+        self._wait_for_the_others(draft, process.count)
+        files = {
+            str(path.relative_to(draft)): path.stat().st_size
+            for path in sorted(draft.rglob("*"))
+            if path.is_file()
+        }
+        meta = {"format": FORMAT, "step": step, "date": now(), **about, "files": files}
+        (draft / META).write_text(json.dumps(meta, indent=1))
+        _sync(draft)
+        place = self.place(step)
+        if place.exists():
+            old = self.path / f".{place.name}.old"
+            place.rename(old)
+            draft.rename(place)
+            shutil.rmtree(old)
+        else:
+            draft.rename(place)
+        _sync_folder(self.path)
+
+    def remove(self, step: int) -> None:
+        gone = self.path / f".step-{step:08d}.gone"
+        with suppress(FileNotFoundError):
+            self.place(step).rename(gone)  # at once: half a checkpoint never has the name of one
+            shutil.rmtree(gone)
+
+    def _wait_for_the_others(self, draft: Path, count: int) -> None:
+        deadline = clock() + MAX_WAIT_S
+        missing = {f"done-{rank}" for rank in range(1, count)}
+        while missing := {name for name in missing if not (draft / name).exists()}:
+            if clock() > deadline:
+                ranks = ", ".join(sorted(name.removeprefix("done-") for name in missing))
+                raise CheckpointError(
+                    f"rank {ranks} wrote nothing to {draft} in {MAX_WAIT_S:.0f} s; all processes"
+                    " must save the same steps, into a folder that they share"
+                )
+            threading.Event().wait(POLL_S)
+
+
+def _sync(folder: Path) -> None:
+    """Has the disk hold what was written, before it gets its name."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            _sync_folder(path)
+    _sync_folder(folder)
+
+
+def _sync_folder(path: Path) -> None:
+    with suppress(OSError):  # some systems cannot open a folder
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+class Process:
+    """Which process of a job this is; one that nobody has connected to others is alone."""
+
+    def __init__(self) -> None:
+        self.rank, self.count = 0, 1
+        torch = getattr(sys.modules.get("torch"), "distributed", None)
+        jax = sys.modules.get("jax")
+        is_connected = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+        if torch is not None and torch.is_available() and torch.is_initialized():
+            self.rank, self.count = torch.get_rank(), torch.get_world_size()
+        elif jax is not None and is_connected is not None and is_connected():
+            self.rank, self.count = jax.process_index(), jax.process_count()
+
+    def wait_for_all(self) -> None:
+        """Returns once all processes are here."""
+        if self.count == 1:
+            return
+        torch = getattr(sys.modules.get("torch"), "distributed", None)
+        if torch is not None and torch.is_initialized():
+            torch.barrier()
+        else:
+            from ciclo.errors import need
+
+            need("jax.experimental.multihost_utils", "").sync_global_devices("ciclo")
+
+
+class Writer:
+    """Runs one piece of work at a time in a thread; an error comes back at the next call."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._is_registered = False
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Has it done behind; waits for the work before."""
+        self.wait()
+        if not self._is_registered:
+            self._is_registered = True
+            # Python waits for the thread when it ends, but has ended the pools by then that Orbax
+            # works with; what is registered here runs before.
+            getattr(threading, "_register_atexit", lambda function: None)(self._settle)
+        self._thread = threading.Thread(target=self._run, args=(work,), name="ciclo-checkpoint")
+        self._thread.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  raised by `wait`, in the loop's thread
+            self._error = error
+
+    def _settle(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def wait(self) -> None:
+        """Returns once it is done; raises what went wrong."""
+        self._settle()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise CheckpointError(f"a checkpoint could not be written: {error}") from error
+
+
+def warn(message: str, *args: Any) -> None:
+    import logging
+
+    logging.getLogger("ciclo").warning("ciclo: " + message, *args)

@@ -1,0 +1,87 @@
+"""Arrays of JAX: Orbax writes them, sharded ones by every process, and the containers JAX knows."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ciclo.errors import need
+from ciclo.values import library_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+WHAT = "a checkpoint with JAX arrays"
+
+
+def owns(value: Any) -> bool:
+    return library_of(value) in ("jax", "jaxlib") and hasattr(value, "is_deleted")
+
+
+def is_abstract(value: Any) -> bool:
+    return type(value).__name__ == "ShapeDtypeStruct"
+
+
+def traits(value: Any) -> tuple[Any, ...]:
+    return (True,) if getattr(value, "weak_type", False) and not value.shape else ()
+
+
+def is_shared(leaves: list[Any]) -> bool:
+    return bool(sys.modules["jax"].process_count() > 1)
+
+
+def begin(path: Path, leaves: list[Any], is_copied: bool) -> Callable[[], None]:
+    """Orbax takes the values before it returns, so that the next step may donate the arrays."""
+    orbax = need("orbax.checkpoint", WHAT, "orbax-checkpoint")
+    writer = orbax.AsyncCheckpointer(orbax.StandardCheckpointHandler())
+    writer.save(path, args=orbax.args.StandardSave({str(i): one for i, one in enumerate(leaves)}))
+    return lambda: writer.close()  # waits, and raises what went wrong
+
+
+def read(path: Path, likes: dict[int, Any]) -> list[Any]:
+    jax = need("jax", WHAT)
+    orbax = need("orbax.checkpoint", WHAT, "orbax-checkpoint")
+    with orbax.Checkpointer(orbax.StandardCheckpointHandler()) as reader:
+        saved = reader.metadata(path).item_metadata.tree
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        targets = {
+            name: jax.ShapeDtypeStruct(
+                one.shape,
+                one.dtype,
+                sharding=getattr(likes.get(int(name)), "sharding", None) or here,
+            )
+            for name, one in saved.items()
+        }
+        found = reader.restore(path, args=orbax.args.StandardRestore(targets))
+    return [found[str(i)] for i in range(len(found))]
+
+
+def fitted(leaf: Any, like: Any, is_weak: bool = False) -> Any:
+    if is_weak:  # as a plain number it lets the other operand choose the type, as before
+        return sys.modules["jax.numpy"].asarray(leaf.item())
+    if library_of(like) == "numpy":
+        return need("numpy", WHAT).array(leaf)
+    return leaf
+
+
+# -- containers ----------------------------------------------------------------------------------
+
+
+def children(value: Any) -> dict[Any, Any] | None:
+    """What is directly inside a container that JAX knows, by key; None if it knows none."""
+    jax = sys.modules.get("jax")
+    is_leaf = value is None or owns(value) or is_abstract(value)
+    if is_leaf or jax is None or not hasattr(jax, "tree_util"):
+        return None
+    if jax.tree_util.default_registry.flatten_one_level(value) is None:
+        return None
+    found, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda one: one is not value)
+    return {jax.tree_util.keystr(path): child for path, child in found}
+
+
+def with_children(like: Any, found: list[Any]) -> Any:
+    """`like` with other things inside."""
+    jax = sys.modules["jax"]
+    structure = jax.tree_util.tree_structure(like, is_leaf=lambda one: one is not like)
+    return jax.tree_util.tree_unflatten(structure, found)

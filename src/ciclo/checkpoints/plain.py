@@ -1,0 +1,108 @@
+"""Our own format, for arrays of NumPy, `array.array` and bytes: one file, a header and raw memory.
+
+The header says of each its type, shape and place, so that reading needs no trust.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from ciclo.errors import CheckpointError, need
+from ciclo.values import library_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+BUFFERS = (array, bytes, bytearray)
+MAGIC = b"ciclo\x001"
+
+
+def owns(value: Any) -> bool:
+    if type(value) in BUFFERS:
+        return True
+    # Not `object`, whose memory is pointers, nor records, which NumPy cannot name.
+    is_numpy = library_of(value) in ("numpy", "ml_dtypes") and hasattr(value, "dtype")
+    return (
+        is_numpy and hasattr(value, "tobytes") and not (value.dtype.hasobject or value.dtype.names)
+    )
+
+
+def traits(value: Any) -> tuple[Any, ...]:
+    is_scalar = hasattr(value, "dtype") and not hasattr(value, "__array_finalize__")
+    return (True,) if is_scalar else ()
+
+
+def is_shared(leaves: list[Any]) -> bool:
+    return False
+
+
+def begin(path: Path, leaves: list[Any], is_copied: bool) -> Callable[[], None]:
+    kept = [_memory(leaf, is_copied) for leaf in leaves]
+
+    def write() -> None:
+        header = json.dumps([entry for entry, _ in kept]).encode()
+        with path.open("wb") as file:
+            file.write(MAGIC + len(header).to_bytes(8, "little") + header)
+            for _, memory in kept:
+                file.write(memory)
+
+    return write
+
+
+def _memory(leaf: Any, is_copied: bool) -> tuple[list[Any], Any]:
+    """What the header says of a leaf, and its bytes."""
+    if type(leaf) in (bytes, bytearray):
+        return [type(leaf).__name__, None, len(leaf)], bytes(leaf)
+    if type(leaf) is array:
+        memory = leaf.tobytes()
+        return ["array", leaf.typecode, len(memory)], memory
+    if not leaf.shape:
+        memory = leaf.tobytes()
+    else:
+        # `copy` and not `tobytes`, which takes three times as long for what is not small.
+        contiguous = (
+            leaf.copy(order="C") if is_copied else need("numpy", "").ascontiguousarray(leaf)
+        )
+        memory = contiguous.reshape(-1).view("u1").data
+    # The name of a type that is NumPy's only by registration, as bfloat16, is not in its code.
+    dtype = leaf.dtype.name if leaf.dtype.kind == "V" else leaf.dtype.str
+    return ["numpy", [dtype, list(leaf.shape)], leaf.nbytes], memory
+
+
+def read(path: Path, likes: dict[int, Any]) -> list[Any]:
+    content = memoryview(bytearray(path.read_bytes()))  # NumPy makes arrays that can be written to
+    if content[:7] != MAGIC:
+        raise CheckpointError(f"{path} is not a file of ciclo")
+    at = 15 + int.from_bytes(content[7:15], "little")
+    found = []
+    for kind, form, size in json.loads(bytes(content[15:at])):
+        found.append(_made(kind, form, content[at : at + size]))
+        at += size
+    return found
+
+
+def _made(kind: str, form: Any, memory: memoryview) -> Any:
+    if kind == "bytes":
+        return bytes(memory)
+    if kind == "bytearray":
+        return bytearray(memory)
+    if kind == "array":
+        made = array(form)
+        made.frombytes(memory)
+        return made
+    numpy = need("numpy", "a checkpoint with NumPy arrays")
+    code, shape = form
+    if code[0] not in "<>|=":
+        need("ml_dtypes", f"a checkpoint with arrays of {code}")
+    return numpy.frombuffer(memory, numpy.dtype(code)).reshape(shape)
+
+
+def fitted(leaf: Any, like: Any, is_scalar: bool = False) -> Any:
+    if is_scalar:
+        return leaf[()]
+    if hasattr(leaf, "shape"):
+        leaf = leaf.copy()  # its own memory, which is aligned, and free of the file's
+    return leaf

@@ -1,0 +1,483 @@
+"""A tree of anything, taken apart: a structure that JSON can hold, and leaves by format.
+
+`freeze` takes a tree apart. `Plan` puts it together again, in the shape of another one (`like`):
+its types, its devices, its functions; and says what differs before anything is touched. Objects
+that others hold (torch modules and optimizers, modules of NNX, random generators, plain objects)
+are filled in place, as they are after each step.
+
+Plain values and empty containers may come and go in a run, and so may differ; arrays may not.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import types
+from collections import OrderedDict, deque
+from math import isfinite
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ciclo.checkpoints import jax, plain, torch
+from ciclo.errors import CheckpointError
+from ciclo.values import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import TypeAlias
+
+    from ciclo.checkpoints.folder import Process
+
+    Node: TypeAlias = Any  # what JSON can hold
+    Build: TypeAlias = Callable[["Leaves"], Any]
+    Leaves: TypeAlias = dict[str, list[Any]]
+
+FORMATS: dict[str, Any] = {"plain": plain, "torch": torch, "jax": jax}
+SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+MAPPINGS: dict[str, type] = {"dict": dict, "ordered_dict": OrderedDict}
+# How an object that is filled in place gives its state, and takes it.
+IN_PLACE = (
+    ("state_dict", "load_state_dict"),
+    ("get_state", "set_state"),
+    ("getstate", "setstate"),
+)
+# What is code, not state, as is what wraps a function: it comes from `like`.
+CODE = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    functools.partial,
+)
+MAX_DIFFERENCES = 8
+
+
+class Frozen(NamedTuple):
+    """A tree, taken apart."""
+
+    structure: Node
+    leaves: Leaves
+
+
+class Loose:
+    """A part of a tree that had types which nobody has said yet: `typed(like)` gives them back."""
+
+    def __init__(self, node: Node, leaves: Leaves) -> None:
+        self._node = node
+        self._leaves = leaves
+
+    def typed(self, like: Any) -> Any:
+        return Plan(self._node, like, is_trusted=True).build(self._leaves)
+
+
+def typed(value: Any, like: Any) -> Any:
+    """The value in the shape of `like`, where it came out of a checkpoint without its types."""
+    if isinstance(value, Loose):
+        return value.typed(like)
+    if type(value) is dict and isinstance(like, dict):
+        return {key: typed(one, like.get(key)) for key, one in value.items()}
+    if type(value) in (list, tuple) and isinstance(like, (list, tuple)):
+        likes = [*like, *[None] * (len(value) - len(like))]
+        return type(value)(typed(one, other) for one, other in zip(value, likes, strict=False))
+    return value
+
+
+def freeze(tree: Any, name: str) -> Frozen:
+    """Takes a tree apart; nothing is copied yet. `name` is what errors call it."""
+    leaves: Leaves = {}
+    return Frozen(_Freezer(leaves).node(tree, name), leaves)
+
+
+class _Freezer:
+    def __init__(self, leaves: Leaves) -> None:
+        self.leaves = leaves
+        self._above: set[int] = set()
+
+    def leaf(self, format: str, value: Any, *traits: Any) -> Node:
+        kept = self.leaves.setdefault(format, [])
+        kept.append(value)
+        return {"leaf": [format, len(kept) - 1, describe(value), *traits]}
+
+    def node(self, value: Any, path: str) -> Node:
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if kind is int:
+            return value if -(2**63) <= value < 2**63 else {"int": hex(value)}
+        if kind is float:
+            return value if isfinite(value) else {"float": str(value)}
+        if kind is complex:
+            return {"complex": [self.node(value.real, path), self.node(value.imag, path)]}
+        for format, module in FORMATS.items():
+            if module.owns(value):
+                return self.leaf(format, value, *module.traits(value))
+        if isinstance(value, CODE) or hasattr(value, "__wrapped__"):
+            return {"code": _name(value)}
+        if id(value) in self._above:
+            raise CheckpointError(f"{path} holds itself; a checkpoint cannot")
+        self._above.add(id(value))
+        try:
+            return self._inner(value, path)
+        finally:
+            self._above.discard(id(value))
+
+    def _inner(self, value: Any, path: str) -> Node:
+        kind = type(value)
+        if kind is list:
+            return [self.node(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        for tag, made in SEQUENCES.items():
+            if kind is made:
+                return {tag: [self.node(item, f"{path}[{i}]") for i, item in enumerate(value)]}
+        for tag, made in MAPPINGS.items():
+            if kind is made:
+                return {tag: self._pairs(value.items(), path)}
+        if kind is deque:
+            return {"deque": [value.maxlen, [self.node(item, path) for item in value]]}
+        if (held := _held(value)) is not None:
+            return {"in_place": [kind.__qualname__, self.node(held[0], path)]}
+        if (parts := _parts(value)) is not None:
+            return {"parts": [kind.__qualname__, self._pairs(parts.items(), path)]}
+        return self._pickled(value, path)
+
+    def _pairs(self, items: Any, path: str) -> Node:
+        return [[self.node(k, path), self.node(v, f"{path}[{k!r}]")] for k, v in items]
+
+    def _pickled(self, value: Any, path: str) -> Node:
+        import pickle
+
+        kind = type(value).__qualname__
+        try:
+            content = pickle.dumps(value)
+        except Exception as error:  # whatever the object's own code raises
+            raise CheckpointError(
+                f"{path} is a {kind}, which cannot be saved ({error}); give its class state_dict()"
+                " and load_state_dict(state)"
+            ) from error
+        return {"pickle": [kind, self.leaf("plain", content)]}
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "__qualname__", repr(value)))
+
+
+def _held(value: Any) -> tuple[Any, Callable[[Any], None]] | None:
+    """What an object holds and how it is filled; None for what is not filled in place."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(value, getattr(nnx, "Pytree", nnx.Module)):
+        state = nnx.state(value)
+
+        def fill(pure: Any) -> None:
+            nnx.replace_by_pure_dict(state, pure)
+            nnx.update(value, state)
+
+        return nnx.to_pure_dict(state), fill
+    for get, put in IN_PLACE:
+        if callable(getattr(value, get, None)) and callable(getattr(value, put, None)):
+            return getattr(value, get)(), getattr(value, put)
+    generator = getattr(value, "bit_generator", None)
+    if generator is not None:  # of NumPy
+        return generator.state, lambda state: setattr(generator, "state", state)
+    return None
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    """What a container of another type holds, by key; None for what is no container."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    if (found := jax.children(value)) is not None:
+        return found
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return dict(vars(value)) if _is_open(value) else None
+
+
+def _is_open(value: Any) -> bool:
+    """Whether an object is its `__dict__` and no more, so that it can be filled from outside."""
+    kind: Any = type(value)
+    return (
+        hasattr(value, "__dict__")
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+        and kind.__getstate__ is object.__getstate__
+        and not any(base.__dict__.get("__slots__") for base in kind.__mro__)
+        and not isinstance(value, (dict, list, tuple, set, frozenset, str, bytes, int, float))
+    )
+
+
+def _with_parts(like: Any, parts: dict[Any, Any]) -> Any:
+    """`like` with other parts: itself where it can be filled, else one of its kind."""
+    if isinstance(like, tuple) and hasattr(like, "_fields"):
+        return type(like)(**parts)
+    if jax.children(like) is not None:
+        return jax.with_children(like, list(parts.values()))
+    if hasattr(like, "__dataclass_fields__"):
+        frozen = like.__dataclass_params__.frozen
+        filled = copy.copy(like) if frozen else like
+        for name, part in parts.items():
+            object.__setattr__(filled, name, part)
+        return filled
+    vars(like).clear()
+    vars(like).update(parts)
+    return like
+
+
+class _Nothing:
+    """Stands for a `like` that nobody gave."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+NOTHING = _Nothing()
+
+
+class Plan:
+    """How a tree is put together in the shape of `like`; `differences` says why it cannot be."""
+
+    def __init__(
+        self, structure: Node, like: Any = NOTHING, *, name: str = "state", is_trusted: bool = False
+    ) -> None:
+        self.differences: list[str] = []
+        self.likes: dict[str, dict[int, Any]] = {}
+        self.is_trusted = is_trusted
+        self._build = self._plan(structure, like, name)
+
+    def check(self, source: str) -> None:
+        """Raises what differs."""
+        if self.differences:
+            shown = self.differences[:MAX_DIFFERENCES]
+            more = len(self.differences) - len(shown)
+            lines = "".join(f"\n  {line}" for line in shown) + (f"\n  and {more} more" * (more > 0))
+            raise CheckpointError(f"{source} does not fit:{lines}")
+
+    def build(self, leaves: Leaves) -> Any:
+        """The tree."""
+        return self._build(leaves)
+
+    def _differ(self, path: str, saved: str, given: str) -> Build:
+        self.differences.append(f"{path}: the checkpoint has {saved}, this run {given}")
+        return lambda leaves: None
+
+    def _plan(self, node: Node, like: Any, path: str) -> Build:
+        if isinstance(node, list):
+            return self._sequence(list, node, like, path)
+        if not isinstance(node, dict):
+            return self._value(node, like, path)
+        ((tag, content),) = node.items()
+        if tag in SEQUENCES:
+            return self._sequence(SEQUENCES[tag], content, like, path)
+        if tag in MAPPINGS:
+            return self._mapping(MAPPINGS[tag], content, like, path)
+        return getattr(self, f"_{tag}")(content, like, path)  # type: ignore[no-any-return]
+
+    def _value(self, value: Any, like: Any, path: str) -> Build:
+        if _holds_arrays(like) and not (_is_number(like) and isinstance(value, (int, float))):
+            return self._differ(path, describe(value), describe(like))
+        return lambda leaves: value
+
+    def _int(self, text: str, like: Any, path: str) -> Build:
+        return self._value(int(text, 16), like, path)
+
+    def _float(self, text: str, like: Any, path: str) -> Build:
+        return self._value(float(text), like, path)
+
+    def _complex(self, pair: Node, like: Any, path: str) -> Build:
+        real, imag = (self._plan(part, NOTHING, path) for part in pair)
+        return lambda leaves: complex(real(leaves), imag(leaves))
+
+    def _leaf(self, content: Node, like: Any, path: str) -> Build:
+        format, index, description, *traits = content
+        is_array = "[" in description
+        # One number may be plain in one step and an array in the next.
+        is_number = description.endswith("[]") and _is_number(like)
+        is_unfilled = like is NOTHING or like is None or 0 in getattr(like, "shape", ())
+        is_compared = not (is_number or is_unfilled) and (is_array or _holds_arrays(like))
+        if is_compared and describe(like) != description:
+            return self._differ(path, description, describe(like))
+        if like is not NOTHING:
+            self.likes.setdefault(format, {})[index] = like
+        module = FORMATS[format]
+        return lambda leaves: module.fitted(leaves[format][index], like, *traits)
+
+    def _sequence(self, kind: type, nodes: list[Node], like: Any, path: str) -> Build:
+        is_given = isinstance(like, kind) and len(like) > 0  # type: ignore[arg-type]
+        likes = list(like) if is_given and kind in (list, tuple) else []
+        for i in range(len(nodes), len(likes)):
+            if _holds_arrays(likes[i]):
+                self._differ(f"{path}[{i}]", "nothing", describe(likes[i]))
+        for i in range(len(likes), len(nodes) if likes else 0):
+            if _node_holds_arrays(nodes[i]):
+                self._differ(f"{path}[{i}]", _described(nodes[i]), "nothing")
+        if not is_given and _holds_arrays(like):
+            return self._differ(path, f"a {kind.__name__} of {len(nodes)}", describe(like))
+        likes += [NOTHING] * (len(nodes) - len(likes))
+        pairs = zip(nodes, likes, strict=False)
+        builds = [self._plan(node, one, f"{path}[{i}]") for i, (node, one) in enumerate(pairs)]
+        return lambda leaves: kind([build(leaves) for build in builds])
+
+    def _mapping(self, kind: type, pairs: list[Node], like: Any, path: str) -> Build:
+        keys = [self._plan(key, NOTHING, path)({}) for key, _ in pairs]
+        nodes = dict(zip(keys, (node for _, node in pairs), strict=True))
+        if not isinstance(like, dict):
+            if _holds_arrays(like):
+                return self._differ(path, _described({"dict": pairs}), describe(like))
+            like = {}
+        for key in like.keys() - nodes.keys():
+            if _holds_arrays(like[key]):
+                self._differ(f"{path}[{key!r}]", "nothing", describe(like[key]))
+        for key in nodes.keys() - like.keys() if like else ():
+            if _node_holds_arrays(nodes[key]):
+                self._differ(f"{path}[{key!r}]", _described(nodes[key]), "nothing")
+        builds = {
+            key: self._plan(node, like.get(key, NOTHING), f"{path}[{key!r}]")
+            for key, node in nodes.items()
+        }
+        return lambda leaves: kind((key, build(leaves)) for key, build in builds.items())
+
+    def _deque(self, content: Node, like: Any, path: str) -> Build:
+        maxlen, nodes = content
+        build = self._sequence(list, nodes, NOTHING, path)
+        return lambda leaves: deque(build(leaves), maxlen)
+
+    def _in_place(self, content: Node, like: Any, path: str) -> Build:
+        kind, node = content
+        if like is NOTHING:
+            return self._plan(node, NOTHING, path)
+        held = _held(like)
+        if held is None or kind != type(like).__qualname__:
+            return self._differ(path, f"a {kind}", describe(like))
+        # An optimizer of torch has nothing to compare with before its first step, which fits all.
+        build = self._plan(node, held[0], path)
+
+        def filled(leaves: Leaves) -> Any:
+            try:
+                held[1](build(leaves))
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                raise CheckpointError(f"{path} does not fit this {kind}: {error}") from error
+            return like
+
+        return filled
+
+    def _parts(self, content: Node, like: Any, path: str) -> Build:
+        kind, pairs = content
+        if like is NOTHING or like is None:
+            node = {"parts": content}
+            return lambda leaves: Loose(node, leaves)
+        if kind != type(like).__qualname__ or (parts := _parts(like)) is None:
+            return self._differ(path, f"a {kind}", describe(like))
+        build = self._mapping(dict, pairs, parts, path)
+        is_fixed = jax.children(like) is not None or isinstance(like, tuple)
+        if is_fixed and [key for key, _ in pairs] != list(parts):
+            return self._differ(path, f"a {kind} of {len(pairs)}", f"one of {len(parts)}")
+        return lambda leaves: _with_parts(like, build(leaves))
+
+    def _code(self, name: str, like: Any, path: str) -> Build:
+        if like is NOTHING:
+            return self._differ(path, f"the function {name}, which is code", "nothing in its place")
+        return lambda leaves: like
+
+    def _pickle(self, content: Node, like: Any, path: str) -> Build:
+        kind, node = content
+        if not self.is_trusted:
+            self.differences.append(
+                f"{path}: a {kind} is saved as a pickle, which can run code; if you trust the"
+                " folder, say restore(like, trusted=True)"
+            )
+        build = self._plan(node, NOTHING, path)
+
+        def loaded(leaves: Leaves) -> Any:
+            import pickle
+
+            return pickle.loads(build(leaves))  # noqa: S301  only where the caller trusts the folder
+
+        return loaded
+
+
+def _is_number(like: Any) -> bool:
+    return isinstance(like, (bool, int, float, complex)) or getattr(like, "shape", None) == ()
+
+
+def _holds_arrays(like: Any) -> bool:
+    if hasattr(like, "shape"):
+        return True
+    if isinstance(like, dict):
+        return any(map(_holds_arrays, like.values()))
+    if isinstance(like, (list, tuple)):
+        return any(map(_holds_arrays, like))
+    return jax.children(like) is not None or _held(like) is not None
+
+
+def _node_holds_arrays(node: Node) -> bool:
+    if isinstance(node, list):
+        return any(map(_node_holds_arrays, node))
+    if not isinstance(node, dict):
+        return False
+    ((tag, content),) = node.items()
+    return tag in ("leaf", "in_place") or _node_holds_arrays(content)
+
+
+def _described(node: Node) -> str:
+    """A node in a few words."""
+    if isinstance(node, list):
+        return f"a list of {len(node)}"
+    if not isinstance(node, dict):
+        return describe(node)
+    ((tag, content),) = node.items()
+    if tag == "leaf":
+        return str(content[2])
+    if tag in MAPPINGS:
+        return "{" + ", ".join(str(key) for key, _ in content[:6]) + "}"
+    if tag in ("in_place", "parts", "pickle"):
+        return f"a {content[0]}"
+    return f"a {tag}"
+
+
+# -- to a folder and back ------------------------------------------------------------------------
+
+
+def begin_state(
+    state: Any, folder: Path, process: Process, is_copied: bool
+) -> list[Callable[[], None]]:
+    """The state: the first process writes it, and all of them what each has a part of."""
+    frozen = freeze(state, "state")
+    if process.rank == 0:
+        return begin(frozen, folder, "state", is_copied)
+    return [
+        FORMATS[format].begin(folder / f"state.{format}", leaves, is_copied)
+        for format, leaves in frozen.leaves.items()
+        if FORMATS[format].is_shared(leaves)
+    ]
+
+
+def begin(frozen: Frozen, folder: Path, name: str, is_copied: bool) -> list[Callable[[], None]]:
+    """Copies what the next step may change; what is returned writes it, behind the loop."""
+
+    def structure() -> None:
+        import json
+
+        (folder / f"{name}.json").write_text(json.dumps(frozen.structure))
+
+    begun = [
+        FORMATS[format].begin(folder / f"{name}.{format}", leaves, is_copied)
+        for format, leaves in frozen.leaves.items()
+    ]
+    return [*begun, structure]
+
+
+def load(
+    folder: Path, name: str, like: Any = NOTHING, *, source: str, is_trusted: bool = False
+) -> Any:
+    """Reads what was written, in the shape of `like`; says what differs before it reads much."""
+    import json
+
+    structure = json.loads((folder / f"{name}.json").read_text())
+    plan = Plan(structure, like, name=name, is_trusted=is_trusted)
+    plan.check(source)
+    leaves = {
+        format: module.read(folder / f"{name}.{format}", plan.likes.get(format, {}))
+        for format, module in FORMATS.items()
+        if (folder / f"{name}.{format}").exists()
+    }
+    return plan.build(leaves)

@@ -1,0 +1,402 @@
+"""How far a loop has come: `Elapsed`, `Period`, and `elapse`, which counts as it iterates.
+
+An `Elapsed` is a value. It holds the counts at the start of its iteration, and, so that schedules
+can be pure functions of it, those of the iteration before and what schedules remembered by then,
+such as when they were last due. What they note now is there in the next iteration. The only module
+of ciclo that reads a clock.
+"""
+
+from __future__ import annotations
+
+import operator
+from math import isfinite, nextafter
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ciclo import _seam, _trees
+from ciclo.errors import PeriodError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from datetime import datetime, timedelta
+    from typing import SupportsIndex, TypeAlias
+    from weakref import ref
+
+    Anchors: TypeAlias = dict[ref[Any], Any]  # what schedules remember; those that are gone, not
+    Counts: TypeAlias = tuple[int, int, float, float]  # samples, tokens, time, date
+    BatchSize: TypeAlias = Callable[[Any], int | tuple[int, int]]
+
+Batch = TypeVar("Batch")
+FIELDS = ("steps", "samples", "tokens", "time", "date")
+
+
+class Elapsed:
+    """How far a loop has come.
+
+    steps: iterations done before this one, so the first has 0
+    samples, tokens: the same for what the batches held
+    time: seconds since the loop began, earlier parts of a resumed run included
+    date: now, in seconds since 1970
+    batch_samples, batch_tokens: what the batch of this iteration holds
+
+    `elapsed >= period` is true once any field of the period is reached.
+    """
+
+    __slots__ = (
+        "_anchors",
+        "_before",
+        "_noted",
+        "batch_samples",
+        "batch_tokens",
+        "date",
+        "samples",
+        "steps",
+        "time",
+        "tokens",
+    )
+    steps: int
+    samples: int
+    tokens: int
+    time: float
+    date: float
+    batch_samples: int
+    batch_tokens: int
+    _before: Counts  # of the iteration before
+    _anchors: Anchors  # what schedules remembered before this iteration; never changed
+    _noted: Anchors | None  # what they note in it, for the next
+
+    def __init__(
+        self,
+        steps: int = 0,
+        samples: int = 0,
+        tokens: int = 0,
+        time: float = 0.0,
+        date: float | None = None,
+    ) -> None:
+        self.steps = steps
+        self.samples = samples
+        self.tokens = tokens
+        self.time = time
+        self.date = now() if date is None else date
+        self.batch_samples = 0
+        self.batch_tokens = 0
+        # What comes just before, so that a period which is reached exactly is reached now.
+        self._before = (samples - 1, tokens - 1, nextafter(time, -1.0), self.date)
+        self._anchors = {}
+        self._noted = None
+
+    def done(self, time: float | None = None, date: float | None = None) -> Elapsed:
+        """The counts once this iteration is done: where a loop that goes on begins."""
+        after = Elapsed(
+            self.steps + 1,
+            self.samples + self.batch_samples,
+            self.tokens + self.batch_tokens,
+            self.time if time is None else time,
+            self.date if date is None else date,
+        )
+        after._before = (self.samples, self.tokens, self.time, self.date)
+        after._anchors = self._anchors_after()
+        return after
+
+    def _anchors_after(self) -> Anchors:
+        """What schedules remember once this iteration is done."""
+        if self._noted is None:
+            return self._anchors
+        both = {**self._anchors, **self._noted}
+        return {key: anchor for key, anchor in both.items() if key() is not None}
+
+    def __sub__(self, earlier: Elapsed) -> Elapsed:
+        """What went by since `earlier`; the date stays this one's."""
+        return Elapsed(
+            self.steps - earlier.steps,
+            self.samples - earlier.samples,
+            self.tokens - earlier.tokens,
+            self.time - earlier.time,
+            self.date,
+        )
+
+    def __ge__(self, period: Period | SupportsIndex) -> bool:
+        return as_period(period).is_reached_by(self)
+
+    def __lt__(self, period: Period | SupportsIndex) -> bool:
+        return not as_period(period).is_reached_by(self)
+
+    def __repr__(self) -> str:
+        counts = f"steps={self.steps}, samples={self.samples}"
+        tokens = f", tokens={self.tokens}" if self.tokens else ""
+        return f"Elapsed({counts}{tokens}, time={self.time:.3f})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, from which `Elapsed.from_state_dict` makes the same again."""
+        counts = {name: getattr(self, name) for name in FIELDS}
+        return {**counts, "before": list(self._before)}
+
+    @classmethod
+    def from_state_dict(cls, saved: dict[str, Any]) -> Elapsed:
+        """The `Elapsed` that `state_dict` was taken of."""
+        elapsed = cls(**{name: saved[name] for name in FIELDS})
+        samples, tokens, time, date = saved["before"]
+        elapsed._before = (samples, tokens, time, date)
+        return elapsed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Elapsed.from_state_dict, (self.state_dict(),)
+
+
+class Period:
+    """An amount of steps, samples, tokens or time, or a date; reached when any of them is."""
+
+    __slots__ = FIELDS
+    steps: int | None
+    samples: int | None
+    tokens: int | None
+    time: float | None
+    date: float | None
+
+    def __init__(
+        self,
+        steps: SupportsIndex | None = None,
+        *,
+        samples: SupportsIndex | None = None,
+        tokens: SupportsIndex | None = None,
+        time: float | timedelta | None = None,
+        date: float | datetime | None = None,
+    ) -> None:
+        self.steps = whole("steps", steps)
+        self.samples = whole("samples", samples)
+        self.tokens = whole("tokens", tokens)
+        self.time = _seconds("time", time, "total_seconds", "seconds or a timedelta")
+        self.date = _seconds("date", date, "timestamp", "a datetime or seconds since 1970")
+        if all(getattr(self, name) is None for name in FIELDS):
+            raise PeriodError("an empty period is never reached; say one of " + ", ".join(FIELDS))
+
+    def is_reached_by(self, elapsed: Elapsed) -> bool:
+        """Whether any of the fields is reached."""
+        return (
+            (self.steps is not None and elapsed.steps >= self.steps)
+            or (self.samples is not None and elapsed.samples >= self.samples)
+            or (self.tokens is not None and elapsed.tokens >= self.tokens)
+            or (self.time is not None and elapsed.time >= self.time)
+            or (self.date is not None and elapsed.date >= self.date)
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.lower()}({', '.join(f'{k}={v}' for k, v in self._given())})"
+
+    def _given(self) -> list[tuple[str, float]]:
+        pairs = [(name, getattr(self, name)) for name in FIELDS]
+        return [(name, value) for name, value in pairs if value is not None]
+
+
+def as_period(given: Period | SupportsIndex) -> Period:
+    """A period; a whole number counts steps."""
+    if isinstance(given, Period):
+        return given
+    if callable(given) or hasattr(given, "total_seconds") or hasattr(given, "timestamp"):
+        raise PeriodError(
+            f"{given!r} ({type(given).__name__}) is not a point in a loop; write 1000 for steps, or"
+            " ciclo.at(samples=50_000, time=3600). To stop for another reason, set"
+            " loop_state.stop_iteration = True in a callback"
+        )
+    return Period(given)
+
+
+def whole(name: str, given: Any) -> int | None:
+    """A whole number, not negative; None as it is."""
+    if given is None:
+        return None
+    if isinstance(given, bool) or not hasattr(given, "__index__"):
+        raise PeriodError(
+            f"{name}={given!r} is not a whole number ({type(given).__name__}); write {name}=1000"
+        )
+    number = operator.index(given)
+    if number < 0:
+        raise PeriodError(f"{name}={number} is negative; use 0 or more")
+    return number
+
+
+def _seconds(name: str, given: Any, method: str, allowed: str) -> float | None:
+    if given is None:
+        return None
+    if hasattr(given, method):
+        given = getattr(given, method)()
+    if isinstance(given, bool) or not hasattr(given, "__float__"):
+        raise PeriodError(f"{name}={given!r} ({type(given).__name__}) is not valid; use {allowed}")
+    seconds = float(given)
+    if not isfinite(seconds) or seconds < 0:
+        raise PeriodError(f"{name}={seconds} is not valid; use {allowed}, not negative")
+    return seconds
+
+
+def now() -> float:
+    """The date, in seconds since 1970."""
+    return time()
+
+
+def clock() -> float:
+    """Seconds that only ever go on, for durations."""
+    return monotonic()
+
+
+class Timeline(Generic[Batch]):
+    """Counts while it iterates: yields `(elapsed, batch)` until the period `stop` is reached.
+
+    A stop that is reached already fetches nothing.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[Batch],
+        initial: Elapsed | None = None,
+        stop: Period | None = None,
+        batch_size_fn: BatchSize | None = None,
+        watch: _seam.Watch | None = None,
+    ) -> None:
+        if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+            raise TypeError(
+                f"the dataset {dataset!r} ({type(dataset).__name__}) cannot be read batch by batch;"
+                " give a list, a loader or a generator"
+            )
+        if initial is not None and not isinstance(initial, Elapsed):
+            raise TypeError(
+                f"{initial!r} ({type(initial).__name__}) is not how far a loop has come; give the"
+                " elapsed that a loop returned, or ciclo.Elapsed(steps=1000)"
+            )
+        self.initial = Elapsed() if initial is None else initial
+        self._dataset = dataset
+        self._stop = stop
+        self._batch_size_fn = batch_size_fn
+        self._watch = watch
+        ticks = monotonic()
+        # One clock for both: what the system does to the date does not reach durations.
+        self._date_offset = now() - ticks
+        self._time_offset = self.initial.time - ticks
+
+    def done(self, elapsed: Elapsed) -> Elapsed:
+        """The counts now that the iteration of `elapsed` is done."""
+        ticks = monotonic()
+        return elapsed.done(ticks + self._time_offset, ticks + self._date_offset)
+
+    def __iter__(self) -> Iterator[tuple[Elapsed, Batch]]:
+        start, stop, batch_size_fn = self.initial, self._stop, self._batch_size_fn
+        steps, samples, tokens = start.steps, start.samples, start.tokens
+        before = start._before
+        anchors = start._anchors
+        time_offset, date_offset = self._time_offset, self._date_offset
+        if stop is not None and self._is_over(stop, steps, samples, tokens):
+            return
+        last = None if stop is None or stop.steps is None else stop.steps - 1
+        stops_otherwise = stop is not None and any(name != "steps" for name, _ in stop._given())
+        batches = self._dataset if self._watch is None else self._watch.steps(self._dataset, steps)
+        for batch in batches:
+            ticks = monotonic()
+            elapsed = Elapsed.__new__(Elapsed)  # __init__ would take twice as long
+            elapsed.steps = steps
+            elapsed.samples = samples
+            elapsed.tokens = tokens
+            elapsed.time = seconds = ticks + time_offset
+            elapsed.date = date = ticks + date_offset
+            elapsed._before = before
+            elapsed._anchors = anchors
+            elapsed._noted = None
+            if batch_size_fn is None:
+                elapsed.batch_samples = batch_samples = samples_in(batch)
+                elapsed.batch_tokens = batch_tokens = tokens_in(batch)
+            else:
+                size = batch_size_fn(batch)
+                both = size if isinstance(size, tuple) else (size, tokens_in(batch))
+                try:
+                    batch_samples, batch_tokens = map(operator.index, both)
+                except (TypeError, ValueError):
+                    raise TypeError(
+                        f"batch_size_fn returned {size!r}; it returns how many samples a batch has,"
+                        " or (samples, tokens)"
+                    ) from None
+                elapsed.batch_samples = batch_samples
+                elapsed.batch_tokens = batch_tokens
+            yield elapsed, batch
+            if steps == last:
+                return
+            before = (samples, tokens, seconds, date)
+            if elapsed._noted is not None:
+                anchors = elapsed._anchors_after()  # type: ignore[unreachable]  # it was noted
+            steps += 1
+            samples += batch_samples
+            tokens += batch_tokens
+            if stops_otherwise and self._is_over(stop, steps, samples, tokens):
+                return
+
+    def _is_over(self, stop: Period | None, steps: int, samples: int, tokens: int) -> bool:
+        ticks = monotonic()
+        here = Elapsed(steps, samples, tokens, ticks + self._time_offset, ticks + self._date_offset)
+        return stop is not None and stop.is_reached_by(here)
+
+
+def elapse(
+    dataset: Iterable[Batch],
+    initial: Elapsed | None = None,
+    stop: Period | SupportsIndex | None = None,
+    batch_size_fn: BatchSize | None = None,
+) -> Iterator[tuple[Elapsed, Batch]]:
+    """Iterates over a dataset and tells how far it has come.
+
+    >>> for elapsed, batch in ciclo.elapse(dataset, stop=ciclo.at(samples=50_000)):
+    ...     print(elapsed.steps, elapsed.samples, elapsed.time)
+    """
+    _trees.register()
+    period = None if stop is None else as_period(stop)
+    watch = _seam.watch()
+    items = iter(Timeline(dataset, initial, period, batch_size_fn, watch))
+    return items if watch is None else watch.until_left(items)
+
+
+def samples_in(batch: Any) -> int:
+    """How many samples a batch holds: the first axis of the first array in it.
+
+    A list of anything but arrays is a list of samples. What has no size is one sample.
+    """
+    kind = type(batch)
+    if kind is int or kind is float or kind is str:
+        return 1
+    size = _size(batch)
+    return 1 if size is None else size
+
+
+def _size(batch: Any) -> int | None:
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    if isinstance(batch, list) and (not batch or not getattr(batch[0], "shape", None)):
+        return len(batch)
+    items: Iterable[Any]
+    if isinstance(batch, (tuple, list)):
+        items = batch
+    elif hasattr(batch, "keys") and hasattr(batch, "values"):
+        items = batch.values()
+    elif hasattr(batch, "__dataclass_fields__"):
+        items = [getattr(batch, name) for name in batch.__dataclass_fields__]
+    else:
+        return None
+    return next((size for item in items if (size := _size(item)) is not None), None)
+
+
+def tokens_in(batch: Any) -> int:
+    """How many tokens a batch says it holds, in `num_tokens`, `input_ids` or `tokens`; else 0."""
+    kind = type(batch)
+    if kind is int or kind is tuple or kind is list or kind is str:
+        return 0
+    if hasattr(batch, "keys"):
+        number = batch["num_tokens"] if "num_tokens" in batch else None  # noqa: SIM401  may have no get
+        ids = next((batch[name] for name in ("input_ids", "tokens") if name in batch), None)
+    else:
+        number = getattr(batch, "num_tokens", None)
+        ids = getattr(batch, "input_ids", None)
+    if isinstance(number, int):
+        return number
+    shape = getattr(ids, "shape", None)
+    if shape is None:
+        return 0
+    count = 1
+    for length in shape:
+        count *= int(length)
+    return count

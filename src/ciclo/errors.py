@@ -1,0 +1,51 @@
+"""Every exception that ciclo raises on purpose.
+
+    CicloError
+      PeriodError (ValueError)       a period or schedule that could never be right
+      CallbackError (TypeError)      a callback of the wrong form, or with a wrong result
+      CheckpointError                a checkpoint that cannot be written, or does not fit
+      MissingDependencyError (ImportError)   a package is not installed; says the pip line
+
+An error of the user's own code keeps its type: the loop only adds a note to it.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class CicloError(Exception):
+    """The base of every error that ciclo raises."""
+
+
+class PeriodError(CicloError, ValueError):
+    """A period or a schedule that could never be right."""
+
+
+class CallbackError(CicloError, TypeError):
+    """A callback has the wrong form, or returned the wrong thing."""
+
+
+class CheckpointError(CicloError):
+    """A checkpoint cannot be written, or does not fit this run."""
+
+
+class MissingDependencyError(CicloError, ImportError):
+    """Something needs a package that is not installed."""
+
+
+def need(module: str, what: str, package: str | None = None) -> ModuleType:
+    """Imports a module on use, or says which package to install for what."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        top = module.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != top:
+            raise  # the package is there, and something that it needs is not
+        raise MissingDependencyError(
+            f"{what} needs {package or top}, which is not installed: pip install {package or top}"
+        ) from None

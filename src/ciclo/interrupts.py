@@ -1,0 +1,214 @@
+"""What asks a loop to stop while it runs, and lets it finish its step.
+
+Ctrl-C: the first stops the loop after the step, the second raises; only where Ctrl-C would raise
+`KeyboardInterrupt` anyway, a handler of the user's stays.
+
+SIGTERM, and in a job of SLURM also SIGUSR1 (`sbatch --signal=USR1@60`): in a loop that saves
+checkpoints, the first has it save and leave by `Preempted`; the second does what it would have done
+without us. The user's own handler runs too.
+
+Of several processes, all stop at the same step. Only in the main thread. A loop inside a loop joins
+the outer one's handlers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ciclo import _seam
+from ciclo.elapsed import clock
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
+    from ciclo.loop import Result
+
+# A launcher passes a signal on that the whole job was sent: those two are one.
+ECHO_S = 1.0
+_current: Interrupts | None = None  # the outermost loop of the main thread
+
+
+class Preempted(SystemExit):
+    """A signal has ended the loop, and it is saved. The process exits with 128 and its number.
+
+    `result` is what the loop would have returned.
+    """
+
+    def __init__(self, number: int, result: Result[Any]) -> None:
+        super().__init__(128 + number)
+        self.signal = number
+        self.result = result
+
+
+class TorchGroup:
+    """The processes of a job, which must stop at the same step: the first that is asked says which.
+
+    It says the next step, and they wait for each other in each: nobody is further than that.
+    """
+
+    loops = 0  # all processes count the same
+
+    def __init__(self, distributed: Any) -> None:
+        TorchGroup.loops += 1
+        self._key = f"ciclo/stop/{TorchGroup.loops}"
+        self._store = distributed.distributed_c10d._get_default_store()
+        self._last: int | None = None
+
+    def agree(self, asked: int | None, step: int) -> int | None:
+        """The signal that anyone was sent."""
+        if self._last is None:
+            if asked is not None:
+                self._store.compare_set(self._key, "", f"{asked} {step + 1}")
+            if self._store.check([self._key]):
+                number, last = self._store.get(self._key).decode().split()
+                self._last, asked = int(last), int(number)
+        return asked
+
+    def is_time(self, step: int) -> bool:
+        return self._last is not None and step >= self._last
+
+
+class JaxGroup:
+    """The same for JAX, which has a service for it and tells all of them at one step."""
+
+    def __init__(self) -> None:
+        from ciclo.errors import need
+
+        self._multihost = need("jax.experimental.multihost_utils", "a loop of several processes")
+
+    def agree(self, asked: int | None, step: int) -> int | None:
+        import signal
+
+        if asked is None and self._multihost.reached_preemption_sync_point(step):
+            return int(signal.SIGTERM)
+        return asked
+
+    def is_time(self, step: int) -> bool:
+        return True
+
+
+def _group() -> TorchGroup | JaxGroup | None:
+    torch = getattr(sys.modules.get("torch"), "distributed", None)
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        return TorchGroup(torch) if torch.get_world_size() > 1 else None
+    jax = sys.modules.get("jax")
+    is_connected = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    if jax is None or is_connected is None or not is_connected() or jax.process_count() == 1:
+        return None
+    return JaxGroup() if getattr(jax.config, "jax_enable_preemption_service", True) else None
+
+
+class Interrupts:
+    """Counts what asks to stop while it is entered."""
+
+    def __init__(self, is_wanted: bool, is_saved: bool = False) -> None:
+        self.count = 0  # of Ctrl-C
+        self.preemption: int | None = None  # the signal that asked
+        self._is_wanted = is_wanted
+        self._is_saved = is_saved
+        self._outer: Interrupts | None = None
+        self._previous: dict[int, Any] = {}
+        self._group: TorchGroup | JaxGroup | None = None  # who has to stop at the same step
+        self._asked_at = 0.0
+        self._is_over = False
+
+    def stops(self, step: int) -> bool:
+        """Whether the loop should stop after this step.
+
+        One inside another ends on Ctrl-C; for a signal it goes on, since it is part of a step.
+        """
+        if self._group is not None:
+            self.preemption = self._group.agree(self.preemption, step)
+            if self.preemption is not None:
+                return self._group.is_time(step)
+        elif self.preemption is not None:
+            return True
+        if self.count > 0:
+            return True
+        return self._outer is not None and self._is_wanted and self._outer.count > 0
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it was asked for twice."""
+        return self.count > 1 or (self._outer is not None and self._outer.is_urgent)
+
+    def __enter__(self) -> Interrupts:
+        global _current
+        import signal
+        import threading
+
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._outer = _current
+        if self._outer is None:
+            _current = self
+        if self._is_wanted and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._install(signal.SIGINT)
+        if self._is_saved and not (self._outer is not None and self._outer._is_saved):
+            self._group = _group()
+            if isinstance(self._group, JaxGroup):
+                return self  # JAX has its own handler, and says when
+            in_slurm = bool(os.environ.get("SLURM_JOB_ID")) and hasattr(signal, "SIGUSR1")
+            for number in (signal.SIGTERM, *([signal.SIGUSR1] if in_slurm else [])):
+                # Left alone: what is ignored, and what was set outside Python.
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._install(number)
+        return self
+
+    def _install(self, number: int) -> None:
+        import signal
+
+        self._previous[number] = signal.signal(number, self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        global _current
+        self._is_over = True
+        if _current is self:
+            _current = None
+        self._uninstall()
+
+    def _uninstall(self) -> None:
+        import signal
+
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) is self:
+                signal.signal(number, previous)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        import signal
+
+        if number == signal.SIGINT:
+            self._interrupt()
+            return
+        previous: Any = self._previous.get(number)
+        is_fatal = _seam.is_fatal(number, previous)
+        if self._is_over:
+            pass  # somebody has kept this handler
+        elif self.preemption is None:
+            self.preemption = number
+            self._asked_at = clock()
+            name = signal.Signals(number).name
+            # Not print: the signal may have come in the middle of one.
+            os.write(2, f"\nciclo: {name}: saving after this step; again stops at once\n".encode())
+        elif number == self.preemption and clock() - self._asked_at < ECHO_S:
+            return
+        else:
+            self._is_over = True
+        if not is_fatal:
+            previous(number, frame)
+        elif self._is_over:
+            signal.signal(number, previous)
+            os.kill(os.getpid(), number)
+
+    def _interrupt(self) -> None:
+        self.count += 1
+        if self.count > 1 or self._is_over:
+            raise KeyboardInterrupt
+        os.write(2, b"\nciclo: stopping after this step; Ctrl-C again stops at once\n")

@@ -1,0 +1,74 @@
+"""Metrics that are a state: clu's, those of flax.nnx, of jax_metrics, and all that work as these.
+
+They differ in how a batch is added: `from_model_output` and `merge` (clu), `update` in place (nnx),
+`update` that returns another (jax_metrics). Here each is a function that leaves its argument alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ciclo.errors import CicloError
+
+
+def is_metric(value: Any) -> bool:
+    return callable(getattr(value, "compute", None))
+
+
+def empty(metric: Any) -> Any:
+    """A metric that has seen nothing, from one of its kind or from its class."""
+    if callable(getattr(metric, "empty", None)):
+        return metric.empty()
+    if isinstance(metric, type):
+        return metric()
+    fresh = _copied(metric)
+    done = fresh.reset()
+    return fresh if done is None else done
+
+
+def updated(metric: Any, values: dict[str, Any]) -> Any:
+    """The metric with the values of a batch added."""
+    for name in ("single_from_model_output", "from_model_output"):
+        if callable(make := getattr(type(metric), name, None)):
+            return metric.merge(make(**values))
+    fresh = _copied(metric)
+    done = fresh.update(**values)
+    return fresh if done is None else done
+
+
+def merged(metric: Any, other: Any) -> Any:
+    """Both as one; `other` itself where it goes on from `metric` and so knows it already."""
+    return metric.merge(other) if callable(getattr(metric, "merge", None)) else other
+
+
+def computed(name: str, metric: Any) -> dict[str, Any]:
+    """What a metric amounts to, by name: one value, or several of a collection."""
+    value = metric.compute()
+    named = value if isinstance(value, dict) else {name: value}
+    found: dict[str, Any] = {}
+    for key, one in named.items():
+        if hasattr(one, "__dataclass_fields__"):  # as the mean and the deviation of nnx.Welford
+            found |= {f"{key}_{part}": getattr(one, part) for part in one.__dataclass_fields__}
+        else:
+            found[key] = one
+    return found
+
+
+def declared(metrics: Any) -> dict[str, Any]:
+    """The metrics that a state begins with, from a dict, a collection or a class of one."""
+    if metrics is None:
+        return {}
+    named = metrics if isinstance(metrics, dict) else {"metrics": metrics}
+    for name, metric in named.items():
+        if not is_metric(metric):
+            raise CicloError(
+                f"metrics[{name!r}] is {metric!r}, which has no compute(); give a metric of clu,"
+                " flax.nnx or jax_metrics"
+            )
+    return {name: empty(metric) for name, metric in named.items()}
+
+
+def _copied(metric: Any) -> Any:
+    import jax
+
+    return jax.tree.map(lambda leaf: leaf, metric)

@@ -1,0 +1,100 @@
+"""`create_equinox_state`: a module of Equinox as a state that every loop can train."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from ciclo.errors import need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ciclo.states.model import Inputs, ModelState
+
+
+class EquinoxForward:
+    """An Equinox module as a function of its arrays, called for each row of a batch."""
+
+    def __init__(self, module: Any, has_state: bool) -> None:
+        import equinox
+
+        # What is no array: functions, sizes. It never changes, and is compiled in.
+        self.rest = equinox.filter(module, equinox.is_array, inverse=True)
+        self.has_state = has_state
+        self.takes_key = "key" in inspect.signature(type(module).__call__).parameters
+
+    def __call__(
+        self, params: Any, stats: Any, rngs: dict[str, Any], inputs: Inputs, is_training: bool
+    ) -> tuple[Any, Any]:
+        import equinox
+        import jax
+
+        fixed, kept = stats
+        module = equinox.nn.inference_mode(
+            equinox.combine(params, fixed, self.rest), not is_training
+        )
+        rows = jax.tree.leaves(inputs.args)[0].shape[0]
+        has_keys = self.takes_key and bool(rngs)
+        keys = jax.random.split(rngs["dropout"], rows) if has_keys else None
+
+        def call(key: Any, *args: Any) -> Any:
+            state = (kept,) if self.has_state else ()
+            named = {"key": key} if self.takes_key else {}
+            return module(*args, *state, **named)
+
+        out_axes = (0, None) if self.has_state else 0
+        in_axes = (0 if has_keys else None, *[0] * len(inputs.args))
+        called = jax.vmap(call, in_axes=in_axes, out_axes=out_axes, axis_name="batch")
+        result = called(keys, *inputs.args)
+        outputs, kept = result if self.has_state else (result, kept)
+        return outputs, (fixed, kept) if is_training else stats
+
+
+def create_equinox_state(
+    module: Any,
+    tx: Any = None,
+    *,
+    losses: Any = None,
+    metrics: Any = None,
+    strategy: Any = "jit",
+    model_state: Any = None,
+    seed: int = 0,
+    unpack: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> ModelState:
+    """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
+
+    module: a module of Equinox, called for each row under `jax.vmap(..., axis_name="batch")`; with
+        `key=`, if it takes one. `equinox_module(state)` gives it back, trained
+    model_state: what `equinox.nn.make_with_state` returns beside it; it is called with that too
+    seed: of dropout
+    tx, losses, metrics, strategy, unpack, options: as `create_flax_state` has them
+
+    >>> state = ciclo.create_equinox_state(
+    ...     eqx.nn.MLP(64, 10, 32, 1, key=key), optax.adam(1e-3), losses=cross_entropy
+    ... )
+    """
+    equinox = need("equinox", "ciclo.create_equinox_state()")
+    from ciclo.states import model
+
+    params, others = equinox.partition(module, equinox.is_inexact_array)
+    fixed = equinox.filter(others, equinox.is_array)
+    return model.create(
+        forward=EquinoxForward(module, model_state is not None),
+        init=(params, (fixed, model_state)),
+        losses=losses,
+        metrics=metrics,
+        unpack=unpack,
+        tx=tx,
+        strategy=strategy,
+        rngs=options.pop("rngs", seed),
+        **options,
+    )
+
+
+def equinox_module(state: ModelState) -> Any:
+    """The module of a state, with the values that it has now."""
+    import equinox
+
+    return equinox.combine(state.params, state.batch_stats[0], state.forward.rest)

@@ -1,0 +1,88 @@
+"""`create_haiku_state`: a function of Haiku modules as a state that every loop can train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ciclo.errors import need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ciclo.states.model import Inputs, ModelState
+
+
+@dataclass(frozen=True)
+class HaikuForward:
+    """A transformed function."""
+
+    transformed: Any
+    training: tuple[str, bool] | None
+
+    def __call__(
+        self, params: Any, stats: Any, rngs: dict[str, Any], inputs: Inputs, is_training: bool
+    ) -> tuple[Any, Any]:
+        from ciclo.states.model import told
+
+        kwargs = {**inputs.kwargs, **told(self.training, is_training)}
+        key = rngs.get("dropout")
+        outputs, new = self.transformed.apply(params, stats, key, *inputs.args, **kwargs)
+        return outputs, new if is_training else stats
+
+
+def create_haiku_state(
+    function: Callable[..., Any],
+    inputs: Any,
+    tx: Any = None,
+    *,
+    losses: Any = None,
+    metrics: Any = None,
+    strategy: Any = "jit",
+    seed: int = 0,
+    unpack: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> ModelState:
+    """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
+
+    function: what you would give to `hk.transform_with_state`; if it takes `is_training`, it is
+        told. What that, or `hk.transform`, has made of one is taken too, and is told nothing
+    inputs, tx, losses, metrics, strategy, seed, unpack, options: as `create_flax_state` has them
+
+    >>> state = ciclo.create_haiku_state(
+    ...     lambda x: hk.nets.MLP([32, 10])(x),
+    ...     jnp.zeros((1, 64)),
+    ...     optax.adam(1e-3),
+    ...     losses=cross_entropy,
+    ... )
+    """
+    haiku = need("haiku", "ciclo.create_haiku_state()", "dm-haiku")
+    import jax
+
+    from ciclo.states import model
+
+    training = None
+    transformed = function
+    if isinstance(function, haiku.Transformed):
+        transformed = haiku.with_empty_state(function)
+    elif not isinstance(function, haiku.TransformedWithState):
+        transformed = haiku.transform_with_state(function)
+        training = model.training_argument(function)
+    args = inputs if isinstance(inputs, tuple) else (inputs,)
+
+    def init() -> tuple[Any, Any]:
+        told = model.told(training, True)  # what is kept is made on the way through in training
+        return transformed.init(jax.random.key(seed), *args, **told)  # type: ignore[attr-defined, no-any-return]
+
+    return model.create(
+        forward=HaikuForward(transformed, training),
+        init=init,
+        losses=losses,
+        metrics=metrics,
+        unpack=unpack,
+        apply_fn=transformed.apply,  # type: ignore[attr-defined]
+        tx=tx,
+        strategy=strategy,
+        rngs=options.pop("rngs", seed + 1),
+        **options,
+    )

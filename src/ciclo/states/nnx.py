@@ -1,0 +1,91 @@
+"""`create_nnx_state`: a module of flax.nnx as a state that every loop can train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ciclo.errors import CicloError, need
+from ciclo.values import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ciclo.states.model import Inputs, ModelState
+
+
+@dataclass(frozen=True)
+class NnxForward:
+    """An NNX module as a function of its state: parameters, and all other variables."""
+
+    graph: Any
+
+    def __call__(
+        self, params: Any, stats: Any, rngs: dict[str, Any], inputs: Inputs, is_training: bool
+    ) -> tuple[Any, Any]:
+        from flax import nnx
+
+        module = nnx.merge(self.graph, params, stats)
+        module.train() if is_training else module.eval()
+        outputs = module(*inputs.args, **inputs.kwargs)
+        # What is known of a module beside its arrays stays as it was given.
+        return outputs, _others(module) if is_training else stats
+
+
+def _others(module: Any) -> Any:
+    """All variables that are no parameters, as a plain dict."""
+    from flax import nnx
+
+    return nnx.to_pure_dict(nnx.state(module, nnx.Not(nnx.Param)))
+
+
+def create_nnx_state(
+    module: Any,
+    tx: Any = None,
+    *,
+    losses: Any = None,
+    metrics: Any = None,
+    strategy: Any = "jit",
+    unpack: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> ModelState:
+    """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
+
+    module: a module of NNX, which is left alone, or a function that makes one: then no device ever
+        has all of it. `nnx_module(state)` gives it back, trained
+    tx, losses, metrics, strategy, unpack, options: as `create_flax_state` has them
+
+    >>> state = ciclo.create_nnx_state(
+    ...     Model(rngs=nnx.Rngs(0)), optax.adam(1e-3), losses=cross_entropy
+    ... )
+    """
+    nnx = need("flax.nnx", "ciclo.create_nnx_state()", "flax")
+    from ciclo.states import model
+
+    is_made = isinstance(module, nnx.Module)
+    if not is_made and not callable(module):
+        raise CicloError(
+            f"create_nnx_state was given {describe(module)}; give a module of flax.nnx, or a"
+            " function that makes one"
+        )
+
+    def parts(made: Any) -> tuple[Any, Any]:
+        return nnx.to_pure_dict(nnx.state(made, nnx.Param)), _others(made)
+
+    return model.create(
+        forward=NnxForward(nnx.graphdef(module if is_made else nnx.eval_shape(module))),
+        init=parts(module) if is_made else lambda: parts(module()),
+        losses=losses,
+        metrics=metrics,
+        unpack=unpack,
+        tx=tx,
+        strategy=strategy,
+        **options,
+    )
+
+
+def nnx_module(state: ModelState) -> Any:
+    """The module of a state, with the values that it has now."""
+    from flax import nnx
+
+    return nnx.merge(state.forward.graph, state.params, state.batch_stats)

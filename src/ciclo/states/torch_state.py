@@ -1,0 +1,623 @@
+"""The state that `create_torch_state` makes: a module, its optimizer, and one step with them.
+
+A step leaves its values where they were computed: nothing here waits for a device. In several
+processes what is logged stands for all of them, so that they decide alike.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from ciclo.binding import name_of
+from ciclo.elapsed import samples_in
+from ciclo.errors import CallbackError, CheckpointError, CicloError
+from ciclo.logs import Logs
+from ciclo.states.torch_strategies import mean_over_processes
+from ciclo.values import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.optim import Optimizer
+
+    from ciclo.states.torch_strategies import Placed
+
+TARGETS = ("y", "target", "targets", "label", "labels")  # what a dict calls them
+OFFERED = ("outputs", "targets", "batch", "module")  # what a loss or a metric may ask for by name
+CREATE = "ciclo.create_torch_state(module, optimizer, losses=...)"
+
+
+class Window(NamedTuple):
+    """The batches whose gradients wait for a step, and the samples of them."""
+
+    batches: int = 0
+    samples: float = 0
+
+
+class TorchState:
+    """A module, its optimizer and what goes with them, which a step changes in place.
+
+    `create_torch_state` makes it. `module`, `optimizer` and `scheduler` are the user's own.
+    """
+
+    def __init__(
+        self,
+        placed: Placed,
+        *,
+        optimizer: Optimizer | None,
+        losses: dict[str, Any],
+        metrics: dict[str, Any],
+        unpack: Callable[[Any], tuple[Any, Any]] | None,
+        accumulate: int | None,
+        policy: str | None,
+        clip_norm: float | None,
+        ema_decay: float | None,
+        scheduler: Any,
+    ) -> None:
+        self.module = placed.module
+        self.optimizer = optimizer
+        self.scheduler = _scheduler(scheduler, optimizer)
+        self.strategy = placed.name
+        self.device = placed.device
+        self._placed = placed
+        self._unpack = _unpacked if unpack is None else unpack
+        self._accumulate = accumulate
+        self._window = Window()
+        self._dtype = None if policy in (None, "float32") else getattr(torch, str(policy))
+        self._scaler = torch.amp.GradScaler(self.device.type) if policy == "float16" else None
+        self._clip_norm = clip_norm
+        self._average: list[torch.Tensor] | None = None
+        if ema_decay is not None:
+            self._average = [one.detach().clone() for one in self.module.parameters()]
+            self._update_average = get_ema_multi_avg_fn(ema_decay)
+        self._loss_modules = {
+            name: one.to(self.device) for name, one in losses.items() if isinstance(one, nn.Module)
+        }
+        self._losses = {name: Asked(name, one) for name, one in losses.items()}
+        stateful = {name: one for name, one in metrics.items() if _is_stateful(one)}
+        self._metrics = {
+            name: Asked(name, one) for name, one in metrics.items() if name not in stateful
+        }
+        # One of its own for evaluations, which may come in the middle of an epoch.
+        self._train_metrics = self._running(stateful)
+        self._test_metrics = self._running(copy.deepcopy(stateful))
+
+    def _running(self, metrics: dict[str, Any]) -> dict[str, Running]:
+        is_distributed = self._placed.is_distributed
+        return {n: Running(n, one, self.device, is_distributed) for n, one in metrics.items()}
+
+    def __repr__(self) -> str:
+        return (
+            f"<TorchState of {type(self.module).__name__} on {self.device},"
+            f" strategy {self.strategy!r}>"
+        )
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def train_step(self, batch: Any) -> tuple[Logs, TorchState]:
+        """Computes the losses of a batch and takes one step of the optimizer."""
+        _check(self, "train_step")
+        if self.optimizer is None:
+            raise CicloError(f"this state has no optimizer to train with; make it by {CREATE}")
+        if not self._losses:
+            raise CicloError(
+                f"this state has no loss to train with; make it by {CREATE}, such as"
+                " losses=torch.nn.functional.cross_entropy"
+            )
+        moved = _moved(batch, self.device)
+        samples = samples_in(moved)
+        is_last = self._accumulate is None or self._window.batches + 1 >= self._accumulate
+        if not self._window.batches:
+            self.optimizer.zero_grad()
+        with self._mode(is_training=True), self._placed.exchange(is_last):
+            logs, loss, found = self._computed(self._placed.train, moved)
+            if not loss.requires_grad:
+                raise CallbackError(
+                    "the loss does not depend on the module's parameters; compute it from the"
+                    " outputs with torch, without detach(), item() or no_grad()"
+                )
+            if self._accumulate is not None:
+                loss = loss * samples  # the sum of a window is divided by all of its samples
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        if self._accumulate is not None:
+            self._window = Window(self._window.batches + 1, self._window.samples + samples)
+        self._measure(logs, found, self._train_metrics)
+        if is_last:
+            self._step(self.optimizer, logs)
+        return self._finished(logs, samples, self._train_metrics), self
+
+    def flush_step(self) -> TorchState:
+        """Takes the step of a window that is not full, as at the end of an epoch."""
+        _check(self, "flush_step")
+        if self.optimizer is not None and self._window.batches:
+            gradients = self._gradients()
+            for one, exchanged in zip(gradients, self._placed.exchanged(gradients), strict=True):
+                one.copy_(exchanged)
+            self._step(self.optimizer, Logs())
+        return self
+
+    def test_step(self, batch: Any) -> tuple[Logs, TorchState]:
+        """Computes the losses and metrics of a batch, in the module's evaluation mode."""
+        _check(self, "test_step")
+        if not (self._losses or self._metrics or self._test_metrics):
+            raise CicloError(
+                f"this state has nothing to test; make it by {CREATE}, or with metrics=..."
+            )
+        moved = _moved(batch, self.device)
+        with torch.no_grad(), self._mode(is_training=False), self._with_average():
+            logs, _, found = self._computed(self._placed.evaluate, moved)
+            self._placed.evaluated()
+        self._measure(logs, found, self._test_metrics)
+        return self._finished(logs, samples_in(moved), self._test_metrics), self
+
+    def predict_step(self, batch: Any) -> tuple[Logs, TorchState]:
+        """Computes what the module puts out for a batch, and logs it as outputs."""
+        _check(self, "predict_step")
+        moved = _moved(batch, self.device)
+        inputs, _ = self._unpack(moved)
+        with torch.no_grad(), self._mode(is_training=False), self._with_average():
+            outputs = self._called(self._placed.evaluate, inputs)
+            self._placed.evaluated()
+        logs = Logs()
+        logs["outputs"] = _named_outputs(outputs)
+        return logs, self
+
+    def reset_step(self) -> TorchState:
+        """Has stateful metrics begin anew, as at the start of an epoch or an evaluation."""
+        _check(self, "reset_step")
+        for running in (*self._train_metrics.values(), *self._test_metrics.values()):
+            running.metric.reset()
+        return self
+
+    # -- what a step is made of ----------------------------------------------------------------
+
+    def _called(self, function: Callable[..., Any], inputs: Any) -> Any:
+        with self._autocast():
+            if isinstance(inputs, dict):
+                return function(**inputs)
+            return function(*inputs) if isinstance(inputs, tuple) else function(inputs)
+
+    def _autocast(self) -> Any:
+        if self._dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self._dtype)
+
+    def _computed(
+        self, function: Callable[..., Any], batch: Any
+    ) -> tuple[Logs, torch.Tensor, tuple[Any, ...]]:
+        """The losses of a batch as logs, their sum, and what metrics may ask for."""
+        inputs, targets = self._unpack(batch)
+        outputs = self._called(function, inputs)
+        found = (outputs, targets, batch, self.module)
+        logs = Logs()
+        total: Any = None
+        with self._autocast():
+            for name, asked in self._losses.items():
+                loss = asked(found)
+                if not isinstance(loss, torch.Tensor) or loss.dim():
+                    raise CallbackError(
+                        f"the loss {name!r} is {describe(loss)}; it must be one number, a tensor"
+                        " without dimensions: return loss.mean()"
+                    )
+                logs.add_loss(name, loss.detach())
+                total = loss if total is None else total + loss
+        if len(self._losses) > 1:
+            logs.add_metric("loss", total.detach())
+        return logs, total, found
+
+    def _measure(self, logs: Logs, found: tuple[Any, ...], running: dict[str, Running]) -> None:
+        if not (self._metrics or running):
+            return
+        found = (_detached(found[0]), *found[1:])
+        with torch.no_grad():
+            for name, asked in self._metrics.items():
+                logs.add_metric(name, asked(found))
+            for one in running.values():
+                one.update(found)
+
+    def _step(self, optimizer: Optimizer, logs: Logs) -> None:
+        scaler = self._scaler
+        if self._accumulate is not None:
+            samples: Any = self._window.samples
+            if self._placed.is_distributed:
+                (samples,) = mean_over_processes([samples], 1, self.device)
+            for one in self._gradients():
+                one.div_(samples)
+            self._window = Window()
+        if self._clip_norm is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            norm: Any = nn.utils.clip_grad_norm_(self._parameters(), self._clip_norm)
+            logs.add_metric("grad_norm", _whole(norm))
+        if scaler is None:
+            optimizer.step()
+        else:
+            before = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            if scaler.get_scale() < before:
+                return  # a gradient was infinite: this step is left out
+        if self._average is not None:
+            self._update_average(self._average, list(self.module.parameters()), 0)
+        if self.scheduler is not None:
+            logs.add_metric("learning_rate", optimizer.param_groups[0]["lr"])
+            self.scheduler.step()
+
+    def _parameters(self) -> list[torch.Tensor]:
+        assert self.optimizer is not None
+        return [one for group in self.optimizer.param_groups for one in group["params"]]
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [one.grad for one in self._parameters() if one.grad is not None]
+
+    def _finished(self, logs: Logs, samples: int, running: dict[str, Running]) -> Logs:
+        """The logs of a step, of all processes."""
+        if self._placed.is_distributed:
+            places = [
+                (values, name)
+                for values in (logs.get("losses", {}), logs.get("metrics", {}))
+                for name, value in values.items()
+                if _is_number(value)
+            ]
+            numbers = [values[name] for values, name in places]
+            means = mean_over_processes(numbers, samples, self.device) if places else []
+            for (values, name), mean in zip(places, means, strict=True):
+                values[name] = mean
+        for name, one in running.items():
+            value = one.compute()
+            for key, item in value.items() if isinstance(value, dict) else [(name, value)]:
+                logs.add_stateful_metric(key, item)
+        return logs
+
+    @contextmanager
+    def _mode(self, is_training: bool) -> Iterator[None]:
+        """The module in this mode; afterwards each part of it is in its own again.
+
+        One that is in training mode is left as it is, since a part may be frozen on purpose.
+        """
+        if self.module.training == is_training:
+            yield
+            return
+        modes = [(one, one.training) for one in self.module.modules()]
+        self.module.train(is_training)
+        try:
+            yield
+        finally:
+            for one, mode in modes:
+                one.training = mode
+
+    @contextmanager
+    def _with_average(self) -> Iterator[None]:
+        """The module with the average of its parameters, if there is one."""
+        if self._average is None:
+            yield
+            return
+        parameters = list(self.module.parameters())
+        kept = [one.clone() for one in parameters]
+        _copy(self._average, parameters)
+        try:
+            yield
+        finally:
+            _copy(kept, parameters)
+
+    @property
+    def ema_params(self) -> dict[str, Any]:
+        """The module's state dict with the moving average of its parameters."""
+        if self._average is None:
+            raise CicloError(
+                "this state has no average; ask for it: create_torch_state(..., ema_decay=0.999)"
+            )
+        names = [name for name, _ in self.module.named_parameters()]
+        return {**self.module.state_dict(), **dict(zip(names, self._average, strict=True))}
+
+    # -- to a checkpoint and back --------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a step changes. In several processes all of them must ask for it."""
+        metrics = {"train": self._train_metrics, "test": self._test_metrics}
+        return {
+            "module": self.module.state_dict(),
+            "losses": {name: one.state_dict() for name, one in self._loss_modules.items()},
+            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            "average": self._average,
+            "window": self._open_window(),
+            "metrics": {
+                when: {name: one.state_dict() for name, one in running.items()}
+                for when, running in metrics.items()
+            },
+        }
+
+    def _open_window(self) -> dict[str, Any] | None:
+        """The batches that wait for a step, and their gradients, of all processes together."""
+        if not self._window.batches:
+            return None
+        count = self._placed.processes
+        samples: Any = self._window.samples
+        if count > 1:
+            samples = mean_over_processes([samples], 1, self.device)[0].item()
+        waiting = [one.grad for one in self._parameters()]
+        held = iter(self._placed.exchanged([one for one in waiting if one is not None]))
+        return {
+            "batches": self._window.batches,
+            "samples": samples * count,
+            "gradients": [None if one is None else next(held) * count for one in waiting],
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Becomes what `state_dict` was taken of, in whatever strategy that ran."""
+        mine = self.state_dict()
+        for key, value in mine.items():
+            theirs = saved.get(key)
+            if key not in saved or ((theirs is None) != (value is None) and key != "window"):
+                given = "nothing" if theirs is None else "one"
+                raise CheckpointError(
+                    f"this is not the state of {self!r}: it has {given} for {key!r}"
+                )
+        self.module.load_state_dict(_placed_like(saved["module"], mine["module"]))
+        for name, module in self._loss_modules.items():
+            module.load_state_dict(saved["losses"][name])
+        for name in ("optimizer", "scheduler"):
+            if (owner := getattr(self, name)) is not None:
+                owner.load_state_dict(saved[name])
+        if self.optimizer is not None:
+            for parameter, held in self.optimizer.state.items():
+                for key, value in held.items():
+                    held[key] = _spread(value, parameter)
+        self._window = Window()
+        if (window := saved["window"]) is not None:
+            count = self._placed.processes
+            self._window = Window(window["batches"], window["samples"] / count)
+            for parameter, waits in zip(self._parameters(), window["gradients"], strict=True):
+                parameter.grad = None if waits is None else _spread(waits / count, parameter)
+        if self._scaler is not None:
+            self._scaler.load_state_dict(saved["scaler"])
+        if self._average is not None:
+            _copy(
+                [_spread(a, b) for a, b in zip(saved["average"], self._average, strict=True)],
+                self._average,
+            )
+        for when, running in (("train", self._train_metrics), ("test", self._test_metrics)):
+            for name, one in running.items():
+                one.load_state_dict(saved["metrics"][when][name])
+
+
+def _check(state: Any, step: str) -> None:
+    if not isinstance(state, TorchState):
+        raise TypeError(
+            f"{step} got a {type(state).__name__}, not a TorchState; make one: {CREATE}"
+        )
+
+
+def _scheduler(given: Any, optimizer: Optimizer | None) -> LRScheduler | None:
+    if given is None:
+        return None
+    made = given
+    if not isinstance(given, LRScheduler) and callable(given):
+        made = given(optimizer)
+    if isinstance(made, ReduceLROnPlateau):
+        raise TypeError(
+            "scheduler: ReduceLROnPlateau steps by a value of an epoch, not by optimizer steps;"
+            " leave it out here and step it yourself: {ciclo.on_epoch_end: lambda loop_state:"
+            ' plateau.step(loop_state.logs.value("loss_valid"))}'
+        )
+    if not isinstance(made, LRScheduler):
+        raise TypeError(
+            f"scheduler is {made!r}; use one of torch.optim.lr_scheduler, or a function that makes"
+            " one from the optimizer"
+        )
+    if made.optimizer is not optimizer:
+        raise ValueError("scheduler is of another optimizer; make it of the one that is given here")
+    return made
+
+
+# -- losses and metrics ----------------------------------------------------------------------------
+
+
+class Asked:
+    """A loss or a metric, called with what it asks for: outputs and targets, or by name."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        self.name = name
+        self.function = function
+        self._by_position, self._by_keyword = _arguments(name, function)
+
+    def __call__(self, found: tuple[Any, ...]) -> Any:
+        return self.function(
+            *[found[i] for i in self._by_position],
+            **{name: found[i] for name, i in self._by_keyword.items()},
+        )
+
+
+def _arguments(name: str, function: Any) -> tuple[list[int], dict[str, int]]:
+    """Which of what is offered goes where."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        parameters = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):  # of some functions that are written in C
+        return [0, 1], {}
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return [0, 1], {}
+    named = {one.name for one in parameters}
+    free = [OFFERED.index(one) for one in OFFERED[:2] if one not in named]
+    by_position: list[int] = []
+    by_keyword: dict[str, int] = {}
+    is_skipping = False  # after an argument that keeps its default, the rest go by keyword
+    for one in parameters:
+        if one.kind is one.VAR_KEYWORD:
+            continue
+        is_offered = one.name in OFFERED
+        if not is_offered and one.default is not one.empty:
+            is_skipping = True
+        elif not is_offered and (not free or one.kind is one.KEYWORD_ONLY):
+            raise CallbackError(
+                f"{name}{inspect.signature(called)} cannot be called: {one.name!r} has no value. A"
+                " loss or a metric is a function of outputs and targets, and may ask for batch and"
+                f" module by name: lambda outputs, targets: {name_of(function)}(outputs, targets,"
+                f" {one.name}=...)"
+            )
+        else:
+            source = OFFERED.index(one.name) if is_offered else free.pop(0)
+            if is_skipping or one.kind is one.KEYWORD_ONLY:
+                by_keyword[one.name] = source
+            else:
+                by_position.append(source)
+    return by_position, by_keyword
+
+
+def _is_stateful(metric: Any) -> bool:
+    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
+
+
+class Running:
+    """A metric that goes on from batch to batch, such as one of torchmetrics."""
+
+    def __init__(self, name: str, metric: Any, device: torch.device, is_distributed: bool) -> None:
+        self.name = name
+        self.metric = metric.to(device) if hasattr(metric, "to") else metric
+        self.update = Asked(name, metric.update)
+        self.is_distributed = is_distributed
+        # Those of torchmetrics talk to the other processes by themselves; a collection has several.
+        parts = list(metric.values()) if isinstance(metric, nn.ModuleDict) else [metric]
+        self._synced: list[Any] = [one for one in parts if hasattr(one, "sync_context")]
+        if hasattr(metric, "persistent"):
+            metric.persistent(True)  # else what it has counted is not in its state dict
+        if is_distributed and not self._synced and not hasattr(metric, "merge_state"):
+            raise TypeError(
+                f"the metric {name!r} ({type(metric).__name__}) counts in each process for itself;"
+                " use one of torchmetrics, or give its class merge_state(metrics)"
+            )
+
+    def compute(self) -> Any:
+        """Its value so far, of all processes."""
+        return self._merged().compute()
+
+    def _merged(self) -> Any:
+        if not self.is_distributed or self._synced:
+            return self.metric
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, self.metric)
+        gathered[0].merge_state(gathered[1:])
+        return gathered[0]
+
+    def state_dict(self) -> Any:
+        """What all processes have counted together; one of them gets all of it back."""
+        with ExitStack() as stack:
+            for one in self._synced if self.is_distributed else ():
+                if one.update_called:
+                    stack.enter_context(one.sync_context())
+            return _held(self._merged())
+
+    def load_state_dict(self, saved: Any) -> None:
+        self.metric.reset()
+        if self.is_distributed and dist.get_rank() > 0:
+            return
+        if hasattr(self.metric, "load_state_dict"):
+            self.metric.load_state_dict(saved)
+        else:
+            vars(self.metric).update(copy.deepcopy(saved))
+
+
+def _held(metric: Any) -> Any:
+    return metric.state_dict() if hasattr(metric, "load_state_dict") else dict(vars(metric))
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+def _unpacked(batch: Any) -> tuple[Any, Any]:
+    """Inputs and targets: the last of a tuple, or what a dict calls so, is the targets."""
+    if hasattr(batch, "items"):
+        key = next((one for one in TARGETS if one in batch), None)
+        inputs = {name: value for name, value in batch.items() if name != key}
+        single = tuple(inputs.values()) if len(inputs) == 1 else inputs
+        return single, None if key is None else batch[key]
+    if isinstance(batch, (tuple, list)):
+        return (tuple(batch[:-1]), batch[-1]) if len(batch) > 1 else (tuple(batch), None)
+    return batch, None
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same containers with other things inside."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(function, one) for one in value))
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(function, one) for one in value)
+    if type(value) is dict:
+        return {key: _mapped(function, one) for key, one in value.items()}
+    return function(value)
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    """The batch on the device; the copy from pinned memory goes on behind."""
+    is_behind = device.type != "cpu"
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(device, non_blocking=is_behind)
+        if hasattr(value, "__array_interface__"):
+            return torch.as_tensor(value).to(device, non_blocking=is_behind)
+        if hasattr(value, "to"):
+            return value.to(device)
+        is_mapping = hasattr(value, "items")
+        return {key: _mapped(moved, one) for key, one in value.items()} if is_mapping else value
+
+    return _mapped(moved, batch)
+
+
+def _detached(outputs: Any) -> Any:
+    return _mapped(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, outputs)
+
+
+def _named_outputs(outputs: Any) -> dict[str, Any]:
+    if isinstance(outputs, dict):  # those of transformers are dicts, too
+        return dict(outputs)
+    if isinstance(outputs, tuple):
+        names = getattr(outputs, "_fields", None) or [f"outputs_{i}" for i in range(len(outputs))]
+        return dict(zip(names, outputs, strict=True))
+    return {"outputs": outputs}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not value.dim()
+    return isinstance(value, (int, float))
+
+
+# -- parameters ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _copy(values: list[Any], into: list[Any]) -> None:
+    for target, value in zip(into, values, strict=True):
+        target.copy_(value)
+
+
+def _placed_like(saved: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:
+    return {name: _spread(value, mine.get(name)) for name, value in saved.items()}
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def _spread(value: Any, like: Any) -> Any:
+    """The value in as many processes as `like` is, where that is a DTensor and this is not."""
+    is_spread = hasattr(like, "device_mesh")
+    if not is_spread or hasattr(value, "device_mesh") or not isinstance(value, torch.Tensor):
+        return value
+    if value.shape != like.shape:
+        return value  # a counter of the optimizer's
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)

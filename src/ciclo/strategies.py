@@ -1,0 +1,337 @@
+"""Where a state and its batches live, and how a step over them is compiled.
+
+A strategy is a value: a mesh of devices, a rule that says how each array of a state is split over
+it, and the axes of the mesh that split a batch. A step is compiled for all devices at once, and the
+partitioner of JAX puts the communication in; none is written here. Many processes with many devices
+are the same mesh as one process: each gives the rows of a batch that its own devices hold.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ciclo.errors import CicloError, need
+from ciclo.values import describe
+
+need("jax", "ciclo.managed")
+import jax  # noqa: E402  checked first: the error says what to install
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    Rule: TypeAlias = Callable[[str, Any], PartitionSpec]
+    Devices: TypeAlias = int | Sequence[jax.Device] | None
+
+UNEVEN = ("refuse", "pad")
+# Below this many elements, splitting a parameter saves less than gathering it costs.
+MIN_SIZE = 1024
+
+
+class Placed(NamedTuple):
+    """A batch where it is computed. `mask` says which rows are real, where some were added."""
+
+    batch: Any
+    mask: Any = None
+    is_real: Any = None  # the same on the host, of all processes
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Strategy:
+    """How a state is placed and a step is compiled; `ciclo.get_strategy` makes the usual ones.
+
+    mesh: the devices; None for one device
+    rules: how arrays of the state are split: a function of path and array that returns a
+        PartitionSpec, or pairs of a regular expression for the path and a PartitionSpec, of which
+        the first that is found counts. Where there is none, each device has the whole array
+    batch_axes: the axes of the mesh that the rows of a batch are split over
+    uneven: whether a batch whose rows do not divide is refused or filled up ("pad")
+    donates: whether a train step reuses the memory of the state that it is given
+
+    >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
+    >>> ciclo.Strategy(name="wide", mesh=mesh, rules=[("kernel", jax.P(None, "model"))])
+    """
+
+    name: str
+    mesh: Mesh | None = None
+    rules: Rule | Sequence[tuple[str, PartitionSpec]] = ()
+    batch_axes: tuple[str, ...] = ("data",)
+    uneven: str = "refuse"
+    donates: bool = False
+    is_compiled: bool = True
+
+    def __post_init__(self) -> None:
+        if self.uneven not in UNEVEN:
+            raise CicloError(f'uneven={self.uneven!r} is not valid; use "refuse" or "pad"')
+        if self.mesh is None:
+            return
+        # The compiler splits what you compute; with explicit axes you would have to say how.
+        automatic = Mesh(self.mesh.devices, self.mesh.axis_names)
+        object.__setattr__(self, "mesh", automatic)
+        unknown = [axis for axis in self.batch_axes if axis not in self.mesh.axis_names]
+        if unknown:
+            raise CicloError(
+                f"batch_axes={self.batch_axes!r} names {unknown[0]!r}, which the mesh does not"
+                f" have; its axes are {self.mesh.axis_names!r}"
+            )
+
+    # -- the state -----------------------------------------------------------------------------
+
+    def shardings(self, tree: Any) -> Any:
+        """Where each array of a tree goes; arrays may be abstract."""
+        assert self.mesh is not None
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: NamedSharding(self.mesh, self._spec(path, leaf)),  # type: ignore[arg-type]
+            tree,
+        )
+
+    def _spec(self, path: Any, leaf: Any) -> PartitionSpec:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if callable(self.rules):
+            return self.rules(name, leaf)
+        for pattern, spec in self.rules:
+            # The count of an optimizer has the path of a parameter, and not its axes.
+            if re.search(pattern, name) and len(spec) <= leaf.ndim:
+                return spec
+        return PartitionSpec()
+
+    def place(self, tree: Any) -> Any:
+        """The tree with its arrays where they belong."""
+        if self.mesh is not None:
+            return jax.device_put(tree, self.shardings(tree))
+        here = jax.local_devices()[0]
+
+        def placed(leaf: Any) -> Any:
+            is_spread = isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+            return jax.device_put(leaf, here) if is_spread else leaf
+
+        return jax.tree.map(placed, tree)
+
+    def constrained(self, tree: Any) -> Any:
+        """The same inside a compiled function."""
+        if self.mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self.shardings(tree))
+
+    def replicated(self, tree: Any) -> Any:
+        """Inside a compiled function: whole on each device, so that each process can read it."""
+        if self.mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, NamedSharding(self.mesh, PartitionSpec()))
+
+    # -- batches -------------------------------------------------------------------------------
+
+    def place_batch(self, batch: Any, name: str = "the step") -> Placed:
+        """The rows of this process, on its devices; `name` is what an error calls the step."""
+        if not self.is_compiled:  # as compiled steps see it: 64 bits are 32, if JAX is set so
+            return Placed(jax.tree.map(lambda x: jnp.asarray(x) if _is_array(x) else x, batch))
+        if self.mesh is None:
+            return Placed(batch)
+        count = _rows(batch)
+        if count is None:
+            return Placed(batch)
+        rows, parts = self._rows
+        missing = -count % parts
+        if missing and self.uneven == "refuse":
+            raise self._refusal(name, batch, count, parts)
+        mask = is_real = None
+        if missing:
+            local = np.arange(count + missing) < count
+            is_real = np.tile(local, jax.process_count())
+            mask = _spread(local, rows)
+            batch = jax.tree.map(lambda leaf: _filled(leaf, missing), batch)
+        return Placed(jax.tree.map(lambda leaf: _spread(leaf, rows), batch), mask, is_real)
+
+    @cached_property
+    def _rows(self) -> tuple[NamedSharding, int]:
+        """How a batch is split, and into how many parts the rows of this process are."""
+        assert self.mesh is not None
+        rows = NamedSharding(self.mesh, PartitionSpec(self.batch_axes))
+        places = rows.addressable_devices_indices_map((self.mesh.size,)).values()
+        return rows, len({str(place) for place in places})
+
+    def _refusal(self, name: str, batch: Any, count: int, parts: int) -> CicloError:
+        whose = f" of this process (of {jax.process_count()})" if jax.process_count() > 1 else ""
+        return CicloError(
+            f"{name}: a batch of {count} rows cannot be split over the {parts} devices{whose} of"
+            f" {self.name!r}: {describe(batch)}. Give batches of {count + -count % parts} rows"
+            " (drop the last one of an epoch if it is short), or have them filled up:"
+            f' strategy=ciclo.get_strategy({self.name!r}, uneven="pad")'
+        )
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def compile(self, function: Callable[..., Any], is_donating: bool) -> Callable[..., Any]:
+        """The function of a state and more, compiled as this strategy does."""
+        if not self.is_compiled:
+            return function
+        return jax.jit(function, donate_argnums=(0,) if is_donating and self.donates else ())
+
+    @cached_property
+    def must_wait(self) -> bool:
+        """Whether each step is waited for: CPU devices that play several can lock each other up."""
+        mesh = self.mesh
+        return mesh is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _rows(batch: Any) -> int | None:
+    """How many rows all arrays of a batch have; None where there is no array."""
+    shapes = [leaf.shape for leaf in jax.tree.leaves(batch) if getattr(leaf, "shape", ())]
+    lengths = {shape[0] for shape in shapes}
+    if len(lengths) > 1:
+        raise CicloError(
+            f"the arrays of a batch have different numbers of rows, {sorted(lengths)}, and cannot"
+            f" be split together: {describe(batch)}. Give each array a row a sample"
+        )
+    return lengths.pop() if lengths else None
+
+
+def _filled(leaf: Any, missing: int) -> Any:
+    """With the last row repeated: a real one, so that nothing new is divided by zero."""
+    if not getattr(leaf, "shape", ()):
+        return leaf
+    library = jnp if isinstance(leaf, jax.Array) else np
+    return library.concatenate([leaf, library.repeat(leaf[-1:], missing, 0)])
+
+
+def _spread(leaf: Any, rows: NamedSharding) -> Any:
+    if not getattr(leaf, "shape", ()):
+        return leaf
+    if jax.process_count() == 1:
+        return jax.device_put(leaf, rows)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return leaf  # already spread
+    return jax.make_array_from_process_local_data(rows, np.asarray(leaf))
+
+
+# -- the usual ones --------------------------------------------------------------------------------
+
+
+def eager() -> Strategy:
+    """Nothing is compiled: for a debugger, and for prints."""
+    return Strategy(name="eager", is_compiled=False)
+
+
+def jit() -> Strategy:
+    """Compiled, on one device."""
+    return Strategy(name="jit")
+
+
+def jit_donate() -> Strategy:
+    """Compiled, on one device; the memory of the state is reused."""
+    return Strategy(name="jit_donate", donates=True)
+
+
+def data_parallel(*, devices: Devices = None, uneven: str = "refuse") -> Strategy:
+    """Each device has the whole state and a part of the batch."""
+    mesh = _mesh(devices, "data_parallel")
+    return Strategy(name="data_parallel", mesh=mesh, uneven=uneven)
+
+
+def data_parallel_donate(*, devices: Devices = None, uneven: str = "refuse") -> Strategy:
+    """The same; the memory of the state is reused."""
+    mesh = _mesh(devices, "data_parallel_donate")
+    return Strategy(name="data_parallel_donate", mesh=mesh, uneven=uneven, donates=True)
+
+
+def fsdp(
+    *,
+    devices: Devices = None,
+    uneven: str = "refuse",
+    min_size: int = MIN_SIZE,
+    donates: bool = True,
+) -> Strategy:
+    """Each device has a part of the state and of the batch; what is computed with is gathered.
+
+    An array of the state is split along its longest axis that divides; those with fewer than
+    `min_size` elements are whole on each device.
+    """
+    mesh = _mesh(devices, "fsdp")
+
+    def split(path: str, leaf: Any) -> PartitionSpec:
+        axes = [axis for axis in range(leaf.ndim) if leaf.shape[axis] % mesh.size == 0]
+        if not axes or leaf.size < min_size:
+            return PartitionSpec()
+        longest = max(axes, key=lambda axis: leaf.shape[axis])
+        return PartitionSpec(*[None] * longest, "data")
+
+    return Strategy(name="fsdp", mesh=mesh, rules=split, uneven=uneven, donates=donates)
+
+
+def _mesh(devices: Devices, name: str) -> Mesh:
+    there = jax.devices()
+    if isinstance(devices, int):
+        if not 0 < devices <= len(there):
+            platform = there[0].platform
+            hint = f"use {len(there)} or fewer"
+            if platform == "cpu":
+                hint += (
+                    "; to try more on this machine, set"
+                    f" XLA_FLAGS=--xla_force_host_platform_device_count={devices} before Python"
+                    " starts"
+                )
+            raise CicloError(
+                f"{name} was asked for {devices} devices, and JAX has {len(there)} ({platform});"
+                f" {hint}"
+            )
+        devices = there[:devices]
+    chosen = list(there if devices is None else devices)
+    return jax.make_mesh((len(chosen),), ("data",), devices=chosen, axis_types=(AxisType.Auto,))
+
+
+_makers: dict[str, Callable[..., Strategy]] = {
+    maker.__name__: maker
+    for maker in (eager, jit, jit_donate, data_parallel, data_parallel_donate, fsdp)
+}
+_made: dict[str, Strategy] = {}  # those without options, so that a state has the same one again
+
+
+def register_strategy(name: str, strategy: Strategy | Callable[..., Strategy]) -> None:
+    """Gives a strategy, or a function that makes one, a name for `strategy="name"`.
+
+    >>> ciclo.register_strategy("wide", lambda: ciclo.Strategy(name="wide", mesh=mesh))
+    """
+    if not isinstance(strategy, Strategy) and not callable(strategy):
+        raise CicloError(
+            f"register_strategy({name!r}, ...) takes a ciclo.Strategy or a function that makes one;"
+            f" got {strategy!r}"
+        )
+    name = _normal(name)
+    _made.pop(name, None)
+    _makers[name] = (lambda: strategy) if isinstance(strategy, Strategy) else strategy
+
+
+def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
+    """The strategy of a name: "data_parallel" or "data-parallel". Options are its maker's.
+
+    >>> ciclo.get_strategy("data_parallel", devices=4, uneven="pad")
+    """
+    if isinstance(strategy, Strategy):
+        return strategy
+    name = _normal(strategy)
+    if name not in _makers:
+        raise CicloError(
+            f"strategy={strategy!r} does not exist; use one of {', '.join(map(repr, _makers))}, a"
+            " ciclo.Strategy, or ciclo.register_strategy(name, ...) first"
+        )
+    if options:
+        return _makers[name](**options)
+    if name not in _made:
+        _made[name] = _makers[name]()
+    return _made[name]
+
+
+def _normal(name: str) -> str:
+    if not isinstance(name, str):
+        raise CicloError(f"a strategy is a name or a ciclo.Strategy; got {name!r}")
+    return name.replace("-", "_")

@@ -1,0 +1,93 @@
+"""What the profiler sees of a loop over real torch: its snapshots, and one wait a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import ciclo
+import cirron as ci
+from cirron.runs import spool
+
+if TYPE_CHECKING:
+    from cirron import wire
+
+
+def loader_of(**options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.ones(6, 2)), batch_size=2, **options)
+
+
+class Trainer:
+    """Adds one to its only weight in each step."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(self.model.weight)
+
+    def train_step(self, batch: Any) -> None:
+        with torch.no_grad():
+            self.model.weight += 1
+
+    def test_step(self, batch: Any) -> None:
+        """Evaluates nothing."""
+
+
+def recorded() -> spool.SessionRun:
+    ci.flush()
+    (run,) = spool.read(Path(".cirron"))
+    assert [] == run.problems
+    return run
+
+
+def path_of(span: wire.Span, run: spool.SessionRun) -> str:
+    by_id = {one.id: one for one in run.spans}
+    names = [span.name]
+    while span.parent_id in by_id:
+        span = by_id[span.parent_id]
+        names.append(span.name)
+    return "/".join(reversed(names))
+
+
+@pytest.mark.parametrize("options", [{"epochs": 3}, {"steps": 8}], ids=["whole", "cut"])
+def test_a_snapshot_at_the_end_of_each_epoch(options: dict[str, Any]) -> None:
+    """A watched model is seen as each epoch left it, the last one too, however it ends."""
+    trainer = Trainer()
+    ci.profile()
+    ci.watch(trainer.model)
+    ciclo.fit(trainer, loader_of(), loader_of(), **options)
+    run = recorded()
+    epochs = {span.id: span.index for span in run.spans if span.name == "epoch"}
+
+    ends = [3, 6, 9] if "epochs" in options else [3, 6, 8]
+    assert dict(enumerate(ends)) == {
+        epochs[record.span_id]: record.stats.mean for record in run.snapshots
+    }
+
+
+def test_no_snapshot_without_epochs() -> None:
+    """A loop that knows no epochs takes none."""
+    trainer = Trainer()
+    ci.profile()
+    ci.watch(trainer.model)
+    ciclo.loop(trainer, loader_of(), {ciclo.every(1): trainer.train_step})
+
+    assert [] == recorded().snapshots
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_wait_is_recorded_once(workers: int) -> None:
+    """The loop says that it waits; the hook of the DataLoader does not say it again."""
+    loader = loader_of(num_workers=workers, persistent_workers=workers > 0)
+    ci.profile()
+    ciclo.fit(Trainer(), loader, loader, epochs=2)
+    run = recorded()
+
+    assert 12 == sum(span.name == "data_load" for span in run.spans)
+    assert {"epoch/step/data_load", "epoch/step/valid/step/data_load"} == {
+        path_of(span, run) for span in run.spans if span.name == "data_load"
+    }
+    assert not {"batch", "evaluation"} & {span.name for span in run.spans}

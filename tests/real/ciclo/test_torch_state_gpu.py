@@ -1,0 +1,57 @@
+"""`create_torch_state` on a real GPU: no step waits for it. Figures: `bench/torch_state.py`."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+import ciclo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Has torch raise where the program would wait for the GPU."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("strategy", ["eager", "compile"])
+def test_no_step_waits(strategy: str) -> None:
+    """Batches travel, losses and metrics are computed and logged, and nobody waits."""
+    module = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    state = ciclo.create_torch_state(
+        module,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        losses={"fit": nn.CrossEntropyLoss(), "size": lambda outputs: outputs.square().mean()},
+        metrics={
+            "accuracy": lambda outputs, targets: (outputs.argmax(-1) == targets).float().mean()
+        },
+        strategy=strategy,
+        device="cuda",
+        policy="bfloat16",
+        clip_norm=1.0,
+        ema_decay=0.9,
+    )
+    batch = (torch.randn(8, 16).pin_memory(), torch.randint(4, (8,)).pin_memory())
+    for _ in range(3):  # compiles, and allocates what the optimizer keeps
+        state.train_step(batch)
+        state.test_step(batch)
+    with no_waiting():
+        logs, _ = state.train_step(batch)
+        tested, _ = state.test_step(batch)
+        state.predict_step(batch)
+
+    assert "cuda" == logs.loss.device.type == tested.accuracy.device.type
+    assert logs.loss.isfinite()

@@ -1,0 +1,405 @@
+"""Logs and the history of them."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import pickle
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ciclo
+from ciclo import values
+from ciclo.history import MAX_WAITING
+
+
+class TestLogs:
+    def test_collections(self) -> None:
+        """Each kind of value has its collection, and own ones are as good."""
+        logs = ciclo.logs()
+        logs.add_metric("accuracy", 0.5)
+        logs.add_loss("loss", 2.0)
+        logs.add_stateful_metric("mean", 1.0)
+        logs.add_output("logits", [1])
+        logs.add("mine", "x", 3)
+
+        assert {
+            "metrics": {"accuracy": 0.5},
+            "losses": {"loss": 2.0},
+            "stateful_metrics": {"mean": 1.0},
+            "outputs": {"logits": [1]},
+            "mine": {"x": 3},
+        } == logs
+
+    def test_attributes(self) -> None:
+        """Collections and values are attributes; a missing one says what there is."""
+        logs = ciclo.logs()
+        logs.add_loss("loss", 2.0)
+
+        assert {"loss": 2.0} == logs.losses
+        assert {} == logs.metrics
+        assert 2.0 == logs.loss
+        with pytest.raises(AttributeError, match=r"no 'acc'; they have \['losses.loss'\]"):
+            _ = logs.acc
+
+    def test_a_collection_may_be_filled(self) -> None:
+        """One that was not there yet too; looking at one leaves no row in the history."""
+        logs = ciclo.logs()
+        logs.metrics["loss"] = 2.0
+        seen = ciclo.loop(
+            0, [1], {ciclo.every(1): lambda loop_state: loop_state.logs.metrics and 1}
+        )
+
+        assert {"metrics": {"loss": 2.0}} == logs
+        assert 0 == len(seen.history)
+
+    def test_what_is_no_dict_of_dicts(self) -> None:
+        """The error shows the right form."""
+        logs = ciclo.logs()
+        with pytest.raises(ciclo.CallbackError, match=r'write \{"metrics": \{.loss.: ...\}\}'):
+            logs.updates = {"loss": 1.0}  # type: ignore[dict-item]
+        for flat in ({"loss": 0}, {"loss": np.zeros(2)}):
+            with pytest.raises(ciclo.CallbackError, match=r"history.commit\(elapsed, \{.metrics"):
+                ciclo.history().commit(ciclo.Elapsed(), flat)  # type: ignore[arg-type]
+        with pytest.raises(ciclo.CallbackError, match=r"1 in .metrics. is logged; names are str"):
+            filled({1: 2.0})  # type: ignore[dict-item]
+
+    def test_updates_merge(self) -> None:
+        """Assigning to `updates` merges, as does `merge`; what was given stays as it was."""
+        logs = ciclo.logs()
+        given = {"metrics": {"a": 1}}
+        logs.updates, state = given, 5
+        logs.merge({"metrics": {"a": 2, "b": 3}})
+
+        assert ({"metrics": {"a": 2, "b": 3}}, 5) == (logs, state)
+        assert {"metrics": {"a": 1}} == given
+
+    def test_names_with_and_without_collection(self) -> None:
+        """A name is found in the metrics first; a path says which."""
+        logs = ciclo.Logs({"losses": {"loss": 1}, "metrics": {"loss": 2}})
+
+        assert (2, 2, 1) == (
+            logs.value("loss"),
+            logs.value("metrics.loss"),
+            logs.value("losses.loss"),
+        )
+        with pytest.raises(KeyError, match="not in the logs"):
+            logs.value("metrics.other")
+
+    def test_copies(self) -> None:
+        """Logs can be copied and pickled."""
+        logs = ciclo.Logs({"metrics": {"a": 1}})
+
+        assert logs == copy.deepcopy(logs) == pickle.loads(pickle.dumps(logs))
+        assert ciclo.Logs is type(copy.copy(logs))
+
+
+def filled(*rows: dict[str, Any]) -> ciclo.History:
+    history = ciclo.history()
+    for step, row in enumerate(rows):
+        history.commit(ciclo.Elapsed(steps=step, samples=step * 10), {"metrics": row})
+    return history
+
+
+class TestHistory:
+    def test_collect(self) -> None:
+        """Several names give their lists, of the steps that have all of them."""
+        history = filled({"a": 1.0}, {"a": 2.0, "b": 5}, {"b": 6}, {"a": 4.0, "b": 7})
+
+        assert ([1, 3], [2.0, 4.0], [5, 7]) == history.collect("steps", "a", "b")
+        assert [1.0, 2.0, 4.0] == history.collect("a")
+        assert ([10, 20, 30], [5, 6, 7]) == history.collect("samples", "metrics.b")
+        assert [0, 1, 2, 3] == history.collect("steps")
+
+    def test_a_name_that_is_not_there(self) -> None:
+        """The error says what there is."""
+        with pytest.raises(KeyError, match=r"no 'c'; it has steps, .*, metrics.a"):
+            filled({"a": 1}).collect("c")
+
+    def test_two_commits_of_a_step_are_one_row(self) -> None:
+        """What is logged later in the same step goes into its row; the last word counts."""
+        history = ciclo.history()
+        elapsed = ciclo.Elapsed(steps=3)
+        history.commit(elapsed, {"metrics": {"a": 1.0}})
+        history.commit(elapsed, {"metrics": {"b": 2.0, "a": 3.0}})
+
+        assert ([3], [3.0], [2.0]) == history.collect("steps", "a", "b")
+        assert 1 == len(history)
+
+    def test_kinds_are_kept(self) -> None:
+        """Values come back as they were: ints, floats, bools, texts, None, large ints, arrays."""
+        for kinds in ([1, 2], [1.0, 2.0], [1, 2.5], [True], ["x"], [None, 1.0], [2**70, 1]):
+            found = filled(*({"a": value} for value in kinds)).collect("a")
+
+            assert [(type(v), v) for v in kinds] == [(type(v), v) for v in found]
+
+    def test_what_changes_later_stays_as_it_was(self) -> None:
+        """An array that is changed in place after it was logged is not changed in the history."""
+        total = np.zeros(2)
+        history = filled({"a": total})
+        total += 1
+
+        assert [0.0, 0.0] == list(history.collect("a")[0])
+
+    def test_rows(self) -> None:
+        """A row is a dict; the newest value has a short form."""
+        history = filled({"a": 1.0}, {"b": 2.0})
+
+        assert 2.0 == history[-1]["b"]
+        assert "a" not in history[1]
+        assert [0, 1] == [row["steps"] for row in history]
+        assert 1.0 == history.last("a")
+        assert "<History of 2 steps: metrics.a, metrics.b>" == repr(history)
+        with pytest.raises(TypeError, match=r"history\['a'\] is no row; for columns: history.coll"):
+            history["a"]  # type: ignore[index]
+
+    def test_saved_and_restored(self) -> None:
+        """Plain values hold all of it."""
+        history = filled({"a": 1.0, "b": 1}, {"a": 2.0}, {"b": "x"})
+        restored = ciclo.History()
+        restored.load_state_dict(pickle.loads(pickle.dumps(history.state_dict())))
+        restored.commit(ciclo.Elapsed(steps=9), {"metrics": {"a": 3.0}})
+
+        assert {**history.to_dict(), "a": [1.0, 2.0, None]} == history.to_dict()
+        assert [1.0, 2.0, 3.0] == restored.collect("a")
+        assert [1, "x"] == restored.collect("b")
+
+    def test_to_pandas(self) -> None:
+        """A row a step, NaN where a step has no value."""
+        frame = filled({"a": 1.0}, {"b": 2.0}).to_pandas()
+
+        assert [0, 1] == list(frame["steps"])
+        assert [1.0, 2.0] == [frame["a"][0], frame["b"][1]]
+        assert frame["a"].isna()[1]
+
+    def test_to_polars(self) -> None:
+        """A row a step, null where a step has no value."""
+        frame = pytest.importorskip("polars") and filled({"a": 1.0}, {"b": 2.0}).to_polars()
+
+        assert [1.0, None] == frame["a"].to_list()
+
+    def test_to_arrow(self) -> None:
+        """A row a step, null where a step has no value."""
+        table = pytest.importorskip("pyarrow") and filled({"a": 1.0}, {"b": 2}).to_arrow()
+
+        assert [None, 2] == table["b"].to_pylist()
+
+    def test_tables_of_anything(self) -> None:
+        """Arrays are lists in a table, and values of several kinds are text in Arrow."""
+        arrow, polars = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
+        history = filled({"x": np.arange(2), "y": 1}, {"x": np.arange(3), "y": "b"}, {"y": 2**70})
+
+        assert isinstance(history.to_arrow(), arrow.Table)
+        assert [[0, 1], [0, 1, 2], None] == history.to_arrow()["x"].to_pylist()
+        assert ["1", "b", str(2**70)] == history.to_arrow()["y"].to_pylist()
+        assert isinstance(history.to_polars(), polars.DataFrame)
+        assert [[0, 1], [0, 1, 2], None] == history.to_polars()["x"].to_list()
+
+    def test_plot(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One line for each value that is a number."""
+        monkeypatch.setenv("MPLBACKEND", "agg")
+        pytest.importorskip("matplotlib")
+        history = filled({"a": 1.0, "text": "x"}, {"a": 2.0, "text": "y"})
+        figure = history.plot()
+
+        assert ["a"] == [axis.get_ylabel() for axis in figure.axes]
+        assert [0, 1] == list(figure.axes[0].lines[0].get_xdata())
+
+    @pytest.mark.parametrize(
+        ("method", "package"),
+        [
+            ("to_pandas", "pandas"),
+            ("to_polars", "polars"),
+            ("to_arrow", "pyarrow"),
+            ("plot", "matplotlib"),
+        ],
+    )
+    def test_without_the_package(
+        self, method: str, package: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The error says what to install."""
+        forget(package, monkeypatch)
+
+        with pytest.raises(
+            ciclo.MissingDependencyError,
+            match=rf"history.{method}\(\) needs {package}, .*: pip install {package}$",
+        ):
+            getattr(filled({"a": 1.0}), method)()
+
+
+def forget(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a package one that is not installed."""
+    real = builtins.__import__
+
+    def absent(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *args, **kwargs)
+
+    class Finder:
+        def find_spec(self, name: str, *args: Any) -> None:
+            if name.partition(".")[0] == package:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    for name in list(sys.modules):
+        if name.partition(".")[0] == package:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+
+
+class FakeArray:
+    """An array on a device: `fetch` counts how many were asked for at a time."""
+
+    shape = ()
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def is_deleted(self) -> bool:
+        return False
+
+    def devices(self) -> set[int]:
+        return {0, 1}  # replicated: fetched as an array
+
+
+FakeArray.__module__ = "jaxlib.fake"
+
+
+class Device:
+    def __init__(self) -> None:
+        self.fetched: list[int] = []
+
+    def device_get(self, arrays: list[FakeArray]) -> list[np.float32]:
+        self.fetched.append(len(arrays))
+        return [np.float32(array.value) for array in arrays]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    fake = Device()
+    monkeypatch.setitem(sys.modules, "jax", fake)
+    return fake
+
+
+class TestDeviceValues:
+    def test_are_fetched_many_at_once(self, device: Device) -> None:
+        """After the first, device values are fetched by the half of a full queue."""
+        history = filled(*({"a": FakeArray(step)} for step in range(MAX_WAITING)))
+        assert [1] == device.fetched
+
+        history.commit(ciclo.Elapsed(steps=999), {"metrics": {"a": FakeArray(7.0)}})
+        assert [1, MAX_WAITING // 2] == device.fetched
+
+        assert [float(n) for n in range(MAX_WAITING)] + [7.0] == history.collect("a")
+        assert [1, MAX_WAITING // 2, MAX_WAITING // 2] == device.fetched
+
+    def test_are_not_kept_alive(self, device: Device) -> None:
+        """Of many device values only a queue's worth is alive at any time."""
+        import weakref
+
+        made: list[weakref.ref[FakeArray]] = []
+
+        def array(step: int) -> FakeArray:
+            value = FakeArray(step)
+            made.append(weakref.ref(value))
+            return value
+
+        history = filled(*({"a": array(step)} for step in range(0)))
+        for step in range(1000):
+            history.commit(ciclo.Elapsed(steps=step), {"metrics": {"a": array(step)}})
+            assert sum(ref() is not None for ref in made) <= MAX_WAITING + 1
+
+    def test_of_a_donated_state_are_fetched_at_once(self, device: Device) -> None:
+        """Where the first value's memory was given away by the next step, none is left waiting."""
+
+        class Donated(FakeArray):
+            is_gone = False
+
+            def is_deleted(self) -> bool:
+                return self.is_gone
+
+        Donated.__module__ = "jaxlib.fake"
+        history = ciclo.history()
+        for step in range(5):
+            array = Donated(step)
+            history.commit(ciclo.Elapsed(steps=step), {"metrics": {"a": array}})
+            array.is_gone = True
+
+        assert [0.0, 1.0, 2.0, 3.0, 4.0] == history.collect("a")
+
+    def test_one_that_is_lost_is_said(
+        self, device: Device, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A value that was given away while it waited is None, with a warning what to do."""
+
+        class Donated(FakeArray):
+            def is_deleted(self) -> bool:
+                return self.value == 2
+
+        Donated.__module__ = "jaxlib.fake"
+        history = filled(*({"a": Donated(step)} for step in range(4)))
+
+        assert [0.0, 1.0, None, 3.0] == history.collect("a")
+        assert "log a copy of it, as in jnp.copy(value)" in caplog.text
+
+
+class Cuda:
+    type = "cuda"
+
+
+class FakeTensor:
+    """A torch scalar on a GPU."""
+
+    device = Cuda()
+    dtype = "float32"
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def detach(self) -> FakeTensor:
+        return self
+
+    def clone(self) -> FakeTensor:
+        return FakeTensor(self.value)
+
+    def dim(self) -> int:
+        return 0
+
+    def item(self) -> float:
+        pytest.fail("waited for a single value")
+
+
+FakeTensor.__module__ = "torch.fake"
+
+
+def test_torch_scalars_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are copied when logged, and fetched with one wait for many."""
+    stacked: list[int] = []
+
+    def stack(tensors: list[FakeTensor]) -> np.ndarray[Any, Any]:
+        stacked.append(len(tensors))
+        return np.array([tensor.value for tensor in tensors])
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(stack=stack))
+    total = FakeTensor(0.0)
+    history = ciclo.history()
+    for step in range(MAX_WAITING + 1):
+        total.value = float(step)  # changed in place, as `total += loss` does
+        history.commit(ciclo.Elapsed(steps=step), {"metrics": {"total": total}})
+
+    assert [1, MAX_WAITING // 2] == stacked
+    assert [float(step) for step in range(MAX_WAITING + 1)] == history.collect("total")
+
+
+def test_a_batch_in_a_few_words() -> None:
+    """Errors describe a batch by types and shapes, however large it is."""
+    batch = {"x": np.zeros((3, 2), "float32"), "y": ([1] * 100, "a" * 100), "z": object()}
+
+    assert (
+        "{x: float32[3,2], y: (list, 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...), z: object}"
+        == values.describe(batch)
+    )
