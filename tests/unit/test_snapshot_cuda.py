@@ -104,3 +104,15 @@ def test_raw_values_come_in_windows(dtype: torch.dtype, monkeypatch: pytest.Monk
 
     assert given.dtype is there.dtype
     assert np.array_equal(given.view(torch.uint8).numpy(), there.view(torch.uint8).numpy())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_copy_has_memory_of_its_own(count: int) -> None:
+    """What is copied on a device does not change with the tensors, be there one or many."""
+    tensors = [torch.nn.Parameter(torch.full((2, 3), float(number))) for number in range(count)]
+    with torch.no_grad():
+        copy = cuda.flattened(tensors)
+        for tensor in tensors:
+            tensor.fill_(-1.0)
+
+    assert [float(number) for number in range(count) for _ in range(6)] == copy.tolist()

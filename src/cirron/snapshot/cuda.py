@@ -43,7 +43,7 @@ class DeviceCopy:
         with torch.cuda.device(self._device):
             self._side = torch.cuda.Stream()
             if has_room(self._device, sum(flat.nbytes for flat in flats)):
-                self._buffer = _flatten_dense_tensors(flats)
+                self._buffer = flattened(flats)
                 self._side.wait_stream(torch.cuda.current_stream())
             else:
                 if raw:
@@ -67,6 +67,12 @@ class DeviceCopy:
                 self._measured = Measured(list(self._buffer.split(self._sizes)))
             self._measured.wait()
         return self._measured.summaries()
+
+
+def flattened(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """A copy of them all in one dimension, one after the other."""
+    flat = _flatten_dense_tensors(tensors)
+    return flat.clone() if len(tensors) == 1 else flat  # of one, torch gives its own memory
 
 
 def has_room(device: torch.device, size_bytes: int) -> bool:
