@@ -210,15 +210,22 @@ def is_logs(value: Any) -> bool:
     return True
 
 
-def read(name: str, result: Any) -> tuple[LogsLike | None, Any]:
-    """Logs and state of what a callback returned, None for what it did not say."""
+def read(name: str, result: Any, state: Any = None) -> tuple[LogsLike | None, Any]:
+    """Logs and state of what a callback returned, None for what it did not say.
+
+    state: what it was before; a result of the same shape is no logs
+    """
     kind = type(result)
     if kind is tuple:
         if len(result) == 2 and (result[0] is None or is_logs(result[0])):
+            if type(state) is tuple and len(state) == 2 and _is_alike(result[0], state[0]):
+                raise CallbackError(_like_the_state(name, "tuple"))
             return result  # type: ignore[no-any-return]
         raise CallbackError(_not_a_pair(name, result))
     if isinstance(result, dict):
         if is_logs(result):
+            if _is_alike(result, state):
+                raise CallbackError(_like_the_state(name, "dict"))
             return result, None
         raise CallbackError(
             f"{name} returned a dict, which is taken for logs, and logs are a dict of dicts:\n"
@@ -226,6 +233,18 @@ def read(name: str, result: Any) -> tuple[LogsLike | None, Any]:
             f"If it is the state:\n    return None, state"
         )
     return None, result
+
+
+def _is_alike(result: Any, state: Any) -> bool:
+    """Whether a dict of dicts, which would be logs, is a state: parameters are often that."""
+    return bool(result) and isinstance(state, dict) and result.keys() == state.keys()
+
+
+def _like_the_state(name: str, kind: str) -> str:
+    return (
+        f"{name} returned a {kind} of the shape of the state; it would be taken for logs.\n"
+        "If it is the state:\n    return None, state"
+    )
 
 
 def _not_a_pair(name: str, result: tuple[Any, ...]) -> str:

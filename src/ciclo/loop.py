@@ -115,7 +115,7 @@ class LoopState(Generic[State]):
 
     def take(self, name: str, result: Any) -> LogsLike | None:
         """Takes over the logs and the state that a callback returned; says which logs."""
-        logs, state = read(name, result)
+        logs, state = read(name, result, self.state)
         if logs is not None:
             self.logs.merge(logs)
         if state is self:

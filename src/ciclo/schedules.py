@@ -416,6 +416,10 @@ def as_schedule(given: Any) -> Schedule:
         return given
     if isinstance(given, Period):
         return At(*[given.steps], **{n: getattr(given, n) for n in FIELDS[1:]})
+    if given in (every, at, after, always, never, piecewise):
+        raise PeriodError(
+            f"{given.__name__} makes a schedule and is none: write ciclo.{given.__name__}(...)"
+        )
     if callable(given):
         return Function(given)
     hint = f": write ciclo.every({given})" if isinstance(given, int) else ""

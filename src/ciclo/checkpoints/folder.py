@@ -56,11 +56,19 @@ class Folder:
         return meta if sizes == meta["files"] else None
 
     def latest(self) -> int | None:
-        """The newest checkpoint that is whole."""
+        """The newest checkpoint that is whole; an error where there are some and none is."""
+        broken: list[Path] = []
         for step in reversed(self.steps()):
             if self.meta(step) is not None:
+                if broken:
+                    warn("%s is not whole; the checkpoint of step %d is used", broken[0], step)
                 return step
-            warn("the checkpoint %s is not whole; an older one is used", self.place(step))
+            broken.append(self.place(step))
+        if broken:
+            raise CheckpointError(
+                f"the checkpoint {broken[0]} is damaged, and there is no other; remove it to begin"
+                " again, or name another folder"
+            )
         return None
 
     def clear(self) -> None:

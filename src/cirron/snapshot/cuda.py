@@ -19,7 +19,7 @@ from cirron.snapshot import memory, stats
 from cirron.snapshot.pace import paced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from cirron.snapshot.stats import Summary
 
@@ -69,9 +69,9 @@ class DeviceCopy:
         return self._measured.summaries()
 
 
-def flattened(tensors: list[torch.Tensor]) -> torch.Tensor:
+def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """A copy of them all in one dimension, one after the other."""
-    flat = _flatten_dense_tensors(tensors)
+    flat: torch.Tensor = _flatten_dense_tensors(tensors)
     return flat.clone() if len(tensors) == 1 else flat  # of one, torch gives its own memory
 
 

@@ -440,6 +440,16 @@ class TestErrors:
         assert 1.0 == save.restore()
         assert "is not whole" in caplog.text
 
+    def test_the_only_one_is_damaged(self) -> None:
+        """A run does not begin again in silence because its one checkpoint is damaged."""
+        save = losses([1.0])
+        path = save.folder.place(1) / "state.json"
+        path.write_text("")
+
+        with pytest.raises(ciclo.CheckpointError, match=r"step-00000001 is damaged.*remove it"):
+            ciclo.loop(0.0, range(2), {ciclo.every(1): ciclo.checkpoint("run")}, resume="run")
+        assert path.exists()
+
     def test_what_a_killed_process_has_left(self) -> None:
         """Half a checkpoint is none, and is removed by the next run; a moved one comes back."""
         save = losses([1.0, 2.0], keep=2)

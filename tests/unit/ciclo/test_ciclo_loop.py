@@ -559,3 +559,20 @@ def test_nothing_is_said_while_all_is_well(caplog: pytest.LogCaptureFixture) -> 
         run(lambda: None)
 
     assert "" == caplog.text
+
+
+@pytest.mark.parametrize(
+    "state", [{"dense": {"w": 1.0}}, ({"dense": {"w": 1.0}}, "optimizer")], ids=["dict", "pair"]
+)
+def test_a_state_that_would_be_taken_for_logs(state: Any) -> None:
+    """Nested parameters that a callback returns are refused as logs, and taken as (None, state)."""
+
+    def step(state: Any, batch: int) -> Any:
+        return state
+
+    with pytest.raises(
+        ciclo.CallbackError, match=r"of the shape of the state.*\n.*\n.*None, state"
+    ):
+        ciclo.loop(state, range(1), {ciclo.every(1): step})
+    kept = ciclo.loop(state, range(1), {ciclo.every(1): lambda state, batch: (None, state)})
+    assert state == kept.state

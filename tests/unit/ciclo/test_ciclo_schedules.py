@@ -405,3 +405,9 @@ def test_a_resumed_loop_fires_as_one_in_one_piece(cut: int, tmp_path: Path) -> N
 
     assert [steps for _, steps in due_by_samples()] == [one.steps for one in noting]
     assert (14, 14 * 32, 14 * 32) == (elapsed.steps, elapsed.samples, elapsed.tokens)
+
+
+def test_a_maker_of_schedules_is_none() -> None:
+    """Forgotten parentheses are told when the loop is set up."""
+    with pytest.raises(ciclo.PeriodError, match=r"every makes a schedule.*write ciclo.every\("):
+        ciclo.loop(0, range(1), {ciclo.every: lambda: None})
