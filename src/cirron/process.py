@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cirron.record.value import clip
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 # Of an exception's text in the black box: a compiler's or a server's may be megabytes.
 MAX_DETAIL_BYTES = 4096
+
+# After this long without its handler, a signal was missed.
+MISSED_S = 0.05
 
 
 class OnSignal(Protocol):
@@ -43,6 +47,7 @@ class Process:
         self._on_signal = on_signal
         self._previous: dict[int, Any] = {}
         self._finalizer: Any = None
+        self._is_handling = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=after_fork)  # cannot be undone
 
@@ -82,10 +87,55 @@ class Process:
         if util is not None:
             self._finalizer = util.Finalize(None, self._exit, exitpriority=100)
 
+    def leave_to_child(self) -> None:
+        """In a forked child: until it records something, SIGTERM ends it as it would any process.
+
+        A handler of Python's is not called when the signal comes in the moment before the thread
+        waits for a lock of the system: a Pool's worker would never end, one in a thousand.
+        """
+        if self._is_handled(signal.SIGTERM) and self._previous[signal.SIGTERM] == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def watch_child(self) -> None:
+        """In a forked child that records: its end, and its SIGTERM, which must not be missed."""
+        self.watch_multiprocessing()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        current = signal.getsignal(signal.SIGTERM)
+        if current == signal.SIG_DFL == self._previous.get(signal.SIGTERM):
+            signal.signal(signal.SIGTERM, self._handle)
+            self._listen()
+
+    def _is_handled(self, number: int) -> bool:
+        return number in self._previous and signal.getsignal(number) == self._handle
+
+    def _listen(self) -> None:
+        """Has a thread send SIGTERM once more to one that sleeps through it."""
+        heard, told = os.pipe()
+        os.set_blocking(told, False)
+        if (before := signal.set_wakeup_fd(told, warn_on_full_buffer=False)) != -1:
+            signal.set_wakeup_fd(before)  # somebody else listens, asyncio for one
+            os.close(heard)
+            os.close(told)
+            return
+        main = threading.get_ident()
+        self._is_handling = False
+
+        def listen() -> None:
+            while signal.SIGTERM not in os.read(heard, 64):
+                pass
+            while not self._is_handling:
+                time.sleep(MISSED_S)
+                if not self._is_handling and signal.getsignal(signal.SIGTERM) == self._handle:
+                    signal.pthread_kill(main, signal.SIGTERM)
+
+        threading.Thread(target=listen, name="cirron-signals", daemon=True).start()
+
     def _exit(self) -> None:
         self._on_exit(*how_it_ends())
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._is_handling = True
         previous = self._previous.get(number, signal.SIG_DFL)
         self._on_signal(signal.Signals(number).name, is_fatal=not callable(previous))
         if callable(previous):

@@ -120,7 +120,7 @@ class Session:
                 with guard.quiet("start after fork"):
                     self._build()
                     self.flusher.start()
-                    _process.watch_multiprocessing()
+                    _process.watch_child()
 
     def _new_state(self) -> hot.State:
         return hot.State(
@@ -633,6 +633,7 @@ def _after_fork() -> None:
     _memory = Memory()
     _idle = Collector(_idle_state, _memory, clock.read_anchor())
     if _session is not None:
+        _process.leave_to_child()
         _session.start_in_child()
 
 
