@@ -17,7 +17,6 @@ from pathlib import Path
 
 SAVE = Path(sys.argv[sys.argv.index("--save") + 1]).resolve() if "--save" in sys.argv else None
 # Not this folder's `ciclo.py`, which is another benchmark.
-sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).parent]
 os.chdir(tempfile.mkdtemp())
 
 import ciclo  # noqa: E402

@@ -51,7 +51,7 @@ class Watch:
                     hot.drop(self._open.pop())
                 self.end()
                 return
-            except BaseException as error:
+            except BaseException as error:  # passes on, with the span closed
                 hot.fail(wait, error)
                 raise
             finally:
@@ -80,7 +80,7 @@ class Watch:
             span = hot.begin(name)
             try:
                 result = function(*args, **kwargs)
-            except BaseException as error:
+            except BaseException as error:  # passes on, with the span closed
                 hot.fail(span, error)
                 raise
             hot.close(span)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,30 @@ class TestTerm:
         """)
 
         assert (0, "True\n", "") == ended[:3]
+
+    def test_no_worker_misses_its_end(self, scripts: Scripts) -> None:
+        """Of many pools, each of whose workers may be about to wait for a lock, all end."""
+        pools = os.environ.get("CIRRON_TEST_POOLS", "40")  # 1 in 900 hung with a handler alone
+        ended = scripts.run(
+            f"""
+            import multiprocessing
+            import cirron as ci
+
+            def work(number):
+                with ci.scope("child", number):
+                    return number
+
+            if __name__ == "__main__":
+                ci.profile(output="none")
+                for _ in range({pools}):
+                    with multiprocessing.get_context("fork").Pool(2) as pool:
+                        assert [0, 1, 2, 3] == pool.map(work, range(4))
+                print("ended")
+            """,
+            timeout_s=30.0 + int(pools) / 10,
+        )
+
+        assert (0, "ended\n", "") == ended[:3]
 
     def test_open_spans_of_other_threads_are_ended(self, scripts: Scripts) -> None:
         """Spans that are open in other threads when SIGTERM comes are stored as cut short."""

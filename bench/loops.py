@@ -13,7 +13,6 @@ import tempfile
 import time
 
 os.chdir(tempfile.mkdtemp())
-sys.path.pop(0)  # this folder, where `import ciclo` would find this file
 os.environ.setdefault("KERAS_BACKEND", "torch")
 import ciclo  # noqa: E402  the folder is changed first: profiling writes where it starts
 import cirron as ci  # noqa: E402
