@@ -1,8 +1,8 @@
 """What a loop has logged: columns, one for each value, and a row for each step that logged.
 
 A float a step costs 16 bytes: the value and the number of its row. Values that a device holds wait
-in a short queue, of which the older half is fetched at once when it is full: by then they are
-computed, and nobody waits.
+in a short queue; when it is full they are sent to the host together, and received when it is full
+again: by then they have come, and nobody waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ciclo.errors import CallbackError, need
 from ciclo.logs import COLLECTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import TypeAlias
 
     from ciclo.logs import LogsLike
@@ -31,19 +31,20 @@ INDEX = {
     "date": "d",
     "batch_samples": "q",
 }
-MAX_WAITING = 2 * values.STACKED  # device values a column keeps alive; the older half is fetched
+MAX_WAITING = 2 * values.STACKED  # device values of a column, half of them on their way
 BIGGEST = 2**63
 
 
 class Column:
     """The values of one name, and the rows that they are in."""
 
-    __slots__ = ("_is_first", "_waiting", "_witness", "rows", "values")
+    __slots__ = ("_is_first", "_sent", "_waiting", "_witness", "rows", "values")
 
     def __init__(self) -> None:
         self.rows = array("q")
         self.values: array[Any] | list[Any] = array("d")
-        self._waiting: list[Any] = []  # the newest values, still on a device
+        self._sent: Callable[[], list[Any]] | None = None  # values that are on their way
+        self._waiting: list[Any] = []  # the newest ones, still on a device
         self._is_first = True
         self._witness: Any = None  # the first device value: is its memory given away by the next?
 
@@ -54,27 +55,30 @@ class Column:
         else:
             is_on_device = False
         if self.rows and self.rows[-1] == row:  # a later word on the same step
-            self._fetch(len(self._waiting))
+            self.settled()
             self.rows.pop()
             self.values.pop()
         self.rows.append(row)
         if not is_on_device:
-            if self._waiting:
-                self._fetch(len(self._waiting))
+            if self._sent or self._waiting:
+                self.settled()
             self._append(value)
         elif self._is_first or self._is_given_away():
             self._is_first = False
             self._witness = value
+            self.settled()
             self._append(values.fetch([value])[0])
         else:
             self._witness = None
             self._waiting.append(value)
-            if len(self._waiting) >= MAX_WAITING:
-                self._fetch(MAX_WAITING // 2)
+            if len(self._waiting) >= values.STACKED:
+                self._send()
 
     def settled(self) -> array[Any] | list[Any]:
         """All values, those on a device fetched."""
-        self._fetch(len(self._waiting))
+        if self._waiting:
+            self._send()
+        self._receive()
         return self.values
 
     def copy(self) -> Column:
@@ -87,14 +91,20 @@ class Column:
         """Whether this column logs parts of a donated state: then each is fetched at once."""
         return hasattr(self._witness, "is_deleted") and self._witness.is_deleted()
 
-    def _fetch(self, count: int) -> None:
-        if not count:
+    def _send(self) -> None:
+        """Sends what waits on its way, once what was sent before has come."""
+        self._receive()
+        self._sent = values.send(self._waiting)
+        self._waiting = []
+
+    def _receive(self) -> None:
+        if self._sent is None:
             return
-        fetched = values.fetch(self._waiting[:count])
-        del self._waiting[:count]
-        for value in fetched:
+        received = self._sent()
+        self._sent = None
+        for value in received:
             self._append(value)
-        if any(value is None for value in fetched):
+        if any(value is None for value in received):
             _warn_of_loss()
 
     def _append(self, value: Any) -> None:

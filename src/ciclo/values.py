@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 STACKED = 64  # as many as a column of the history fetches at a time
 FEW = 8  # up to here JAX fetches one by one: compiling would take longer
@@ -47,49 +47,80 @@ def fetch(values: Sequence[Any]) -> list[Any]:
 
     A value whose memory was given away (donated) before it was fetched is None.
     """
-    fetched = list(values)
-    alike: dict[Any, list[int]] = {}  # scalars of one kind, which travel together
-    others: list[int] = []
+    return send(values)()
+
+
+def send(values: Sequence[Any]) -> Callable[[], list[Any]]:
+    """Has these values come to the host, and returns what waits for them, as `fetch` gives them.
+
+    A device does one thing after the other, so that a value which is asked for now comes behind
+    all that was begun before it. Sent now and received later, nobody waits.
+    """
+    arrived = list(values)
+    alike: dict[Any, list[tuple[int, Any]]] = {}  # scalars of one kind, which travel together
+    arrays: list[tuple[int, Any]] = []  # of JAX
     for i, value in enumerate(values):
         library = library_of(value)
         if library == "torch":
-            if value.dim():
-                fetched[i] = value.cpu()
-            else:
-                alike.setdefault(("torch", value.device, value.dtype), []).append(i)
+            arrived[i] = value.cpu() if value.dim() else None
+            if not value.dim():
+                alike.setdefault((_send_torch, value.device, value.dtype), []).append((i, value))
         elif library in ("jax", "jaxlib"):
-            fetched[i] = None
-            if not value.is_deleted():
-                devices = () if value.shape else value.devices()
-                if len(devices) == 1:
-                    alike.setdefault(("jax", *devices, value.dtype), []).append(i)
-                else:
-                    others.append(i)
-    for (library, *_), places in alike.items():
-        for i, number in zip(places, _numbers(library, [values[i] for i in places]), strict=True):
-            fetched[i] = number
-    if others:
-        arrays = sys.modules["jax"].device_get([values[i] for i in others])
-        for i, array in zip(others, arrays, strict=True):
-            fetched[i] = array if array.shape else array.item()
-    return fetched
+            arrived[i] = None
+            if value.is_deleted():
+                continue
+            if value.shape:
+                arrays.append((i, value))
+            else:
+                here = value.addressable_data(0)  # every device has all of a scalar
+                alike.setdefault((_send_jax, *here.devices(), here.dtype), []).append((i, here))
+    sent = [
+        ([i for i, _ in scalars], send([scalar for _, scalar in scalars]))
+        for (send, *_), scalars in alike.items()
+    ]
+
+    def receive() -> list[Any]:
+        for places, numbers in sent:
+            for i, number in zip(places, numbers(), strict=True):
+                arrived[i] = number
+        there = [(i, array) for i, array in arrays if not array.is_deleted()]
+        if there:
+            fetched = sys.modules["jax"].device_get([array for _, array in there])
+            for (i, _), array in zip(there, fetched, strict=True):
+                arrived[i] = array
+        return arrived
+
+    return receive
 
 
-def _numbers(library: str, scalars: list[Any]) -> list[Any]:
-    """Scalars of one device and type, as plain numbers."""
-    numbers: list[Any] = []
-    if library == "torch":
-        numbers += sys.modules["torch"].stack(scalars).tolist()
-    elif len(scalars) < FEW:
-        numbers += [array.item() for array in sys.modules["jax"].device_get(scalars)]
-    else:
-        # From a GPU one number takes 80 us, and so do many. They are stacked by one length, filled
-        # up with the last, since JAX compiles for each length.
-        for start in range(0, len(scalars), STACKED):
-            part = scalars[start : start + STACKED]
-            filled = part + part[-1:] * (STACKED - len(part))
-            numbers += _jitted_stack()(filled).tolist()[: len(part)]
-    return numbers
+def _send_torch(scalars: list[Any]) -> Callable[[], list[Any]]:
+    torch = sys.modules["torch"]
+    stacked = torch.stack(scalars)
+    if stacked.device.type != "cuda":
+        return stacked.tolist  # type: ignore[no-any-return]
+    there = torch.empty_like(stacked, device="cpu", pin_memory=True)
+    there.copy_(stacked, non_blocking=True)
+    has_come = torch.cuda.current_stream(stacked.device).record_event()
+
+    def receive() -> list[Any]:
+        has_come.synchronize()
+        return there.tolist()  # type: ignore[no-any-return]
+
+    return receive
+
+
+def _send_jax(scalars: list[Any]) -> Callable[[], list[Any]]:
+    jax = sys.modules["jax"]
+    if len(scalars) < FEW:
+        return lambda: [array.item() for array in jax.device_get(scalars)]
+    # From a GPU one number takes 80 us, and so do many. They are stacked by one length, filled up
+    # with the last, since JAX compiles for each length.
+    parts = []
+    for start in range(0, len(scalars), STACKED):
+        part = scalars[start : start + STACKED]
+        parts.append(_jitted_stack()(part + part[-1:] * (STACKED - len(part))))
+        parts[-1].copy_to_host_async()
+    return lambda: [number for part in parts for number in part.tolist()][: len(scalars)]
 
 
 @cache

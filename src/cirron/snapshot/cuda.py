@@ -75,6 +75,13 @@ def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return flat.clone() if len(tensors) == 1 else flat  # of one, torch gives its own memory
 
 
+def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
+    """Has the driver load what a snapshot runs, which takes ten times as long as a snapshot."""
+    with captures.beside(), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
+        few = [torch.zeros(1, dtype=dtype, device=device)] * 2
+        list(DeviceCopy(few, raw=False).summarize())
+
+
 def has_room(device: torch.device, size_bytes: int) -> bool:
     """Whether a copy fits in what the driver has free, and torch keeps for later."""
     free, _ = torch.cuda.mem_get_info(device)

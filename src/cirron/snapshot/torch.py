@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from cirron import guard
 from cirron.snapshot import memory, stats
 from cirron.snapshot.base import Tensor
-from cirron.snapshot.cuda import DeviceCopy
+from cirron.snapshot.cuda import DeviceCopy, load_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,19 +84,24 @@ class TorchReader:
 
     def prepare(self, models: list[tuple[str, Any]]) -> Callable[[], None]:
         sizes: dict[torch.dtype, int] = defaultdict(int)
+        on_gpus: set[tuple[torch.device, torch.dtype]] = set()
         for source in self.find(models).sources:
-            if not source.tensor.is_gradient and source.flat.device.type == "cpu":
+            if source.flat.is_cuda:
+                on_gpus.add((source.flat.device, source.flat.dtype))
+            elif not source.tensor.is_gradient and source.flat.device.type == "cpu":
                 copies = 1 if "frozen" in source.tensor.attrs else 2  # a gradient will come
                 sizes[source.flat.dtype] += source.flat.numel() * copies
 
-        def get_memory() -> None:
+        def make_ready() -> None:
+            for device, dtype in on_gpus:
+                load_kernels(device, dtype)
             if sum(size * dtype.itemsize for dtype, size in sizes.items()) <= host_room():
                 for dtype, size in sizes.items():
                     buffer = new_buffer(size, dtype)
                     as_bytes(buffer).fill(0)  # the pages are there from now on
                     self._free[dtype] = [buffer]
 
-        return get_memory
+        return make_ready
 
     def find(self, models: list[tuple[str, Any]]) -> TorchFound:
         sources: list[Source] = []
@@ -106,7 +111,7 @@ class TorchReader:
                     sources += find_sources(self.unwrap(model), prefix)
         return TorchFound(self, sources)
 
-    def copy(self, sources: list[Source], *, raw: bool) -> TorchCopy | None:
+    def copy(self, found: TorchFound, *, raw: bool) -> TorchCopy | None:
         """What `TorchFound.copy` does."""
         if raw and not self._can_save:
             from safetensors.torch import save
@@ -115,21 +120,17 @@ class TorchReader:
             # imports, the child would have half a module for good.
             save({"": torch.zeros(1, device="cpu")})
             self._can_save = True
-        on_host = sum(s.flat.nbytes for s in sources if raw or not s.flat.is_cuda)
+        on_host = found.size_bytes if raw else found.host_bytes
         if on_host > SMALL_BYTES and on_host > max(host_room(), self._kept_bytes()):
             return None
-        groups: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
-        for number, source in enumerate(sources):
-            if source.flat.numel():
-                groups[source.flat.device, source.flat.dtype].append(number)
-        for dtype in [dtype for dtype in self._free if (CPU, dtype) not in groups]:
+        for dtype in [dtype for dtype in self._free if (CPU, dtype) not in found.groups]:
             del self._free[dtype]  # the models went to a device
         with torch.inference_mode(False), torch.no_grad():
             copies = [
-                self._copy_group([sources[number].flat for number in numbers], raw=raw)
-                for numbers in groups.values()
+                self._copy_group([found.sources[number].flat for number in numbers], raw=raw)
+                for numbers in found.groups.values()
             ]
-            return TorchCopy(self, sources, list(groups.values()), copies, raw=raw)
+            return TorchCopy(self, found, copies, raw=raw)
 
     def _copy_group(self, flats: list[torch.Tensor], *, raw: bool) -> HostCopy | DeviceCopy:
         if flats[0].is_cuda:
@@ -162,15 +163,25 @@ class TorchReader:
 
 
 class TorchFound:
-    """The tensors of some models, where they are."""
+    """The tensors of some models, where they are; those of a group are copied together."""
 
     def __init__(self, reader: TorchReader, sources: list[Source]) -> None:
         self.sources = sources
-        self.size_bytes = sum(source.flat.nbytes for source in sources)
+        self.groups: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
+        self.size_bytes = 0
+        self.host_bytes = 0  # of those that a snapshot without raw values brings to the host
         self._reader = reader
+        for number, source in enumerate(sources):
+            flat = source.flat
+            size = flat.nbytes
+            if size:
+                self.groups[flat.device, flat.dtype].append(number)
+                self.size_bytes += size
+                if not flat.is_cuda:
+                    self.host_bytes += size
 
     def copy(self, *, raw: bool) -> TorchCopy | None:
-        return self._reader.copy(self.sources, raw=raw)
+        return self._reader.copy(self, raw=raw)
 
 
 class TorchCopy:
@@ -179,22 +190,21 @@ class TorchCopy:
     def __init__(
         self,
         reader: TorchReader,
-        sources: list[Source],
-        groups: list[list[int]],
+        found: TorchFound,
         copies: list[HostCopy | DeviceCopy],
         *,
         raw: bool,
     ) -> None:
-        self.tensors = [source.tensor for source in sources]
-        self.size_bytes = sum(source.flat.nbytes for source in sources)
+        self.tensors = [source.tensor for source in found.sources]
+        self.size_bytes = found.size_bytes
         self._reader = reader
-        self._groups = groups
+        self._groups = list(found.groups.values())
         self._copies = copies
         # The program's own memory is not ours to hold.
-        self._strides = [source.strides for source in sources]
+        self._strides = [source.strides for source in found.sources]
         self._values = {
             number: source.values.clone()
-            for number, source in enumerate(sources)
+            for number, source in enumerate(found.sources)
             if raw and source.values is not None
         }
 
@@ -251,6 +261,8 @@ class TorchCopy:
 
 
 def clean(name: str) -> str:
+    if "_orig_mod" not in name and "_wrapped_module" not in name:
+        return name
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
@@ -283,15 +295,14 @@ def find_sources(model: Any, prefix: str) -> list[Source]:
             attrs["shared_with"] = names[1:]
         if not parameter.requires_grad:
             attrs["frozen"] = True
-        weights.append(as_source(parameter, names[0], attrs, is_gradient=False))
-        if parameter.grad is not None:
-            gradients.append(as_source(parameter.grad, f"{names[0]}.grad", {}, is_gradient=True))
+        weights.append(as_source(parameter, names[0], attrs, False))
+        gradient = parameter.grad
+        if gradient is not None:
+            gradients.append(as_source(gradient, names[0] + ".grad", {}, True))
     return weights + gradients
 
 
-def as_source(
-    given: torch.Tensor, name: str, attrs: dict[str, Any], *, is_gradient: bool
-) -> Source:
+def as_source(given: torch.Tensor, name: str, attrs: dict[str, Any], is_gradient: bool) -> Source:
     if type(given) in PLAIN_TYPES and given.layout is torch.strided:
         kind = PLAIN.get(given.dtype)
         if kind is not None and given.is_contiguous() and not given.is_meta:

@@ -1,4 +1,4 @@
-"""`create_torch_state` on a real GPU: no step waits for it. Figures: `bench/torch_state.py`."""
+"""`create_torch_state` on a real GPU: no step waits for it. Figures: `bench/managed_gpu.py`."""
 
 from __future__ import annotations
 
@@ -55,3 +55,16 @@ def test_no_step_waits(strategy: str) -> None:
 
     assert "cuda" == logs.loss.device.type == tested.accuracy.device.type
     assert logs.loss.isfinite()
+
+
+def test_no_logged_value_is_waited_for() -> None:
+    """Of a loop of many steps all losses come to the host in time, in order, as plain floats."""
+    weight = torch.ones((), device="cuda")
+
+    def step(batch: int) -> dict[str, dict[str, torch.Tensor]]:
+        return {"losses": {"loss": weight * batch}}
+
+    with no_waiting():
+        history = ciclo.loop(None, range(1000), {ciclo.every(1): step}).history
+
+    assert [float(number) for number in range(1000)] == history.collect("loss")

@@ -252,9 +252,10 @@ def forget(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeArray:
-    """An array on a device: `fetch` counts how many were asked for at a time."""
+    """A scalar on two devices; `Device` counts how many are asked for at a time."""
 
     shape = ()
+    dtype = "float32"
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -262,40 +263,65 @@ class FakeArray:
     def is_deleted(self) -> bool:
         return False
 
+    def addressable_data(self, index: int) -> FakeArray:
+        return self
+
     def devices(self) -> set[int]:
-        return {0, 1}  # replicated: fetched as an array
+        return {0}
 
 
 FakeArray.__module__ = "jaxlib.fake"
 
 
+class Stacked:
+    """Many scalars as one array."""
+
+    def __init__(self, numbers: list[float], device: Device) -> None:
+        self.numbers = numbers
+        self.device = device
+
+    def copy_to_host_async(self) -> None:
+        self.device.sent.append(len(self.numbers))
+
+    def tolist(self) -> list[float]:
+        self.device.received.append(len(self.numbers))
+        return self.numbers
+
+
 class Device:
     def __init__(self) -> None:
         self.fetched: list[int] = []
+        self.sent: list[int] = []
+        self.received: list[int] = []
 
     def device_get(self, arrays: list[FakeArray]) -> list[np.float32]:
         self.fetched.append(len(arrays))
         return [np.float32(array.value) for array in arrays]
+
+    def stack(self, arrays: list[FakeArray]) -> Stacked:
+        return Stacked([array.value for array in arrays], self)
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     fake = Device()
     monkeypatch.setitem(sys.modules, "jax", fake)
+    monkeypatch.setattr(values, "_jitted_stack", lambda: fake.stack)
     return fake
 
 
 class TestDeviceValues:
-    def test_are_fetched_many_at_once(self, device: Device) -> None:
-        """After the first, device values are fetched by the half of a full queue."""
-        history = filled(*({"a": FakeArray(step)} for step in range(MAX_WAITING)))
-        assert [1] == device.fetched
+    def test_come_many_at_once(self, device: Device) -> None:
+        """After the first, they are sent by the half of a queue, and received a half later."""
+        half = MAX_WAITING // 2
+        history = filled(*({"a": FakeArray(step)} for step in range(2 * half)))
+        assert ([1], [half], []) == (device.fetched, device.sent, device.received)
 
         history.commit(ciclo.Elapsed(steps=999), {"metrics": {"a": FakeArray(7.0)}})
-        assert [1, MAX_WAITING // 2] == device.fetched
+        assert ([half, half], [half]) == (device.sent, device.received)
 
-        assert [float(n) for n in range(MAX_WAITING)] + [7.0] == history.collect("a")
-        assert [1, MAX_WAITING // 2, MAX_WAITING // 2] == device.fetched
+        assert [float(n) for n in range(2 * half)] + [7.0] == history.collect("a")
+        assert ([1], [half, half]) == (device.fetched, device.received)
 
     def test_are_not_kept_alive(self, device: Device) -> None:
         """Of many device values only a queue's worth is alive at any time."""
@@ -377,21 +403,27 @@ FakeTensor.__module__ = "torch.fake"
 
 
 def test_torch_scalars_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are copied when logged, and fetched with one wait for many."""
+    """They are copied when logged, and sent many at a time."""
     stacked: list[int] = []
 
-    def stack(tensors: list[FakeTensor]) -> np.ndarray[Any, Any]:
-        stacked.append(len(tensors))
-        return np.array([tensor.value for tensor in tensors])
+    class Stack:
+        device = types.SimpleNamespace(type="another")
 
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(stack=stack))
+        def __init__(self, tensors: list[FakeTensor]) -> None:
+            stacked.append(len(tensors))
+            self.numbers = [tensor.value for tensor in tensors]
+
+        def tolist(self) -> list[float]:
+            return self.numbers
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(stack=Stack))
     total = FakeTensor(0.0)
     history = ciclo.history()
     for step in range(MAX_WAITING + 1):
         total.value = float(step)  # changed in place, as `total += loss` does
         history.commit(ciclo.Elapsed(steps=step), {"metrics": {"total": total}})
 
-    assert [1, MAX_WAITING // 2] == stacked
+    assert [1, MAX_WAITING // 2, MAX_WAITING // 2] == stacked
     assert [float(step) for step in range(MAX_WAITING + 1)] == history.collect("total")
 
 
