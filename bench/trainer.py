@@ -25,8 +25,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E4
 torch.set_num_threads(1)
 import cirron as ci  # noqa: E402
 
-ROUNDS = int(os.environ.get("ROUNDS", "5"))
-STEPS, WIDTH, BATCH, LAYERS = 100, 256, 192, 8
+ROUNDS = int(os.environ.get("ROUNDS", "15"))
+STEPS, WIDTH, BATCH, LAYERS = 100, 256, 232, 8
 now = time.perf_counter_ns
 
 

@@ -83,7 +83,8 @@ class Training:
 
     def begin_step(self, index: int, **attrs: Any) -> None:
         """The step begins."""
-        self.await_step(index, **attrs)
+        if self.step is None or self._is_done:
+            self.await_step(index, **attrs)
         self._has_begun = True
 
     def finish_step(self) -> None:
@@ -169,8 +170,11 @@ def scalar_of(given: Any) -> Any:
     """A plain scalar where the host has it, a device's scalar as it is; None: it is none."""
     if given.__class__ is float:
         return given
-    if getattr(getattr(given, "device", None), "type", "cpu") != "cpu":
-        return given if given.numel() == 1 else None
+    device = getattr(getattr(given, "device", None), "type", None)
+    if device is not None:  # torch's
+        if given.numel() != 1:
+            return None
+        return given.item() if device == "cpu" else given
     try:
         found = value.capture(given)
     except value.NotAScalarError:

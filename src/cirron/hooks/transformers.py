@@ -74,9 +74,12 @@ class TransformersHook:
             return None
         try:
             handler = trainer.callback_handler
-            own = (one for one in handler.callbacks if isinstance(one, CirronCallback))
-            callback = next(own, None)
-            if callback is None:
+            callback = None
+            for one in handler.callbacks:  # nearly always the first
+                if one.__class__ is CirronCallback:
+                    callback = one
+                    break
+            else:
                 callback = CirronCallback()
                 # First: what the others record is inside of what it opens. A new list: the Trainer
                 # may just be going through the old one.
