@@ -10,7 +10,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from cirron import guard, hooks, wire
+from cirron import guard, wire
 from cirron.record import clock
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ def surroundings(environ: Mapping[str, str]) -> dict[str, Any]:
     """What the session's span says of the machine, without asking any framework."""
     gpus = visible_gpus(environ)
     return {
-        "framework": hooks.imported(),
         "device": "cuda" if gpus else "cpu",
         "cuda_count": gpus,
         "mixed_precision": None,

@@ -46,7 +46,13 @@ FLUSH_WAIT_S = 60.0
 class Session:
     """One profiled stretch of the process's life."""
 
-    def __init__(self, values: settings.Settings, memory: Memory, run_id: str | None) -> None:
+    def __init__(
+        self,
+        values: settings.Settings,
+        frameworks: tuple[str, ...] | None,
+        memory: Memory,
+        run_id: str | None,
+    ) -> None:
         self.settings = values
         self.memory = memory
         self.anchor = clock.read_anchor()
@@ -58,7 +64,7 @@ class Session:
             wall_ns=self.anchor.at,
             deliver=self._deliver,
         )
-        self.hooks = hooks.Hooks(values, self.taker.take)
+        self.hooks = hooks.Hooks(values, frameworks, self.taker.take)
         self.root: hot.Span | None = None
         self.pid = 0  # of the process whose stages these are; 0 while there are none
         self.state: hot.State
@@ -73,9 +79,8 @@ class Session:
     def start(self) -> None:
         """Builds the stages and attaches them."""
         self._cpu_start_ns = time.process_time_ns()
-        self.root = hot.new_root(
-            ROOT, identity.surroundings(os.environ), depth=1, number=next(hot.sequence)
-        )
+        attrs = {"framework": self.hooks.imported, **identity.surroundings(os.environ)}
+        self.root = hot.new_root(ROOT, attrs, depth=1, number=next(hot.sequence))
         self.state = self._new_state()
         self.state.opened.add(self.root)
         self.state.opened |= hot.opened  # scopes that are open already end in this session
@@ -192,7 +197,7 @@ class Session:
 
     def _tick(self) -> None:
         if self.root is not None and self.root.attrs is not None:
-            self.root.attrs["framework"] = hooks.imported()
+            self.root.attrs["framework"] = self.hooks.imported
         if self.black_box is not None:
             self.black_box.write()
 
@@ -214,7 +219,7 @@ class Session:
 
         if self.root is not None and self.root in self.state.opened:
             spent = time.process_time_ns() - self._cpu_start_ns
-            self.root.set(framework=hooks.imported(), cpu_ns=spent)
+            self.root.set(framework=self.hooks.imported, cpu_ns=spent)
         if not self.taker.stop(deadline - STORE_NS):
             guard.warn("a snapshot was not finished within exit_timeout, and is lost")
         if not self.flusher.stop(deadline, before_closing, last_tick):
@@ -443,12 +448,12 @@ def _begin(
             return _profiler
         with guard.quiet("start"):
             _idle.drain()
-            session = Session(values, _memory, run)
+            session = Session(values, frameworks, _memory, run)
             session.start()
             _session = session
             for model in _take_waiting():
                 session.watch(model)
-            session.hooks.install(frameworks)
+            session.hooks.install()
             _process.watch()
         return _profiler
 

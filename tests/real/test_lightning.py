@@ -338,7 +338,7 @@ def test_a_run_that_fails(lightning: Any, traced: Traced, error: type[BaseExcept
         new_trainer(lightning).fit(module, rows(8))
     new_trainer(lightning).fit(new_module(lightning), rows(8))
 
-    failed = "step[2]!(data_load optimizer_step!)"
+    failed = "step[2]!(data_load)"
     assert f"data_setup epoch[0]!({step(0)} {step(1)} {failed}) {TWO_EPOCHS}" == traced()
 
 

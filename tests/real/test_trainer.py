@@ -115,6 +115,19 @@ def test_epochs_and_steps(traced: Traced) -> None:
     assert [1, 2, 3, 4, 5, 6, 7, 8] == [one["attrs"]["global_step"] for one in found("step")]
 
 
+def test_only_torch_is_asked_for() -> None:
+    """Then torch's hooks see the run, and the session says so."""
+    ci.profile(output="none", frameworks=["torch"])
+    new_trainer().train()
+    ci.flush()
+
+    (root,) = ci.trace(format="dict")["roots"]
+    assert ("torch", ["epoch", "epoch"]) == (
+        root["attrs"]["framework"],
+        [one["name"] for one in root["children"]],
+    )
+
+
 def test_a_model_of_transformers(traced: Traced) -> None:
     """A model of the library itself is trained the same."""
     config = BertConfig(

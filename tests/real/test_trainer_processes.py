@@ -72,22 +72,33 @@ TWO_RANKS = {
     + "\n    import cirron as ci\n    ci.profile()\n    train(devices=2, strategy='ddp')\n",
 }
 
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+    # On CPUs it would want MPI; what it does for GPUs works there as well.
+    "accelerate": [
+        *("accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2"),
+        *("--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"),
+    ],
+}
+
 
 def children(spans: list[wire.Span], parent: wire.Span) -> list[wire.Span]:
     found = [span for span in spans if span.parent_id == parent.id]
     return sorted(found, key=lambda span: span.start_ns)
 
 
-@pytest.mark.parametrize("kind", TWO_RANKS)
-def test_two_ranks(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "launcher"),
+    [("transformers", "torchrun"), ("transformers", "accelerate"), ("lightning", "torchrun")],
+)
+def test_two_ranks(tmp_path: Path, kind: str, launcher: str) -> None:
     """Under a launcher each rank has its epochs, its half of the steps, and its evaluations."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(TWO_RANKS[kind]))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", *launcher, str(script)],
+        [sys.executable, "-W", "ignore", "-m", *LAUNCHERS[launcher], str(script)],
         cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=100,

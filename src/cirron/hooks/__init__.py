@@ -73,9 +73,15 @@ class Hook(Protocol):
 class Hooks:
     """The hooks of a session."""
 
-    def __init__(self, settings: Settings, on_epoch_end: Callable[[Span], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        frameworks: tuple[str, ...] | None,
+        on_epoch_end: Callable[[Span], None],
+    ) -> None:
         self._settings = settings
         self._on_epoch_end = on_epoch_end
+        self._wanted = PRECEDENCE if frameworks is None else frameworks
         self._installed: list[Hook] = []
         self._watch: Any = None
 
@@ -84,14 +90,20 @@ class Hooks:
         """The frameworks that are hooked now."""
         return [hook.name for hook in self._installed]
 
-    def install(self, frameworks: tuple[str, ...] | None) -> None:
-        """Hooks these frameworks, or all, each as soon as the program has imported it."""
+    @property
+    def imported(self) -> str | None:
+        """The highest framework of which the program has imported what trains, so far."""
+        found = (name for name in self._wanted if HOOKS.get(name, (name,))[0] in sys.modules)
+        return next(found, None)
+
+    def install(self) -> None:
+        """Hooks the frameworks that are wanted, each as soon as the program has imported it."""
         from cirron.hooks.patch import ImportWatch
 
         self._watch = ImportWatch()
-        wanted = None if frameworks is None else {THROUGH.get(name, name) for name in frameworks}
+        through = {THROUGH.get(name, name) for name in self._wanted}
         for name, (module, *_) in HOOKS.items():
-            if wanted is None or name in wanted:
+            if name in through:
                 self._watch.when_imported(module, lambda name=name: self._add(name))
 
     def uninstall(self) -> None:
@@ -155,9 +167,3 @@ def version(module: str) -> tuple[int, ...] | None:
     if not isinstance(text, str):
         return None
     return tuple(int(part) for part in takewhile(str.isdecimal, text.split(".")))
-
-
-def imported() -> str | None:
-    """The highest framework of which the program has imported what trains, so far."""
-    found = (name for name in PRECEDENCE if HOOKS.get(name, (name,))[0] in sys.modules)
-    return next(found, None)

@@ -203,12 +203,15 @@ class LightningHook:
             self._late_step = span
             hot.enter_context(span.parent)
             try:
-                return original(closure, *args, **kwargs)
-            finally:
-                hot.enter_context(span)
-                span.start = hot.now()
-                if hot.device_clock is not None:
-                    hot.device_clock.start(span)
+                result = original(closure, *args, **kwargs)
+            except BaseException:  # passes on: it never came to the optimizer's own part
+                hot.drop(span)
+                raise
+            hot.enter_context(span)
+            span.start = hot.now()
+            if hot.device_clock is not None:
+                hot.device_clock.start(span)
+            return result
 
         return __call__
 
