@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import inspect
 import re
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
@@ -27,6 +26,8 @@ from ciclo.binding import read
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CicloError, need
 from ciclo.logs import Logs
+from ciclo.padding import Padding, current_padding, mask, mean
+from ciclo.precision import Policy
 from ciclo.strategies import Placed, Strategy, get_strategy
 from ciclo.values import describe
 
@@ -50,94 +51,6 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "
 def static(default: Any = dataclasses.MISSING) -> Any:
     """A field of a state that is no array: part of what is compiled for, and not saved."""
     return field(default=default, metadata=STATIC)
-
-
-# -- precision -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The types of mixed precision: what is computed in, and what logs are.
-
-    Parameters stay as they are given, and so do gradients and the optimizer.
-
-    >>> ManagedState.create(params=params, tx=tx, policy="bfloat16")
-    """
-
-    compute: str = "float32"
-    output: str = "float32"
-
-    @classmethod
-    def of(cls, given: Policy | str | None) -> Policy | None:
-        if given is None or isinstance(given, Policy):
-            return given
-        if given not in ("float32", "bfloat16"):
-            raise CicloError(
-                f"policy={given!r} is not valid; use 'bfloat16', 'float32' or a managed.Policy."
-                " float16 would need its losses scaled"
-            )
-        return cls(compute=given)
-
-    def to_compute(self, tree: Any) -> Any:
-        return _cast(tree, self.compute)
-
-    def to_output(self, tree: Any) -> Any:
-        return _cast(tree, self.output)
-
-
-def _cast(tree: Any, kind: Any) -> Any:
-    """The floating arrays of a tree as another type."""
-
-    def cast(leaf: Any) -> Any:
-        is_floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
-        return jnp.asarray(leaf, kind) if is_floating else leaf
-
-    return jax.tree.map(cast, tree)
-
-
-# -- padded batches ------------------------------------------------------------------------------
-
-
-@dataclass
-class _Padding:
-    """The rows of the batch that is traced, and whether the step has asked which are real."""
-
-    mask: Any
-    is_averaged: bool = False
-    is_asked: bool = False
-
-
-_padding: ContextVar[_Padding | None] = ContextVar("ciclo_padding", default=None)
-
-
-def mask() -> Any:
-    """Inside a step: which rows of the batch are real, where it was filled up; else None."""
-    padding = _padding.get()
-    if padding is None or padding.mask is None:
-        return None
-    padding.is_asked = True
-    return padding.mask
-
-
-def mean(values: Any) -> Any:
-    """Inside a step: the mean over the real rows of a batch, of a value a row.
-
-    Anywhere else, and for a batch that was not filled up, it is `jnp.mean`.
-    """
-    values = jnp.asarray(values)
-    if jnp.issubdtype(values.dtype, jnp.floating):
-        values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
-    padding = _padding.get()
-    if padding is None or padding.mask is None:
-        return jnp.mean(values)
-    if not values.shape or values.shape[0] != padding.mask.shape[0]:
-        raise CicloError(
-            f"managed.mean was given {describe(values)}; it takes a value for each of the"
-            f" {padding.mask.shape[0]} rows of the batch, before they are averaged"
-        )
-    padding.is_averaged = True
-    is_real = padding.mask.reshape(-1, *[1] * (values.ndim - 1))
-    return jnp.mean(values, where=is_real)
 
 
 # -- steps ---------------------------------------------------------------------------------------
@@ -222,12 +135,12 @@ class ManagedStep:
         """The function that is compiled."""
 
         def traced(state: Any, args: tuple[Any, ...], is_real: Any) -> Any:
-            padding = _Padding(is_real)
-            token = _padding.set(padding)
+            padding = Padding(is_real)
+            token = current_padding.set(padding)
             try:
                 logs, new, is_pair = (self._train if self.trains else self._call)(state, args)
             finally:
-                _padding.reset(token)
+                current_padding.reset(token)
             self._check_padding(padding, logs, state)
             if logs is not None:
                 logs, new = _with_metrics(self.name, logs, state if new is None else new, new)
@@ -260,7 +173,7 @@ class ManagedStep:
             return total, (logs, state if new is None else new)
 
         gradients, (logs, new) = jax.grad(forward, has_aux=True)(state.params)
-        padding = _padding.get()
+        padding = current_padding.get()
         is_padded = padding is not None and padding.mask is not None
         rows = padding.mask.sum() if padding and is_padded else samples_in(args[0] if args else 0)
         new = _as_before(state, new).replace(params=state.params)
@@ -287,7 +200,7 @@ class ManagedStep:
                 )
         return sum(losses.values())
 
-    def _check_padding(self, padding: _Padding, logs: Logs | None, state: Any) -> None:
+    def _check_padding(self, padding: Padding, logs: Logs | None, state: Any) -> None:
         if padding.mask is None or padding.is_asked:
             return
         counted = [name for name in (logs or {}) if name != "outputs"]

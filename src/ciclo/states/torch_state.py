@@ -7,20 +7,19 @@ processes what is logged stands for all of them, so that they decide alike.
 from __future__ import annotations
 
 import copy
-import inspect
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from ciclo.binding import name_of
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CheckpointError, CicloError
 from ciclo.logs import Logs
+from ciclo.states.torch_batches import detached, is_number, named_outputs, to_device, unpacked
+from ciclo.states.torch_metrics import Asked, Running, is_stateful
 from ciclo.states.torch_strategies import mean_over_processes
 from ciclo.values import describe
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
     from ciclo.states.torch_strategies import Placed
 
-TARGETS = ("y", "target", "targets", "label", "labels")  # what a dict calls them
-OFFERED = ("outputs", "targets", "batch", "module")  # what a loss or a metric may ask for by name
 CREATE = "ciclo.create_torch_state(module, optimizer, losses=...)"
 
 
@@ -69,7 +66,7 @@ class TorchState:
         self.strategy = placed.name
         self.device = placed.device
         self._placed = placed
-        self._unpack = _unpacked if unpack is None else unpack
+        self._unpack = unpacked if unpack is None else unpack
         self._accumulate = accumulate
         self._window = Window()
         self._dtype = None if policy in (None, "float32") else getattr(torch, str(policy))
@@ -83,7 +80,7 @@ class TorchState:
             name: one.to(self.device) for name, one in losses.items() if isinstance(one, nn.Module)
         }
         self._losses = {name: Asked(name, one) for name, one in losses.items()}
-        stateful = {name: one for name, one in metrics.items() if _is_stateful(one)}
+        stateful = {name: one for name, one in metrics.items() if is_stateful(one)}
         self._metrics = {
             name: Asked(name, one) for name, one in metrics.items() if name not in stateful
         }
@@ -113,13 +110,13 @@ class TorchState:
                 f"this state has no loss to train with; make it by {CREATE}, such as"
                 " losses=torch.nn.functional.cross_entropy"
             )
-        moved = _moved(batch, self.device)
-        samples = samples_in(moved)
+        batch = to_device(batch, self.device)
+        samples = samples_in(batch)
         is_last = self._accumulate is None or self._window.batches + 1 >= self._accumulate
         if not self._window.batches:
             self.optimizer.zero_grad()
         with self._mode(is_training=True), self._placed.exchange(is_last):
-            logs, loss, found = self._computed(self._placed.train, moved)
+            logs, loss, found = self._computed(self._placed.train, batch)
             if not loss.requires_grad:
                 raise CallbackError(
                     "the loss does not depend on the module's parameters; compute it from the"
@@ -152,23 +149,23 @@ class TorchState:
             raise CicloError(
                 f"this state has nothing to test; make it by {CREATE}, or with metrics=..."
             )
-        moved = _moved(batch, self.device)
+        batch = to_device(batch, self.device)
         with torch.no_grad(), self._mode(is_training=False), self._with_average():
-            logs, _, found = self._computed(self._placed.evaluate, moved)
+            logs, _, found = self._computed(self._placed.evaluate, batch)
             self._placed.evaluated()
         self._measure(logs, found, self._test_metrics)
-        return self._finished(logs, samples_in(moved), self._test_metrics), self
+        return self._finished(logs, samples_in(batch), self._test_metrics), self
 
     def predict_step(self, batch: Any) -> tuple[Logs, TorchState]:
         """Computes what the module puts out for a batch, and logs it as outputs."""
         _check(self, "predict_step")
-        moved = _moved(batch, self.device)
-        inputs, _ = self._unpack(moved)
+        batch = to_device(batch, self.device)
+        inputs, _ = self._unpack(batch)
         with torch.no_grad(), self._mode(is_training=False), self._with_average():
             outputs = self._called(self._placed.evaluate, inputs)
             self._placed.evaluated()
         logs = Logs()
-        logs["outputs"] = _named_outputs(outputs)
+        logs["outputs"] = named_outputs(outputs)
         return logs, self
 
     def reset_step(self) -> TorchState:
@@ -217,7 +214,7 @@ class TorchState:
     def _measure(self, logs: Logs, found: tuple[Any, ...], running: dict[str, Running]) -> None:
         if not (self._metrics or running):
             return
-        found = (_detached(found[0]), *found[1:])
+        found = (detached(found[0]), *found[1:])
         with torch.no_grad():
             for name, asked in self._metrics.items():
                 logs.add_metric(name, asked(found))
@@ -266,7 +263,7 @@ class TorchState:
                 (values, name)
                 for values in (logs.get("losses", {}), logs.get("metrics", {}))
                 for name, value in values.items()
-                if _is_number(value)
+                if is_number(value)
             ]
             numbers = [values[name] for values, name in places]
             means = mean_over_processes(numbers, samples, self.device) if places else []
@@ -419,179 +416,6 @@ def _scheduler(given: Any, optimizer: Optimizer | None) -> LRScheduler | None:
     if made.optimizer is not optimizer:
         raise ValueError("scheduler is of another optimizer; make it of the one that is given here")
     return made
-
-
-# -- losses and metrics ----------------------------------------------------------------------------
-
-
-class Asked:
-    """A loss or a metric, called with what it asks for: outputs and targets, or by name."""
-
-    def __init__(self, name: str, function: Any) -> None:
-        self.name = name
-        self.function = function
-        self._by_position, self._by_keyword = _arguments(name, function)
-
-    def __call__(self, found: tuple[Any, ...]) -> Any:
-        return self.function(
-            *[found[i] for i in self._by_position],
-            **{name: found[i] for name, i in self._by_keyword.items()},
-        )
-
-
-def _arguments(name: str, function: Any) -> tuple[list[int], dict[str, int]]:
-    """Which of what is offered goes where."""
-    called = function.forward if isinstance(function, nn.Module) else function
-    try:
-        parameters = list(inspect.signature(called).parameters.values())
-    except (TypeError, ValueError):  # of some functions that are written in C
-        return [0, 1], {}
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return [0, 1], {}
-    named = {one.name for one in parameters}
-    free = [OFFERED.index(one) for one in OFFERED[:2] if one not in named]
-    by_position: list[int] = []
-    by_keyword: dict[str, int] = {}
-    is_skipping = False  # after an argument that keeps its default, the rest go by keyword
-    for one in parameters:
-        if one.kind is one.VAR_KEYWORD:
-            continue
-        is_offered = one.name in OFFERED
-        if not is_offered and one.default is not one.empty:
-            is_skipping = True
-        elif not is_offered and (not free or one.kind is one.KEYWORD_ONLY):
-            raise CallbackError(
-                f"{name}{inspect.signature(called)} cannot be called: {one.name!r} has no value. A"
-                " loss or a metric is a function of outputs and targets, and may ask for batch and"
-                f" module by name: lambda outputs, targets: {name_of(function)}(outputs, targets,"
-                f" {one.name}=...)"
-            )
-        else:
-            source = OFFERED.index(one.name) if is_offered else free.pop(0)
-            if is_skipping or one.kind is one.KEYWORD_ONLY:
-                by_keyword[one.name] = source
-            else:
-                by_position.append(source)
-    return by_position, by_keyword
-
-
-def _is_stateful(metric: Any) -> bool:
-    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
-
-
-class Running:
-    """A metric that goes on from batch to batch, such as one of torchmetrics."""
-
-    def __init__(self, name: str, metric: Any, device: torch.device, is_distributed: bool) -> None:
-        self.name = name
-        self.metric = metric.to(device) if hasattr(metric, "to") else metric
-        self.update = Asked(name, metric.update)
-        self.is_distributed = is_distributed
-        # Those of torchmetrics talk to the other processes by themselves; a collection has several.
-        parts = list(metric.values()) if isinstance(metric, nn.ModuleDict) else [metric]
-        self._synced: list[Any] = [one for one in parts if hasattr(one, "sync_context")]
-        if hasattr(metric, "persistent"):
-            metric.persistent(True)  # else what it has counted is not in its state dict
-        if is_distributed and not self._synced and not hasattr(metric, "merge_state"):
-            raise TypeError(
-                f"the metric {name!r} ({type(metric).__name__}) counts in each process for itself;"
-                " use one of torchmetrics, or give its class merge_state(metrics)"
-            )
-
-    def compute(self) -> Any:
-        """Its value so far, of all processes."""
-        return self._merged().compute()
-
-    def _merged(self) -> Any:
-        if not self.is_distributed or self._synced:
-            return self.metric
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, self.metric)
-        gathered[0].merge_state(gathered[1:])
-        return gathered[0]
-
-    def state_dict(self) -> Any:
-        """What all processes have counted together; one of them gets all of it back."""
-        with ExitStack() as stack:
-            for one in self._synced if self.is_distributed else ():
-                if one.update_called:
-                    stack.enter_context(one.sync_context())
-            return _held(self._merged())
-
-    def load_state_dict(self, saved: Any) -> None:
-        self.metric.reset()
-        if self.is_distributed and dist.get_rank() > 0:
-            return
-        if hasattr(self.metric, "load_state_dict"):
-            self.metric.load_state_dict(saved)
-        else:
-            vars(self.metric).update(copy.deepcopy(saved))
-
-
-def _held(metric: Any) -> Any:
-    return metric.state_dict() if hasattr(metric, "load_state_dict") else dict(vars(metric))
-
-
-# -- batches ---------------------------------------------------------------------------------------
-
-
-def _unpacked(batch: Any) -> tuple[Any, Any]:
-    """Inputs and targets: the last of a tuple, or what a dict calls so, is the targets."""
-    if hasattr(batch, "items"):
-        key = next((one for one in TARGETS if one in batch), None)
-        inputs = {name: value for name, value in batch.items() if name != key}
-        single = tuple(inputs.values()) if len(inputs) == 1 else inputs
-        return single, None if key is None else batch[key]
-    if isinstance(batch, (tuple, list)):
-        return (tuple(batch[:-1]), batch[-1]) if len(batch) > 1 else (tuple(batch), None)
-    return batch, None
-
-
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """The same containers with other things inside."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(function, one) for one in value))
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(function, one) for one in value)
-    if type(value) is dict:
-        return {key: _mapped(function, one) for key, one in value.items()}
-    return function(value)
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    """The batch on the device; the copy from pinned memory goes on behind."""
-    is_behind = device.type != "cpu"
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(device, non_blocking=is_behind)
-        if hasattr(value, "__array_interface__"):
-            return torch.as_tensor(value).to(device, non_blocking=is_behind)
-        if hasattr(value, "to"):
-            return value.to(device)
-        is_mapping = hasattr(value, "items")
-        return {key: _mapped(moved, one) for key, one in value.items()} if is_mapping else value
-
-    return _mapped(moved, batch)
-
-
-def _detached(outputs: Any) -> Any:
-    return _mapped(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, outputs)
-
-
-def _named_outputs(outputs: Any) -> dict[str, Any]:
-    if isinstance(outputs, dict):  # those of transformers are dicts, too
-        return dict(outputs)
-    if isinstance(outputs, tuple):
-        names = getattr(outputs, "_fields", None) or [f"outputs_{i}" for i in range(len(outputs))]
-        return dict(zip(names, outputs, strict=True))
-    return {"outputs": outputs}
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not value.dim()
-    return isinstance(value, (int, float))
 
 
 # -- parameters ------------------------------------------------------------------------------------

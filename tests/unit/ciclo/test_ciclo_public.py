@@ -52,11 +52,14 @@ def test_cirron_is_behind_the_seam() -> None:
 def test_no_framework_is_imported_by_name_but_where_it_is_used() -> None:
     """The core imports none: torch is where its states are, JAX where states are its arrays."""
     for framework, users in (
-        ("torch", {"states.torch_state", "states.torch_strategies"}),
+        (
+            "torch",
+            {f"states.torch_{name}" for name in ("state", "strategies", "metrics", "batches")},
+        ),
         ("numpy", {"strategies"}),
         (
             "jax",
-            {"snapshot", "managed", "metrics", "strategies"}
+            {"snapshot", "managed", "metrics", "padding", "precision", "strategies"}
             | {f"states.{name}" for name in ("model", "flax", "haiku", "equinox")},
         ),
         ("flax", {"states.nnx"}),

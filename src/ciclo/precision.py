@@ -1,0 +1,52 @@
+"""Mixed precision in JAX: what is computed in, and what is logged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ciclo.errors import CicloError, need
+
+need("jax", "ciclo.managed")
+import jax  # noqa: E402  checked first: the error says what to install
+import jax.numpy as jnp  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The types of mixed precision: what is computed in, and what logs are.
+
+    Parameters stay as they are given, and so do gradients and the optimizer.
+
+    >>> ManagedState.create(params=params, tx=tx, policy="bfloat16")
+    """
+
+    compute: str = "float32"
+    output: str = "float32"
+
+    @classmethod
+    def of(cls, given: Policy | str | None) -> Policy | None:
+        if given is None or isinstance(given, Policy):
+            return given
+        if given not in ("float32", "bfloat16"):
+            raise CicloError(
+                f"policy={given!r} is not valid; use 'bfloat16', 'float32' or a managed.Policy."
+                " float16 would need its losses scaled"
+            )
+        return cls(compute=given)
+
+    def to_compute(self, tree: Any) -> Any:
+        return _cast(tree, self.compute)
+
+    def to_output(self, tree: Any) -> Any:
+        return _cast(tree, self.output)
+
+
+def _cast(tree: Any, kind: Any) -> Any:
+    """The floating arrays of a tree as another type."""
+
+    def cast(leaf: Any) -> Any:
+        is_floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.asarray(leaf, kind) if is_floating else leaf
+
+    return jax.tree.map(cast, tree)

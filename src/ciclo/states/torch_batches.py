@@ -1,0 +1,71 @@
+"""What goes into a torch module and comes out of it, in whatever containers a program has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TARGETS = ("y", "target", "targets", "label", "labels")  # what a dict calls them
+
+
+def unpacked(batch: Any) -> tuple[Any, Any]:
+    """Inputs and targets: the last of a tuple, or what a dict calls so, is the targets."""
+    if hasattr(batch, "items"):
+        key = next((one for one in TARGETS if one in batch), None)
+        inputs = {name: value for name, value in batch.items() if name != key}
+        single = tuple(inputs.values()) if len(inputs) == 1 else inputs
+        return single, None if key is None else batch[key]
+    if isinstance(batch, (tuple, list)):
+        return (tuple(batch[:-1]), batch[-1]) if len(batch) > 1 else (tuple(batch), None)
+    return batch, None
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same containers with other things inside."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(function, one) for one in value))
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(function, one) for one in value)
+    if type(value) is dict:
+        return {key: _mapped(function, one) for key, one in value.items()}
+    return function(value)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch on the device; the copy from pinned memory goes on behind."""
+    is_behind = device.type != "cpu"
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(device, non_blocking=is_behind)
+        if hasattr(value, "__array_interface__"):
+            return torch.as_tensor(value).to(device, non_blocking=is_behind)
+        if hasattr(value, "to"):
+            return value.to(device)
+        is_mapping = hasattr(value, "items")
+        return {key: _mapped(moved, one) for key, one in value.items()} if is_mapping else value
+
+    return _mapped(moved, batch)
+
+
+def detached(outputs: Any) -> Any:
+    return _mapped(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, outputs)
+
+
+def named_outputs(outputs: Any) -> dict[str, Any]:
+    if isinstance(outputs, dict):  # those of transformers are dicts, too
+        return dict(outputs)
+    if isinstance(outputs, tuple):
+        names = getattr(outputs, "_fields", None) or [f"outputs_{i}" for i in range(len(outputs))]
+        return dict(zip(names, outputs, strict=True))
+    return {"outputs": outputs}
+
+
+def is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not value.dim()
+    return isinstance(value, (int, float))
