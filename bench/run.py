@@ -40,6 +40,7 @@ PROMISES = [
     ("keras_fit", "torch.step.added_us", "the same, added us", None),
     ("keras_fit", "jax.step.ratio", "Keras on JAX, a step of 10 ms, to a plain one", 1.02),
     ("keras_fit", "jax.step.added_us", "the same, added us", None),
+    ("jax_step", "step.ratio", "a jitted JAX step of 10 ms, to a plain one", 1.02),
     ("steps", "modules_5.added_us", "torch step, 5 modules, added us", 30),
     ("steps", "modules_50.added_us", "torch step, 50 modules, added us", None),
     ("steps", "modules_500.added_us", "torch step, 500 modules, added us", None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ import ciclo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -68,3 +69,31 @@ def test_no_logged_value_is_waited_for() -> None:
         history = ciclo.loop(None, range(1000), {ciclo.every(1): step}).history
 
     assert [float(number) for number in range(1000)] == history.collect("loss")
+
+
+def test_resume_to_the_bit(tmp_path: Path) -> None:
+    """On a GPU, too, a run goes on with the same dropout, optimizer and weights."""
+    batches = list(torch.randn(8, 4, 16, generator=torch.Generator().manual_seed(1)))
+
+    def run(folder: str, stop: int) -> Any:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(16, 32), nn.Dropout(), nn.Linear(32, 1))
+        state = ciclo.create_torch_state(
+            module,
+            lambda parameters: torch.optim.AdamW(parameters, fused=True),
+            losses=lambda outputs: outputs.square().mean(),
+            device="cuda",
+        )
+        tasks = {ciclo.every(1): lambda state, batch: state.train_step(batch)}
+        return ciclo.loop(state, batches, tasks, stop, resume=tmp_path / folder)
+
+    whole = run("whole", 8)
+    run("cut", 4)
+    again = run("cut", 8)
+
+    assert whole.history.collect("loss") == again.history.collect("loss")
+    for one, other in zip(
+        whole.state.module.parameters(), again.state.module.parameters(), strict=True
+    ):
+        assert "cuda" == other.device.type
+        assert torch.equal(one, other)
