@@ -16,7 +16,7 @@ from ciclo.errors import CallbackError, need
 from ciclo.logs import COLLECTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from typing import TypeAlias
 
     from ciclo.logs import LogsLike
@@ -38,13 +38,12 @@ BIGGEST = 2**63
 class Column:
     """The values of one name, and the rows that they are in."""
 
-    __slots__ = ("_is_first", "_sent", "_waiting", "_witness", "rows", "values")
+    __slots__ = ("_is_first", "_queue", "_witness", "rows", "values")
 
     def __init__(self) -> None:
         self.rows = array("q")
         self.values: array[Any] | list[Any] = array("d")
-        self._sent: Callable[[], list[Any]] | None = None  # values that are on their way
-        self._waiting: list[Any] = []  # the newest ones, still on a device
+        self._queue: values.Queue | None = None  # the newest values, that are not here yet
         self._is_first = True
         self._witness: Any = None  # the first device value: is its memory given away by the next?
 
@@ -60,7 +59,7 @@ class Column:
             self.values.pop()
         self.rows.append(row)
         if not is_on_device:
-            if self._sent or self._waiting:
+            if self._queue is not None:
                 self.settled()
             self._append(value)
         elif self._is_first or self._is_given_away():
@@ -70,15 +69,17 @@ class Column:
             self._append(values.fetch([value])[0])
         else:
             self._witness = None
-            self._waiting.append(value)
-            if len(self._waiting) >= values.STACKED:
-                self._send()
+            if self._queue is None:
+                self._queue = values.Queue()
+            self._queue.put(None, value)
+            if len(self._queue) >= values.STACKED:
+                self._extend(self._queue.turn())
 
     def settled(self) -> array[Any] | list[Any]:
         """All values, those on a device fetched."""
-        if self._waiting:
-            self._send()
-        self._receive()
+        if self._queue is not None:
+            self._extend(self._queue.settle())
+            self._queue = None
         return self.values
 
     def copy(self) -> Column:
@@ -91,20 +92,10 @@ class Column:
         """Whether this column logs parts of a donated state: then each is fetched at once."""
         return hasattr(self._witness, "is_deleted") and self._witness.is_deleted()
 
-    def _send(self) -> None:
-        """Sends what waits on its way, once what was sent before has come."""
-        self._receive()
-        self._sent = values.send(self._waiting)
-        self._waiting = []
-
-    def _receive(self) -> None:
-        if self._sent is None:
-            return
-        received = self._sent()
-        self._sent = None
-        for value in received:
+    def _extend(self, came: list[tuple[None, Any]]) -> None:
+        for _, value in came:
             self._append(value)
-        if any(value is None for value in received):
+        if any(value is None for _, value in came):
             _warn_of_loss()
 
     def _append(self, value: Any) -> None:

@@ -93,6 +93,43 @@ def send(values: Sequence[Any]) -> Callable[[], list[Any]]:
     return receive
 
 
+class Queue:
+    """Values on their way to the host: some wait to be sent, those before them travel.
+
+    Each has a tag. They come in the order in which they were put.
+    """
+
+    __slots__ = ("_sent", "_waiting")
+
+    def __init__(self) -> None:
+        self._sent: tuple[list[Any], Callable[[], list[Any]]] = ([], list)
+        self._waiting: list[tuple[Any, Any]] = []
+
+    def __len__(self) -> int:
+        """How many wait to be sent."""
+        return len(self._waiting)
+
+    @property
+    def oldest(self) -> Any:
+        """The tag of the first that waits to be sent."""
+        return self._waiting[0][0]
+
+    def put(self, tag: Any, value: Any) -> None:
+        self._waiting.append((tag, value))
+
+    def turn(self) -> list[tuple[Any, Any]]:
+        """Sends what waits, and gives what was sent the last time."""
+        tags, receive = self._sent
+        came = list(zip(tags, receive(), strict=True))
+        self._sent = ([tag for tag, _ in self._waiting], send([one for _, one in self._waiting]))
+        self._waiting = []
+        return came
+
+    def settle(self) -> list[tuple[Any, Any]]:
+        """Gives all that is left."""
+        return [*self.turn(), *self.turn()]
+
+
 def _send_torch(scalars: list[Any]) -> Callable[[], list[Any]]:
     torch = sys.modules["torch"]
     stacked = torch.stack(scalars)

@@ -8,6 +8,7 @@ are written some steps later, many at once. Only rank 0 writes.
 from __future__ import annotations
 
 import sys
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ciclo import _seam, values
@@ -17,7 +18,7 @@ from ciclo.errors import need
 if TYPE_CHECKING:
     from ciclo.loop import LoopState
 
-MAX_WAITING = 64  # rows with device values; half of them are written at a time
+MAX_STEPS = 32  # of which values wait to be sent to the host
 
 
 class Logger(LoopCallback):
@@ -26,7 +27,8 @@ class Logger(LoopCallback):
     _is_mine: bool | None = None  # rank 0; asked at the first step
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, float, dict[str, Any]]] = []
+        self._queue = values.Queue()
+        self._is_behind = False  # values of the newest steps are still to come
         self._last: tuple[int, set[str]] = (-1, set())  # the newest step, and what it had
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
@@ -41,7 +43,8 @@ class Logger(LoopCallback):
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
         if self._is_mine:
             self._take(loop_state)
-            self._settle(len(self._waiting))
+            self._write(self._queue.settle())
+            self._is_behind = False
             self.close()
 
     def open(self) -> None:
@@ -61,28 +64,20 @@ class Logger(LoopCallback):
         scalars = loop_state.logs.scalars()
         had = self._last[1] if self._last[0] == elapsed.steps else set()
         self._last = (elapsed.steps, had | set(scalars))
-        row = {}
-        must_wait = bool(self._waiting)  # steps are written in their order
-        for name, value in scalars.items():
-            if name not in had:
-                row[name], is_on_device = values.keep(value)
-                must_wait = must_wait or is_on_device
-        if not row:
-            return
-        self._waiting.append((elapsed.steps, elapsed.date, row))
-        if not must_wait:
-            self._settle(1)
-        elif len(self._waiting) >= MAX_WAITING:
-            self._settle(MAX_WAITING // 2)
+        for name in [name for name in scalars if name not in had]:
+            value, is_on_device = values.keep(scalars[name])
+            self._is_behind = self._is_behind or is_on_device
+            self._queue.put((elapsed.steps, elapsed.date, name), value)
+        if not self._is_behind:
+            self._write(self._queue.settle())
+        elif len(self._queue) and self._queue.oldest[0] <= elapsed.steps - MAX_STEPS:
+            self._write(self._queue.turn())
 
-    def _settle(self, count: int) -> None:
-        due, self._waiting = self._waiting[:count], self._waiting[count:]
-        fetched = iter(values.fetch([value for *_, row in due for value in row.values()]))
-        for step, date, row in due:
-            held = dict(zip(row, fetched, strict=False))
-            scalars = {k: float(v) for k, v in held.items() if isinstance(v, (int, float))}
-            if scalars:
-                self.write(step, date, scalars)
+    def _write(self, came: list[tuple[tuple[int, float, str], Any]]) -> None:
+        for (step, date), row in groupby(came, key=lambda one: one[0][:2]):
+            numbers = {tag[2]: one for tag, one in row if isinstance(one, (int, float))}
+            if numbers:
+                self.write(step, date, {name: float(one) for name, one in numbers.items()})
 
 
 class console_logger(Logger):  # noqa: N801  a name like the functions beside it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite, isnan
+from math import inf, isnan
 from typing import TYPE_CHECKING, Any
 
 from ciclo import values
@@ -164,7 +164,8 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
 
     monitor: names to look at; all metrics and losses if none are given
     action: "raise" an error or "stop" the loop
-    lag: how many steps later a value on a device is looked at, so that nobody waits for it
+    lag: how many steps later a value on a device is looked at, or up to twice as many, so that
+        nobody waits for it
     """
 
     def __init__(self, *monitor: str, action: str = "raise", lag: int = 8) -> None:
@@ -173,7 +174,11 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
         self.monitor = monitor
         self.action = action
         self.lag = lag
-        self._waiting: list[tuple[int, str, Any]] = []
+        self._queue = values.Queue()
+        self._missing: set[str] = set()  # of the monitored, so far
+
+    def on_loop_start(self, loop_state: LoopState[Any]) -> None:
+        self._missing = set(self.monitor)
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
         loop_state.defer(self.guard)
@@ -184,26 +189,38 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
         for name, value in loop_state.logs.scalars().items():
             if self.monitor and name not in self.monitor:
                 continue
+            self._missing.discard(name)
             kept, is_on_device = values.keep(value)
             if is_on_device:
-                self._waiting.append((step, name, kept))
-            elif isinstance(kept, (int, float)) and not -inf < kept < inf:
-                self._found(loop_state, step, name, kept)
-        if self._waiting and self._waiting[0][0] <= step - self.lag:
-            self._look(loop_state, [one for one in self._waiting if one[0] <= step - self.lag])
+                self._queue.put((step, name), kept)
+            else:
+                self._look(loop_state, step, name, kept)
+        if len(self._queue) and self._queue.oldest[0] <= step - self.lag:
+            self._look_at(loop_state, self._queue.turn())
 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
         self.guard(loop_state)  # an epoch that was cut is evaluated after its last step
-        self._look(loop_state, self._waiting)
+        self._look_at(loop_state, self._queue.settle())
+        if self._missing:
+            import logging
 
-    def _look(self, loop_state: LoopState[Any], due: list[tuple[int, str, Any]]) -> None:
-        self._waiting = self._waiting[len(due) :]
-        for (step, name, _), value in zip(due, values.fetch([v for *_, v in due]), strict=True):
-            if isinstance(value, (int, float)) and not isfinite(value):
-                self._found(loop_state, step, name, value)
+            there = ", ".join(loop_state.history.names()) or "nothing"
+            logging.getLogger("ciclo").warning(
+                "ciclo: nan_guard watches %s, which was never logged; there is %s",
+                ", ".join(map(repr, sorted(self._missing))),
+                there,
+            )
+
+    def _look_at(self, loop_state: LoopState[Any], came: list[tuple[tuple[int, str], Any]]) -> None:
+        for (step, name), value in came:
+            self._look(loop_state, step, name, value)
+
+    def _look(self, loop_state: LoopState[Any], step: int, name: str, value: Any) -> None:
+        if isinstance(value, (int, float)) and not -inf < value < inf:
+            self._found(loop_state, step, name, value)
 
     def _found(self, loop_state: LoopState[Any], step: int, name: str, value: float) -> None:
-        self._waiting = []
+        self._queue = values.Queue()
         if self.action == "raise":
             raise NotFiniteError(f"{name} is {value} at step {step}")
         loop_state.stop_iteration = True

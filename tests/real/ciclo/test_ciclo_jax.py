@@ -137,7 +137,7 @@ def test_nan_guard_looks_later() -> None:
     with pytest.raises(ciclo.NotFiniteError, match="loss is nan at step 2") as caught:
         ciclo.loop(0, values, tasks)
 
-    assert "step 5" in caught.value.__notes__[0]
+    assert "step 7" in caught.value.__notes__[0]
 
 
 def test_ema_of_a_pytree() -> None:

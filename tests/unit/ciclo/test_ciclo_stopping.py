@@ -237,6 +237,10 @@ class TestNanGuard:
                 callbacks=[ciclo.nan_guard()],
             )
 
-    def test_only_what_it_watches(self) -> None:
-        """Other values may be what they are."""
+    def test_only_what_it_watches(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Other values may be what they are; a name that was never logged is a mistake."""
         assert 2 == watch([1.0, NAN], ciclo.nan_guard("other")).elapsed.steps
+        assert (
+            "nan_guard watches 'other', which was never logged; there is metrics.loss"
+            in caplog.text
+        )
