@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import random
 import sys
 from typing import TYPE_CHECKING, Any
@@ -260,12 +261,24 @@ def set_up(run: LoopState[Any], callbacks: list[Bound], resume: Any) -> bool:
     from ciclo.callbacks.checkpoint import checkpoint
 
     run._feed = Feed()
+    savers = {id(one.owner): one.owner for one in callbacks if isinstance(one.owner, checkpoint)}
+    paths = [saver.folder.path for saver in savers.values()]
+    if len(paths) > len(set(paths)):
+        raise CheckpointError(
+            f"two checkpoints of this loop save into {max(paths, key=paths.count)}; use one, at"
+            " both schedules, or give each a folder of its own"
+        )
     if resume is None:
         return False
     found = getattr(resume, "folder", None)
+    if not isinstance(found, Folder) and not isinstance(resume, (str, os.PathLike)):
+        raise CheckpointError(
+            f"resume={resume!r} is not a folder; give the one that is saved into, as resume="
+            '"runs/1", or the checkpoint that saves there'
+        )
     folder = found if isinstance(found, Folder) else Folder(resume)
     run._feed.is_resumable = True
-    if not any(isinstance(one.owner, checkpoint) for one in callbacks):
+    if not savers:
         saver = checkpoint(folder.path, keep=None)
         callbacks.append(Bound("checkpoint", saver.__loop_callback__, saver))
     return take_up(run, folder)

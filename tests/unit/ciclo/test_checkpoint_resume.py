@@ -15,6 +15,7 @@ from ciclo.checkpoints import folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -402,3 +403,19 @@ class TestDifferences:
 
 def max_of(state: Any) -> None:
     return None
+
+
+class TestWrongUse:
+    def test_resume_is_no_folder(self) -> None:
+        """`resume=True` says what to write."""
+        with pytest.raises(ciclo.CheckpointError, match=r'resume=True is not a folder; .*"runs/1"'):
+            ciclo.loop(0, range(3), {}, resume=True)
+
+    def test_two_checkpoints_in_one_folder(self, tmp_path: Path) -> None:
+        """They would remove each other's; one of them at two schedules is fine."""
+        one, other = (ciclo.checkpoint(tmp_path / "run", keep=None) for _ in range(2))
+        with pytest.raises(ciclo.CheckpointError, match="two checkpoints of this loop save into"):
+            ciclo.loop(0, range(3), {ciclo.every(1): one, ciclo.every(2): other})
+        ciclo.loop(0, range(3), {ciclo.every(2): one, ciclo.at(3): one})
+
+        assert [2, 3] == one.steps
