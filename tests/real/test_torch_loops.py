@@ -543,3 +543,184 @@ def test_copies_of_a_hooked_model(traced: Traced) -> None:
     assert all(torch.equal(wanted, model(x)) for model in copies)
     assert copy.deepcopy(loop.optimizer).state_dict() == loop.optimizer.state_dict()
     assert b"cirron" not in file.getvalue() + states.getvalue() + pickle.dumps(loop.model)
+
+
+# -- loops that are left, and that go past batches ---------------------------------------------
+
+
+def test_batches_that_are_passed_over(traced: Traced) -> None:
+    """In an epoch made by hand, batches before the first that trains are `skipped`, not lost."""
+    loop = Loop()
+    for _ in ci.epochs(range(1)):
+        for index, batch in enumerate(loader_of(4)):
+            if index >= 2:
+                loop.step(batch)
+
+    passed = "skipped(batch[0](data_load) batch[1](data_load))"
+    assert f"epoch[0]({passed} step[2]({STEP}) step[3]({STEP}))" == traced()
+
+
+class Broken(TensorDataset):
+    """Fails at its third row while `is_broken`."""
+
+    is_broken = True
+
+    def __getitem__(self, index: int) -> Any:
+        if self.is_broken and index == 2:
+            raise OSError("the disk is gone")
+        return super().__getitem__(index)  # type: ignore[no-untyped-call]
+
+
+def test_a_fetch_that_fails_ends_the_pass(traced: Traced) -> None:
+    """Also while somebody holds the exception, as a notebook does: the next loop is an epoch."""
+    loop = Loop()
+    data = Broken(torch.randn(4, 4), torch.randn(4, 1))
+    held = None
+    try:
+        for batch in DataLoader(data):
+            loop.step(batch)
+    except OSError as error:
+        held = error
+    data.is_broken = False
+    for batch in DataLoader(data):
+        loop.step(batch)
+
+    assert held is not None
+    assert f"epoch[0]({steps(2)} step[2](data_load!)) epoch[1]({steps(4)})" == traced()
+
+
+def test_an_iterator_that_is_held_after_a_break(traced: Traced) -> None:
+    """The loop that follows is an epoch of its own; going on with the old one is, too, its own."""
+    loop = Loop()
+    iterator = iter(loader_of(4))
+    for batch in iterator:
+        loop.step(batch)
+        break
+    for batch in loader_of(2):
+        loop.step(batch)
+    for batch in iterator:
+        loop.step(batch)
+
+    assert f"epoch[0]({steps(1)}) epoch[1]({steps(2)}) epoch[2]({steps(3)})" == traced()
+
+
+def test_another_model_is_evaluated_in_an_epoch(traced: Traced) -> None:
+    """It is an evaluation, wherever `no_grad` stands; only its first fetch is not in it."""
+    loop = Loop()
+    average = copy.deepcopy(loop.model).eval()
+    for batch in loader_of(2):
+        loop.step(batch)
+        for x, _ in loader_of(2):
+            with torch.no_grad():
+                average(x)
+
+    evaluated = "evaluation(batch[0](forward:eval) batch[1](data_load forward:eval))"
+    body = f"{STEP} data_load {evaluated}"
+    assert f"epoch[0]({steps(2, body)})" == traced()
+
+
+def test_one_more_batch_after_a_teacher_has_run(traced: Traced) -> None:
+    """What is fetched by hand is for the step, though the last model that ran was in eval mode."""
+    loop = Loop()
+    teacher = nn.Linear(4, 1).eval()
+    unlabelled = loader_of(1)
+    for x, _ in loader_of(2):
+        more, _ = next(iter(unlabelled))
+        loop.optimizer.zero_grad()
+        nn.functional.mse_loss(loop.model(x), teacher(more).detach()).backward()
+        loop.optimizer.step()
+
+    body = "data_load data_load forward:train forward:eval backward optimizer_step"
+    assert f"epoch[0]({steps(2, body)})" == traced()
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (Sized, f"epoch[0]({steps(4)})"),
+        (Stream, f"epoch[0]({steps(2)}) epoch[1]({steps(2)})"),
+    ],
+)
+def test_streams_that_end(
+    data: Any, expected: str, monkeypatch: pytest.MonkeyPatch, request: Any
+) -> None:
+    """One with a length is an epoch; of one without, every N steps are, and nothing after them."""
+    monkeypatch.setenv("CIRRON_STEPS_PER_EPOCH", "2")
+    traced = request.getfixturevalue("traced")
+    loop = Loop()
+    ci.watch(loop.model)
+    for batch in DataLoader(data()):
+        loop.step(batch)
+    ci.flush()
+
+    assert expected == traced()
+    assert expected.count("epoch") == ci.health()["snapshot_count"]
+
+
+# -- what is a forward -------------------------------------------------------------------------
+
+
+class Wrapper(nn.Module):
+    """Holds a model that it does not register."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.held = [model]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.held[0](x)
+
+
+class Late(nn.Module):
+    """Has no parameters until it is called."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not hasattr(self, "inner"):
+            self.inner = nn.Linear(4, 1)
+        return self.inner(x)
+
+
+def test_models_without_parameters_of_their_own(traced: Traced) -> None:
+    """A wrapper is seen through; a model that makes its parameters later is one from then on."""
+    wrapper, late = Wrapper(nn.Linear(4, 1)), Late()
+    for x, _ in loader_of(2):
+        wrapper(x)
+        late(x)
+
+    body = "data_load forward:train forward:train"
+    assert f"evaluation(batch[0]({body}) batch[1]({body}))" == traced()
+
+
+class WeightedLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.judge = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return (self.weight * self.judge(x)).mean()
+
+
+def test_what_is_no_forward(traced: Traced) -> None:
+    """A loss with parameters, and the parametrization of a weight that is looked at."""
+    loss, layer = WeightedLoss(), nn.utils.parametrizations.weight_norm(nn.Linear(4, 1))
+    for x, _ in loader_of(1):
+        loss(layer(x))
+        layer.weight.sum()
+
+    assert "evaluation(batch[0](data_load forward:train))" == traced()
+
+
+def test_ci_batches_over_something_around_a_loader(traced: Traced) -> None:
+    """A progress bar or a generator between them changes nothing: a batch is one span."""
+    loop = Loop()
+    for batch in ci.batches(one for one in loader_of(2)):
+        loop.step(batch)
+
+    body = "(forward:train backward optimizer_step)"
+    assert f"epoch[0](data_load batch[0]{body} data_load batch[1]{body})" == traced()

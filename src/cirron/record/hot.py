@@ -32,7 +32,7 @@ from cirron.record import clock, value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
-    from types import TracebackType
+    from types import FrameType, TracebackType
     from typing import Any, Protocol, TypeAlias, TypeVar
 
     T = TypeVar("T")
@@ -612,15 +612,17 @@ def begin(name: str, index: int | None = None, attrs: Attrs = None) -> Span:
     return span
 
 
-def close(span: Span) -> None:
-    """Ends a span that `begin` opened; not after its parent, should that have ended before."""
+def close(span: Span, at: int = 0) -> None:
+    """Ends a span that `begin` opened, now or `at` a time; not after its parent, should that have
+    ended before.
+    """
     if span.end:  # dropped, or recorded by a shutdown
         _leave(span)
         return
     if device_clock is not None:
         device_clock.stop(span)
     parent = span.parent
-    span.end = end = parent.end or now()
+    span.end = end = parent.end or at or now()
     if _get() is span:
         try:
             _reset(span.token)
@@ -690,7 +692,12 @@ def open_names(but: Span | None = None) -> set[str]:
 
 
 def is_fetching() -> bool:
-    """Whether `ci.batches` is asking its DataLoader for the next batch, in this thread."""
+    """Whether `ci.batches` is asking for the next batch, in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while not _this_thread.is_fetching and frame is not None:
+        if frame.f_code is _spans.__code__ and frame.f_locals["name"] == "batch":
+            return True  # of something around a loader: a progress bar, a generator
+        frame = frame.f_back
     return _this_thread.is_fetching
 
 

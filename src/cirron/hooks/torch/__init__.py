@@ -18,6 +18,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.loss import _Loss
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 # Modules whose kind is remembered; past this the ones that are gone are forgotten.
 MAX_MODULES = 1_000
+# What the names of modules end in that judge what a model has put out, and may have parameters.
+NO_MODELS = ("Loss", "Criterion")
 # Scopes of a framework's own round what it loads.
 LOADS = ("data_load", "data_setup")
 
@@ -111,6 +114,7 @@ class TorchHook:
     def _outermost(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         this_thread = self._loops.this_thread
         lane, span = this_thread.lane, None
+        is_model: bool | None = False
         try:
             reference = weakref.ref(module)
             is_model = self._models.get(reference)
@@ -125,6 +129,8 @@ class TorchHook:
                 span = hot.begin("forward", None, {"mode": mode})
         except Exception as error:  # noqa: BLE001  protects the forward from a model that objects
             guard.caught("torch forward", error)
+        if is_model is None:  # what is inside of it may be one
+            return original(module, *args, **kwargs)
         this_thread.is_inside = True
         try:
             result = original(module, *args, **kwargs)
@@ -138,13 +144,17 @@ class TorchHook:
             hot.close(span)
         return result
 
-    def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool:
+    def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
         models = self._models
         if len(models) >= MAX_MODULES:
             for gone in [known for known in list(models) if known() is None]:
                 models.pop(gone, None)
         models[reference] = False  # also if it objects to being asked: it is asked once
-        models[reference] = answer = is_a_model(module)
+        answer = is_a_model(module)
+        if answer is None:
+            del models[reference]  # its parameters may come
+        else:
+            models[reference] = answer
         return answer
 
     def _begin_work(self, lane: Lane, mode: str) -> None:
@@ -152,6 +162,9 @@ class TorchHook:
         lane.has_worked = True
         if lane.optimizers:
             end_stale_optimizers(lane)
+        if lane.passes and lane.passes[-1].is_undecided:
+            is_evaluating = mode == "eval" or not torch.is_grad_enabled()
+            self._loops.decide(lane, is_evaluating=is_evaluating)
         if lane.free_epoch_is_due and mode == "train":
             self._loops.begin_free_epoch(lane)
 
@@ -306,10 +319,13 @@ class TorchHook:
             run_uncompiled(function, with_callees=False)
 
 
-def is_a_model(module: Any) -> bool:
-    """Whether a call of it is a forward: it has parameters, and is no loss and no metric."""
-    if isinstance(module, _Loss) or type(module).__module__.partition(".")[0] == "torchmetrics":
+def is_a_model(module: Any) -> bool | None:
+    """Whether a call of it is a forward; None: it has no parameters, and may hold what has."""
+    kind = type(module)
+    if isinstance(module, (_Loss, ParametrizationList)) or kind.__name__.endswith(NO_MODELS):
+        return False
+    if any(base.__module__.partition(".")[0] == "torchmetrics" for base in kind.__mro__):
         return False
     if getattr(module, "_is_replica", False):  # DataParallel's, one a device and call
         return False
-    return next(module.parameters(), None) is not None
+    return True if next(module.parameters(), None) is not None else None

@@ -14,23 +14,28 @@ import os
 import sys
 import weakref
 from _thread import _local
-from dis import opmap
-from typing import TYPE_CHECKING, Any
+from dis import get_instructions, opmap
+from functools import lru_cache
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_ITERABLE_COROUTINE
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.data.dataloader import _DatasetKind
 
 from cirron import guard
 from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import CodeType, FrameType
 
 current_graph_task_id = torch._C._current_graph_task_id  # -1 outside of a backward
 STEPS = frozenset(("step", "batch"))
 # Scopes that say of a pass what it is: then there is none of its own.
 EVALUATIONS = frozenset(("evaluation", "prediction"))
 FOR_ITER = opmap["FOR_ITER"]
+# Functions that stop in the middle, and are then in no stack.
+RESUMABLE = CO_GENERATOR | CO_COROUTINE | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR
 # Optimizer steps past a loader's last item from which on the loop is taken for one without.
 LOOSE_STEPS = 3
 # What torch runs every optimizer's step in; all of them share the code.
@@ -47,6 +52,7 @@ class Pass:
 
     __slots__ = (
         "above",
+        "asked_by",
         "counts_steps",
         "fetches",
         "index",
@@ -58,6 +64,7 @@ class Pass:
         "is_over",
         "is_sized",
         "is_training",
+        "is_undecided",
         "iterator",
         "lane",
         "optimizer_steps",
@@ -71,6 +78,7 @@ class Pass:
         self.lane = lane
         self.iterator: Callable[[], Any] = nothing  # a weak reference, while the pass goes on
         self.above = above  # what was open when it began
+        self.asked_by: Asker | None = None  # the `for` of it, where it has one that can be found
         self.span: hot.Span | None = None  # the epoch or evaluation, where it is ours to make
         self.step: hot.Span | None = None
         self.index = 0  # of the next step
@@ -80,6 +88,7 @@ class Pass:
         self.is_driver = False
         self.is_loop = True  # a `for` asks for the items, not a call of `next`
         self.is_evaluating = False  # the program was, when it began
+        self.is_undecided = False  # it began inside a training epoch, and no model has run yet
         self.is_sized = True  # the loader knows its length
         self.is_training = False
         self.outer_has_epoch = False
@@ -87,6 +96,14 @@ class Pass:
         self.is_fresh = False  # the step was opened for the item that is being loaded
         self.is_ahead = False  # fetches an item before the one that it has is used
         self.is_over = False  # exhausted, with items fetched ahead still to be used
+
+
+class Asker(NamedTuple):
+    """A `for` of a function: the frame, by its number, and where in the code it is."""
+
+    frame: int
+    code: CodeType
+    offset: int
 
 
 class Lane:
@@ -200,6 +217,10 @@ class Loops:
         driver = find_driver(lane)
         if driver is None or driver is current:
             return
+        if driver.is_training and current.is_loop and current.fetches == 1:
+            current.is_undecided = not current.is_evaluating
+            if current.is_undecided:
+                return
         # Asked again before the driver was: the driver's iterator is held, and not used any more.
         if current.fetches > 1 and not driver.is_loop and not current.is_loop:
             take_over(current, driver)
@@ -207,21 +228,39 @@ class Loops:
         if driver.counts_steps and driver.is_training and driver.stepped:
             self._next_step(driver)
 
+    def decide(self, lane: Lane, *, is_evaluating: bool) -> None:
+        """A model has run, in a loop inside the driving one: that trains as well, or evaluates."""
+        current = lane.passes[-1]
+        current.is_undecided = False
+        if is_evaluating:
+            current.is_evaluating = current.counts_steps = True
+            current.span = hot.begin("evaluation")
+            self._next_step(current)
+        else:
+            self._fetch_for_driver(lane, current)
+
     def fail_load(self, lane: Lane, iterator: Any, load: hot.Span, error: BaseException) -> None:
+        current = next((one for one in lane.passes if one.iterator() is iterator), None)
         if not isinstance(error, StopIteration):
             hot.fail(load, error)
+            # A `for` does not go on; whoever keeps the exception keeps the iterator, too.
+            if current is not None and (hot.is_fetching() or is_for(find_asker())):
+                self.end_pass(current)
             return
         hot.drop(load)
-        current = next((one for one in lane.passes if one.iterator() is iterator), None)
         if current is None:
             return
         if current.is_ahead:  # the last items are still to be used
             current.is_over = True
             return
+        is_empty = current.fetches == 1
         if current.step is not None and current.is_fresh:
             hot.drop(current.step)
             current.step = None
-        if current.span is not None and current.fetches == 1:  # there was nothing to pass over
+            is_empty = current.index == 1  # it would have been the first of an epoch, too
+        if current.span is not None and is_empty:
+            if current.is_training:
+                lane.epochs -= 1
             hot.drop(current.span)
         self.end_pass(current)
 
@@ -251,9 +290,14 @@ class Loops:
         current = Pass(lane, hot.innermost())
         current.iterator = weakref.ref(iterator, lambda _: self.iterator_gone(current))
         is_fetching = hot.is_fetching()
-        current.is_loop = is_fetching or is_asked_by_for()
+        asker = find_asker()
+        current.is_loop = is_fetching or is_for(asker)
+        if current.is_loop and not asker.f_code.co_flags & RESUMABLE:
+            current.asked_by = Asker(id(asker), asker.f_code, asker.f_lasti)
         is_told = is_told_to_evaluate(lane)
-        current.is_evaluating = is_told or is_evaluating(lane)
+        # An item that is asked for by hand may be one more to train with.
+        has_grad = torch.is_grad_enabled() and not (current.is_loop and is_in_eval_mode(lane))
+        current.is_evaluating = is_told or not has_grad
         driver = find_driver(lane)
         if driver is not None and self._is_abandoned(driver, current):
             self.end_pass(driver)
@@ -293,10 +337,10 @@ class Loops:
         return sys.getrefcount(old.iterator()) <= 2  # the loader, and this call
 
     def _is_abandoned(self, driver: Pass, other: Pass) -> bool:
-        """Whether an iterator that was stepped by hand is held, and another loop has begun."""
-        if driver.is_loop or not other.is_loop:
+        """Whether another loop has begun, and the iterator that drives is held, and not used."""
+        if not other.is_loop or (driver.is_training and other.is_evaluating):
             return False
-        return not (driver.is_training and other.is_evaluating)
+        return not driver.is_loop or has_left(driver.asked_by)
 
     def end_pass(self, current: Pass) -> None:
         passes = current.lane.passes
@@ -351,7 +395,11 @@ class Loops:
         if current.outer_has_epoch:  # made by hand: the steps are directly under that one
             if step is not None:
                 step.parent = span.parent
-            hot.drop(span)
+            if current.index > 1:  # it has batches: the program went past these without training
+                span.name = "skipped"
+                hot.close(span, at=0 if step is None else step.start)
+            else:
+                hot.drop(span)
             current.span = None
             return
         if lane.free_epoch is not None:  # it had no loader; this one has
@@ -452,10 +500,6 @@ def is_in_eval_mode(lane: Lane) -> bool:
     return model is not None and not model.training
 
 
-def is_evaluating(lane: Lane) -> bool:
-    return not torch.is_grad_enabled() or is_in_eval_mode(lane)
-
-
 def is_told_to_evaluate(lane: Lane) -> bool:
     """Whether somebody else has opened a scope for it: a framework's hook, or the program."""
     own = [one.span for one in lane.passes]
@@ -483,18 +527,44 @@ def is_evaluated(old: Pass) -> bool:
     return old.is_evaluating and bool(old.above.end)
 
 
-def is_asked_by_for() -> bool:
-    """Whether the code that asks for an item is a `for` and not a call, of `next`, say.
-
-    An item that was asked for by hand may be all that is ever wanted of its iterator.
-    """
+def find_asker() -> FrameType:
+    """The code that asks for an item."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(HERE) and frame.f_back is not None:
         frame = frame.f_back
-    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == FOR_ITER
+    return frame
+
+
+def is_for(asker: FrameType) -> bool:
+    """Whether it is a `for` and not a call, of `next`, say.
+
+    An item that was asked for by hand may be all that is ever wanted of its iterator.
+    """
+    return asker.f_lasti >= 0 and asker.f_code.co_code[asker.f_lasti] == FOR_ITER
+
+
+def has_left(asker: Asker | None) -> bool:
+    """Whether that loop is over: its function has returned, or goes on behind it."""
+    if asker is None:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if id(frame) == asker.frame and frame.f_code is asker.code:
+            return not asker.offset <= frame.f_lasti < end_of_loop(asker.code, asker.offset)
+        frame = frame.f_back
+    return True
+
+
+@lru_cache(maxsize=64)
+def end_of_loop(code: CodeType, offset: int) -> int:
+    """Where the code goes on after the `for` at this place."""
+    ends = (one.argval for one in get_instructions(code) if one.offset == offset)
+    return int(next(ends, len(code.co_code)))
 
 
 def has_length(iterator: Any) -> bool:
+    if iterator._dataset_kind == _DatasetKind.Iterable:  # of which the iterator knows no length
+        return hasattr(type(iterator._dataset), "__len__")
     try:
         return len(iterator) >= 0
     except TypeError:
