@@ -478,6 +478,16 @@ class TestKinds:
         expected = given if dtype is torch.complex64 else torch.view_as_real(given)
         assert torch.equal(expected, saved)
 
+    def test_complex_behind_others(self) -> None:
+        """A complex tensor is saved wherever it lies among real ones of its precision."""
+        given = torch.randn(3, 2, dtype=torch.complex64)
+        tensors = {"odd": torch.ones(3), "weight": given, "back": given.mT, "one": given[0]}
+        records = of_one(holding(**{k: v.clone() for k, v in tensors.items()}), "full")
+
+        assert set(tensors) == set(records)
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, raw_values(records[name]))
+
     def test_empty_and_scalar(self) -> None:
         """An empty tensor has no statistics, a scalar its own value, and both are saved."""
         records = of_one(holding(empty=torch.zeros(0, 5), scalar=torch.tensor(2.5)), "full")
@@ -498,6 +508,14 @@ class TestKinds:
         assert "it is not initialized yet" == records["1.weight"].attrs["unmeasured"]
         assert "unmeasured" not in records["2.weight"].attrs
         assert {"2.weight", "2.bias"} == set(load_file(str(blob(records["2.weight"]))))
+        assert {"2.weight", "2.bias"} == {name for name in records if records[name].blob_uri}
+
+    def test_nothing_but_tensors_without_values(self) -> None:
+        """Where no tensor has values there is no file of them."""
+        records = of_one(nn.Linear(2, 3, device="meta"), "full")
+
+        assert [None, None] == [record.blob_uri for record in records.values()]
+        assert [] == list(Path(".cirron").glob("snapshots/*/*"))
 
     def test_a_tensor_made_of_others(self) -> None:
         """A tensor subclass that only holds other tensors is named, and said to have no values."""
@@ -923,10 +941,10 @@ class TestHealth:
     def marks(self) -> list[tuple[Any, ...]]:
         run, epochs = recorded()
         return [
-            (epochs[mark.span_id].index, mark.attrs["problem"], name, mark.attrs["since"])
+            (epochs[mark.span_id].index, mark.attrs["problem"], name, since)
             for mark in run.marks
             if mark.name == "training_health"
-            for name in mark.attrs["tensors"]
+            for name, since in zip(mark.attrs["tensors"], mark.attrs["sinces"], strict=True)
         ]
 
     def test_a_dead_layer(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -949,7 +967,64 @@ class TestHealth:
             *((3, "recovered", name, 1) for name in dead),
         ] == self.marks()
         (warning,) = warnings(caplog)
-        assert "dead: 0.weight.grad and 2 more, since epoch 1" in warning
+        assert "dead: 0.weight.grad, 0.bias.grad, 2.weight.grad, since epoch 1" in warning
+
+    def test_a_second_dead_layer(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A layer that dies after another has its own warning, and its own epoch in the marks."""
+        first, second = nn.Linear(2, 2), nn.Linear(2, 1)
+        model = nn.Sequential(first, second)
+        ci.profile()
+        ci.watch(model)
+        for index in ci.epochs(range(4)):
+            model.zero_grad()
+            model(torch.ones(3, 2)).sum().backward()
+            for layer, dies in ((first, 1), (second, 2)):
+                assert layer.weight.grad is not None
+                if index >= dies:
+                    layer.weight.grad.zero_()
+
+        assert [
+            (1, "dead", "0.weight.grad", 1),
+            (2, "dead", "1.weight.grad", 2),
+            (2, "dead", "0.weight.grad", 1),
+            (3, "dead", "0.weight.grad", 1),
+            (3, "dead", "1.weight.grad", 2),
+        ] == self.marks()
+        early, late = warnings(caplog)
+        assert "dead: 0.weight.grad, since epoch 1:" in early
+        assert "dead: 1.weight.grad, since epoch 2:" in late
+
+    def test_cleared_gradients(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Gradients set to zero at the end of a step are no dead layers."""
+        loop = Loop()
+        ci.profile()
+        ci.watch(loop.model)
+        for _ in range(2):
+            for batch in loader_of():
+                loop.step(batch)
+                loop.optimizer.zero_grad(set_to_none=False)
+
+        assert {0.0} == {by_epoch()[1][name].stats.norm for name in GRADIENTS}
+        assert [] == self.marks()
+        assert [] == warnings(caplog)
+
+    def test_one_of_two_models_is_cleared(self) -> None:
+        """Cleared gradients of one model hide no dead layer of another, and heal none."""
+        model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+        ci.profile()
+        ci.watch(model)
+        ci.watch(other)
+        for index in ci.epochs(range(3)):
+            for one in (model, other):
+                one.zero_grad()
+                one(torch.ones(2)).backward()
+            assert model.weight.grad is not None
+            model.weight.grad.zero_()
+            other.zero_grad(set_to_none=False)
+            if index == 1:
+                model.zero_grad(set_to_none=False)
+
+        assert [(0, "dead", "weight.grad", 0), (2, "dead", "weight.grad", 0)] == self.marks()
 
     def test_a_loss_that_explodes(self, caplog: pytest.LogCaptureFixture) -> None:
         """Gradients that leap, vanish, or turn NaN are found in the epoch in which they do."""

@@ -9,10 +9,10 @@ import pytest
 
 from cirron.snapshot import health, stats
 from cirron.snapshot.base import Tensor
-from cirron.snapshot.health import Finding, Judge
+from cirron.snapshot.health import Finding, Judge, find_cleared
 
 WEIGHT = Tensor("layer.weight", False, [4], "float32", {})
-GRADIENT = Tensor("layer.weight.grad", True, [4], "float32", {})
+GRADIENT = Tensor("layer.weight.grad", True, [4], "float32", {}, model="")
 
 
 def summary(*values: float) -> stats.Summary:
@@ -46,7 +46,7 @@ def test_since_when() -> None:
 
 
 def test_recovery() -> None:
-    """A tensor that is well again says so once; if it falls ill again, that is a new problem."""
+    """A tensor that is well again says so once; the same illness again is since then, not new."""
     judge = Judge()
     judge.judge(0, GRADIENT, summary(0, 0))
     well = judge.judge(1, GRADIENT, summary(1, 2))
@@ -55,7 +55,7 @@ def test_recovery() -> None:
 
     assert Finding("recovered", GRADIENT.name, 0, "it was dead", is_new=False) == well
     assert None is still_well
-    assert Finding("dead", GRADIENT.name, 3, "every value of its gradient is 0", True) == again
+    assert Finding("dead", GRADIENT.name, 3, "every value of its gradient is 0", False) == again
 
 
 def test_one_problem_becomes_another() -> None:
@@ -74,6 +74,31 @@ def test_a_dead_layer() -> None:
     assert None is Judge().judge(0, WEIGHT, summary(0, 0, 0))
     assert None is Judge().judge(0, GRADIENT, summary(0, 1e-300))
     assert None is Judge().judge(0, GRADIENT, summary())
+
+
+def test_cleared_gradients() -> None:
+    """A model whose gradients are all zero was cleared; one that has another has dead layers."""
+    other = GRADIENT._replace(model="Gan.")
+    value = GRADIENT._replace(model=None)
+    zero, one, empty, broken = summary(0, 0), summary(0, 1), summary(), summary(0, math.nan)
+
+    assert {""} == find_cleared([(GRADIENT, zero), (GRADIENT, zero), (WEIGHT, one)])
+    assert {""} == find_cleared([(GRADIENT, zero), (GRADIENT, empty)])
+    assert {""} == find_cleared([(GRADIENT, zero), (other, zero), (other, one)])
+    assert set() == find_cleared([(GRADIENT, zero), (GRADIENT, broken)])
+    assert set() == find_cleared([(GRADIENT, empty), (WEIGHT, zero)])
+    assert set() == find_cleared([(value, zero)])
+
+
+def test_another_model_is_new() -> None:
+    """A tensor that another model had the name of has its problem for the first time."""
+    judge = Judge()
+    judge.judge(0, WEIGHT, summary(math.nan))
+    judge.forget([WEIGHT.name])
+    found = judge.judge(5, WEIGHT, summary(math.nan))
+
+    assert found is not None
+    assert (5, True) == (found.since, found.is_new)
 
 
 def test_exploding() -> None:

@@ -76,7 +76,7 @@ class FakeReader:
         self.raws: list[bool] = []
         self.released = 0
         self.error: Exception | None = None
-        self.disk_error: OSError | None = None
+        self.disk_error: Exception | None = None
         self.has_memory = True
 
     def unwrap(self, model: Any) -> Any:
@@ -520,6 +520,33 @@ class TestRawValues:
         assert "could not be written to" in warning
         assert "(No space left on device). Its statistics are kept" in warning
 
+    def test_any_other_error(
+        self,
+        takers: Takers,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """A mistake of ours in saving is counted and said once, too; statistics are kept."""
+        monkeypatch.setattr(guard, "strict", False)
+        one = takers("full", folder=tmp_path)
+        model = Model(**{"weight": [1.0], "weight.grad": [1.0]})
+        one.watch(model)
+        FakeReader.made.disk_error = RuntimeError("no such view")
+        take(one)
+        take(one)
+        assert one.settle(soon())
+
+        assert (2, 4) == (one.taken, one.counters()["snapshot_unsaved_count"])
+        assert [["weight", "weight.grad"]] * 2 == takers.names()
+        assert {None} == {
+            record.blob_uri for taken in takers.delivered for record in taken.snapshots
+        }
+        assert [] == [file for taken in takers.delivered for file in taken.files]
+        assert {"snapshot: RuntimeError": 4} == guard.errors
+        (warning,) = warnings(caplog)
+        assert "internal error in snapshot; your program is fine" in warning
+
     def test_large(
         self,
         takers: Takers,
@@ -561,7 +588,7 @@ class TestRawValues:
 
 class TestHealth:
     def test_marks_and_one_warning(self, takers: Takers, caplog: pytest.LogCaptureFixture) -> None:
-        """Each finding is a mark on its epoch; the first of its kind is a warning, too."""
+        """Each finding is a mark on its epoch; what is new in it is a warning, too."""
         one = takers()
         model = Model(**{"a.grad": [1.0], "b.grad": [1.0], "c": [1.0]})
         one.watch(model)
@@ -582,8 +609,8 @@ class TestHealth:
         ]
         assert [
             [],
-            [("dead: a.grad and 1 more, since 1", ["a.grad", "b.grad"], 1, 1)],
-            [("dead: a.grad and 1 more, since 1", ["a.grad", "b.grad"], 2, 1)],
+            [("dead: a.grad, since 1; b.grad, since 1", ["a.grad", "b.grad"], 1, 1)],
+            [("dead: a.grad, since 1; b.grad, since 1", ["a.grad", "b.grad"], 2, 1)],
             [
                 ("recovered: a.grad, since 1", ["a.grad"], 3, 1),
                 ("dead: b.grad, since 1", ["b.grad"], 3, 1),
@@ -598,9 +625,52 @@ class TestHealth:
             mark.ts_ns,
         )
         assert [
-            "cirron: training health: dead: a.grad and 1 more, since epoch 1: every value of its"
+            "cirron: training health: dead: a.grad, b.grad, since epoch 1: every value of its"
             " gradient is 0. The marks named training_health say more"
         ] == warnings(caplog)
+
+    def test_each_tensor_has_its_own_since(
+        self, takers: Takers, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A tensor that falls ill later is named first in that epoch's mark, and in a warning."""
+        one, model = takers(), Model(**{"a.grad": [1.0], "b.grad": [1.0]})
+        one.watch(model)
+        for index, (a, b) in enumerate([(1.0, 1.0), (0.0, 1.0), (0.0, 0.0), (0.0, 0.0)]):
+            model.values = {"a.grad": [a], "b.grad": [b]}
+            take(one, index=index)
+        assert one.settle(soon())
+
+        assert [
+            ("dead: a.grad, since 1", ["a.grad"], [1]),
+            ("dead: b.grad, since 2; a.grad, since 1", ["b.grad", "a.grad"], [2, 1]),
+            ("dead: a.grad, since 1; b.grad, since 2", ["a.grad", "b.grad"], [1, 2]),
+        ] == [
+            (mark.value, mark.attrs["tensors"], mark.attrs["sinces"])
+            for taken in takers.delivered
+            for mark in taken.marks
+        ]
+        first, second = warnings(caplog)
+        assert "dead: a.grad, since epoch 1:" in first
+        assert "dead: b.grad, since epoch 2:" in second
+
+    def test_one_warning_a_tensor(self, takers: Takers, caplog: pytest.LogCaptureFixture) -> None:
+        """A tensor that is ill every other epoch is worth one warning, and a mark each time."""
+        one, model = takers(), Model(a=[1.0])
+        one.watch(model)
+        for index in range(6):
+            model.values = {"a": [1.0 if index % 2 else float("nan")]}
+            take(one, index=index)
+        assert one.settle(soon())
+
+        assert [
+            "not finite: a, since 0",
+            "recovered: a, since 0",
+            "not finite: a, since 2",
+            "recovered: a, since 2",
+            "not finite: a, since 4",
+            "recovered: a, since 4",
+        ] == [mark.value for taken in takers.delivered for mark in taken.marks]
+        assert 1 == len(warnings(caplog))
 
     def test_one_warning_a_kind(self, takers: Takers, caplog: pytest.LogCaptureFixture) -> None:
         """Another kind of problem is worth another warning."""
@@ -647,8 +717,10 @@ class TestHealth:
 
         assert (0, 1) == (one.taken, one.skipped)
 
-    def test_marks_are_bounded(self, takers: Takers) -> None:
-        """A model that is all NaN has one mark, which names some tensors and counts them all."""
+    def test_marks_and_warnings_are_bounded(
+        self, takers: Takers, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A model that is all NaN has one mark and one warning: some names, and how many more."""
         one = takers()
         model = Model(**{f"layer{number}": [float("nan")] for number in range(50)})
         one.watch(model)
@@ -658,7 +730,30 @@ class TestHealth:
         (taken,) = takers.delivered
         (mark,) = taken.marks
         assert taker.MAX_NAMES == len(mark.attrs["tensors"])
+        assert taker.MAX_NAMES == len(mark.attrs["sinces"])
         assert 50 == mark.attrs["tensor_count"]
+        some = "not finite: layer0, since 0; layer1, since 0; layer2, since 0; and 47 more"
+        assert some == mark.value
+        (warning,) = warnings(caplog)
+        assert "not finite: layer0, layer1, layer2, and 47 more, since epoch 0: 1 of 1" in warning
+
+    def test_a_new_one_among_many(self, takers: Takers) -> None:
+        """The mark of a tensor's first epoch names it, however many were ill before."""
+        one = takers()
+        values = {f"layer{number}": [float("nan")] for number in range(50)}
+        model = Model(**values, last=[1.0])
+        one.watch(model)
+        take(one, index=0)
+        model.values["last"] = [float("nan")]
+        take(one, index=1)
+        assert one.settle(soon())
+
+        (mark,) = takers.delivered[1].marks
+        assert ("last", 1, 51) == (
+            mark.attrs["tensors"][0],
+            mark.attrs["sinces"][0],
+            mark.attrs["tensor_count"],
+        )
 
     def test_what_is_not_finite_is_counted(self, takers: Takers) -> None:
         """NaN and infinity are counted in the record's attributes; a clean one has none."""

@@ -19,6 +19,13 @@ class Tensor(NamedTuple):
     shape: list[int]
     dtype: str
     attrs: dict[str, Any]
+    # Whose it is, where a step may clear all gradients of a model. None: they are values.
+    model: str | None = None
+
+    @property
+    def has_values(self) -> bool:
+        """Whether it is in the file of raw values."""
+        return "unmeasured" not in self.attrs
 
 
 class Copy(Protocol):

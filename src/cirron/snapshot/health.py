@@ -1,7 +1,7 @@
 """What the statistics say of the training: NaN, dead layers, exploding and vanishing gradients.
 
-Each tensor is compared with its own past alone: there is no norm that is right for all. Runs on the
-worker; knows nothing of spans or records.
+Each tensor is compared with its own past alone: there is no norm that is right for all. Gradients
+that a step has cleared say nothing. Runs on the worker; knows nothing of spans or records.
 """
 
 from __future__ import annotations
@@ -36,15 +36,26 @@ class Finding(NamedTuple):
     tensor: str
     since: int | None  # the epoch that it began in
     detail: str
-    is_new: bool
+    is_new: bool  # the tensor never had it before
+
+
+def find_cleared(measured: Iterable[tuple[Tensor, Summary]]) -> set[str | None]:
+    """The models whose gradients are 0 to the last one.
+
+    `zero_grad(set_to_none=False)` at the end of a step leaves them so, and no layer is dead.
+    """
+    gradients = [(its, summary) for its, summary in measured if its.is_gradient and summary.size]
+    alive = {its.model for its, summary in gradients if not summary.is_all_zero}
+    return {its.model for its, _ in gradients} - alive - {None}
 
 
 class Judge:
-    """Remembers each tensor's gradient norms, and which problem it has since when."""
+    """Remembers each tensor's gradient norms, its problem since when, and all it ever had."""
 
     def __init__(self) -> None:
         self._norms: dict[str, deque[float]] = {}
         self._problems: dict[str, tuple[str, int | None]] = {}  # by tensor, with the first epoch
+        self._seen: dict[str, set[str]] = {}  # problems, by tensor
 
     def forget(self, names: Iterable[str]) -> None:
         """Begins anew with tensors of these names: they are another model's now."""
@@ -52,6 +63,7 @@ class Judge:
             for its in (name, f"{name}.grad"):
                 self._norms.pop(its, None)
                 self._problems.pop(its, None)
+                self._seen.pop(its, None)
 
     def judge(self, epoch: int | None, tensor: Tensor, summary: Summary) -> Finding | None:
         """What is wrong with the tensor, if anything is."""
@@ -63,10 +75,12 @@ class Judge:
             del self._problems[tensor.name]
             return Finding(RECOVERED, tensor.name, since, f"it was {before}", is_new=False)
         problem, detail = found
-        is_new = problem != before
-        if is_new:
+        if problem != before:
             since = epoch
             self._problems[tensor.name] = (problem, since)
+        seen = self._seen.setdefault(tensor.name, set())
+        is_new = problem not in seen
+        seen.add(problem)
         return Finding(problem, tensor.name, since, detail, is_new)
 
     def _find(self, tensor: Tensor, summary: Summary) -> tuple[str, str] | None:

@@ -387,16 +387,18 @@ class JaxCopy:
         return found
 
     def save(self, path: Path, *, gradients: bool) -> None:
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
-        save_file(
-            {
-                tensor.name: as_stored(self._values(number))
-                for number, tensor in enumerate(self.tensors)
-                if tensor.is_gradient is gradients and "unmeasured" not in tensor.attrs
-            },
-            path,
-        )
+        values = {
+            tensor.name: as_stored(self._values(number))
+            for number, tensor in enumerate(self.tensors)
+            if tensor.is_gradient is gradients and tensor.has_values
+        }
+        try:
+            save_file(values, path)
+        except SafetensorError as error:  # what it says of a disk, too
+            raise OSError(str(error)) from error
 
     def release(self) -> None:
         self._parts = [[] for _ in self.tensors]

@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +26,7 @@ from cirron import errors, guard, wire
 from cirron.record import clock
 from cirron.record.value import clip
 from cirron.snapshot import blobs
-from cirron.snapshot.health import Judge
+from cirron.snapshot.health import Judge, find_cleared
 from cirron.snapshot.pace import paced
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ PENDING_BYTES = 64 * 2**20
 WAIT_S = 0.025  # of the 50 ms that a boundary may take
 LARGE_BYTES = 100 * 10**6  # raw values of one epoch, from which on a word is due
 MAX_NAMES = 20  # of tensors that a mark lists; it counts them all
+SHOWN_NAMES = 3  # of those, in its text and in a warning
 
 
 class Watched:
@@ -283,15 +285,18 @@ class Taker:
         try:
             for number, copy in enumerate(job.copies):
                 addresses = self._save(job, copy, number, taken) if job.raw else (None, None)
-                measured = zip(copy.tensors, copy.summarize(), strict=True)
+                measured = list(zip(copy.tensors, copy.summarize(), strict=True))
+                cleared = find_cleared(measured)
                 for tensor, summary in paced(measured):
                     attrs = dict(tensor.attrs)
                     if summary.is_broken:
                         attrs["nonfinite_count"] = summary.nan_count + summary.inf_count
                         attrs["nan_count"] = summary.nan_count
                         attrs["inf_count"] = summary.inf_count
-                    address = addresses[tensor.is_gradient]
+                    address = addresses[tensor.is_gradient] if tensor.has_values else None
                     taken.snapshots.append(self._record(job, tensor, summary.stats, address, attrs))
+                    if tensor.is_gradient and tensor.model in cleared:
+                        continue
                     finding = self._judge.judge(job.epoch, tensor, summary)
                     if finding is not None:
                         findings.append(finding)
@@ -343,43 +348,46 @@ class Taker:
             )
         if not self._has_swept:
             self._has_swept = True
-            blobs.sweep(self._folder)
+            with guard.quiet("snapshot"):
+                blobs.sweep(self._folder)
         addresses: list[str | None] = []
         for kind, is_gradient in (("weights", False), ("gradients", True)):
             address = None
-            if any(tensor.is_gradient is is_gradient for tensor in copy.tensors):
+            if any(one.is_gradient is is_gradient and one.has_values for one in copy.tensors):
                 name = f"{kind}.safetensors" if not number else f"{kind}-{number}.safetensors"
                 key = f"{blobs.FOLDER}/{job.span_id}/{name}"
-                try:
-                    path = blobs.write(
-                        self._folder,
-                        key,
-                        lambda path, it=is_gradient: copy.save(path, gradients=it),  # type: ignore[misc]
-                    )
-                except OSError as error:
-                    self._note_unsaved(error)
+                path = self._write(key, partial(copy.save, gradients=is_gradient))
+                if path is None:
+                    self.unsaved += 1
                 else:
                     taken.files.append((path, key))
                     address = path.absolute().as_uri()
             addresses.append(address)
         return addresses[0], addresses[1]
 
-    def _note_unsaved(self, error: OSError) -> None:
-        self.unsaved += 1
-        if self.unsaved == 1:
-            guard.warn(
-                "raw values of a snapshot could not be written to %s (%s). Its statistics are kept;"
-                " ci.health() counts such files",
-                self._folder,
-                error.strerror or error,
-            )
+    def _write(self, key: str, save: Callable[[Path], None]) -> Path | None:
+        """None: it could not be written, for whatever reason. The statistics are delivered."""
+        assert self._folder is not None
+        with guard.quiet("snapshot"):
+            try:
+                return blobs.write(self._folder, key, save)
+            except OSError as error:
+                if "unsaved" not in self._warned:
+                    self._warned.add("unsaved")
+                    guard.warn(
+                        "raw values of a snapshot could not be written to %s (%s). Its statistics"
+                        " are kept; ci.health() counts such files",
+                        self._folder,
+                        error.strerror or error,
+                    )
+        return None
 
     def _report(self, job: Job, findings: list[Finding], taken: Taken) -> None:
-        """A mark for each problem, and one word of it when it is first seen."""
+        """A mark for each problem, and one word of the tensors that never had it before."""
         for problem in dict.fromkeys(finding.problem for finding in findings):
             its = [finding for finding in findings if finding.problem == problem]
+            its.sort(key=lambda finding: finding.since != job.epoch)  # the news first
             first = its[0]
-            what = f"{problem}: {first.tensor}{and_more(its)}"
             attrs = {
                 "problem": problem,
                 "tensor": first.tensor,
@@ -387,6 +395,7 @@ class Taker:
                 "since": first.since,
                 "detail": first.detail,
                 "tensors": [finding.tensor for finding in its[:MAX_NAMES]],
+                "sinces": [finding.since for finding in its[:MAX_NAMES]],
                 "tensor_count": len(its),
             }
             taken.marks.append(
@@ -395,28 +404,31 @@ class Taker:
                     span_id=job.span_id,
                     name="training_health",
                     value_type="string",
-                    value=clip(what if first.since is None else f"{what}, since {first.since}"),
+                    value=clip(f"{problem}: {listed([dated(finding) for finding in its], '; ')}"),
                     attrs=attrs,
                     ts_ns=job.at_ns,
                     kind="point",
                 )
             )
             new = [finding for finding in its if finding.is_new]
-            if new and problem not in self._warned:
-                self._warned.add(problem)
+            if new:
                 guard.warn(
-                    "training health: %s: %s%s, since %s: %s. The marks named"
+                    "training health: %s: %s, since %s: %s. The marks named"
                     " training_health say more",
                     problem,
-                    new[0].tensor,
-                    and_more(new),
+                    listed([finding.tensor for finding in new], ", "),
                     "this epoch" if job.epoch is None else f"epoch {job.epoch}",
                     new[0].detail,
                 )
 
 
-def and_more(findings: list[Finding]) -> str:
-    return f" and {len(findings) - 1} more" if len(findings) > 1 else ""
+def dated(finding: Finding) -> str:
+    return finding.tensor if finding.since is None else f"{finding.tensor}, since {finding.since}"
+
+
+def listed(names: list[str], between: str) -> str:
+    more = len(names) - SHOWN_NAMES
+    return between.join(names[:SHOWN_NAMES] + ([f"and {more} more"] if more > 0 else []))
 
 
 def run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:

@@ -226,7 +226,7 @@ class TorchCopy:
         }
         values = {}
         for number, tensor in enumerate(self.tensors):
-            if tensor.is_gradient is gradients and "unmeasured" not in tensor.attrs:
+            if tensor.is_gradient is gradients and tensor.has_values:
                 values[tensor.name] = self._whole(number, tensor, flats.get(number))
         try:
             save_file(values, path)
@@ -248,7 +248,10 @@ class TorchCopy:
         parts = flat.as_strided((*tensor.shape, 2), strides)
         if dtype is not torch.complex64:  # the only complex type of safetensors
             return parts.contiguous()
-        return torch.view_as_complex(parts.contiguous())
+        parts = parts.contiguous()
+        if parts.storage_offset() % 2:  # it lies behind others, and a pair begins at an even place
+            parts = parts.clone()
+        return torch.view_as_complex(parts)
 
     def release(self) -> None:
         for copy in self._copies:
@@ -295,18 +298,20 @@ def find_sources(model: Any, prefix: str) -> list[Source]:
             attrs["shared_with"] = names[1:]
         if not parameter.requires_grad:
             attrs["frozen"] = True
-        weights.append(as_source(parameter, names[0], attrs, False))
+        weights.append(as_source(parameter, names[0], attrs, False, prefix))
         gradient = parameter.grad
         if gradient is not None:
-            gradients.append(as_source(gradient, names[0] + ".grad", {}, True))
+            gradients.append(as_source(gradient, names[0] + ".grad", {}, True, prefix))
     return weights + gradients
 
 
-def as_source(given: torch.Tensor, name: str, attrs: dict[str, Any], is_gradient: bool) -> Source:
+def as_source(
+    given: torch.Tensor, name: str, attrs: dict[str, Any], is_gradient: bool, model: str
+) -> Source:
     if type(given) in PLAIN_TYPES and given.layout is torch.strided:
         kind = PLAIN.get(given.dtype)
         if kind is not None and given.is_contiguous() and not given.is_meta:
-            described = Tensor(name, is_gradient, list(given.shape), kind, attrs)
+            described = Tensor(name, is_gradient, list(given.shape), kind, attrs, model)
             # A GPU's are flattened all at once.
             return Source(described, given if given.is_cuda else given.detach().view(-1), None)
     if is_lazy(given):  # it raises when it is asked for more
@@ -323,7 +328,7 @@ def as_source(given: torch.Tensor, name: str, attrs: dict[str, Any], is_gradient
         attrs["stored_values_of"] = list(tensor.shape)
         tensor = (tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor).values()
     dtype = str(tensor.dtype).removeprefix("torch.")
-    described = Tensor(name, is_gradient, list(tensor.shape), dtype, attrs)
+    described = Tensor(name, is_gradient, list(tensor.shape), dtype, attrs, model)
     reason = why_unmeasured(tensor)
     if reason is not None:
         attrs["unmeasured"] = reason
