@@ -1,6 +1,6 @@
 # make demo    a small training run, and its tree
 # make test    everything the tests need, then the tests
-# make test-heavy  the tests that need TensorFlow
+# make test-heavy  the tests that need TensorFlow, or older releases of frameworks
 # make soak    training runs that are killed again and again, and go on
 # make lint    ruff and mypy
 # make bench   ours beside the published SDK and OpenTelemetry
@@ -9,6 +9,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PEERS := bench/.venv
+# Releases that are a year old, with what they need older, too.
+OLDEST_TRAINERS := transformers==4.57.3 tokenizers==0.22.1 huggingface_hub==0.36.0 \
+  accelerate==1.11.0 lightning==2.5.6 pytorch-lightning==2.5.6
 
 .PHONY: setup demo test test-heavy soak lint bench clean
 .DELETE_ON_ERROR:
@@ -32,6 +35,7 @@ setup: .venv/.test
 .venv/.test-heavy: pyproject.toml constraints.txt | .venv/.test
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test,test-heavy]"
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/oldest-keras keras==3.12.0
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/oldest-trainers $(OLDEST_TRAINERS)
 	touch $@
 
 demo: .venv/.package
@@ -40,8 +44,11 @@ demo: .venv/.package
 test: .venv/.test
 	$(BIN)/pytest -m "not heavy"
 
+# The older release of transformers looks for everything that it could work with.
 test-heavy: .venv/.test-heavy
 	$(BIN)/pytest -m heavy
+	USE_TF=0 USE_FLAX=0 PYTHONPATH=$(CURDIR)/.venv/oldest-trainers $(BIN)/pytest \
+	  tests/real/test_trainer.py tests/real/test_trainer_processes.py tests/real/test_lightning.py
 
 # Runs that are killed 50 times each and started again: the same end, to the bit.
 soak: .venv/.test
