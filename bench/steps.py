@@ -1,8 +1,9 @@
-"""What the torch hooks add to a training step on the CPU, of whichever `cirron` is importable.
+"""What the torch hooks add to a training step, of whichever `cirron` is importable.
 
 Plain and profiled epochs alternate in one process, and every step is timed; the figures are those
 of the median step, for models of 5, 50 and 500 modules. What a submodule adds is measured on the
-forward alone: in a whole step of 10 ms it is lost in the noise. Prints one JSON line.
+forward alone: in a whole step of 10 ms it is lost in the noise. Prints one JSON line. `DEVICE=cuda`
+for a GPU: what is timed then is the host, which issues the work and does not wait for it.
 """
 
 import json
@@ -17,6 +18,7 @@ import torch  # noqa: E402  the folder is changed first: profiling writes where 
 torch.set_num_threads(1)
 import cirron as ci  # noqa: E402
 
+DEVICE = os.environ.get("DEVICE", "cpu")
 ROUNDS = int(os.environ.get("ROUNDS", "9"))
 STEPS = {5: 50, 50: 30, 500: 15}  # in an epoch, by modules
 FEATURES, WIDTH, BATCH, CLASSES = 32, 16, 8, 4
@@ -27,14 +29,15 @@ def make(modules):
     torch.manual_seed(0)
     count = BATCH * STEPS[modules]
     data = torch.utils.data.TensorDataset(
-        torch.randn(count, FEATURES), torch.randint(0, CLASSES, (count,))
+        torch.randn(count, FEATURES, device=DEVICE),
+        torch.randint(0, CLASSES, (count,), device=DEVICE),
     )
     loader = torch.utils.data.DataLoader(data, batch_size=BATCH)
     layers = [torch.nn.Linear(FEATURES, WIDTH)]
     while len(layers) < modules - 1:
         layers += [torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH)]
     layers = [*layers[: modules - 1], torch.nn.Linear(WIDTH, CLASSES)]
-    model = torch.nn.Sequential(*layers)
+    model = torch.nn.Sequential(*layers).to(DEVICE)
     return loader, model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
@@ -83,7 +86,7 @@ def forwards(model, inputs, count=40):
 
 def measure_submodule(few=5, many=500):
     models = [make(modules)[1] for modules in (few, many)]
-    inputs = torch.randn(BATCH, FEATURES)
+    inputs = torch.randn(BATCH, FEATURES, device=DEVICE)
     plain, profiled = ([], []), ([], [])
     for _ in range(ROUNDS):
         for model, times in zip(models, plain, strict=True):
