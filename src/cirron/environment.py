@@ -36,7 +36,8 @@ ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "$": "$"}
 def env(name: str, default: Any = None) -> Any:
     """A variable of the environment, or of the nearest `.env` file, or the default.
 
-    A value that starts with `{` or `[` is read as JSON; every other one is the text.
+    A value that starts with `{` or `[` is read as JSON; every other one is the text, and so is one
+    that is no JSON where the default is a text.
 
     >>> ci.env("LIMITS", {"tokens": 256})["tokens"]
     256
@@ -54,6 +55,8 @@ def env(name: str, default: Any = None) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:  # the value may be a secret: it is not shown
+        if isinstance(default, str):  # a text is what is wanted: a prompt that starts with [INST]
+            return value
         raise errors.SettingError(
             f"{name}, from {where}, starts with {value[0]!r} and is not JSON: {error}."
             f" Write JSON, such as {name}='[1, 2]', or begin the text with another character"

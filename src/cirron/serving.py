@@ -39,6 +39,19 @@ SAID = ("content", "reasoning_content", "refusal", "tool_calls", "function_call"
 # Where an answer keeps the generator that it streams from: `openai.Stream`, Starlette's
 # `StreamingResponse`, Flask's `Response`.
 STREAMED_FROM = ("_iterator", "body_iterator", "response")
+# The events that `openai` makes of a chat's chunks, and what has the text in those that bring any.
+EVENTS = {
+    "content.delta": "delta",
+    "content.done": "",
+    "refusal.delta": "delta",
+    "refusal.done": "",
+    "tool_calls.function.arguments.delta": "arguments_delta",
+    "tool_calls.function.arguments.done": "",
+    "logprobs.content.delta": "",
+    "logprobs.content.done": "",
+    "logprobs.refusal.delta": "",
+    "logprobs.refusal.done": "",
+}
 
 
 @overload
@@ -161,8 +174,22 @@ class Request(wrap.Call):
             for name in STREAMED_FROM:
                 if type(held.get(name)) in (GeneratorType, AsyncGeneratorType):
                     setattr(value, name, wrap.follow(held[name], self))
+                    if name == "_iterator" and callable(field(value, "close")):
+                        self._see_close(value)
                     return value
         return None
+
+    def _see_close(self, stream: Any) -> None:
+        """Has the request end where the stream is closed, by hand or by `with`.
+
+        That closes a connection and leaves the generator, which may never be asked again.
+        """
+
+        def leave(args: object, kwargs: object) -> None:
+            if not self.span.end:
+                self.failed(GeneratorExit())
+
+        stream.close = wrap.in_call(stream.close, leave)
 
     def _look(self, value: Any) -> None:
         self._mark_usage(usage_of(value))
@@ -278,23 +305,31 @@ def field(value: Any, name: str) -> Any:
 
 
 def usage_of(value: Any) -> Any:
-    """The `usage` of a response, of a chunk, or of the event that ends a streamed response."""
-    usage = field(value, "usage")
-    return field(field(value, "response"), "usage") if usage is None else usage
+    """The `usage` of a response, of a chunk, or of an event that has one of them."""
+    for holder in (value, field(value, "response"), field(value, "chunk")):
+        usage = field(holder, "usage")
+        if usage is not None:
+            return usage
+    return None
 
 
 def said_in(item: Any) -> Any:
     """What an item of a stream brings: a text, or something else that is true; false for nothing.
 
-    Chunks of a chat may bring only a role or a usage, and of the events of a response only some
-    bring text. An item of any other kind counts for one token.
+    Chunks of a chat may bring only a role or a usage, and of the events of a chat or a response
+    only some bring text. An item of any other kind counts for one token.
     """
     choices = field(item, "choices")
     if isinstance(choices, (list, tuple)):
         return text_of(item)
     kind = field(item, "type")
-    if isinstance(kind, str) and kind.startswith("response."):
-        return field(item, "delta") if kind.endswith(".delta") else None
+    if isinstance(kind, str):
+        if kind.startswith("response."):
+            return field(item, "delta") if kind.endswith(".delta") else None
+        if kind in EVENTS:
+            return field(item, EVENTS[kind])
+        if kind == "chunk" and field(field(item, "chunk"), "choices") is not None:
+            return None  # what it says comes as an event, too
     return bool(item) if item.__class__ is bytes else item is not None
 
 

@@ -102,7 +102,10 @@ def again() -> None:
 @case
 def several_steps_at_once() -> None:
     if keras.backend.backend() != "torch":  # which has none
-        fit(new_model(steps_per_execution=2), epochs=2)
+        made = new_model(steps_per_execution=2)
+        fit(made, epochs=2, validation_data=data(), validation_batch_size=2)
+        made.evaluate(*data(), batch_size=4, verbose=0)
+        made.predict(data()[0], batch_size=4, verbose=0)
 
 
 @case
@@ -268,6 +271,23 @@ def other_methods() -> None:
     made.predict_on_batch(data()[0])
 
 
+@case
+def batches_of_several_outputs() -> None:
+    inputs = keras.Input((4,))
+    outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
+    made = keras.Model(inputs, outputs)
+    losses, metrics = {"a": "mse", "b": "mae"}, {"a": ["mae"], "b": ["mae"]}
+    made.compile(keras.optimizers.SGD(0.0), losses, metrics=metrics)  # learns nothing
+    inputs, targets = data()
+    given = (inputs, {"a": targets, "b": 5 * targets})
+    FACTS["several"] = {}
+    for method in (made.train_on_batch, made.test_on_batch):
+        made.reset_metrics()  # which not every release does by itself
+        as_dict = method(*given, return_dict=True)
+        made.reset_metrics()
+        FACTS["several"][method.__name__] = [as_dict, method(*given)]
+
+
 # -- inside scopes of the program's own ------------------------------------------------------
 
 
@@ -314,6 +334,18 @@ def a_torch_loop() -> None:
                 made.optimizer.apply([weight.value.grad for weight in weights], weights)
 
 
+@case
+def a_torch_loader() -> None:
+    if keras.backend.backend() != "tensorflow":
+        return
+    from torch import tensor
+    from torch.utils.data import DataLoader, TensorDataset
+
+    loader = DataLoader(TensorDataset(*map(tensor, data())), batch_size=4)
+    fit(model(), given=loader, epochs=2, batch_size=None, validation_data=loader)
+    fit(model(), given=((one, other) for one, other in loader), batch_size=None)
+
+
 # -- shutdown --------------------------------------------------------------------------------
 
 
@@ -324,6 +356,11 @@ def methods() -> list[Any]:
         *(getattr(keras.Model, name) for name in names),
         *(getattr(keras.callbacks.CallbackList, name) for name in events),
         keras.optimizers.Optimizer.apply,
+        *(
+            [import_module("tensorflow").data.Dataset.from_generator]
+            if keras.backend.backend() == "tensorflow"
+            else []
+        ),
     ]
 
 

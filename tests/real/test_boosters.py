@@ -245,6 +245,20 @@ class TestLightGBM:
         assert [0, 1, 2, 3, 4] == seen
         assert [callback] == given
 
+    def test_a_subclass(self, lightgbm: Any, recorded: testing.Captured) -> None:
+        """A `fit` that names no callbacks has its rounds, and is given what it was given."""
+
+        class Mine(lightgbm.LGBMClassifier):  # type: ignore[misc]
+            def fit(self, X: Any, y: Any, **options: Any) -> Any:  # noqa: N803
+                self.given_ = options
+                return super().fit(X, y, **options)
+
+        model = ci.wrap(Mine(n_estimators=2, n_jobs=1, verbose=-1)).fit(*TRAIN)
+
+        assert {} == model.given_
+        assert ["step", "step", "fit"] == names(recorded)
+        assert isinstance(model, lightgbm.LGBMClassifier)
+
     def test_more_rounds(self, recorded: testing.Captured) -> None:
         """Training that goes on from a model numbers its rounds from there."""
         model = ci.wrap(model_of("lightgbm", rounds=2)).fit(*TRAIN)

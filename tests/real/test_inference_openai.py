@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ import openai
 import pytest
 
 import cirron as ci
+from cirron.serving import Stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -303,10 +305,11 @@ def test_a_streamed_response(client: openai.OpenAI, traced: Traced) -> None:
 
 
 @pytest.mark.parametrize("how", ["passed on", "returned"])
+@pytest.mark.parametrize("by", ["close", "with", "drop"])
 def test_a_stream_left_half_way(
-    how: str, client: openai.OpenAI, server: Server, traced: Traced
+    how: str, by: str, client: openai.OpenAI, server: Server, traced: Traced
 ) -> None:
-    """A stream that is left while the server still talks closes its request."""
+    """A stream that is left while the server still talks closes its request, held or not."""
 
     @ci.inference
     def passed_on() -> Iterator[ChatCompletionChunk]:
@@ -322,12 +325,92 @@ def test_a_stream_left_half_way(
         if chunk.choices[0].delta.content:
             break
     assert request()["open"]
-    stream.close()
-    del stream, chunk
-    gc.collect()
+    if by == "close":
+        stream.close()
+    elif by == "with":
+        with stream if how == "returned" else contextlib.closing(stream):
+            pass
+    else:
+        del stream, chunk
+        gc.collect()
     node = request()
     assert (False, True) == (node["open"], node["attrs"]["abandoned"])
     assert {"time_to_first_token_s"} == set(marks(node))
+
+
+def test_a_stream_that_is_closed(client: openai.OpenAI, traced: Traced) -> None:
+    """A closed stream is as it is without us: of its own type, and as useless."""
+
+    def answer() -> Any:
+        return chat(client, model="held", stream=True)
+
+    def leave(stream: Any) -> tuple[Any, ...]:
+        next(stream)
+        stream.close()
+        stream.close()
+        try:
+            rest: Any = list(stream)
+        except Exception as error:  # noqa: BLE001  whatever the client makes of it
+            rest = repr(error)
+        return type(stream), stream.response.is_closed, rest
+
+    plain = leave(answer())
+    assert (openai.Stream, True) == plain[:2]
+    assert plain == leave(ci.inference(answer)())
+
+
+def test_a_stream_closed_after_its_end(client: openai.OpenAI, traced: Traced) -> None:
+    """It was not left half-way."""
+    stream = ci.inference(lambda: chat(client, stream=True))()
+    assert TEXT == content(list(stream))
+    stream.close()
+
+    assert "abandoned" not in request()["attrs"]
+
+
+@pytest.mark.parametrize("by", ["close", "aclose", "with"])
+def test_an_async_stream_left_half_way(by: str, server: Server, traced: Traced) -> None:
+    """The async client's stream does the same."""
+
+    @ci.inference
+    async def answer(client: openai.AsyncOpenAI) -> Any:
+        return await chat(client, model="held", stream=True)
+
+    async def main() -> None:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="none") as client:
+            stream = await answer(client)
+            await anext(stream)
+            assert request()["open"]
+            assert inspect.iscoroutinefunction(stream.close)
+            if by == "with":
+                async with stream:
+                    pass
+            else:
+                await (stream.close if by == "close" else stream.aclose)()
+            assert (False, True) == (request()["open"], request()["attrs"]["abandoned"])
+
+    asyncio.run(main())
+
+
+def test_events_of_a_chat(client: openai.OpenAI, traced: Traced) -> None:
+    """Of the client's own events those with a text count, each once: not the chunks beside them."""
+    stream = Stream()
+
+    @ci.inference(config={"capture_outputs": True})
+    def answer() -> Iterator[Any]:
+        messages: Any = [{"role": "user", "content": "Say hello"}]
+        options: Any = {"stream_options": {"include_usage": True}}
+        with client.chat.completions.stream(model="small", messages=messages, **options) as events:
+            yield from events
+
+    for event in answer():
+        stream.take(event)
+    node = request()
+
+    assert len(WORDS) == stream.tokens
+    assert TEXT == node["attrs"]["output"]
+    assert TOKENS == {name: marks(node)[name] for name in TOKENS}
+    assert TIMES == set(marks(node)) - set(TOKENS)
 
 
 def test_an_error(client: openai.OpenAI, traced: Traced) -> None:

@@ -190,13 +190,20 @@ def test_several_steps_at_once(recorded: Recorded) -> None:
     """With `steps_per_execution` a batch has the index of its first step, and says how many."""
     if recorded.backend == "torch":
         pytest.skip("the torch backend does one step at a time")
-    epochs = named(recorded.cases["several_steps_at_once"], "epoch")
-    counts = [
-        [(batch["index"], batch["attrs"].get("steps", 1)) for batch in named(epoch, "batch")]
-        for epoch in epochs
-    ]
+    case = recorded.cases["several_steps_at_once"]
+    paths = (("epoch",), ("epoch", "evaluation"), ("evaluation",), ("prediction",))
+    counts = {
+        path: [
+            [(batch["index"], batch["attrs"].get("steps", 1)) for batch in named(one, "batch")]
+            for one in named(case, *path)
+        ]
+        for path in paths
+    }
 
-    assert [[(0, 2), (2, 1)]] * 2 == counts
+    epochs, validations, evaluations, predictions = counts.values()
+    assert [[(0, 2), (2, 1)]] * 2 == epochs
+    assert [[(0, 2), (2, 2), (4, 1)]] * 2 == validations
+    assert [[(0, 2), (2, 1)]] == evaluations == predictions
 
 
 def test_endless_data(recorded: Recorded) -> None:
@@ -334,6 +341,34 @@ def test_other_methods(recorded: Recorded) -> None:
     assert recorded.facts["on_batch"] == pytest.approx(values(batch, "point"))
     for evaluation_ in named(recorded.cases["other_methods"], "evaluation"):
         assert set(METRICS) == set(values(evaluation_, "summary"))
+
+
+def test_batches_of_several_outputs(recorded: Recorded) -> None:
+    """The values of a batch alone are Keras's, each by its name; what is returned is as it was."""
+    case, several = recorded.cases["batches_of_several_outputs"], recorded.facts["several"]
+    names = {"loss", "a_loss", "b_loss", "a_mae", "b_mae"}
+    kinds = {"train_on_batch": ("batch", "point"), "test_on_batch": ("evaluation", "summary")}
+
+    for method, (span, kind) in kinds.items():
+        as_dict, as_list = several[method]
+        assert names == set(as_dict)
+        # As Keras has it: the losses, and then the metrics.
+        expected = [as_dict[name] for name in ("loss", "a_loss", "b_loss", "a_mae", "b_mae")]
+        assert expected == pytest.approx(as_list)
+        marks = [values(one, kind) for one in named(case, span)]
+        assert [pytest.approx(as_dict)] * 2 == marks
+
+
+def test_a_torch_loader(recorded: Recorded) -> None:
+    """What a thread of TensorFlow's own loads with torch is part of the fit, and nothing else."""
+    session = next(span for span in recorded.run.spans if span.name == "cirron.session")
+    beside = [span.name for span in recorded.run.spans if span.parent_id == session.id]
+    if recorded.backend == "tensorflow":
+        first = recorded.epoch(0, 3, "data_load", recorded.evaluation(3))  # looks at the shapes
+        second = recorded.epoch(1, 3, recorded.evaluation(3))
+        expected = f"{first} {second} {recorded.epoch(0)}"
+        assert expected == recorded.outline("a_torch_loader")
+    assert set() == {"data_load", "batch", "step", "evaluation"} & set(beside)
 
 
 # -- inside scopes of the program's own ------------------------------------------------------

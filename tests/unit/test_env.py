@@ -171,6 +171,15 @@ def test_broken_json(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert value not in text
 
 
+@pytest.mark.parametrize("value", ["[INST] {question} [/INST]", "{name}"])
+def test_text_where_text_is_wanted(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a text as the default, a value that is no JSON is a text; JSON is read all the same."""
+    monkeypatch.setenv("PROMPT", value)
+    monkeypatch.setenv("LIMITS", "[1]")
+
+    assert (value, [1]) == (ci.env("PROMPT", ""), ci.env("LIMITS", "none"))
+
+
 def test_broken_json_in_a_file(tmp_path: Path) -> None:
     """The error names the file where the value is from one."""
     write(tmp_path, "LIMITS={1\n")

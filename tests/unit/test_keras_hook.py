@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -89,14 +90,17 @@ def fake() -> ModuleType:
 
         def predict(self, callbacks: Any = None) -> None: ...
 
-        def train_on_batch(self) -> float:
-            return 1.5
+        def train_on_batch(self, return_dict: bool = False) -> Any:
+            logs = {"a_loss": 1.5, "b_loss": 2.5, "loss": 4.0}
+            return logs if return_dict else self._flatten_metrics_in_order(logs)
 
-        def test_on_batch(self) -> None: ...
+        def _flatten_metrics_in_order(self, logs: Any) -> list[float]:
+            return [logs["loss"], logs["a_loss"], logs["b_loss"]]
+
+        def test_on_batch(self, return_dict: bool = False) -> float:
+            return 0.5
 
         def predict_on_batch(self) -> None: ...
-
-        metrics = [SimpleNamespace(name="loss")]  # noqa: RUF012
 
     found = ModuleType("keras")
     callbacks = ModuleType("keras.callbacks")
@@ -213,12 +217,73 @@ def test_a_mistake_of_ours(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_alone(hook: Any, keras: Any) -> None:
-    """`train_on_batch` is a batch, with what it returns by name."""
+    """`train_on_batch` is a batch, with its values by name, and returns what it would."""
+    expected = {"a_loss": 1.5, "b_loss": 2.5, "loss": 4.0}
     with testing.capture() as captured:
-        keras.Model().train_on_batch()
+        returned = [keras.Model().train_on_batch(), keras.Model().train_on_batch(True)]
 
-    assert ["batch"] == [span.name for span in captured.spans]
-    assert [("loss", 1.5)] == [(mark.name, mark.value) for mark in captured.marks]
+    assert [[4.0, 1.5, 2.5], expected] == returned
+    assert ["batch", "batch"] == [span.name for span in captured.spans]
+    assert [*expected.items()] * 2 == [(mark.name, mark.value) for mark in captured.marks]
+
+
+def test_values_without_names(hook: Any, keras: Any) -> None:
+    """Where Keras does not say which value is which, none is marked."""
+    del keras.Model._flatten_metrics_in_order
+    with testing.capture() as captured:
+        returned = keras.Model().test_on_batch()
+
+    assert 0.5 == returned
+    assert (["evaluation"], []) == ([span.name for span in captured.spans], captured.marks)
+
+
+# -- before the first epoch ------------------------------------------------------------------
+
+
+class Before(Callback):
+    """Does something while Keras gets ready."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+
+    def set_model(self, model: Any) -> None:
+        self.work()
+
+
+def fit_with(keras: Any, work: Any) -> list[str]:
+    """The spans of a fit of no epochs."""
+    with testing.capture() as captured:
+        keras.Model().fit(epochs=0, callbacks=[Before(work)])
+    return [span.name for span in captured.spans]
+
+
+def test_what_other_threads_record(hook: Any, keras: Any) -> None:
+    """What another thread records meanwhile makes no `build` of ours."""
+
+    def work() -> None:
+        thread = threading.Thread(target=record)
+        thread.start()
+        thread.join()
+
+    def record() -> None:
+        with ci.scope("other"):
+            ci.mark("value", 1)
+
+    assert ["other"] == fit_with(keras, work)
+
+
+def test_what_is_recorded_in_a_build(hook: Any, keras: Any) -> None:
+    """A scope or a mark does, and so does a scope that is still open at its end."""
+
+    def record() -> None:
+        with ci.scope("mine"):
+            pass
+
+    left_open = ci.scope("left open")
+
+    assert ["mine", "build"] == fit_with(keras, record)
+    assert ["build"] == fit_with(keras, lambda: ci.mark("value", 1))
+    assert ["build"] == fit_with(keras, left_open.__enter__)[:1]
 
 
 def test_uninstall(keras: Any) -> None:

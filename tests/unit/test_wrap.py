@@ -494,7 +494,7 @@ class TestBoosters:
         assert ["fit"] == [span.name for span in recorded.spans]
 
     def test_a_subclass_that_takes_no_callbacks(self, recorded: testing.Captured) -> None:
-        """An estimator whose `fit` has no such argument is given none."""
+        """An estimator whose `fit` has no such argument is given none, and has its rounds."""
 
         class Own(LGBMModel):
             def fit(self, x: Any, y: Any = None) -> Any:  # type: ignore[override]
@@ -502,7 +502,7 @@ class TestBoosters:
 
         ci.wrap(Own()).fit(2)
 
-        assert ["fit"] == [span.name for span in recorded.spans]
+        assert ["step", "step", "fit"] == [span.name for span in recorded.spans]
 
     def test_train(self, recorded: testing.Captured) -> None:
         """The function `train` is wrapped too; a function of one's own is not."""

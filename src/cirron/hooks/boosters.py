@@ -40,6 +40,21 @@ def traced_fit(kind: type, fit: Callable[..., Any]) -> Callable[..., Any]:
     return fit
 
 
+def inner_classes(kind: Any) -> tuple[type, ...]:
+    """What goes between the library's class and a subclass whose `fit` names no callbacks.
+
+    `super().fit(...)` in there comes by it. What the subclass itself is given stays as it was: it
+    may keep it, or do with it what it likes.
+    """
+    lightgbm = sys.modules.get("lightgbm")
+    for base in kind.__mro__:
+        fit = traced_fit(base, base.fit) if _is_a(base, lightgbm, "LGBMModel") else None
+        if fit is not None and fit is not base.fit:
+            body = {"__slots__": (), "__module__": base.__module__, "fit": fit}
+            return () if base is kind else (type(base)(base.__name__, (base,), body),)
+    return ()
+
+
 def traced_function(function: Any) -> Any:
     """`train` and `cv` of these libraries inside a span; any other function as it is."""
     library = (function.__module__ or "").partition(".")[0]

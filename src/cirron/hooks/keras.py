@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from _thread import _local, get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ SINGLES = {
     "test_on_batch": "evaluation",
     "predict_on_batch": "prediction",
 }
+# Where Keras has what makes a TensorFlow dataset of a torch loader.
+LOADER_ADAPTER = "keras.src.trainers.data_adapters.torch_data_loader_adapter"
 
 
 class ThisThread(_local):
@@ -71,6 +74,14 @@ class KerasHook:
         if keras.backend.backend() == "torch":  # on the others a step is compiled
             optimizer = keras.optimizers.Optimizer
             put(optimizer, "apply", self._make_apply(optimizer.apply))
+        if keras.backend.backend() == "tensorflow":
+            dataset = sys.modules["tensorflow"].data.Dataset
+            load = self._make_from_generator(dataset.from_generator)
+            put(dataset, "from_generator", staticmethod(load))
+            adapters = sys.modules.get(LOADER_ADAPTER)
+            if adapters is not None:
+                adapter = adapters.TorchDataLoaderAdapter
+                put(adapter, "get_tf_dataset", self._make_first_look(adapter.get_tf_dataset))
 
     def uninstall(self) -> None:
         """Takes everything off. A run that goes on keeps its callback, which does nothing."""
@@ -118,16 +129,30 @@ class KerasHook:
         return method
 
     def _make_single(self, name: str, original: Any) -> Any:
+        signature = inspect.signature(original)
+
         @functools.wraps(original)
         def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                bound = signature.bind(model, *args, **kwargs)
+            except TypeError:
+                return original(model, *args, **kwargs)  # which says what is wrong
             if not self._is_on:
                 return original(model, *args, **kwargs)
-            is_training, span = name == "train_on_batch", None
+            is_training, has_values = name == "train_on_batch", name != "predict_on_batch"
+            # Only a dict tells which value is which. Keras makes a list of it in this way.
+            wants_list = has_values and not bound.arguments.get("return_dict")
+            flatten = getattr(model, "_flatten_metrics_in_order", None) if wants_list else None
+            if flatten is not None:
+                bound.arguments["return_dict"] = True
+            span = None
             if not is_training or STEPS.isdisjoint(hot.open_names()):
                 span = hot.begin(SINGLES[name])
             self._this_thread.runs.append(None)
             try:
-                result = original(model, *args, **kwargs)
+                result = values = original(*bound.args, **bound.kwargs)
+                if flatten is not None:
+                    result = flatten(values)
             except BaseException as error:  # passes on, with the span closed
                 if span is not None:
                     hot.fail(span, error)
@@ -135,8 +160,8 @@ class KerasHook:
             finally:
                 self._this_thread.runs.pop()
             with guard.quiet("keras hooks"):
-                if name != "predict_on_batch":
-                    mark_all(named(model, result), "point" if is_training else "summary")
+                if has_values and isinstance(values, dict):
+                    mark_all(values, "point" if is_training else "summary")
                 if span is not None:
                     hot.close(span)
             return result
@@ -178,6 +203,50 @@ class KerasHook:
                 event(run, *args)
             except Exception as error:  # noqa: BLE001  protects the training
                 guard.caught("keras hooks", error)
+
+    # -- TensorFlow -------------------------------------------------------------------------
+
+    def _make_from_generator(self, original: Any) -> Any:
+        """Has the torch hooks leave alone what a thread of TensorFlow's own loads.
+
+        There, nothing of a fit is open: to them a DataLoader would be a loop by itself.
+        """
+
+        def loading(generator: Any) -> Any:
+            @functools.wraps(generator)
+            def load(*args: Any) -> Any:
+                items = iter(generator(*args))
+                while True:
+                    span = begin_tentatively("data_load") if self._is_on else None
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        return
+                    finally:
+                        if span is not None:
+                            end_if_used(span)
+                    yield item
+
+            return load
+
+        @functools.wraps(original)
+        def from_generator(generator: Any, *args: Any, **kwargs: Any) -> Any:
+            given = loading(generator) if callable(generator) else generator
+            return original(given, *args, **kwargs)
+
+        return from_generator
+
+    def _make_first_look(self, original: Any) -> Any:
+        """Keras looks at some batches to learn their shapes, between two batches of an epoch."""
+
+        @functools.wraps(original)
+        def get_tf_dataset(adapter: Any) -> Any:
+            if not self._is_on:
+                return original(adapter)
+            with hot.scope("data_load"):
+                return original(adapter)
+
+        return get_tf_dataset
 
     # -- torch ------------------------------------------------------------------------------
 
@@ -222,15 +291,15 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         self.logs: Mapping[str, Any] | None = None  # the last that Keras made plain
         self._on_epoch_end = on_epoch_end
         self._thread = get_ident()
-        self._setup: hot.Span | None = None
+        self._setup: Tentative | None = None
+        self._is_fit = False
         self._inner: hot.Span | None = None  # a fit inside another run
         self._epoch: hot.Span | None = None  # None also where the program has opened one itself
         self._aside: hot.Span | None = None  # an evaluation, a prediction
-        self._batch: hot.Span | None = None
+        self._batch: Tentative | None = None
         self._makes_batches = False
         self._has_begun = False  # the batch, not only the wait for its data
         self._index = 0  # of the batch that has begun, or will
-        self._undone = 0  # spans that left no record, when the last of these began
 
     # -- what Keras tells: values -----------------------------------------------------------
 
@@ -247,6 +316,7 @@ class Run(Callback):  # type: ignore[misc]  # untyped
 
     def begin(self, method: str, model: Any, *, is_inner: bool) -> None:
         aside = PASSES[method]
+        self._is_fit = aside is None
         if aside is not None:
             self._aside = hot.begin(aside)
         elif is_inner:  # its epochs are no epochs of the training that it is a part of
@@ -254,7 +324,7 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         if aside is not None or is_inner or STEPS.isdisjoint(hot.open_names()):
             # Keras may look at a batch to build the model. While it does, the torch hooks see a
             # batch that is somebody's, and make none.
-            self._setup = self._begin_tentatively("batch")
+            self._setup = begin_tentatively("batch")
 
     @property
     def is_open(self) -> bool:
@@ -279,7 +349,7 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         setup, self._setup = self._setup, None
         if setup is not None:
             setup.name = "build"
-            self._end_if_used(setup)
+            end_if_used(setup)
 
     # -- epochs -----------------------------------------------------------------------------
 
@@ -327,7 +397,7 @@ class Run(Callback):  # type: ignore[misc]  # untyped
     def await_batch(self, *_: Any) -> None:
         """Opens the next batch, where its data is fetched before it begins."""
         if self.fetches_first and self._makes_batches and self._batch is None:
-            self._batch = self._begin_tentatively("batch", self._index)
+            self._batch = begin_tentatively("batch", self._index)
 
     def begin_batch(self, index: int, *_: Any) -> None:
         self._index = index
@@ -335,40 +405,34 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         if self._batch is not None:
             self._batch.index = index
         elif self._makes_batches:
-            self._batch = self._begin_tentatively("batch", index)
+            self._batch = begin_tentatively("batch", index)
 
     def end_batch(self, last: int, logs: Mapping[str, Any] | None = None, *_: Any) -> None:
         if not self._has_begun:
             return
-        is_training = self._aside is None
         if self._aside is None or self._aside.name != "prediction":
             mark_all(logs, "point")
         batch, self._batch, self._has_begun = self._batch, None, False
-        known = (self.params or {}).get("steps") if is_training else None
-        steps = min(last + 1, known or last + 1) - self._index
+        steps = min(last + 1, self._step_count() or last + 1) - self._index
         if batch is not None:
             if steps > 1:
                 batch.set(steps=steps)
             hot.close(batch)
         self._index = last + 1
 
+    def _step_count(self) -> int | None:
+        """How many steps there are in all, where Keras knows: the last batch may have fewer."""
+        if self._is_fit and self._aside is not None:  # the parameters are those of the fit
+            data = getattr(self.model, "_eval_epoch_iterator", None)
+            return getattr(data, "num_batches", None)
+        return (self.params or {}).get("steps")
+
     def leave_batch(self, *_: Any) -> None:
         """There was no more data: the batch that was awaited is none, though it may have begun."""
         batch, self._batch, self._has_begun = self._batch, None, False
         if batch is not None:
             batch.name, batch.index = "data_load", None
-            self._end_if_used(batch)
-
-    # -- spans that may turn out to be none -------------------------------------------------
-
-    def _begin_tentatively(self, name: str, index: int | None = None) -> hot.Span:
-        self._undone = hot.undone
-        return hot.begin(name, index)
-
-    def _end_if_used(self, span: hot.Span) -> None:
-        """Leaves no record of a span in which nothing was recorded."""
-        recorded = hot.given_out() - span.sequence - (hot.undone - self._undone)
-        (hot.close if recorded else hot.drop)(span)
+            end_if_used(batch)
 
 
 if TYPE_CHECKING:
@@ -421,6 +485,42 @@ def find_run(callbacks: Any) -> Run | None:
     return None
 
 
+class Tentative(hot.OwnSpan):
+    """A span that may turn out to be none. What is recorded in it asks for its number."""
+
+    __slots__ = ("_number", "is_used")
+
+    @property
+    def sequence(self) -> int:
+        if get_ident() == self.thread:  # else it is the background thread that looks
+            self.is_used = True
+        return self._number
+
+    @sequence.setter
+    def sequence(self, number: int) -> None:
+        self._number = number
+
+
+def begin_tentatively(name: str, index: int | None = None) -> Tentative:
+    """As `hot.begin`."""
+    span = Tentative()
+    span.name = name
+    span.index = index
+    span.attrs = None
+    span.end = -1
+    span.is_used = False
+    span.__enter__()
+    if hot.device_clock is not None and not span.end:
+        hot.device_clock.start(span)
+    return span
+
+
+def end_if_used(span: Tentative) -> None:
+    """Leaves no record of a span in which nothing was recorded."""
+    is_used = span.is_used or any(one.parent is span for one in hot.opened.copy())
+    (hot.close if is_used else hot.drop)(span)
+
+
 def owner_of(method: Any) -> Any:
     return getattr(method, "__self__", None)
 
@@ -437,16 +537,3 @@ def mark_all(logs: Mapping[str, Any] | None, kind: str) -> None:
                 hot.mark(name, scalar, kind)
         except Exception as error:  # noqa: BLE001  protects the others from a value that objects
             guard.caught("keras metrics", error)
-
-
-def named(model: Any, result: Any) -> Mapping[str, Any]:
-    """The metrics that a method has returned, by name."""
-    if isinstance(result, dict):  # as its caller wanted them
-        return result
-    values = result if isinstance(result, (list, tuple)) else [result]
-    names = [
-        part.name
-        for metric in model.metrics
-        for part in getattr(metric, "metrics", None) or [metric]
-    ]
-    return dict(zip(names, values, strict=False))

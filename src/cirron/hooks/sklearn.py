@@ -131,7 +131,8 @@ def traced_class(kind: Any, step: str | None) -> type[Traced]:
         "_cirron_step": step,
         "_cirron_parts": _parts_of(kind),
     }
-    made: Any = type(kind)(kind.__name__, (kind, Traced), body)
+    bases = (kind, *boosters.inner_classes(kind), Traced)
+    made: Any = type(kind)(kind.__name__, bases, body)
     # What the `__init_subclass__` of the estimator set is dropped: it has run for the class itself.
     # That of scikit-learn would give some a `set_output` that they do not have.
     for name in set(vars(made)) - set(body):
