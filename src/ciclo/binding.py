@@ -88,6 +88,7 @@ def bind(callback: Any, watch: Watch | None = None) -> Bound:
     from ciclo.callbacks import adapters
 
     name = name_of(callback)
+    callback = getattr(callback, "__loop_step__", callback)
     adapted = adapters.adapt(callback)
     callback = callback if adapted is None else adapted
     if hasattr(type(callback), "__loop_callback__"):
@@ -229,7 +230,7 @@ def read(name: str, result: Any, state: Any = None) -> tuple[LogsLike | None, An
             return result, None
         raise CallbackError(
             f"{name} returned a dict, which is taken for logs, and logs are a dict of dicts:\n"
-            f'    return {{"metrics": {_example(result)}}}\n'
+            f"    return {_example(result)}\n"
             f"If it is the state:\n    return None, state"
         )
     return None, result
@@ -251,7 +252,7 @@ def _not_a_pair(name: str, result: tuple[Any, ...]) -> str:
     if len(result) == 2 and isinstance(result[0], dict):
         return (
             f"{name} returned a pair whose logs are no dict of dicts:\n"
-            f'    return {{"metrics": {_example(result[0])}}}, state'
+            f"    return {_example(result[0])}, state"
         )
     kinds = ", ".join(type(item).__name__ for item in result)
     return (
@@ -261,7 +262,18 @@ def _not_a_pair(name: str, result: tuple[Any, ...]) -> str:
 
 
 def _example(logs: dict[Any, Any]) -> str:
-    return "{" + ", ".join(f"{str(key)!r}: ..." for key in list(logs)[:3]) + "}"
+    """What to write for flat logs; a train step needs its loss among the losses."""
+    names = [str(key) for key in list(logs)[:3]]
+    kinds = {
+        "losses": [name for name in names if "loss" in name],
+        "metrics": [name for name in names if "loss" not in name],
+    }
+    shown = (
+        f'"{kind}": {{{", ".join(f"{name!r}: ..." for name in named)}}}'
+        for kind, named in kinds.items()
+        if named
+    )
+    return f"{{{', '.join(shown)}}}"
 
 
 def owners(bound: Iterable[Bound]) -> list[Bound]:

@@ -218,6 +218,19 @@ class Epochs:
         self._is_resumed = True
 
 
+def _check_once(run: LoopState[Any]) -> list[tuple[Any, Any]]:
+    """Asks a state that can tell, after its first step, whether that has trained it."""
+    if not hasattr(run.state, "__loop_trained__"):
+        return []
+    is_due = [True]
+
+    def check(loop_state: LoopState[Any]) -> None:
+        is_due.clear()
+        loop_state.state.__loop_trained__(loop_state.logs)
+
+    return [(lambda elapsed: is_due, check)]
+
+
 def _made(source: Any) -> Any:
     return source() if callable(source) else source
 
@@ -394,6 +407,7 @@ def _train(
     tasks = [
         (lambda elapsed: epochs.is_first, beginning),
         (always(), plan.steps(on_train_step, run.state)),
+        *_check_once(run),
         *plan.scheduled,
         (always(), plan.callbacks[on_train_step]),
         (lambda elapsed: epochs.is_last, ending),

@@ -26,10 +26,10 @@ from ciclo.binding import read
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CicloError, need
 from ciclo.logs import Logs
-from ciclo.padding import Padding, current_padding, mask, mean
+from ciclo.padding import current_mask, find_difference, mask, mean
 from ciclo.precision import Policy
 from ciclo.strategies import Placed, Strategy, get_strategy
-from ciclo.values import describe
+from ciclo.values import describe, library_of
 
 need("jax", "ciclo.managed")
 import jax  # noqa: E402  checked first: the error says what to install
@@ -45,6 +45,10 @@ __all__ = ["ManagedState", "Policy", "mask", "mean", "static", "step", "train_st
 
 State = TypeVar("State", bound="ManagedState")
 STATIC = {"static": True}
+OPTIONS = (
+    *("params", "tx", "apply_fn", "strategy", "batch_stats", "rngs", "metrics"),
+    *("accumulate", "policy", "clip_norm", "ema_decay"),
+)
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 
@@ -65,6 +69,7 @@ class ManagedStep:
         self.function = function
         self.trains = trains
         self._compiled: dict[Strategy, Callable[..., Any]] = {}
+        self._tried: set[Any] = set()  # kinds of batches whose added rows do not count
         if "loop_state" in inspect.signature(function).parameters:
             raise CallbackError(
                 f"{self.name} is managed, so it may be compiled and cannot take loop_state; it"
@@ -72,7 +77,7 @@ class ManagedStep:
             )
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else BoundStep(self, instance)
 
     def __call__(self, state: Any, *args: Any) -> Any:
         """Runs the step. What it returns is what the function returns."""
@@ -86,12 +91,24 @@ class ManagedStep:
         is_ours = state._is_ours
         if strategy.donates:
             state = self._checked(state)
-        placed = self._placed(strategy, args)
-        result = self._run(strategy)(state, placed.batch, placed.mask)
+        try:
+            placed = self._placed(strategy, args)
+            other = self._try_other_rows(state, placed)
+            result = self._run(strategy)(state, placed.batch, placed.mask)
+        except TypeError as error:
+            if any(library_of(leaf) == "torch" for leaf in jax.tree.leaves(args)):
+                raise CicloError(
+                    f"{self.name} was given tensors of torch, {describe(args[0])}; a step of JAX"
+                    " takes arrays of NumPy or JAX: have the loader make these by its collate_fn,"
+                    " or give tensor.numpy()"
+                ) from error
+            raise
         if strategy.must_wait:
             jax.block_until_ready(result)
         if placed.is_real is not None:
             result = _without_padding(result, placed.is_real)
+            if other is not None:
+                self._compare(result, _without_padding(other, placed.is_real))
         if strategy.donates and (is_ours or self.trains):
             _give(result)
         return result
@@ -114,6 +131,38 @@ class ManagedStep:
         placed = strategy.place_batch(args[0], self.name)
         return placed._replace(batch=(placed.batch, *args[1:]))
 
+    def _try_other_rows(self, state: Any, placed: Placed) -> Any:
+        """What comes out if other rows are added to the batch, the first time that some are."""
+        if placed.other is None:
+            return None
+        leaves, structure = jax.tree.flatten(placed.batch)
+        kind = (
+            state.strategy,
+            structure,
+            tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves),
+        )
+        if kind in self._tried:
+            return None
+        self._tried.add(kind)
+        batch = (placed.other(), *placed.batch[1:])
+        result = self._run(state.strategy)(_copy(state), batch, placed.mask)
+        if state.strategy.must_wait:
+            jax.block_until_ready(result)
+        return result
+
+    def _compare(self, result: Any, other: Any) -> None:
+        """What does not depend on the rows that were added did not count them."""
+        (logs, new), (other_logs, other_new) = read(self.name, result), read(self.name, other)
+        counting = find_difference(dict(logs or {}), dict(other_logs or {}))
+        counting = counting or find_difference(new, other_new)
+        if counting is not None:
+            self._tried.clear()
+            raise CicloError(
+                f"{self.name}: rows were added to this batch so that it divides, and {counting}"
+                " counts them; use managed.mean(values) on the values of all rows, leave out what"
+                " managed.mask() says is not real, or give batches that divide"
+            )
+
     def _checked(self, state: State) -> State:
         """A state whose memory may be reused: one that a step made, else a copy."""
         if isinstance(state.step, jax.Array) and state.step.is_deleted():
@@ -135,13 +184,11 @@ class ManagedStep:
         """The function that is compiled."""
 
         def traced(state: Any, args: tuple[Any, ...], is_real: Any) -> Any:
-            padding = Padding(is_real)
-            token = current_padding.set(padding)
+            token = current_mask.set(is_real)
             try:
                 logs, new, is_pair = (self._train if self.trains else self._call)(state, args)
             finally:
-                current_padding.reset(token)
-            self._check_padding(padding, logs, state)
+                current_mask.reset(token)
             if logs is not None:
                 logs, new = _with_metrics(self.name, logs, state if new is None else new, new)
                 logs = strategy.replicated(logs)
@@ -162,6 +209,8 @@ class ManagedStep:
                 )
             if new.params is given.params:
                 new = new.replace(params=state.params)
+            elif state.policy is not None:  # as it was, if it is another one
+                new = new.replace(params=_typed_like(state.params, new.params))
         if logs is not None:
             logs = _to_output(state, Logs(logs))
         return logs, new, isinstance(result, tuple)
@@ -173,9 +222,8 @@ class ManagedStep:
             return total, (logs, state if new is None else new)
 
         gradients, (logs, new) = jax.grad(forward, has_aux=True)(state.params)
-        padding = current_padding.get()
-        is_padded = padding is not None and padding.mask is not None
-        rows = padding.mask.sum() if padding and is_padded else samples_in(args[0] if args else 0)
+        is_real = mask()
+        rows = samples_in(args[0] if args else 0) if is_real is None else is_real.sum()
         new = _as_before(state, new).replace(params=state.params)
         return logs, new.apply_gradients(gradients, rows), True
 
@@ -188,6 +236,8 @@ class ManagedStep:
                 ' give the gradients: logs.add_loss("loss", loss); return logs, state'
             )
         for name, loss in losses.items():
+            if loss is None or isinstance(loss, str):
+                raise CallbackError(f"{self.name}: the loss {name!r} is {loss!r}, not a number")
             if jnp.shape(loss) != ():
                 raise CallbackError(
                     f"{self.name}: the loss {name!r} is {describe(loss)}, and a loss is one number:"
@@ -200,22 +250,14 @@ class ManagedStep:
                 )
         return sum(losses.values())
 
-    def _check_padding(self, padding: Padding, logs: Logs | None, state: Any) -> None:
-        if padding.mask is None or padding.is_asked:
-            return
-        counted = [name for name in (logs or {}) if name != "outputs"]
-        if counted and not padding.is_averaged:
-            raise CicloError(
-                f"{self.name}: rows were added to this batch so that it divides, and the step does"
-                f" not ask which are real, so its {counted[0]} would be wrong; use"
-                " managed.mean(loss) on the losses of all rows, or managed.mask()"
-            )
-        if self.trains and jax.tree.leaves(state.batch_stats):
-            raise CicloError(
-                f"{self.name}: rows were added to this batch so that it divides, and batch"
-                " statistics would count them; leave them out with managed.mask(), or give batches"
-                " that divide"
-            )
+
+class BoundStep(functools.partial[Any]):
+    """A step as a method of one state. In a loop it goes on with the loop's, which is newer."""
+
+    @property
+    def __loop_step__(self) -> ManagedStep:
+        step: ManagedStep = self.func  # type: ignore[assignment]
+        return step
 
 
 def _to_compute(state: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
@@ -223,7 +265,7 @@ def _to_compute(state: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]
     if policy is None or not args:  # without a batch there is nothing to compute
         return state, args
     given = state.replace(params=policy.to_compute(state.params))
-    return given, (*policy.to_compute(args[:1]), *args[1:])
+    return given, (policy.inputs_to_compute(args[0]), *args[1:])
 
 
 def _to_output(state: Any, values: Any) -> Any:
@@ -234,11 +276,13 @@ def _as_before(state: Any, new: Any) -> Any:
     """The new state in the types of the old one, which a step in lower precision may change."""
     if state.policy is None:
         return new
-    return new.replace(
-        batch_stats=jax.tree.map(
-            lambda a, b: jnp.asarray(b, jnp.result_type(a)), state.batch_stats, new.batch_stats
-        )
-    )
+    return new.replace(batch_stats=_typed_like(state.batch_stats, new.batch_stats))
+
+
+def _typed_like(tree: Any, other: Any) -> Any:
+    if jax.tree.structure(tree) != jax.tree.structure(other):  # type: ignore[operator]
+        return other
+    return jax.tree.map(lambda a, b: jnp.asarray(b, jnp.result_type(a)), tree, other)
 
 
 def _with_metrics(name: str, logs: Logs, state: Any, new: Any) -> tuple[Logs, Any]:
@@ -259,7 +303,7 @@ def _with_metrics(name: str, logs: Logs, state: Any, new: Any) -> tuple[Logs, An
             raise CallbackError(
                 f"{name} logged the metric {key!r}, which is kept in the state; return logs, state"
             )
-        merged[key] = stateful.merged(merged[key], value)
+        merged[key] = stateful.merged(key, merged[key], value)
         values.update(stateful.computed(key, merged[key]))
     if not logged:
         return logs, new
@@ -377,8 +421,20 @@ class ManagedState:
         strategy = get_strategy(strategy)
         if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise CicloError(f"tx={tx!r} is no optimizer; give one of optax, as optax.adam(1e-3)")
-        if accumulate is not None and accumulate < 1:
+        unknown = fields.keys() - {one.name for one in dataclasses.fields(cls)}
+        if unknown:
+            raise CicloError(
+                f"{cls.__name__}.create has no {min(unknown)!r}; the optimizer is tx=, and the rest"
+                f" are {', '.join(OPTIONS)} and fields of the class"
+            )
+        if accumulate is not None and (type(accumulate) is not int or accumulate < 1):
             raise CicloError(f"accumulate={accumulate!r} is not valid; use 1 or more, or None")
+        if clip_norm is not None and (isinstance(clip_norm, bool) or not clip_norm > 0):
+            raise CicloError(f"clip_norm={clip_norm!r} is not valid; use a number above 0, or None")
+        if ema_decay is not None and not 0 <= ema_decay < 1:
+            raise CicloError(f"ema_decay={ema_decay!r} is not valid; use 0 to below 1, or None")
+        if clip_norm is not None and tx is None:
+            raise CicloError("clip_norm= needs an optimizer: say tx=optax.adam(1e-3)")
         if clip_norm is not None:
             optax = need("optax", "clip_norm=")
             tx = optax.chain(optax.clip_by_global_norm(clip_norm), tx)
@@ -426,6 +482,14 @@ class ManagedState:
     def __loop_return__(self) -> Self:
         """What a loop returns is the caller's: no step may use it up."""
         return self.replace() if self._is_ours else self
+
+    def __loop_trained__(self, logs: LogsLike) -> None:
+        """After the first step that was to train it."""
+        if self.tx is not None and logs.get("losses") and not int(self.step):
+            raise CallbackError(
+                "the train step logged losses, and did not train the state: decorate it with"
+                " @managed.train_step (@managed.step only computes)"
+            )
 
     def __repr__(self) -> str:
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params))

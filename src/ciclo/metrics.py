@@ -36,9 +36,15 @@ def updated(metric: Any, values: dict[str, Any]) -> Any:
     return fresh if done is None else done
 
 
-def merged(metric: Any, other: Any) -> Any:
-    """Both as one; `other` itself where it goes on from `metric` and so knows it already."""
-    return metric.merge(other) if callable(getattr(metric, "merge", None)) else other
+def merged(name: str, metric: Any, other: Any) -> Any:
+    """Both as one."""
+    if not callable(getattr(metric, "merge", None)):
+        raise CicloError(
+            f"the metric {name!r} ({type(metric).__name__}) has no merge(), so that of a batch"
+            " cannot be added to the state's; have the state add the batch, and return that:"
+            " state = state.update_metrics(...), logs, state"
+        )
+    return metric.merge(other)
 
 
 def computed(name: str, metric: Any) -> dict[str, Any]:

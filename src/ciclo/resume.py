@@ -268,6 +268,8 @@ def set_up(run: LoopState[Any], callbacks: list[Bound], resume: Any) -> bool:
             f"two checkpoints of this loop save into {max(paths, key=paths.count)}; use one, at"
             " both schedules, or give each a folder of its own"
         )
+    for saver in savers.values():
+        saver.folder.check()
     if resume is None:
         return False
     found = getattr(resume, "folder", None)
@@ -277,6 +279,7 @@ def set_up(run: LoopState[Any], callbacks: list[Bound], resume: Any) -> bool:
             '"runs/1", or the checkpoint that saves there'
         )
     folder = found if isinstance(found, Folder) else Folder(resume)
+    folder.check()
     run._feed.is_resumable = True
     if not savers:
         saver = checkpoint(folder.path, keep=None)

@@ -8,6 +8,8 @@ are the same mesh as one process: each gives the rows of a batch that its own de
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +22,7 @@ need("jax", "ciclo.managed")
 import jax  # noqa: E402  checked first: the error says what to install
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+from jax._src import distributed  # noqa: E402  the public part has no way to ask the others
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 UNEVEN = ("refuse", "pad")
 # Below this many elements, splitting a parameter saves less than gathering it costs.
 MIN_SIZE = 1024
+# How long a process waits for the others to come to a batch of another size.
+AGREE_S = 60
 
 
 class Placed(NamedTuple):
@@ -40,6 +45,7 @@ class Placed(NamedTuple):
     batch: Any
     mask: Any = None
     is_real: Any = None  # the same on the host, of all processes
+    other: Callable[[], Any] | None = None  # the batch with other rows added
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -61,7 +67,7 @@ class Strategy:
     name: str
     mesh: Mesh | None = None
     rules: Rule | Sequence[tuple[str, PartitionSpec]] = ()
-    batch_axes: tuple[str, ...] = ("data",)
+    batch_axes: tuple[str, ...] | str = ("data",)
     uneven: str = "refuse"
     donates: bool = False
     is_compiled: bool = True
@@ -69,6 +75,8 @@ class Strategy:
     def __post_init__(self) -> None:
         if self.uneven not in UNEVEN:
             raise CicloError(f'uneven={self.uneven!r} is not valid; use "refuse" or "pad"')
+        if isinstance(self.batch_axes, str):
+            object.__setattr__(self, "batch_axes", (self.batch_axes,))
         if self.mesh is None:
             return
         # The compiler splits what you compute; with explicit axes you would have to say how.
@@ -140,13 +148,22 @@ class Strategy:
         missing = -count % parts
         if missing and self.uneven == "refuse":
             raise self._refusal(name, batch, count, parts)
-        mask = is_real = None
-        if missing:
-            local = np.arange(count + missing) < count
-            is_real = np.tile(local, jax.process_count())
-            mask = _spread(local, rows)
-            batch = jax.tree.map(lambda leaf: _filled(leaf, missing), batch)
-        return Placed(jax.tree.map(lambda leaf: _spread(leaf, rows), batch), mask, is_real)
+        if len(self._processes) > 1:
+            _agree(name, count + missing, self._processes)
+
+        def spread(batch: Any) -> Any:
+            return jax.tree.map(lambda leaf: _spread(leaf, rows), batch)
+
+        # Another process may add rows where this one does not, and all run the same.
+        if not missing and (self.uneven == "refuse" or len(self._processes) == 1):
+            return Placed(spread(batch))
+        is_real = np.arange(count + missing) < count
+        return Placed(
+            spread(jax.tree.map(lambda leaf: _filled(leaf, missing, -1), batch)),
+            _spread(is_real, rows),
+            np.tile(is_real, jax.process_count()),
+            lambda: spread(jax.tree.map(lambda leaf: _filled(leaf, missing, 0), batch)),
+        )
 
     @cached_property
     def _rows(self) -> tuple[NamedSharding, int]:
@@ -156,14 +173,25 @@ class Strategy:
         places = rows.addressable_devices_indices_map((self.mesh.size,)).values()
         return rows, len({str(place) for place in places})
 
+    @cached_property
+    def _processes(self) -> list[int]:
+        assert self.mesh is not None
+        return sorted({device.process_index for device in self.mesh.devices.flat})
+
     def _refusal(self, name: str, batch: Any, count: int, parts: int) -> CicloError:
         whose = f" of this process (of {jax.process_count()})" if jax.process_count() > 1 else ""
         return CicloError(
             f"{name}: a batch of {count} rows cannot be split over the {parts} devices{whose} of"
             f" {self.name!r}: {describe(batch)}. Give batches of {count + -count % parts} rows"
             " (drop the last one of an epoch if it is short), or have them filled up:"
-            f' strategy=ciclo.get_strategy({self.name!r}, uneven="pad")'
+            f" strategy={self._padding_one()}"
         )
+
+    def _padding_one(self) -> str:
+        """What to write for the same strategy that fills batches up."""
+        if _made.get(self.name) is self:
+            return f'ciclo.get_strategy({self.name!r}, uneven="pad")'
+        return 'dataclasses.replace(state.strategy, uneven="pad")'
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -196,12 +224,46 @@ def _rows(batch: Any) -> int | None:
     return lengths.pop() if lengths else None
 
 
-def _filled(leaf: Any, missing: int) -> Any:
-    """With the last row repeated: a real one, so that nothing new is divided by zero."""
+_calls = itertools.count()  # of `_agree`, which all processes make in the same order
+_rows_before: dict[str, int] = {}  # by the name of the step
+
+
+def _agree(name: str, rows: int, processes: list[int]) -> None:
+    """Makes sure that all processes bring as many rows; else they would run different programs.
+
+    They talk only when a step gets another number than before: whoever is alone with that waits for
+    the others in vain.
+    """
+    number = next(_calls)
+    client = distributed.global_state.client
+    if client is None or _rows_before.get(name) == rows:
+        return
+    _rows_before[name] = rows
+    place = f"ciclo/rows/{number}"
+    client.key_value_set(f"{place}/{jax.process_index()}", str(rows))
+    try:
+        client.wait_at_barrier(place, AGREE_S * 1000, processes)
+    except jax.errors.JaxRuntimeError as error:
+        cause: Exception | None = error
+    else:
+        cause = None
+    found = {key.rpartition("/")[2]: text for key, text in client.key_value_dir_get(place)}
+    if cause is not None or len(set(found.values())) > 1:
+        there = ", ".join(f"process {key}: {found[key]}" for key in sorted(found, key=int))
+        absent = "" if cause is None else "; the others brought as many as the time before"
+        raise CicloError(
+            f"{name}: processes bring different numbers of rows ({there}{absent}), and each has to"
+            " bring as many; drop the short batches at the end of an epoch, or fill them up with"
+            ' uneven="pad" where they differ by less than a row a device'
+        ) from cause
+
+
+def _filled(leaf: Any, missing: int, row: int) -> Any:
+    """With one of its rows repeated: a real one, so that nothing new is divided by zero."""
     if not getattr(leaf, "shape", ()):
         return leaf
     library = jnp if isinstance(leaf, jax.Array) else np
-    return library.concatenate([leaf, library.repeat(leaf[-1:], missing, 0)])
+    return library.concatenate([leaf, library.repeat(leaf[row][None], missing, 0)])
 
 
 def _spread(leaf: Any, rows: NamedSharding) -> Any:
@@ -273,8 +335,8 @@ def _mesh(devices: Devices, name: str) -> Mesh:
     if isinstance(devices, int):
         if not 0 < devices <= len(there):
             platform = there[0].platform
-            hint = f"use {len(there)} or fewer"
-            if platform == "cpu":
+            hint = f"use 1 to {len(there)}"
+            if platform == "cpu" and devices > 0:
                 hint += (
                     "; to try more on this machine, set"
                     f" XLA_FLAGS=--xla_force_host_platform_device_count={devices} before Python"
@@ -286,6 +348,10 @@ def _mesh(devices: Devices, name: str) -> Mesh:
             )
         devices = there[:devices]
     chosen = list(there if devices is None else devices)
+    if not chosen or not all(isinstance(one, jax.Device) for one in chosen):
+        raise CicloError(
+            f"{name} was given devices={devices!r}; give a number, or devices of jax.devices()"
+        )
     return jax.make_mesh((len(chosen),), ("data",), devices=chosen, axis_types=(AxisType.Auto,))
 
 
@@ -325,13 +391,23 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
             " ciclo.Strategy, or ciclo.register_strategy(name, ...) first"
         )
     if options:
-        return _makers[name](**options)
+        maker = _makers[name]
+        unknown = options.keys() - inspect.signature(maker).parameters.keys()
+        if unknown:
+            there = ", ".join(inspect.signature(maker).parameters) or "none"
+            raise CicloError(f"strategy {name!r} has no option {min(unknown)!r}; it has {there}")
+        return maker(**options)
     if name not in _made:
         _made[name] = _makers[name]()
     return _made[name]
 
 
 def _normal(name: str) -> str:
+    if isinstance(name, Mesh):
+        raise CicloError("a mesh is no strategy yet; say ciclo.Strategy(name='mine', mesh=mesh)")
     if not isinstance(name, str):
-        raise CicloError(f"a strategy is a name or a ciclo.Strategy; got {name!r}")
+        raise CicloError(
+            f"a strategy is a ciclo.Strategy or a name, as {', '.join(map(repr, _makers))}; got"
+            f" {name!r}"
+        )
     return name.replace("-", "_")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STACKED = 64  # as many as a column of the history fetches at a time
 FEW = 8  # up to here JAX fetches one by one: compiling would take longer
+TARGETS = ("y", "target", "targets", "label", "labels")  # what the dict of a batch calls them
 PLAIN = frozenset({float, int, bool, str, type(None)})
 
 

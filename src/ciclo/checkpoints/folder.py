@@ -36,6 +36,16 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser().absolute()  # the program may change its folder later
 
+    def check(self) -> None:
+        """Says at the start of a run, and not when the first state is saved, that none can be."""
+        place = self.path
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not place.is_dir():
+            raise CheckpointError(f"{self.path} cannot hold checkpoints: {place} is a file")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise CheckpointError(f"{self.path} cannot hold checkpoints: {place} is not writable")
+
     def place(self, step: int) -> Path:
         return self.path / f"step-{step:08d}"
 

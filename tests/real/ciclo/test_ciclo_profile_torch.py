@@ -91,3 +91,24 @@ def test_a_wait_is_recorded_once(workers: int) -> None:
         path_of(span, run) for span in run.spans if span.name == "data_load"
     }
     assert not {"batch", "evaluation"} & {span.name for span in run.spans}
+
+
+def test_a_step_is_not_a_loop_of_its_own() -> None:
+    """What is trained inside of a loop's steps makes no epoch there, with a loader and without."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(batch: Any) -> None:
+        optimizer.zero_grad()
+        model(batch[0]).sum().backward()
+        optimizer.step()
+
+    ci.profile()
+    for data in (loader_of(), [(torch.ones(2, 2),)] * 5):
+        ciclo.loop(None, data, {ciclo.every(1): train_step})
+        for _, batch in ciclo.elapse(data):
+            train_step(batch)
+    names = {span.name for span in recorded().spans}
+
+    assert "epoch" not in names
+    assert {"step", "forward", "backward", "optimizer_step"} <= names

@@ -411,6 +411,18 @@ class TestWrongUse:
         with pytest.raises(ciclo.CheckpointError, match=r'resume=True is not a folder; .*"runs/1"'):
             ciclo.loop(0, range(3), {}, resume=True)
 
+    def test_a_folder_that_is_a_file(self, tmp_path: Path) -> None:
+        """It is an error before the first step, not after the last."""
+        (tmp_path / "file").touch()
+        done: list[int] = []
+        for place in (tmp_path / "file", tmp_path / "file" / "run"):
+            tasks: Any = {ciclo.every(1): [done.append, ciclo.checkpoint(place)]}
+            with pytest.raises(ciclo.CheckpointError, match="file is a file"):
+                ciclo.loop(0, range(3), tasks)
+            with pytest.raises(ciclo.CheckpointError, match="file is a file"):
+                ciclo.loop(0, range(3), {}, resume=place)
+        assert [] == done
+
     def test_two_checkpoints_in_one_folder(self, tmp_path: Path) -> None:
         """They would remove each other's; one of them at two schedules is fine."""
         one, other = (ciclo.checkpoint(tmp_path / "run", keep=None) for _ in range(2))

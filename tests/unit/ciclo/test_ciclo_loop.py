@@ -209,8 +209,8 @@ class TestReturns:
         [
             ((1, 2), r"returned the tuple \(int, int\), which is not \(logs, state\)"),
             ((1, 2, 3), r"return logs, state"),
-            ({"loss": 1}, r'return {"metrics": {.loss.: ...}}'),
-            (({"loss": 1}, 2), r'return {"metrics": {.loss.: ...}}, state'),
+            ({"loss": 1}, r'return {"losses": {.loss.: ...}}'),
+            (({"loss": 1}, 2), r'return {"losses": {.loss.: ...}}, state'),
         ],
     )
     def test_what_is_neither(self, result: Any, text: str) -> None:

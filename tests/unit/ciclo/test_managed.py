@@ -278,13 +278,13 @@ def test_the_average_of_parameters() -> None:
 
 
 def test_mixed_precision() -> None:
-    """Steps compute in bfloat16; parameters, gradients, statistics and logs stay float32."""
+    """Steps compute in bfloat16; parameters, targets, statistics and logs stay float32."""
     seen = []
 
     @managed.train_step
     def cast_step(state: ManagedState, batch: Any) -> Any:
         loss = error(state.params, batch)
-        seen.append((state.params["w"].dtype, batch["x"].dtype, loss.dtype))
+        seen.append([one.dtype.name for one in (state.params["w"], batch["x"], batch["y"])])
         stats = {"mean": batch["x"].mean(0)}
         return {"losses": {"loss": loss.mean()}}, state.replace(batch_stats=stats)
 
@@ -292,10 +292,20 @@ def test_mixed_precision() -> None:
     for batch in BATCHES[:2]:
         logs, state = cast_step(state, batch)
 
-    assert (jnp.bfloat16,) * 3 == seen[0]
+    assert ["bfloat16", "bfloat16", "float32"] == seen[0]
     kinds = {leaf.dtype for leaf in jax.tree.leaves((state.params, state.batch_stats, logs))}
     assert {jnp.dtype("float32")} == kinds
     np.testing.assert_allclose(by_hand([joined(BATCHES[:2])]), state.params["w"], rtol=2e-2)
+
+
+def test_params_that_a_step_changes_keep_their_type() -> None:
+    """Also a step that does not train, and returns others, in the type that it computes in."""
+    double = managed.step(
+        lambda state, batch: state.replace(params=jax.tree.map(lambda x: x * 2, state.params))
+    )
+    state = double(new_state(policy="bfloat16"), BATCHES[0])
+
+    assert jnp.float32 == state.params["w"].dtype
 
 
 # -- random keys ---------------------------------------------------------------------------------
@@ -420,9 +430,9 @@ def test_with_strategy() -> None:
 # -- wrong use -----------------------------------------------------------------------------------
 
 
-def wrong(function: Any, state: Any = None) -> str:
+def wrong(function: Any, state: Any = None, batch: Any = BATCHES[0]) -> str:
     with pytest.raises(ciclo.CicloError) as caught:
-        function(new_state() if state is None else state, BATCHES[0])
+        function(new_state() if state is None else state, batch)
     return str(caught.value)
 
 
@@ -476,6 +486,72 @@ def test_a_strategy_that_does_not_exist() -> None:
     assert "register_strategy" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"devices": 0}, "asked for 0 devices, and JAX has .*; use 1 to"),
+        ({"devices": []}, r"was given devices=\[\]; give a number, or devices of jax.devices"),
+        ({"devices": "gpu"}, "was given devices='gpu'; give a number"),
+        ({"donate": True}, "strategy 'fsdp' has no option 'donate'; it has devices, uneven"),
+    ],
+)
+def test_wrong_options_of_a_strategy(options: Any, text: str) -> None:
+    """Each says what is allowed."""
+    with pytest.raises(ciclo.CicloError, match=text):
+        ciclo.get_strategy("fsdp", **options)
+
+
+def test_a_step_that_does_not_train() -> None:
+    """A loop that is to train says so after the first step, where it would go on in silence."""
+
+    def logs_only(state: Any, batch: Any) -> Any:
+        return {"losses": {"loss": error(state.params, batch).mean()}}, state
+
+    for step in (logs_only, managed.step(logs_only)):
+        with pytest.raises(ciclo.CallbackError, match=r"decorate it with @managed.train_step"):
+            ciclo.fit(new_state(), BATCHES, epochs=1, train_step=step)
+
+
+def test_a_method_of_the_first_state() -> None:
+    """As a callback it goes on with the state of the loop, not with the first one again."""
+
+    class Own(ManagedState):
+        @managed.train_step
+        def train_step(self, batch: Any) -> Any:
+            return {"losses": {"loss": error(self.params, batch).mean()}}, self
+
+    made = Own.create(params={"w": jnp.zeros(2)}, tx=optax.sgd(0.1))
+    bound = ciclo.loop(made, BATCHES, {ciclo.every(1): made.train_step})
+    unbound = ciclo.loop(made, BATCHES, {ciclo.every(1): Own.train_step})
+
+    assert len(BATCHES) == int(bound.state.step)
+    assert unbound.history.collect("loss") == bound.history.collect("loss")
+
+
+def test_tensors_of_torch() -> None:
+    """A loader of torch gives these; the error says what a step of JAX takes."""
+    torch = pytest.importorskip("torch")
+    text = wrong(train_step, new_state(), {"x": torch.zeros(3, 2), "y": torch.zeros(3)})
+
+    assert "train_step was given tensors of torch, {x: float32[3,2], y: float32[3]}" in text
+    assert "by its collate_fn, or give tensor.numpy()" in text
+
+
+def test_a_metric_of_a_batch_that_cannot_be_merged() -> None:
+    """It would replace what the state has counted: the error says what to do instead."""
+    nnx = pytest.importorskip("flax.nnx")
+
+    @managed.step
+    def measured(state: Any, batch: Any) -> Any:
+        metric = nnx.metrics.Average()
+        metric.update(values=batch["x"])
+        return {"stateful_metrics": {"mean": metric}}, state
+
+    state = new_state(metrics={"mean": nnx.metrics.Average()})
+    with pytest.raises(ciclo.CicloError, match=r"'mean' \(Average\) has no merge\(\).*update_metr"):
+        measured(state, BATCHES[0])
+
+
 def test_too_few_devices() -> None:
     """The error says how many there are, and how to try more on a CPU."""
     with pytest.raises(ciclo.CicloError) as caught:
@@ -492,13 +568,23 @@ def test_too_few_devices() -> None:
         ({"accumulate": 0}, "accumulate=0 is not valid; use 1 or more"),
         ({"tx": 3}, "tx=3 is no optimizer; give one of optax"),
         ({"metrics": {"a": 3}}, r"metrics\['a'\] is 3, which has no compute\(\)"),
-        ({"strategy": 3}, "a strategy is a name or a ciclo.Strategy; got 3"),
+        ({"accumulate": 2.5}, "accumulate=2.5 is not valid; use 1 or more"),
+        ({"clip_norm": -1.0}, "clip_norm=-1.0 is not valid; use a number above 0"),
+        ({"ema_decay": 1.5}, "ema_decay=1.5 is not valid; use 0 to below 1"),
+        ({"optimizer": 3}, "ManagedState.create has no 'optimizer'; the optimizer is tx="),
+        ({"strategy": 3}, "a strategy is a ciclo.Strategy or a name, as 'eager', .*; got 3"),
     ],
 )
 def test_wrong_options(options: Any, text: str) -> None:
     """Each says what is allowed."""
     with pytest.raises(ciclo.CicloError, match=text):
         new_state(**options)
+
+
+def test_clipping_without_an_optimizer() -> None:
+    """There is nothing to clip for."""
+    with pytest.raises(ciclo.CicloError, match="clip_norm= needs an optimizer: say tx="):
+        ManagedState.create(params={"w": jnp.zeros(2)}, clip_norm=1.0)
 
 
 def test_wrong_strategies() -> None:

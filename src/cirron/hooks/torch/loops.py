@@ -428,7 +428,7 @@ class Loops:
         """The same for a loop without a loader."""
         lane.free_epoch_is_due = False
         lane.free_steps = 0
-        if "epoch" not in hot.open_names():
+        if not hot.open_names() & {"epoch", *STEPS}:
             lane.free_epoch = hot.begin("epoch")
             self._name_epoch(lane, lane.free_epoch)
 
