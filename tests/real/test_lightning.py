@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import math
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cirron as ci
-from cirron.hooks.lightning import Teller, new_callback
 from cirron.runs import spool
 
 if TYPE_CHECKING:
@@ -73,7 +70,7 @@ def new_module(lightning: Any, **methods: Any) -> Any:
     return Module()
 
 
-def new_trainer(lightning: Any, **options: Any) -> Any:
+def new_trainer(lightning: Any, kind: Any = None, **options: Any) -> Any:
     chosen: dict[str, Any] = {
         "max_epochs": 2,
         "logger": False,
@@ -85,7 +82,7 @@ def new_trainer(lightning: Any, **options: Any) -> Any:
         "log_every_n_steps": 1,
         "default_root_dir": "out",
     }
-    return lightning.Trainer(**{**chosen, **options})
+    return (kind or lightning.Trainer)(**{**chosen, **options})
 
 
 def step(index: int, work: str = STEP) -> str:
@@ -224,6 +221,110 @@ def test_resuming_inside_an_epoch(lightning: Any, traced: Traced) -> None:
     assert [7, 8] == [one["attrs"]["global_step"] for one in found("step")]
 
 
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_rest_of_an_epoch_is_skipped(lightning: Any, traced: Traced, accumulated: int) -> None:
+    """What was fetched and done for an optimizer step that never came is no step."""
+
+    def on_train_batch_start(module: Any, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 3 else None
+
+    module = new_module(lightning, on_train_batch_start=on_train_batch_start)
+    trainer = new_trainer(lightning, max_epochs=1, accumulate_grad_batches=accumulated)
+    trainer.fit(module, rows(8))
+
+    batch = "data_load forward:train backward"
+    body = {
+        1: (*STEPS[:3], "skipped(data_load)"),
+        2: (step(0, f"{batch} {STEP}"), f"skipped({batch} data_load)"),
+    }[accumulated]
+    assert f"data_setup {epoch(0, *body)}" == traced()
+
+
+def test_a_run_inside_another(lightning: Any, traced: Traced) -> None:
+    """A fit that a callback makes is beside the outer one's steps, with steps of its own."""
+
+    class Fits(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
+            if trainer.global_step == 1:
+                new_trainer(lightning, max_epochs=1).fit(new_module(lightning), rows(4))
+
+        def on_train_epoch_end(self, *_: Any) -> None:
+            new_trainer(lightning, max_epochs=1).fit(new_module(lightning), rows(4))
+
+    trainer = new_trainer(lightning, callbacks=[Fits()], max_epochs=1)
+    trainer.fit(new_module(lightning), rows(8))
+
+    inner = f"fit(data_setup {step(0)} {step(1)})"
+    assert f"data_setup {epoch(0, step(0), inner, *STEPS[1:], inner)}" == traced()
+    assert "Module" == found("fit")[0]["attrs"]["model"]
+
+
+def part(lightning: Any, name: str) -> Any:
+    """A module of Lightning's."""
+    return importlib.import_module(
+        f"{lightning.Trainer.__module__.rpartition('.trainer.')[0]}.{name}"
+    )
+
+
+RATES = {"min_lr": 0.1, "max_lr": 0.3, "num_training": 5, "update_attr": False}
+
+
+def test_the_rate_finder(lightning: Any, traced: Traced) -> None:
+    """The tuner's search for a learning rate finds what it would without us; the fit is as ever."""
+
+    def search() -> Any:
+        trainer, module = new_trainer(lightning), new_module(lightning)
+        found = part(lightning, "tuner").Tuner(trainer).lr_find(module, rows(8), **RATES)
+        trainer.fit(module, rows(8))
+        return found.results
+
+    results, outline = search(), traced()
+    ci.shutdown()
+
+    assert 5 == len(results["lr"]) == len(results["loss"])
+    assert search() == results
+    searched = f"checkpoint data_setup {epoch(0, *STEPS)} {epoch(1, step(0))} data_setup"
+    assert f"{searched} {TWO_EPOCHS}" == outline
+
+
+def test_the_rate_finder_as_a_callback(lightning: Any, traced: Traced) -> None:
+    """The callback that searches before a fit does; inside of one, its search is a part of that."""
+
+    class Searches(part(lightning, "callbacks").LearningRateFinder):  # type: ignore[misc]
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            self.lr_find(trainer, module)
+
+    finder = Searches(num_training_steps=2, update_attr=False)
+    trainer = new_trainer(lightning, callbacks=[finder], max_epochs=1)
+    trainer.fit(new_module(lightning), rows(8))
+
+    assert 2 == len(finder.optimal_lr.results["loss"])
+    two = f"{step(0)} {step(1)}"
+    inside = epoch(0, "checkpoint", f"fit({two})", "data_setup", *STEPS)
+    assert f"checkpoint data_setup epoch[0]({two}) data_setup {inside}" == traced()
+
+
+def test_the_batch_size_finder(lightning: Any, traced: Traced) -> None:
+    """The tuner's search for a batch size finds what it would without us; the fit is as ever."""
+
+    def train_dataloader(module: Any) -> Any:
+        return DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=module.batch_size)
+
+    def search() -> Any:
+        module = new_module(lightning, train_dataloader=train_dataloader, validation_step=None)
+        module.batch_size = 1
+        trainer = new_trainer(lightning, max_epochs=1)
+        size = part(lightning, "tuner").Tuner(trainer).scale_batch_size(module, max_trials=2)
+        trainer.fit(module)
+        return size
+
+    size, steps = search(), found("epoch")[-1]["children"]
+    ci.shutdown()
+
+    assert search() == size
+    assert 8 // size == len(steps)
+
+
 # -- beside training -------------------------------------------------------------------------
 
 
@@ -342,33 +443,71 @@ def test_a_run_that_fails(lightning: Any, traced: Traced, error: type[BaseExcept
     assert f"data_setup epoch[0]!({step(0)} {step(1)} {failed}) {TWO_EPOCHS}" == traced()
 
 
+def test_a_validation_that_fails(lightning: Any, traced: Traced) -> None:
+    """So does a validation, also if the Trainer that failed lives on; the next one is whole."""
+
+    def validation_step(module: Any, batch: Any, batch_idx: int) -> None:
+        raise ValueError("no more")
+
+    trainer = new_trainer(lightning)
+    with pytest.raises(ValueError, match="no more"):
+        trainer.fit(new_module(lightning, validation_step=validation_step), rows(8), rows(4))
+    new_trainer(lightning, max_epochs=1).fit(new_module(lightning), rows(8), rows(4))
+
+    failed = f"epoch[0]!({' '.join(STEPS)} evaluation!(batch[0](data_load)))"
+    assert f"data_setup {failed} data_setup {epoch(0, *STEPS, EVALUATION)}" == traced()
+
+
 # -- whose Trainer ---------------------------------------------------------------------------
 
 
-def callbacks(trainer: Any) -> int:
-    return sum(isinstance(one, Teller) for one in trainer.callbacks)
-
-
-def test_a_subclass_and_a_given_callback(lightning: Any, traced: Traced) -> None:
-    """A Trainer has one callback, also if it extends another or was given one."""
+def test_a_subclass(lightning: Any, traced: Traced) -> None:
+    """A Trainer that extends another is seen the same."""
 
     class Custom(lightning.Trainer):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
 
-    package = "lightning.pytorch" if lightning.__name__ == "lightning" else lightning.__name__
-    options = {"max_epochs": 2, "logger": False, "enable_progress_bar": False}
-    trainer = Custom(
-        **options,
-        callbacks=[new_callback(package)],
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-    )
+    new_trainer(lightning, Custom).fit(new_module(lightning), rows(8))
+
+    assert TWO_EPOCHS == traced()
+
+
+def test_callbacks_are_left_alone(lightning: Any, traced: Traced) -> None:
+    """A Trainer has the callbacks that it would have without us, in their order, also in a run."""
+    seen = []
+
+    class Looks(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            seen.append(list(trainer.callbacks))
+
+    looks = Looks()
+    trainer = new_trainer(lightning, callbacks=[looks])
     trainer.fit(new_module(lightning), rows(8))
 
-    assert 1 == callbacks(trainer)
-    assert TWO_EPOCHS == traced()
+    assert [[looks]] * 8 == seen
+    assert [looks] == trainer.callbacks
+
+
+def test_what_callbacks_record(lightning: Any, traced: Traced) -> None:
+    """What a callback records is in the epoch or the step that it is told of, whichever it is."""
+
+    class Records(lightning.Callback):  # type: ignore[misc]
+        def on_train_epoch_start(self, *_: Any) -> None:
+            ci.mark("epoch_started", 1)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            ci.mark("batch_ended", 1)
+
+        def on_train_epoch_end(self, *_: Any) -> None:
+            ci.mark("epoch_ended", 1)
+
+    trainer = new_trainer(lightning, callbacks=[Records()], max_epochs=1)
+    trainer.fit(new_module(lightning), rows(8))
+
+    assert all("batch_ended" in marks(one) for one in found("step"))
+    assert "epoch_ended" in marks(found("epoch")[0])
+    assert "epoch_started" in marks(found("step")[0])  # which waits for its first batch already
 
 
 def test_a_trainer_from_before(lightning: Any, traced: Traced) -> None:
@@ -381,23 +520,9 @@ def test_a_trainer_from_before(lightning: Any, traced: Traced) -> None:
     assert TWO_EPOCHS == traced()
 
 
-def test_a_copy(lightning: Any) -> None:
-    """The callback can be pickled and copied, as a launcher of processes does."""
-    ci.profile(output="none")
-    own = next(one for one in new_trainer(lightning).callbacks if isinstance(one, Teller))
-
-    assert all(type(own) is type(one) for one in (copy.deepcopy(own), pickle.loads(own_bytes(own))))
-
-
-def own_bytes(callback: Any) -> bytes:
-    return pickle.dumps(callback)
-
-
 def test_originals_are_restored(lightning: Any) -> None:
     """After a shutdown Lightning is as it was, and a Trainer made before goes on without us."""
-    loops = importlib.import_module(
-        f"{lightning.Trainer.__module__.rpartition('.trainer.')[0]}.loops"
-    )
+    loops = part(lightning, "loops")
     kinds = [lightning.Trainer, loops._FitLoop, loops._EvaluationLoop, loops._TrainingEpochLoop]
     before = [dict(vars(kind)) for kind in kinds]
     ci.profile(output="none")
@@ -407,7 +532,7 @@ def test_originals_are_restored(lightning: Any) -> None:
 
     assert kinds == changed
     assert before == [dict(vars(kind)) for kind in kinds]
-    assert 0 == callbacks(trainer)
+    assert [] == trainer.callbacks
     trainer.fit(new_module(lightning), rows(8))
     assert 8 == trainer.global_step
 

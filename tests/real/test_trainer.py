@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch import nn
 from transformers import (
     BertConfig,
@@ -253,6 +254,68 @@ def test_resuming(traced: Traced) -> None:
     assert [7, 8] == [one["attrs"]["global_step"] for one in found("step")]
 
 
+def test_resuming_with_all_data(tmp_path: Path) -> None:
+    """With `ignore_data_skip` an epoch begins again, and its snapshot is taken in its last step."""
+    new_trainer(max_steps=3, save_strategy="steps", save_steps=3).train()
+    ci.profile(snapshots="full")
+    trainer = new_trainer(num_train_epochs=1, max_steps=7, ignore_data_skip=True)
+    trainer.train(resume_from_checkpoint="out/checkpoint-3")
+    ci.flush()
+
+    (one,) = found("epoch")
+    assert [0, 1, 2, 3] == [child["index"] for child in one["children"]]
+    ci.shutdown()
+    (file,) = (tmp_path / ".cirron").glob("snapshots/*/weights.safetensors")
+    saved, now = load_file(file)["linear.weight"], trainer.model.linear.weight.detach().numpy()
+    assert saved.tobytes() == now.tobytes()
+
+
+def test_resuming_a_dataset_without_a_length(traced: Traced, tmp_path: Path) -> None:
+    """Batches that a resumed run goes past are skipped, and every span has its parent."""
+    options: dict[str, Any] = {"given": {"train_dataset": Stream()}}
+    new_trainer(**options, max_steps=5, save_strategy="steps", save_steps=5).train()
+    ci.shutdown()
+    ci.profile()
+    new_trainer(**options, max_steps=8).train(resume_from_checkpoint="out/checkpoint-5")
+    outline = traced()
+    ci.shutdown()
+    (run,) = spool.read(tmp_path / ".cirron")
+
+    skipped = f"epoch[0](skipped({' '.join(['data_load'] * 4)}))"
+    assert f"{skipped} {epoch(1, *STEPS[:3])}" == outline
+    assert {span.parent_id for span in run.spans} - {span.id for span in run.spans} == {None}
+
+
+def test_batches_that_are_left_over(traced: Traced) -> None:
+    """Batches of an accumulated gradient that came to no optimizer step are no step."""
+    trainer = new_trainer(
+        given={"train_dataset": Stream()}, max_steps=3, gradient_accumulation_steps=3
+    )
+    trainer.train()
+
+    assert 3 == trainer.state.global_step
+    assert [1, 2, 3] == [one["attrs"]["global_step"] for one in found("step")]
+    assert "skipped(forward:train backward)" in traced()
+
+
+def test_a_run_inside_another(traced: Traced) -> None:
+    """A run that a callback makes is beside the outer one's steps, with steps of its own."""
+
+    class Trains(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                new_trainer(given={"train_dataset": rows(4)}, num_train_epochs=1).train()
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            new_trainer(given={"train_dataset": rows(4)}, num_train_epochs=1).train()
+
+    new_trainer(given={"callbacks": [Trains()]}, num_train_epochs=1).train()
+
+    inner = f"fit({step(0, 2)} {step(1, 0)})"
+    assert epoch(0, STEPS[0], inner, *STEPS[1:], inner) == traced()
+    assert "Model" == found("fit")[0]["attrs"]["model"]
+
+
 # -- beside training -------------------------------------------------------------------------
 
 
@@ -373,6 +436,53 @@ def test_a_loss_that_is_not_a_number(traced: Traced, accumulated: int) -> None:
 
     assert not math.isnan(trainer.state.log_history[bad]["loss"])
     assert [None, "nan"] == [one.get("value_nonfinite") for one in entries[bad - 1 : bad + 1]]
+
+
+class Worse(Model):
+    """Has none at all after so many batches."""
+
+    calls = 0
+
+    def __init__(self, good: int) -> None:
+        super().__init__()
+        self.good = good
+
+    def forward(self, x: Any, labels: Any) -> dict[str, Any]:
+        self.calls += 1
+        result = super().forward(x, labels)
+        return {**result, "loss": result["loss"] * (1.0 if self.calls <= self.good else math.nan)}
+
+
+def test_a_loss_that_is_lost(traced: Traced) -> None:
+    """An epoch is not summed up by the last loss that was a number."""
+    trainer = new_trainer(
+        given={"model": Worse(1)}, logging_strategy="steps", logging_steps=1, num_train_epochs=1
+    )
+    trainer.train()
+
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [0.0] * 3 == logged[1:]
+    assert [logged[0]] == [marks(one)["loss"] for one in found("step") if "loss" in marks(one)]
+    assert "loss" not in marks(found("epoch")[0], "summary")
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch", "no"])
+def test_no_loss_that_is_a_number(traced: Traced, strategy: str) -> None:
+    """The Trainer logs 0.0 for losses that are all NaN; an epoch does not say so, nor the run."""
+    trainer = new_trainer(
+        given={"model": Worse(0)}, logging_strategy=strategy, logging_steps=2, num_train_epochs=1
+    )
+    trainer.train()
+    (root,) = ci.trace(format="dict")["roots"]
+    (one,) = found("epoch")
+    summed_up = [mark for mark in one["marks"] if mark["kind"] == "summary"]
+
+    assert 0.0 == trainer.state.log_history[-1]["train_loss"]
+    assert "train_runtime" in marks(root, "summary")
+    assert "train_loss" not in marks(root, "summary")
+    assert "loss" not in marks(one, "summary")
+    (loss,) = (mark for mark in summed_up if mark["name"] == "step_loss")
+    assert "nan" == loss["value_nonfinite"]
 
 
 def snapshots(folder: Path) -> dict[str, list[str]]:
@@ -496,6 +606,60 @@ def test_a_subclass(traced: Traced, kind: Any) -> None:
     ]
     losses = [marks(one)["step_loss"] for one in found("step")]
     assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(sum(losses) / 4)
+
+
+class Mixin:
+    """Methods of a Trainer in a class that is none."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        return super().training_step(*args, **kwargs)  # type: ignore[misc]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+
+
+class Replacing(Mixin):
+    calls = 0
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return Custom.training_step(self, *args, **kwargs)  # type: ignore[arg-type]
+
+
+class Mixed(Mixin, Trainer):
+    pass
+
+
+class MixedTwice(Mixed):
+    pass
+
+
+class Replaced(Replacing, Trainer):
+    pass
+
+
+class MixedAgain(MixedTwice, Replacing, Trainer):
+    """Here the second mixin comes before the first."""
+
+
+@pytest.mark.parametrize("kinds", [[Replaced], [MixedTwice, Mixed], [MixedTwice, MixedAgain]])
+def test_a_mixin(traced: Traced, kinds: Any) -> None:
+    """A Trainer whose methods come from a class that is no Trainer makes the same spans and marks;
+    that class is left alone.
+    """
+    before = dict(vars(Mixin)), dict(vars(Replacing))
+    trainers = [new_trainer(kind, eval_strategy="epoch", num_train_epochs=1) for kind in kinds]
+    for trainer in trainers:
+        trainer.train()
+
+    assert " ".join([epoch(0, *STEPS, EVALUATION)] * len(kinds)) == traced()
+    assert [1] * 4 * len(kinds) == [
+        sum(mark["name"] == "step_loss" for mark in one["marks"]) for one in found("step")
+    ]
+    assert all(4 == one.calls for one in trainers if isinstance(one, Replacing))
+    assert before == (dict(vars(Mixin)), dict(vars(Replacing)))
+    ci.shutdown()
+    assert not {"training_step", "evaluate"} & {name for kind in kinds for name in vars(kind)}
 
 
 def test_the_trainer_for_sequences(traced: Traced) -> None:

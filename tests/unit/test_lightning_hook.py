@@ -12,20 +12,16 @@ from cirron import guard, settings, testing
 from cirron.hooks import lightning
 from cirron.record import hot
 
-EVENTS = ["on_train_start", "on_train_epoch_start", "on_train_batch_start"]
-EVENTS += ["on_train_batch_end", "on_train_epoch_end"]
 
-
-class FakeCallback:
-    """Has each event, and does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in EVENTS:
-            return lambda *args: None
-        raise AttributeError(name)
+def call_callback_hooks(trainer: Any, hook_name: str, *args: Any) -> None:
+    """How Lightning tells its callbacks of something."""
+    for callback in trainer.callbacks:
+        callback(hook_name)
 
 
 class FakeTrainer:
+    calls = ""  # the module with what tells callbacks
+
     def __init__(self, callbacks: Any = ()) -> None:
         self.callbacks = list(callbacks)
         self.state = SimpleNamespace(stage=SimpleNamespace(value="validate"))
@@ -33,10 +29,10 @@ class FakeTrainer:
         self.accumulate_grad_batches = 2
         self.predicting = self.is_last_batch = False
         self.fit_loop = None
+        self.lightning_module = "module"
 
     def tell(self, event: str) -> None:
-        for callback in self.callbacks:
-            getattr(callback, event)(self, "module")
+        sys.modules[self.calls]._call_callback_hooks(self, event)
 
     def save_checkpoint(self, path: str) -> str:
         return path
@@ -125,10 +121,9 @@ class Fake:
         self.trainer, self.fit, self.epoch = copy(FakeTrainer), copy(FitLoop), copy(EpochLoop)
         self.evaluation, self.prediction = copy(EvaluationLoop), copy(EvaluationLoop)
         self.closure, self.connector = copy(Closure), copy(Connector)
-        self.kinds = [self.trainer, self.fit, self.epoch, self.evaluation, self.prediction]
-        self.kinds += [self.closure, self.connector]
+        self.trainer.calls = f"{name}.trainer.call"
         for place, names in {
-            "": {"Callback": FakeCallback},
+            ".trainer.call": {"_call_callback_hooks": call_callback_hooks},
             ".trainer": {"Trainer": self.trainer},
             ".trainer.connectors.logger_connector": {"_LoggerConnector": self.connector},
             ".loops.optimization.automatic": {"Closure": self.closure},
@@ -142,6 +137,9 @@ class Fake:
             module = ModuleType(name + place)
             vars(module).update(names)
             monkeypatch.setitem(sys.modules, name + place, module)
+        self.owners: list[Any] = [self.trainer, self.fit, self.epoch, self.evaluation]
+        self.owners += [self.prediction, self.closure, self.connector]
+        self.owners += [sys.modules[self.trainer.calls]]
 
     def train(self, trainer: Any = None) -> Any:
         trainer = trainer or self.trainer()
@@ -150,6 +148,7 @@ class Fake:
         return self.fit(trainer, inner, connector).run()
 
 
+ENDS = ("start", "end")
 KINDS = {"lightning.pytorch": lightning.LightningHook}
 KINDS |= {"pytorch_lightning": lightning.PytorchLightningHook}
 
@@ -161,9 +160,7 @@ def name(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
-    lightning.callback_type.cache_clear()
-    yield Fake(monkeypatch, name)
-    lightning.callback_type.cache_clear()
+    return Fake(monkeypatch, name)
 
 
 def new_hook(name: str, taken: list[Any] | None = None) -> Any:
@@ -204,29 +201,31 @@ def test_asides(fake: Fake, name: str) -> None:
 
 def test_install_and_uninstall(fake: Fake, name: str) -> None:
     """Installing twice is installing once; afterwards each class is as it was."""
-    before = [dict(vars(kind)) for kind in fake.kinds]
+    before = [dict(vars(owner)) for owner in fake.owners]
     hook = new_hook(name)
     hook.install()
-    changed = [dict(vars(kind)) for kind in fake.kinds]
+    changed = [dict(vars(owner)) for owner in fake.owners]
     hook.install()
     trainer = fake.trainer()
     hook.uninstall()
 
     assert all(old != new for old, new in zip(before, changed, strict=True))
-    assert before == [dict(vars(kind)) for kind in fake.kinds]
-    assert [] == trainer.callbacks
+    assert before == [dict(vars(owner)) for owner in fake.owners]
     assert "fitted" == fake.train(trainer)
 
 
-def test_one_callback(fake: Fake, name: str) -> None:
-    """A Trainer has one callback, the one that it was given or ours, before all others."""
+def test_callbacks(fake: Fake, name: str) -> None:
+    """A Trainer's callbacks are its own: what they record is inside of what they are told of."""
     new_hook(name).install()
-    other, own = FakeCallback(), lightning.new_callback(name)
+    inside = []
+    callbacks = [lambda event: inside.append((event, hot.innermost().name))]
+    trainer = fake.trainer(callbacks)
+    with testing.capture():
+        fake.train(trainer)
 
-    assert [own, other] == fake.trainer([own, other]).callbacks
-    ours, last = fake.trainer([other]).callbacks
-    assert isinstance(ours, FakeCallback)
-    assert last is other
+    assert callbacks == trainer.callbacks
+    told = [("on_train_epoch_start", "step"), *[(f"on_train_batch_{x}", "step") for x in ENDS] * 4]
+    assert [*told, ("on_train_epoch_end", "epoch")] == inside[1 : len(told) + 2]
 
 
 def test_a_release_with_other_parts(fake: Fake, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,8 @@ class FakeTrainer:
     def __init__(self, callbacks: Any = ()) -> None:
         self.callback_handler = FakeHandler(callbacks)
         self.state = SimpleNamespace(global_step=0, max_steps=4)
-        self.args = SimpleNamespace(gradient_accumulation_steps=1)
+        self.args = SimpleNamespace(gradient_accumulation_steps=1, ignore_data_skip=False)
+        self.model = None
         self.losses: list[float] = [0.5, 0.25, 0.125, 0.0625]
 
     def tell(self, event: str, **kwargs: Any) -> None:
@@ -121,8 +122,9 @@ def test_a_run(fake: Any) -> None:
 
     lines = [line.partition(" - ")[0].strip() for line in captured.text().splitlines()]
     assert ["epoch[0]", "step[0]", "step[1]", "epoch[1]", "step[0]", "step[1]"] == lines
-    points = [mark.value for mark in captured.marks if mark.name == "step_loss"]
-    assert [0.5, 0.25, 0.125, 0.0625] == points
+    losses = [(mark.value, mark.kind) for mark in captured.marks if mark.name == "step_loss"]
+    first = [(0.5, "point"), (0.25, "point"), (0.25, "summary")]
+    assert [*first, (0.125, "point"), (0.0625, "point"), (0.0625, "summary")] == losses
     kinds = [mark.kind for mark in captured.marks if mark.name == "rate"]
     assert ["point", "point", "summary"] * 2 == kinds
     assert {"step_loss", "rate"} == {mark.name for mark in captured.marks}

@@ -1,8 +1,10 @@
 """Lightning: `epoch` and `step`, with torch's spans beneath; what is logged as marks.
 
-A callback is put into each Trainer, once. What callbacks do not tell is learned from the loops,
-whose methods are wrapped: when a batch is about to be fetched, what is evaluated and logged, how
-a run ends. The same code serves `lightning` and `pytorch_lightning`, which are two copies of one.
+Where Lightning calls its callbacks, it tells us first: what they record is inside of what is opened
+here, and a Trainer's list of them, of which Lightning's tuner takes the first, is never touched.
+What callbacks are not told is learned from the loops, whose methods are wrapped: when a batch is
+about to be fetched, what is evaluated and logged, how a run ends. The same code serves `lightning`
+and `pytorch_lightning`, which are two copies of one.
 
 Runs on the user's threads. Loaded after one of the two is.
 """
@@ -12,11 +14,11 @@ from __future__ import annotations
 import functools
 import importlib
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from cirron import guard
 from cirron.hooks.patch import Patches
-from cirron.hooks.training import Training
+from cirron.hooks.training import Runs, Training, in_run
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -25,14 +27,6 @@ if TYPE_CHECKING:
     from cirron.settings import Settings
 
 LOGGER = "connectors.logger_connector"
-# What a callback is told in each batch, and ours does not ask. Lightning passes over what it cannot
-# call; else each is profiled by a context manager, and together they cost as much as our own part.
-UNHEARD = (
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-)
 
 
 class LightningHook:
@@ -44,7 +38,8 @@ class LightningHook:
     def __init__(self, settings: Settings, on_epoch_end: Callable[..., None]) -> None:
         self._on_epoch_end = on_epoch_end
         self._patches = Patches()
-        self._trainers: WeakSet[Any] = WeakSet()  # that have our callback
+        self._tellers: WeakKeyDictionary[Any, Teller] = WeakKeyDictionary()  # by Trainer
+        self._runs = Runs()
         self._late_step: hot.Span | None = None  # of an optimizer, the last that began late
         self._is_on = False  # somebody may hold our functions after they are taken off
 
@@ -52,7 +47,6 @@ class LightningHook:
         self.uninstall()
         self._is_on = True
         for module, owner, name, make in (
-            ("trainer", "Trainer", "__init__", self._make_init),
             ("trainer", "Trainer", "save_checkpoint", self._make_save),
             ("loops", "_FitLoop", "run", self._make_fit),
             ("loops", "_FitLoop", "setup_data", self._make_setup_data),
@@ -61,73 +55,75 @@ class LightningHook:
             ("loops", "_EvaluationLoop", "run", self._make_evaluation),
             ("loops", "_PredictionLoop", "run", self._make_evaluation),
             ("loops.optimization.automatic", "Closure", "__call__", self._make_closure),
+            ("trainer.call", "", "_call_callback_hooks", self._make_events),
             (f"trainer.{LOGGER}", "_LoggerConnector", "log_metrics", self._make_log),
         ):
             with guard.quiet("lightning hooks"):
-                kind = getattr(importlib.import_module(f"{self.package}.{module}"), owner)
+                found = importlib.import_module(f"{self.package}.{module}")
+                kind = getattr(found, owner) if owner else found
                 original = kind.__dict__[name]
                 self._patches.set(kind, name, functools.wraps(original)(make(original)))
 
     def uninstall(self) -> None:
-        """Takes everything off, the callbacks of Trainers that live on included."""
+        """Takes everything off, and closes what is open."""
         self._is_on = False
         self._patches.undo()
-        for trainer in list(self._trainers):
-            with guard.quiet("lightning hooks"):
-                for callback in trainer.callbacks:
-                    if isinstance(callback, Teller):
-                        callback.let_go()
-                # A new list: the Trainer may just be going through the old one.
-                trainer.callbacks = [
-                    one for one in trainer.callbacks if not isinstance(one, Teller)
-                ]
-        self._trainers.clear()
+        with guard.quiet("lightning hooks"):
+            trainings = [teller.training for teller in list(self._tellers.values())]
+            for training in (*reversed(self._runs.open), *trainings):
+                training.end()
+        self._tellers.clear()
 
     def _find(self, trainer: Any) -> Teller | None:
-        """The Trainer's callback, which it gets here if it has none: it may be older than we."""
+        """What is known of the Trainer; it may be older than we."""
         if not self._is_on:
             return None
         try:
-            callback = next((one for one in trainer.callbacks if isinstance(one, Teller)), None)
-            if callback is None:
-                callback = new_callback(self.package)
-                # First: what the others record is inside of what it opens. A new list: the Trainer
-                # may just be going through the old one.
-                trainer.callbacks = [callback, *trainer.callbacks]
-            if callback.training is None:
-                callback.training = Training(self._on_epoch_end)
-                self._trainers.add(trainer)
+            teller = self._tellers.get(trainer)
+            if teller is None:
+                teller = self._tellers[trainer] = Teller(Training(self._on_epoch_end))
         except Exception as error:  # noqa: BLE001  protects a Trainer that is like no other
             guard.caught("lightning hooks", error)
             return None
-        return callback
+        return teller
 
     def _training_of(self, trainer: Any) -> Training | None:
-        callback = self._find(trainer)
-        return None if callback is None else callback.training
+        teller = self._find(trainer)
+        return None if teller is None else teller.training
+
+    # -- what callbacks are told ------------------------------------------------------------
+
+    def _make_events(self, original: Any) -> Any:
+        def _call_callback_hooks(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
+            event = EVENTS.get(hook_name)
+            teller = None if event is None else self._find(trainer)
+            if event is not None and teller is not None:
+                try:
+                    event(teller, teller.training, trainer)
+                except Exception as error:  # noqa: BLE001  protects the Trainer
+                    guard.caught("lightning hooks", error)
+            return original(trainer, hook_name, *args, **kwargs)
+
+        return _call_callback_hooks
 
     # -- methods ----------------------------------------------------------------------------
 
-    def _make_init(self, original: Any) -> Any:
-        def __init__(trainer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(trainer, *args, **kwargs)
-            self._find(trainer)
-
-        return __init__
-
     def _make_fit(self, original: Any) -> Any:
         def run(loop: Any, *args: Any, **kwargs: Any) -> Any:
-            training = self._training_of(loop.trainer)
-            failure = None
-            try:
+            trainer = loop.trainer
+            before = self._find(trainer)
+            if before is None:
                 return original(loop, *args, **kwargs)
-            except BaseException as error:  # passes on, with the spans closed
-                failure = error
-                raise
+            # A run of its own, also if the same Trainer is in the middle of one: its tuner is used
+            # in callbacks.
+            training = Training(self._on_epoch_end)
+            self._tellers[trainer] = Teller(training)
+            try:
+                model = getattr(trainer, "lightning_module", None)
+                return in_run(self._runs, training, model, original, loop, *args, **kwargs)
             finally:
-                if training is not None:
-                    with guard.quiet("lightning hooks"):
-                        training.end(failure)
+                if self._is_on:
+                    self._tellers[trainer] = before
 
         return run
 
@@ -163,10 +159,15 @@ class LightningHook:
 
     def _make_advance(self, original: Any) -> Any:
         def advance(loop: Any, *args: Any, **kwargs: Any) -> Any:
-            callback = self._find(loop.trainer)
-            if callback is not None:
-                callback.await_step(loop.trainer)
-            return original(loop, *args, **kwargs)
+            teller = self._find(loop.trainer)
+            if teller is None:
+                return original(loop, *args, **kwargs)
+            teller.await_step(loop.trainer)
+            try:
+                return original(loop, *args, **kwargs)
+            except StopIteration:  # there is no more data, or the module wants no more of it
+                teller.training.skip_step()
+                raise
 
         return advance
 
@@ -252,34 +253,15 @@ def in_aside(
     return result
 
 
-def event(tell: Callable[..., None]) -> Callable[..., None]:
-    """An event of the callback: nothing unless somebody profiles, and no mistake gets out."""
-
-    @functools.wraps(tell)
-    def told(callback: Teller, trainer: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        if callback.training is not None:
-            try:
-                tell(callback, callback.training, trainer, module)
-            except Exception as error:  # noqa: BLE001  protects the Trainer
-                guard.caught("lightning hooks", error)
-
-    return told
-
-
 class Teller:
-    """What our callback adds to Lightning's: it tells the hook what its Trainer does."""
+    """Tells the spans of a Trainer what it does."""
 
-    def __init__(self, package: str) -> None:
-        self.training: Training | None = None  # None while nobody profiles
-        self._package = package
+    def __init__(self, training: Training) -> None:
+        self.training = training
         self._step_index = 0
         self._steps_before = 0  # that the optimizers had made when the step began
 
-    def __reduce__(self) -> tuple[Callable[[str], Teller], tuple[str]]:
-        return new_callback, (self._package,)  # a copy of its Trainer has its own run
-
-    @event
-    def on_train_start(self, training: Training, trainer: Any, module: Any) -> None:
+    def on_train_start(self, training: Training, trainer: Any) -> None:
         self._step_index = 0
         if getattr(trainer.fit_loop, "restarted_mid_epoch", False):
             # Resumed inside an epoch, of which Lightning does not say that it begins.
@@ -287,54 +269,44 @@ class Teller:
             self._step_index = batches // trainer.accumulate_grad_batches
             training.begin_epoch(trainer.current_epoch)
 
-    @event
-    def on_train_epoch_start(self, training: Training, trainer: Any, module: Any) -> None:
+    def on_train_epoch_start(self, training: Training, trainer: Any) -> None:
         self._step_index = 0
         training.begin_epoch(trainer.current_epoch)
         self.await_step(trainer)
 
-    @event
-    def on_train_batch_start(self, training: Training, trainer: Any, module: Any) -> None:
+    def on_train_batch_start(self, training: Training, trainer: Any) -> None:
         training.begin_step(self._step_index)
 
-    @event
-    def on_train_batch_end(self, training: Training, trainer: Any, module: Any) -> None:
+    def on_train_batch_end(self, training: Training, trainer: Any) -> None:
         if trainer.global_step != self._steps_before:
             training.finish_step()
             self._step_index += 1
         if trainer.is_last_batch:
-            training.take_snapshot(module)  # a validation that follows clears the gradients
+            # A validation that follows clears the gradients.
+            training.take_snapshot(trainer.lightning_module)
 
-    @event
-    def on_train_epoch_end(self, training: Training, trainer: Any, module: Any) -> None:
+    def on_train_epoch_end(self, training: Training, trainer: Any) -> None:
         training.finish_epoch()
-        training.take_snapshot(module)
+        training.take_snapshot(trainer.lightning_module)
 
     def await_step(self, trainer: Any) -> None:
         """A batch is about to be fetched."""
         training = self.training
-        if training is not None:
-            try:
-                if not training.is_stepping:  # else gradients are being accumulated
-                    self._steps_before = trainer.global_step
-                    training.await_step(self._step_index, global_step=self._steps_before + 1)
-            except Exception as error:  # noqa: BLE001  protects the Trainer
-                guard.caught("lightning hooks", error)
-
-    def let_go(self) -> None:
-        """Nobody profiles any more."""
-        if self.training is not None:
-            self.training.end()
-            self.training = None
+        try:
+            if not training.is_stepping:  # else gradients are being accumulated
+                self._steps_before = trainer.global_step
+                training.await_step(self._step_index, global_step=self._steps_before + 1)
+        except Exception as error:  # noqa: BLE001  protects the Trainer
+            guard.caught("lightning hooks", error)
 
 
-def new_callback(package: str) -> Teller:
-    """A callback of this package's own kind."""
-    made: Teller = callback_type(package)(package)
-    return made
-
-
-@functools.cache
-def callback_type(package: str) -> type[Any]:
-    base = importlib.import_module(package).Callback
-    return type("CirronCallback", (Teller, base), dict.fromkeys(UNHEARD))
+EVENTS: dict[str, Callable[[Teller, Training, Any], None]] = {
+    event.__name__: event
+    for event in (
+        Teller.on_train_start,
+        Teller.on_train_epoch_start,
+        Teller.on_train_batch_start,
+        Teller.on_train_batch_end,
+        Teller.on_train_epoch_end,
+    )
+}

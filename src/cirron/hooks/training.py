@@ -2,22 +2,32 @@
 
 Shared by the hooks of frameworks that own the training loop. A step is open before its first batch
 is fetched, which is before the framework says that it begins, so that the wait is inside it; one
-that never begins leaves no record. It stays open while its values are logged. Evaluations and
-checkpoints are asides: a step that is done ends before one.
+that comes to nothing leaves no record, or is `skipped` if there are records under it. It stays open
+while its values are logged. Evaluations and checkpoints are asides: a step that is done ends before
+one. So is a run inside another one, a `fit`, which has steps and no epochs.
 
 Runs on the user's threads.
 """
 
 from __future__ import annotations
 
+from _thread import _local
 from typing import TYPE_CHECKING, Any
 
+from cirron import guard
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 STEPS = frozenset(("step", "batch"))
+
+
+class Runs(_local):
+    """The runs that go on in a thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.open: list[Training] = []
 
 
 class Training:
@@ -27,12 +37,14 @@ class Training:
         self._on_epoch_end = on_epoch_end
         self.epoch: hot.Span | None = None  # None also where the program has opened one itself
         self.step: hot.Span | None = None
+        self.is_inner = False  # a part of another run
         self.is_in_epoch = False
         self.is_ending = False  # the epoch has its steps; its last values are still to come
         self.asides: list[tuple[hot.Span, dict[str, Any]]] = []  # that are open
         self._has_begun = False  # the step, not only the wait for its data
         self._is_done = False  # the step, but for what is logged of it
         self._makes_steps = False
+        self._undone = 0  # spans that left no record, when the step was opened
         self._latest: dict[str, Any] = {}  # that the epoch has logged
 
     # -- epochs -----------------------------------------------------------------------------
@@ -41,8 +53,8 @@ class Training:
         self.end_epoch()
         names = hot.open_names()
         self.is_in_epoch = True
-        self._makes_steps = STEPS.isdisjoint(names)
-        if "epoch" not in names:
+        self._makes_steps = self.is_inner or STEPS.isdisjoint(names)
+        if not self.is_inner and "epoch" not in names:
             self.epoch = hot.begin("epoch", index)
 
     def take_snapshot(self, model: Any) -> None:
@@ -79,6 +91,7 @@ class Training:
         if self._is_done:
             self._end_step()
         if self.step is None and self._makes_steps and self.is_in_epoch and not self.is_ending:
+            self._undone = hot.undone
             self.step = hot.begin("step", index, attrs or None)
 
     def begin_step(self, index: int, **attrs: Any) -> None:
@@ -91,12 +104,21 @@ class Training:
         """The step has done its work; what is logged from now on is still of it."""
         self._is_done = True
 
+    def skip_step(self) -> None:
+        """The step will not come about, whether it has begun or not."""
+        self._has_begun = False
+
     def _end_step(self) -> None:
         step, self.step = self.step, None
-        close = hot.close if self._has_begun else hot.drop
+        is_step = self._has_begun
         self._has_begun = self._is_done = False
-        if step is not None:
-            close(step)
+        if step is None:
+            return
+        # A record must not be under a span that leaves none.
+        is_used = is_step or hot.given_out() - step.sequence > hot.undone - self._undone
+        if not is_step:
+            step.name, step.index, step.attrs = "skipped", None, None
+        (hot.close if is_used else hot.drop)(step)
 
     # -- asides -----------------------------------------------------------------------------
 
@@ -124,16 +146,19 @@ class Training:
     # -- values -----------------------------------------------------------------------------
 
     def log(
-        self, values: Mapping[str, Any], *, but: str | None = None, is_point: bool | None = None
+        self, values: Mapping[str, Any], *, but: Collection[str] = (), is_point: bool | None = None
     ) -> None:
         """Marks what the framework logs: points of a step, and what an aside comes to.
 
-        What an epoch has logged last is its summary; what comes at its end is nothing else.
+        What an epoch has logged last is its summary; what comes at its end is nothing else. What is
+        named in `but` is no value, and what was logged of it before does not sum up the epoch.
         """
+        for name in but:
+            self._latest.pop(name, None)
         scalars = {
             name: one
             for name, given in values.items()
-            if name != but and (one := scalar_of(given)) is not None
+            if name not in but and (one := scalar_of(given)) is not None
         }
         if is_point is None:
             is_point = self.is_in_epoch and not self.is_ending and not self.asides
@@ -164,6 +189,31 @@ class Training:
                     hot.fail(span, error)
         self.end_epoch()
         self.asides.clear()
+
+
+def in_run(
+    runs: Runs, training: Training, model: Any, original: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Calls what trains, and closes what it leaves open."""
+    if training in runs.open:  # a subclass calls its parent's
+        return original(*args, **kwargs)
+    outer, span, failure = (runs.open[-1] if runs.open else None), None, None
+    with guard.quiet("training hooks"):
+        if outer is not None:
+            span = outer.begin_aside("fit", model=type(model).__name__)
+    training.is_inner = outer is not None
+    runs.open.append(training)
+    try:
+        return original(*args, **kwargs)
+    except BaseException as error:  # passes on, with the spans closed
+        failure = error
+        raise
+    finally:
+        with guard.quiet("training hooks"):
+            runs.open.remove(training)
+            training.end(failure)
+            if outer is not None and span is not None:
+                outer.end_aside(span, failure)
 
 
 def scalar_of(given: Any) -> Any:

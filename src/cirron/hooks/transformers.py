@@ -10,6 +10,7 @@ Runs on the user's threads. Loaded after `transformers.trainer` is.
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -18,13 +19,17 @@ from transformers.trainer_callback import TrainerCallback
 
 from cirron import guard
 from cirron.hooks.patch import Patches
-from cirron.hooks.training import Training, scalar_of
+from cirron.hooks.training import Runs, Training, in_run, scalar_of
 from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cirron.settings import Settings
+
+# What the Trainer logs and is no value: the epoch so far, as a fraction; and 0.0 for the mean of
+# losses none of which is a number.
+HIDDEN = ("epoch", "loss", "train_loss")
 
 
 class TransformersHook:
@@ -37,6 +42,7 @@ class TransformersHook:
         self._patches = Patches()
         self._handlers: WeakSet[Any] = WeakSet()  # of callbacks, of the Trainers that were met
         self._classes: set[type] = set()  # whose methods are wrapped
+        self._runs = Runs()
         self._is_on = False  # somebody may hold our functions after they are taken off
 
     def install(self) -> None:
@@ -106,26 +112,25 @@ class TransformersHook:
             "_save_checkpoint": functools.partial(self._make_aside, "checkpoint", None),
             "save_model": functools.partial(self._make_aside, "checkpoint", None),
         }
-        for owner in kind.__mro__:
+        for owner in reversed(kind.__mro__):
             if issubclass(owner, Trainer) and owner not in self._classes:
                 self._classes.add(owner)
                 for name, make in makers.items():
                     if name in owner.__dict__:
                         self._patches.set(owner, name, make(owner.__dict__[name]))
+                    elif not issubclass(definer(owner, name), Trainer):
+                        # A mixin's. It is left as it is: others than Trainers may have it, too.
+                        self._patches.set(owner, name, make(inherited(owner, name)))
 
     def _make_train(self, original: Any) -> Any:
         @functools.wraps(original)
         def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             callback = self._find(trainer)
-            try:
-                result = original(trainer, *args, **kwargs)
-            except BaseException as error:  # passes on, with the spans closed
-                if callback is not None:
-                    callback.end(error)
-                raise
-            if callback is not None:
-                callback.end()
-            return result
+            training = None if callback is None else callback.training
+            if training is None:
+                return original(trainer, *args, **kwargs)
+            model = getattr(trainer, "model", None)
+            return in_run(self._runs, training, model, original, trainer, *args, **kwargs)
 
         return train
 
@@ -187,6 +192,21 @@ class TransformersHook:
         return method
 
 
+def definer(kind: type, name: str) -> type:
+    """The class that an attribute of another one comes from."""
+    return next((one for one in kind.__mro__ if name in one.__dict__), kind)
+
+
+def inherited(kind: type, name: str) -> Any:
+    """A method of a class's parents, whichever of them is next for the object it is called of."""
+
+    @functools.wraps(getattr(kind, name))
+    def method(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(kind, trainer), name)(*args, **kwargs)
+
+    return method
+
+
 def event(tell: Callable[..., None]) -> Callable[..., None]:
     """An event of the callback: nothing unless somebody profiles, and no mistake gets out."""
 
@@ -209,6 +229,7 @@ class CirronCallback(TrainerCallback):
         self.training: Training | None = None  # None while nobody profiles
         self.is_stepping = False
         self._loss: Any = None  # of the step so far, where there are several batches to it
+        self._last_loss: Any = None  # of the last step of the epoch that is done
         self._epoch_index = 0
         self._step_index = 0
         self._epoch_steps = 0  # that a whole epoch has
@@ -227,6 +248,7 @@ class CirronCallback(TrainerCallback):
     def on_epoch_begin(self, training: Training, args: Any, state: Any, more: Any) -> None:
         if not self._epoch_steps:  # it has begun without us
             self._find_place(args, state, more)
+        self._last_loss = None
         training.begin_epoch(self._epoch_index)
         self._await_step(training, state)
 
@@ -247,19 +269,26 @@ class CirronCallback(TrainerCallback):
         loss, self._loss = scalar_of(self._loss), None
         if loss is not None:
             hot.mark("step_loss", loss)
+        self._last_loss = loss
         self._step_index += 1
         training.finish_step()
 
     @event
     def on_epoch_end(self, training: Training, args: Any, state: Any, more: Any) -> None:
+        if training.is_stepping:  # batches that were too few for an optimizer step
+            training.skip_step()
         training.finish_epoch()
+        if self._last_loss is not None:
+            training.log({"step_loss": self._last_loss})
         self._epoch_index += 1
         self._step_index = 0
         training.take_snapshot(more["model"])
 
     @event
     def on_log(self, training: Training, args: Any, state: Any, more: Any) -> None:
-        training.log(more["logs"], but="epoch")  # the epoch so far, as a fraction
+        logs = more["logs"]
+        has_none = 0.0 in (logs.get("loss"), logs.get("train_loss")) and self._is_lost()
+        training.log(logs, but=HIDDEN if has_none else HIDDEN[:1])
 
     @event
     def on_predict(self, training: Training, args: Any, state: Any, more: Any) -> None:
@@ -288,16 +317,15 @@ class CirronCallback(TrainerCallback):
                 else:
                     self._await_step(training, state)
 
-    def end(self, error: BaseException | None = None) -> None:
-        """The run is over."""
-        if self.training is not None:
-            with guard.quiet("transformers hooks"):
-                self.training.end(error)
-
     def let_go(self) -> None:
         """Nobody profiles any more."""
-        self.end()
-        self.training = None
+        training, self.training = self.training, None
+        if training is not None:
+            training.end()
+
+    def _is_lost(self) -> bool:
+        """Whether the last loss is not finite. The Trainer, which logs, has waited for it."""
+        return self._last_loss is not None and not math.isfinite(self._last_loss)
 
     def _find_place(self, args: Any, state: Any, more: Any) -> None:
         """Where the run is: at 0 and 0, or where a checkpoint is gone on from."""
@@ -307,6 +335,9 @@ class CirronCallback(TrainerCallback):
         except TypeError:  # it has no length: the Trainer makes one epoch of all steps
             self._epoch_steps = max(state.max_steps, 1)
         self._epoch_index, self._step_index = divmod(state.global_step, self._epoch_steps)
+        if args.ignore_data_skip:  # the epoch that a checkpoint was saved in begins again
+            self._step_index = 0
 
     def _await_step(self, training: Training, state: Any) -> None:
-        training.await_step(self._step_index, global_step=state.global_step + 1)
+        if self._step_index < self._epoch_steps:
+            training.await_step(self._step_index, global_step=state.global_step + 1)
