@@ -49,8 +49,7 @@ class Watch:
                 hot.drop(self._open.pop())
                 if has_epochs and is_between:
                     hot.drop(self._open.pop())
-                self.end()
-                return
+                return  # an epoch that was cut is open: it is evaluated before `end`
             except BaseException as error:  # passes on, with the span closed
                 hot.fail(wait, error)
                 raise

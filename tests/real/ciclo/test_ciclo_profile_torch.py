@@ -112,3 +112,18 @@ def test_a_step_is_not_a_loop_of_its_own() -> None:
 
     assert "epoch" not in names
     assert {"step", "forward", "backward", "optimizer_step"} <= names
+
+
+def test_an_epoch_that_is_cut_is_evaluated_inside() -> None:
+    """The data ends in the middle of an epoch: its evaluation and values are that epoch's."""
+
+    def logs(loop_state: Any) -> Any:
+        return {"metrics": {"seen": 1.0}}
+
+    ci.profile()
+    tasks = {ciclo.on_train_step: logs, ciclo.on_test_step: logs}
+    ciclo.train_loop(None, range(5), tasks, epoch_duration=2, test_dataset=[1])
+    run = recorded()
+
+    tests = [path_of(span, run) for span in run.spans if span.name == "test"]
+    assert ["epoch/test", "epoch/step/test", "epoch/step/test"] == sorted(tests, key=len)
