@@ -53,6 +53,12 @@ class ModelState(ManagedState):
     @managed.train_step
     def train_step(self, batch: Any) -> tuple[Logs, ModelState]:
         """Logs the losses and metrics of a batch, and learns from it."""
+        if not self.losses:
+            raise CicloError(
+                "train_step: this state was made without losses, and they give the gradients; give"
+                " create_flax_state, or what made it, a function of outputs and targets:"
+                " losses=lambda outputs, targets: (outputs - targets) ** 2, or a dict of several"
+            )
         inputs, targets = self._unpacked(batch)
         rngs = self.step_rngs
         outputs, stats = self.forward(self.params, self.batch_stats, rngs, inputs, True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from typing import Any
 
@@ -120,9 +121,9 @@ def haiku_model(x: Any, is_training: bool) -> Any:
     return haiku.Linear(10)(x)
 
 
-def framework_state(kind: str, strategy: Any) -> Any:
+def framework_state(kind: str, strategy: Any, tx: Any = None) -> Any:
     options: dict[str, Any] = {"losses": cross_entropy, "strategy": strategy}
-    tx = optax.sgd(0.1)
+    tx = tx or optax.sgd(0.1)
     if kind == "flax":
         return ciclo.create_flax_state(Linen(), jnp.zeros((1, 64)), tx, **options)
     if kind == "nnx":
@@ -163,35 +164,78 @@ def strategies_agree() -> None:
 
 
 def frameworks_agree() -> None:
-    """With dropout and batch norm, whose statistics are compared too."""
+    """With dropout and batch norm, whose statistics are compared too; and in every loop."""
     for kind in ("nnx", "flax", "equinox", "haiku"):
         reference: list[Any] = []
-        for name in ("eager", "jit", "data_parallel", "fsdp") if kind == "nnx" else ("jit", "fsdp"):
+        whole: list[Any] = []
+        for name in ("eager", "jit", "data_parallel", "fsdp"):
             state = framework_state(kind, name)
-            begun = numbers(state.params)
-            state = trained(state, step=type(state).train_step)
-            found = numbers((state.params, state.batch_stats))
+            end = trained(state, step=type(state).train_step)
+            found = numbers((end.params, end.batch_stats))
             reference = reference or found
-            moved = difference(begun, numbers(state.params))
-            away = difference(reference, found)
-            say("frameworks", kind=kind, strategy=name, difference=away, moved=moved)
+            say(
+                "frameworks",
+                kind=kind,
+                strategy=name,
+                difference=difference(reference, found),
+                moved=difference(numbers(state.params), numbers(end.params)),
+            )
+            if name != "eager":
+                made = every_loop(state)
+                whole = whole or made
+                away = difference(whole, made)
+                say("loops", kind=kind, strategy=name, difference=away, found=len(made))
+
+
+def every_loop(state: Any) -> list[Any]:
+    """What each ready-made loop, and two by hand, log for a state and make of it."""
+    data = BATCHES[:3]
+    fitted = ciclo.fit(state, data, data, epochs=1)
+    run = ciclo.train_loop(state, data, epoch_duration=3, test_dataset=data)
+    tested = ciclo.test_loop(run.state, data).history
+    predicted = ciclo.predict_loop(run.state, [x for x, _ in data]).history
+    by_hand = state
+    for _, batch in ciclo.elapse(data):
+        logs, by_hand = by_hand.train_step(batch)
+    last = ciclo.loop(state, data, {ciclo.every(1): lambda state, batch: state.train_step(batch)})
+    logged = [
+        *(one.collect("loss") for one in (fitted.history, run.history, last.history, tested)),
+        fitted.history.collect("loss_valid"),
+        run.history.collect("loss_test"),
+        *predicted.collect("outputs"),
+        float(logs.loss),
+    ]
+    ends = (fitted.state.params, run.state.params, last.state.params, by_hand.params)
+    return [*map(np.asarray, logged), *numbers(ends)]
 
 
 def places() -> None:
+    """Where the arrays of a state and of a batch are inside of a step, and after it."""
+    inside: dict[str, Any] = {}
+
+    @managed.train_step
+    def looking(state: Any, batch: Any) -> Any:
+        for path, leaf in leaves_of((state, batch)):
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                leaf = jax.random.key_data(leaf)
+
+            def look(sharding: Any, path: Any = path, shape: Any = leaf.shape) -> None:
+                parts = len(sharding.device_set), list(sharding.shard_shape(shape)), list(shape)
+                inside[jax.tree_util.keystr(path)] = parts
+
+            jax.debug.inspect_array_sharding(jax.lax.stop_gradient(leaf), callback=look)
+        return type(state).train_step.function(state, batch)
+
     for name in ("data_parallel", "fsdp"):
-        state = trained(plain(name), BATCHES[:2])
-        shards = state.params["hidden"].addressable_shards
-        placed, _ = state.strategy.place_batch(BATCHES[0])[:2]
-        say(
-            "places",
-            strategy=name,
-            devices=len({shard.device for shard in shards}),
-            part=list(shards[0].data.shape),
-            batch_devices=len({shard.device for shard in placed[0].addressable_shards}),
-            batch_part=list(placed[0].addressable_shards[0].data.shape),
-            collectives=train_step.collectives(state, BATCHES[0]),
-        )
-    say("places", strategy="jit", collectives=train_step.collectives(plain("jit"), BATCHES[0]))
+        inside.clear()
+        state = framework_state("flax", name, optax.adam(0.1))
+        arrays = [jax.tree_util.keystr(path) for path, _ in leaves_of((state, BATCHES[0]))]
+        _, state = looking(state, BATCHES[0])
+        after = {
+            jax.tree_util.keystr(path): len({shard.device for shard in leaf.addressable_shards})
+            for path, leaf in leaves_of(state)
+        }
+        say("places", strategy=name, arrays=arrays, inside=inside, after=after)
     born = ManagedState.create(params=params, tx=optax.adam(0.1), strategy="fsdp")
     say(
         "born",
@@ -209,8 +253,11 @@ def places() -> None:
         },
         batch_part=list(wide.place_batch(BATCHES[0]).batch[0].addressable_shards[0].data.shape),
         difference=difference(numbers(trained(plain("jit")).params), numbers(state.params)),
-        collectives=train_step.collectives(state, BATCHES[0]),
     )
+
+
+def leaves_of(tree: Any) -> Any:
+    return jax.tree_util.tree_leaves_with_path(tree)
 
 
 def uneven_batches() -> None:
@@ -256,31 +303,111 @@ def uneven_batches() -> None:
 
 
 def donation() -> None:
-    given = jax.device_put(params(), ciclo.get_strategy("data_parallel").shardings(params()))
-    for name in ("data_parallel_donate", "fsdp"):
-        state = ManagedState.create(params=given, tx=optax.sgd(0.5), rngs=0, strategy=name)
-        returned = trained(state, BATCHES[:3])
-        _, between = train_step(returned, BATCHES[0])
-        _, last = train_step(between, BATCHES[0])
+    """All that a state is made of is the caller's, and lies already where the strategy has it."""
+
+    @managed.train_step
+    def keeping(state: Any, batch: Any) -> Any:
+        """A step whose new state has the batch, and the keys, in it as they were given."""
+        state = state.replace(batch_stats=batch[0]).update_metrics(values=batch[0])
+        off = batch[0] @ state.params["hidden"] + jax.random.normal(state.rng(), (32, 64))
+        return {"losses": {"loss": managed.mean(off**2)}}, state
+
+    for name in ("jit_donate", "data_parallel_donate", "fsdp"):
+        placed = ciclo.get_strategy(name).place(params())
+        first = ManagedState.create(
+            params=placed,
+            tx=optax.adam(0.1),
+            rngs=0,
+            metrics={"seen": nnx.metrics.Average()},
+            batch_stats=jnp.zeros((32, 64)),
+            accumulate=2,
+            ema_decay=0.9,
+            strategy=name,
+        )
+        fields = ["params", "opt_state", "batch_stats", "rngs", "metrics", "window", "ema_state"]
+        given = {field: getattr(first, field) for field in fields}
+        batches = [first.strategy.place_batch(batch).batch for batch in BATCHES[:3]]
+        batches = [jax.tree.map(jnp.asarray, batch) for batch in batches]
+        _, made = keeping(first, batches[0])
+        state = made.replace(**given)
+        returned = trained(state, batches, keeping)
+        _, between = keeping(returned, batches[0])
+        _, last = keeping(between, batches[0])
+        kept = {"placed": placed, **given, "batch": batches, "first": first}
+        kept |= {"state": state, "returned": returned, "last": last}
         say(
             "donation",
             strategy=name,
-            given=any(leaf.is_deleted() for leaf in jax.tree.leaves(given)),
-            state=any(leaf.is_deleted() for leaf in jax.tree.leaves(state)),
-            returned=any(leaf.is_deleted() for leaf in jax.tree.leaves(returned)),
+            kept={part: len(jax.tree.leaves(tree)) for part, tree in kept.items()},
+            deleted=[part for part, tree in kept.items() if any(deleted(tree))],
             between=between.params["hidden"].is_deleted(),
-            last=last.params["hidden"].is_deleted(),
         )
 
 
-def checkpoints(folder: str) -> None:
-    """Saved on eight devices in the middle of the run; gone on with here, and on fewer later."""
-    for name in ("data_parallel", "fsdp"):
-        save = ciclo.checkpoint(f"{folder}/{name}")
-        tasks = [(ciclo.every(1), train_step), (ciclo.every(10, at="end"), save)]
-        ciclo.loop(adam(name), BATCHES[:10], tasks, batch_size_fn=lambda batch: 32)
-    reference = numbers(trained(adam("jit")).params)
-    np.savez(f"{folder}/reference.npz", *reference)
+def deleted(tree: Any) -> list[bool]:
+    return [leaf.is_deleted() for leaf in jax.tree.leaves(tree)]
+
+
+# -- runs that are killed ------------------------------------------------------------------------
+
+
+def adam(strategy: Any) -> Any:
+    return ManagedState.create(
+        params=params(), tx=optax.adam(0.01), rngs=0, strategy=strategy, accumulate=2
+    )
+
+
+def run(strategy: str, folder: str, batches: Any = BATCHES, kill_at: int | None = None) -> Any:
+    """A run that saves every 5 steps and goes on from what is saved; also the steps it took."""
+    steps: list[int] = []
+
+    def watch(elapsed: Any) -> None:
+        steps.append(elapsed.steps)
+        if elapsed.steps == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    save = ciclo.checkpoint(folder, asynchronous=False)
+    tasks = [(ciclo.every(1), train_step), (ciclo.every(5, at="end"), save)]
+    result = ciclo.loop(adam(strategy), batches, [*tasks, (ciclo.every(1), watch)], resume=save)
+    return result, steps
+
+
+def resumed(folder: str, saved: str, name: str) -> None:
+    """Gone on with, from a copy: others go on from the same."""
+    copy = f"{folder}/{saved}-{name}-{DEVICES}"
+    shutil.copytree(f"{folder}/{saved}", copy)
+    result, steps = run(name, copy)
+    reference = list(np.load(f"{folder}/reference.npz").values())
+    say(
+        "resumed",
+        saved=saved,
+        strategy=name,
+        devices=len(result.state.params["hidden"].devices()),
+        begun=steps[0],
+        steps=result.history.collect("steps"),
+        difference=difference(reference, numbers(result.state.params)),
+    )
+
+
+# -- what is compiled ----------------------------------------------------------------------------
+
+
+def hybrid() -> Any:
+    """The mesh of the page on scale: split inside of a group, the same in each group."""
+    groups = {1: 1, 8: 2, 64: 8}[DEVICES]
+    inside = DEVICES // groups
+
+    def split(path: str, array: Any) -> Any:
+        divides = array.ndim == 2 and array.shape[0] % inside == 0
+        return jax.P("inside") if divides else jax.P()
+
+    return ciclo.Strategy(
+        name="hybrid",
+        mesh=jax.make_mesh((groups, inside), ("group", "inside")),
+        rules=split,
+        batch_axes=("group", "inside"),
+        donates=True,
+    )
 
 
 def scale() -> None:
@@ -295,38 +422,16 @@ def scale() -> None:
         return {"losses": {"loss": managed.mean(off**2)}}, state
 
     rows = np.ones((2 * DEVICES, 512), "float32")
-    for name in ("data_parallel", "fsdp"):
-        state = ManagedState.create(params=large, tx=optax.adam(0.01), strategy=name)
+    of_one = ("eager", "jit", "jit_donate") if DEVICES == 1 else ()
+    for strategy in (*of_one, "data_parallel", "data_parallel_donate", "fsdp", hybrid()):
+        state = ManagedState.create(params=large, tx=optax.adam(0.01), strategy=strategy)
         leaves = jax.tree.leaves(state)
         say(
             "scale",
-            strategy=name,
+            strategy=state.strategy.name,
             devices=DEVICES,
             kib_a_device=sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) // 1024,
             collectives=step.collectives(state, rows),
-        )
-
-
-def adam(strategy: Any) -> Any:
-    return ManagedState.create(
-        params=params(), tx=optax.adam(0.01), rngs=0, strategy=strategy, accumulate=2
-    )
-
-
-def resumed(folder: str) -> None:
-    reference = list(np.load(f"{folder}/reference.npz").values())
-    for saved, name in (("fsdp", "fsdp"), ("fsdp", "jit"), ("data_parallel", "fsdp")):
-        save = ciclo.checkpoint(f"{folder}/{saved}-{name}-{DEVICES}", overwrite=True)
-        shutil.copytree(f"{folder}/{saved}", save.folder.path)
-        tasks = [(ciclo.every(1), train_step), (ciclo.every(10, at="end"), save)]
-        result = ciclo.loop(adam(name), BATCHES, tasks, resume=save)
-        say(
-            "resumed",
-            saved=saved,
-            strategy=name,
-            devices=len(result.state.params["hidden"].devices()),
-            steps=result.history.collect("steps"),
-            difference=difference(reference, numbers(result.state.params)),
         )
 
 
@@ -340,6 +445,12 @@ if __name__ == "__main__":
         places()
         uneven_batches()
         donation()
-        checkpoints(FOLDER)
+        np.savez(f"{FOLDER}/reference.npz", *numbers(trained(adam("jit")).params))
+        run("data_parallel", f"{FOLDER}/data_parallel-8", BATCHES[:10])
+        run("fsdp", f"{FOLDER}/fsdp-8", kill_at=12)
+    elif CASES == "fewer":
+        for saved, name in (("fsdp-8", "fsdp"), ("fsdp-8", "jit"), ("data_parallel-8", "fsdp")):
+            resumed(FOLDER, saved, name)
+        run("fsdp", f"{FOLDER}/fsdp-4", kill_at=12)
     else:
-        resumed(FOLDER)
+        resumed(FOLDER, "fsdp-4", "fsdp")

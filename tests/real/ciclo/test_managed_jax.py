@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,13 +25,15 @@ for package in ("jax", "optax", "flax", "equinox", "haiku", "orbax.checkpoint"):
 CASES = Path(__file__).with_name("managed_cases.py")
 RANKS = Path(__file__).with_name("managed_ranks.py")
 DOCS = Path(__file__).parents[3] / "docs"
+KINDS = ("flax", "nnx", "equinox", "haiku")
+SPREAD = ("data_parallel", "fsdp")
 # Sums of float32 in another order: 20 steps of values around 1.
 ROUNDING = 2e-6
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def cases(folder: Path, name: str, devices: int) -> list[dict[str, Any]]:
+def cases(folder: Path, name: str, devices: int, code: int = 0) -> list[dict[str, Any]]:
     ended = subprocess.run(
         [sys.executable, "-W", "error", str(CASES), str(folder), name, str(devices)],
         cwd=folder,
@@ -38,7 +41,7 @@ def cases(folder: Path, name: str, devices: int) -> list[dict[str, Any]]:
         text=True,
         check=False,
     )
-    assert 0 == ended.returncode, ended.stderr[-4000:]
+    assert code == ended.returncode, ended.stderr[-4000:]
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
@@ -49,7 +52,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> list[dict[str, Any]]:
-    return cases(folder, "plain", 8)
+    """What eight devices find; the last is a run in the middle of which they are killed."""
+    return cases(folder, "plain", 8, -signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def frameworks(folder: Path) -> list[dict[str, Any]]:
+    return cases(folder, "frameworks", 8)
 
 
 def of(found: list[dict[str, Any]], case: str) -> list[dict[str, Any]]:
@@ -69,56 +78,66 @@ def test_strategies_agree(plain: list[dict[str, Any]]) -> None:
     assert [] == [one for one in found if one["moved"] < 0.01]  # else a scaled gradient would pass
 
 
-def test_frameworks_agree(folder: Path) -> None:
+def test_frameworks_agree(frameworks: list[dict[str, Any]]) -> None:
     """With dropout and batch norm too, in each framework, with the statistics."""
-    found = cases(folder, "frameworks", 8)
+    found = of(frameworks, "frameworks")
 
-    assert {"flax", "nnx", "equinox", "haiku"} == {one["kind"] for one in found}
-    assert {"eager", "jit", "data_parallel", "fsdp"} == {
-        one["strategy"] for one in found if one["kind"] == "nnx"
+    assert {(kind, name) for kind in KINDS for name in ("eager", "jit", *SPREAD)} == {
+        (one["kind"], one["strategy"]) for one in found
     }
     assert [] == [one for one in found if one["difference"] > ROUNDING]
     assert [] == [one for one in found if one["moved"] < 0.01]
 
 
-def test_what_is_where(plain: list[dict[str, Any]]) -> None:
-    """Batches are split over all eight devices; parameters are whole on each, or split too."""
-    data_parallel, fsdp, _ = of(plain, "places")
+def test_frameworks_in_every_loop(frameworks: list[dict[str, Any]]) -> None:
+    """Each ready-made loop logs on eight devices what it logs on one, and trains the same."""
+    found = of(frameworks, "loops")
 
-    assert (8, 8, [4, 64]) == (
-        data_parallel["devices"],
-        data_parallel["batch_devices"],
-        data_parallel["batch_part"],
-    )
-    assert [64, 64] == data_parallel["part"]
-    assert (8, 8, [4, 64]) == (fsdp["devices"], fsdp["batch_devices"], fsdp["batch_part"])
-    assert [8, 64] == fsdp["part"]
+    assert {(kind, name) for kind in KINDS for name in ("jit", *SPREAD)} == {
+        (one["kind"], one["strategy"]) for one in found
+    }
+    assert [] == [one for one in found if one["difference"] > ROUNDING]
+
+
+def test_what_is_where(plain: list[dict[str, Any]]) -> None:
+    """In a step each array is on all eight devices: batches split, the state whole or split too."""
+    found = {one["strategy"]: one for one in of(plain, "places")}
+
+    for name in SPREAD:
+        inside = found[name]["inside"]
+        # Parameters, moments of Adam, batch statistics, keys, counts, and the batch.
+        assert set(found[name]["arrays"]) == set(inside)
+        assert [] == [path for path, (devices, *_) in inside.items() if devices != 8]
+        assert [] == [path for path, devices in found[name]["after"].items() if devices != 8]
+        split = {path: tuple(part) for path, (_, part, whole) in inside.items() if part != whole}
+        batch = {"[1][0]": (4, 64), "[1][1]": (4,)}
+        kernel = "['Dense_0']['kernel']"
+        owners = ("params", "opt_state[0].mu", "opt_state[0].nu") if name == "fsdp" else ()
+        assert {**batch, **{f"[0].{owner}{kernel}": (8, 64) for owner in owners}} == split
+    assert any("batch_stats" in path for path in found["fsdp"]["arrays"])
 
 
 def test_the_collectives_are_as_documented(folder: Path) -> None:
-    """The table of the page on scale is what is compiled, for 1, 8 and 64 devices."""
+    """The table of the page on scale is what is compiled, to the number, for 1, 8 and 64."""
     page = (DOCS / "ciclo-scale.md").read_text("utf-8")
-    row = r"^\| (\d+) \| `(\w+)` \| ([\d,]+) KiB \| (.*) \|$"
+    row = r"^\| (\d+) \| (`.*`) \| ([\d,]+) KiB \| (.*) \|$"
     told = {
-        (int(devices), strategy): (int(kib.replace(",", "")), re.findall(r"([\w-]+): \d+", kinds))
-        for devices, strategy, kib, kinds in re.findall(row, page, re.MULTILINE)
+        (int(devices), strategy): (
+            int(kib.replace(",", "")),
+            {kind: int(count) for kind, count in re.findall(r"([\w-]+): (\d+)", kinds)},
+        )
+        for devices, strategies, kib, kinds in re.findall(row, page, re.MULTILINE)
+        for strategy in re.findall(r"`(\w+)`", strategies)
     }
     found = {
-        (one["devices"], one["strategy"]): (one["kib_a_device"], list(one["collectives"]))
+        (one["devices"], one["strategy"]): (one["kib_a_device"], one["collectives"])
         for devices in (1, 8, 64)
         for one in cases(folder, "scale", devices)
     }
 
     assert told == found
-    assert 6 == len(found)
-
-
-def test_what_strategies_communicate(plain: list[dict[str, Any]]) -> None:
-    """Nothing on one device; sums of gradients; and where parameters are split, these too."""
-    data_parallel, fsdp, jit = (one["collectives"] for one in of(plain, "places"))
-
-    assert ({}, {"all-reduce": 1}) == (jit, data_parallel)
-    assert fsdp["all-gather"] >= 1
+    assert 7 + 4 + 4 == len(found)
+    assert {} == found[1, "hybrid"][1] != found[8, "hybrid"][1]  # else nothing was counted
 
 
 def test_a_state_that_is_born_in_parts(plain: list[dict[str, Any]]) -> None:
@@ -156,24 +175,34 @@ def test_rows_that_would_count(plain: list[dict[str, Any]]) -> None:
     (careless,) = of(plain, "careless")
     (statistics,) = of(plain, "statistics")
 
-    assert "its losses would be wrong; use managed.mean(loss)" in careless["text"]
-    assert "batch statistics would count them; leave them out" in statistics["text"]
+    assert "losses/loss counts them; use managed.mean(values)" in careless["text"]
+    assert "counts them; use managed.mean(values)" in statistics["text"]
 
 
 def test_donation_across_devices(plain: list[dict[str, Any]]) -> None:
-    """The caller's arrays and states stay; what is between two steps is used up."""
-    for one in of(plain, "donation"):
-        assert [] == [name for name in ("given", "state", "returned", "last") if one[name]]
+    """The caller's arrays, batches and states stay; what is between two steps is used up."""
+    found = of(plain, "donation")
+
+    assert ["jit_donate", "data_parallel_donate", "fsdp"] == [one["strategy"] for one in found]
+    for one in found:
+        assert [] == one["deleted"]
+        assert [] == [part for part, arrays in one["kept"].items() if not arrays]
         assert one["between"]
 
 
-def test_from_eight_devices_to_four(plain: list[dict[str, Any]], folder: Path) -> None:
-    """A run goes on with fewer devices, and under another strategy, as if nothing had been."""
-    for one in cases(folder, "resumed", 4):
-        assert ({"fsdp": 4, "jit": 1}[one["strategy"]], list(range(20))) == (
-            one["devices"],
-            one["steps"],
-        )
+def test_killed_and_resumed_on_other_devices(plain: list[dict[str, Any]], folder: Path) -> None:
+    """A run goes on with 4 devices after 8, or 8 after 4, as if nothing had been."""
+    fewer = cases(folder, "fewer", 4, -signal.SIGKILL)
+    more = cases(folder, "more", 8)
+
+    assert [
+        ("fsdp-8", "fsdp", 4),
+        ("fsdp-8", "jit", 1),
+        ("data_parallel-8", "fsdp", 4),
+        ("fsdp-4", "fsdp", 8),
+    ] == [(one["saved"], one["strategy"], one["devices"]) for one in (*fewer, *more)]
+    for one in (*fewer, *more):
+        assert (10, list(range(20))) == (one["begun"], one["steps"])
         assert one["difference"] < ROUNDING
 
 
@@ -213,40 +242,53 @@ def ended(folder: Path, name: str, processes: list[Any]) -> list[str]:
     return [lines.splitlines()[-1] for lines in said]
 
 
-def test_two_processes_killed_and_resumed(tmp_path: Path, scripts: Scripts) -> None:
-    """Two processes that are killed go on to the same bits; one process goes on to the same."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir()
+def kill_at(scripts: Scripts, folder: Path, name: str, count: int, step: int) -> list[str]:
+    """What processes said that go on from `run` and are killed when all have done a step."""
+    said = [folder / f"{name}-{rank}.txt" for rank in range(count)]
+    processes = start(folder, name, "fsdp", count, RESUME="run", WAIT_AT=str(step))
+    try:
+        scripts.wait_until(
+            lambda: (
+                all(f"step {step} " in one.read_text() for one in said)
+                or any(process.poll() is not None for process in processes)
+            ),
+            f"step {step}",
+            100,
+        )
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+    codes = [process.wait(30) for process in processes]
+    assert [-signal.SIGKILL] * count == codes, (folder / f"{name}-0.err").read_text()[-3000:]
+    return said[0].read_text().splitlines()
+
+
+def test_processes_killed_and_resumed(tmp_path: Path, scripts: Scripts) -> None:
+    """Two processes go on to the same bits; one goes on from two, and two from one, to the same."""
+    cut = tmp_path / "cut"
     cut.mkdir()
-    killed = start(cut, "killed", "fsdp", 2, RESUME="run", SLOW="1")
-    scripts.wait_until(
-        lambda: (
-            all("step 6" in (cut / f"killed-{rank}.txt").read_text() for rank in range(2))
-            or any(process.poll() is not None for process in killed)
-        ),
-        "the sixth step",
-        100,
+    kill_at(scripts, cut, "two", 2, step=6)
+    shutil.copytree(cut, tmp_path / "same")
+    # Two have saved 4 steps; one goes on from there, saves 12, and two end what it has begun.
+    one = kill_at(scripts, cut, "one", 1, step=13)
+
+    whole = ended(tmp_path, "whole", start(tmp_path, "whole", "fsdp", 2))
+    again = ended(cut, "again", start(cut, "again", "fsdp", 2, RESUME="run"))
+    same = ended(tmp_path / "same", "end", start(tmp_path / "same", "end", "fsdp", 2, RESUME="run"))
+
+    # Each of two processes has half of the matrix, and the outputs of all rows; one has it all.
+    assert ["step 4 2 (16, 32)", "step 13 2 (16, 32)"] == [one[0], one[-1]]
+    assert "step 11 " not in (said := (cut / "again-0.txt").read_text())
+    assert "step 12 1 (16, 32)" in said
+    assert all(line.startswith("finished (1, (16, 32)) (8, 32)") for line in (*whole, *again))
+    assert whole == same
+    expected, exact, near = (
+        np.load(path)
+        for path in (tmp_path / "whole.npz", tmp_path / "same/end.npz", cut / "again.npz")
     )
-    for process in killed:
-        process.send_signal(signal.SIGKILL)
-        assert -signal.SIGKILL == process.wait(30), (cut / "killed-0.err").read_text()[-3000:]
-    for name in ("two", "one"):
-        (tmp_path / name).mkdir()
-        subprocess.run(["cp", "-r", str(cut / "run"), str(tmp_path / name)], check=True)
-
-    reference = ended(whole, "whole", start(whole, "whole", "fsdp", 2))
-    two = ended(tmp_path / "two", "two", start(tmp_path / "two", "two", "fsdp", 2, RESUME="run"))
-    one = ended(tmp_path / "one", "one", start(tmp_path / "one", "one", "fsdp", 1, RESUME="run"))
-
-    expected = np.load(whole / "whole.npz")
-    # Each process has half of the matrix, and the outputs of all rows.
-    assert all(line.startswith("finished (1, (16, 32)) (8, 32)") for line in reference)
-    assert reference == two
-    assert np.array_equal(expected["w"], np.load(tmp_path / "two" / "two.npz")["w"])
-    assert one[0].startswith("finished (2, (16, 32)) (8, 32)")
     for array in ("w", "y"):
-        found = np.load(tmp_path / "one" / "one.npz")[array]
-        np.testing.assert_allclose(expected[array], found, atol=1e-5)
+        assert np.array_equal(expected[array], exact[array])
+        np.testing.assert_allclose(expected[array], near[array], atol=1e-5)
 
 
 def test_uneven_batches_in_two_processes(tmp_path: Path) -> None:
