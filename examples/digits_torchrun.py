@@ -1,6 +1,6 @@
-"""Classifies handwritten digits with PyTorch in two processes; killed, it goes on where it was.
+"""Classifies handwritten digits with PyTorch in two processes; each epoch is saved.
 
-torchrun --nproc-per-node=2 examples/digits_torchrun.py
+torchrun --nproc-per-node=2 examples/digits_torchrun.py    killed, it goes on after its last epoch
 """
 
 import os
@@ -40,7 +40,8 @@ def main():
     )
     order = np.random.default_rng(0).permutation(1792)
     train, test = loader(order[:1408], shuffle=True), loader(order[1408:], shuffle=False)
-    _, history, _ = ciclo.fit(state, train, test, epochs=15, resume="checkpoints")
+    options = {"callbacks": [ciclo.checkpoint("checkpoints")], "resume": "checkpoints"}
+    _, history, _ = ciclo.fit(state, train, test, epochs=15, **options)
     if os.environ["RANK"] == "0":
         print(f"accuracy {history.last('accuracy_valid'):.3f}")
 

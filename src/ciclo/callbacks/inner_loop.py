@@ -72,15 +72,21 @@ class inner_loop(LoopCallback):  # noqa: N801  a name like the functions beside 
             )
         if getattr(result, "is_interrupted", False):
             return None  # half an evaluation is none
-        return self._summed_up(result[1]), result[0] if self.output_state else None
+        logs = self._summed_up(result[1], result[0])
+        return logs, result[0] if self.output_state else None
 
-    def _summed_up(self, history: History) -> Logs:
+    def _summed_up(self, history: History, state: Any) -> Logs:
         logs = Logs()
+        steps, samples = history.collect("steps", "batch_samples")
+        if self.weighted and hasattr(state, "__loop_samples__"):
+            samples = state.__loop_samples__(samples)  # of all processes, so that they agree
+        weight_of = dict(zip(steps, samples, strict=True))
         for path in history.names():
             collection, _, name = path.partition(".")
             if collection == "outputs":
                 continue
-            values, weights = history.collect(path, "batch_samples")
+            values, logged_at = history.collect(path, "steps")
+            weights = [weight_of[step] for step in logged_at]
             how = "last" if collection == "stateful_metrics" else self._how(name)
             if callable(how):
                 found = how(values)

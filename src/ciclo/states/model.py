@@ -16,12 +16,11 @@ from ciclo.binding import name_of
 from ciclo.errors import CicloError
 from ciclo.logs import Logs
 from ciclo.managed import ManagedState
-from ciclo.values import describe
+from ciclo.values import TARGETS, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TARGETS = ("y", "target", "targets", "label", "labels")  # what a dict calls them
 TRAINING = ("train", "training", "is_training")  # what a model calls it that it is trained
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ciclo.values import TARGETS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-TARGETS = ("y", "target", "targets", "label", "labels")  # what a dict calls them
 
 
 def unpacked(batch: Any) -> tuple[Any, Any]:

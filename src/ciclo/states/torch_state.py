@@ -115,6 +115,8 @@ class TorchState:
         is_last = self._accumulate is None or self._window.batches + 1 >= self._accumulate
         if not self._window.batches:
             self.optimizer.zero_grad()
+        # A window is divided by its samples when it is full; a step by itself is weighed at once.
+        share = self._placed.share(samples) if self._accumulate is None else None
         with self._mode(is_training=True), self._placed.exchange(is_last):
             logs, loss, found = self._computed(self._placed.train, batch)
             if not loss.requires_grad:
@@ -124,6 +126,8 @@ class TorchState:
                 )
             if self._accumulate is not None:
                 loss = loss * samples  # the sum of a window is divided by all of its samples
+            elif share is not None:
+                loss = loss * share()
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         if self._accumulate is not None:
             self._window = Window(self._window.batches + 1, self._window.samples + samples)
@@ -174,6 +178,10 @@ class TorchState:
         for running in (*self._train_metrics.values(), *self._test_metrics.values()):
             running.metric.reset()
         return self
+
+    def __loop_samples__(self, samples: list[int]) -> list[int]:
+        """The samples of each batch of an evaluation, in all processes, for the mean of them."""
+        return self._placed.summed(samples)
 
     # -- what a step is made of ----------------------------------------------------------------
 

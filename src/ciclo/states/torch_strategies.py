@@ -50,6 +50,32 @@ class Placed:
         """Around a forward and a backward pass: whether processes exchange gradients then."""
         return nullcontext()
 
+    def share(self, samples: int) -> Callable[[], torch.Tensor] | None:
+        """What this process's loss weighs in the mean that processes make of their gradients.
+
+        It is asked for before the forward pass and called after it: the exchange goes on meanwhile.
+        Where all have as many samples it is exactly 1, but none can know that of the others.
+        """
+        if self.processes == 1:
+            return None
+        total = torch.full((), samples, dtype=torch.float64, device=self.device)
+        summed: Any = dist.all_reduce(total, async_op=True)
+
+        def weight() -> torch.Tensor:
+            summed.wait()  # on a GPU its stream waits, not the host
+            return samples * self.processes / total
+
+        return weight
+
+    def summed(self, samples: list[int]) -> list[int]:
+        """The samples of some steps in all processes; its own, if not all took these steps."""
+        if self.processes == 1:
+            return samples
+        all_samples: list[Any] = [None] * self.processes
+        dist.all_gather_object(all_samples, samples)
+        is_alike = all(len(one) == len(samples) for one in all_samples)
+        return [sum(each) for each in zip(*all_samples, strict=True)] if is_alike else samples
+
     def exchanged(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         """Gradients that processes have not yet exchanged, as if they had."""
         return gradients

@@ -5,6 +5,7 @@ Alone it is the reference: one process with the whole batch, of which two have a
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import ciclo
@@ -102,18 +104,62 @@ def weights(state: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def train(strategy: str) -> dict[str, Any]:
+def held(state: Any) -> dict[str, tuple[int, int]]:
+    """How many rows of each parameter, and of what the optimizer keeps for it, are here."""
+    momenta = {
+        f"{name} momentum": state.optimizer.state[one]["momentum_buffer"]
+        for name, one in state.module.named_parameters()
+    }
+    return {
+        name: (len(one.to_local() if isinstance(one, DTensor) else one), len(one))
+        for name, one in {**dict(state.module.named_parameters()), **momenta}.items()
+    }
+
+
+def train(strategy: str, sizes: list[int] | None = None) -> dict[str, Any]:
     """Twenty steps, and what each logged."""
     made = state(strategy, clip_norm=1.0, ema_decay=0.9)
-    result = ciclo.train_loop(made, batches([BATCH] * STEPS), test_dataset=batches([BATCH, 6]))
+    train, test = batches(sizes or [BATCH] * STEPS), batches([BATCH, 5])
+    result = ciclo.train_loop(made, train, test_dataset=test)
     average = {k: getattr(v, "full_tensor", lambda v=v: v)() for k, v in made.ema_params.items()}
-    return {"weights": weights(made), "average": average, "rows": rows(result)}
+    return {
+        "weights": weights(made),
+        "average": average,
+        "rows": rows(result),
+        "held": held(made),
+    }
+
+
+def unequal(strategy: str) -> dict[str, Any]:
+    """The same, where the first of two processes has one sample more in most of the steps."""
+    return train(strategy, [5, 8, 3, 7] * (STEPS // 4))
+
+
+def by_hand(strategy: str) -> dict[str, Any]:
+    """Three samples for each process: `DistributedDataParallel` as one writes it, and the state."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    given = batches([6] * STEPS)
+    made = ciclo.create_torch_state(
+        copy.deepcopy(module),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        losses=nn.CrossEntropyLoss(),
+        strategy=strategy,
+    )
+    ciclo.train_loop(made, given)
+    parallel = nn.parallel.DistributedDataParallel(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for x, y in given:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(parallel(x), y).backward()
+        optimizer.step()
+    return {"weights": weights(made), "by_hand": dict(module.state_dict())}
 
 
 def accumulate(strategy: str) -> dict[str, Any]:
     """Windows of three batches of different sizes; the last window has two."""
     made = state(strategy, accumulate=3)
-    result = ciclo.fit(made, batches([8, 4, 8, 2, 6, 8, 4, 8]), epochs=1)
+    result = ciclo.fit(made, batches([8, 5, 8, 3, 6, 8, 4, 7]), epochs=1)
     return {"weights": weights(made), "rows": rows(result)}
 
 
@@ -128,15 +174,17 @@ def resume(strategy: str) -> dict[str, Any]:
     """Goes on from the newest checkpoint, and is killed after a step if `KILL` says so."""
     made = state(strategy, accumulate=4, ema_decay=0.9)
     save = ciclo.checkpoint(FOLDER / "run", keep=None, asynchronous=False)
+    steps: list[int] = []
 
     def step(state: Any, batch: Any, elapsed: ciclo.Elapsed) -> Any:
         if elapsed.steps == int(os.environ.get("KILL", STEPS)):
             os.kill(os.getpid(), signal.SIGKILL)
+        steps.append(elapsed.steps)
         return state.train_step(batch)
 
     tasks = {ciclo.every(1): step, ciclo.every(3): save}
-    result = ciclo.loop(made, batches([BATCH] * STEPS), tasks, resume=FOLDER / "run")
-    return {"weights": weights(made), "rows": rows(result)}
+    result = ciclo.loop(made, batches([7] * STEPS), tasks, resume=FOLDER / "run")
+    return {"weights": weights(made), "rows": rows(result), "held": held(made), "steps": steps}
 
 
 def epochs(strategy: str) -> dict[str, Any]:
@@ -154,7 +202,14 @@ def epochs(strategy: str) -> dict[str, Any]:
     return {"seen": seen}
 
 
-CASES = {"train": train, "accumulate": accumulate, "resume": resume, "epochs": epochs}
+CASES = {
+    "train": train,
+    "unequal": unequal,
+    "by_hand": by_hand,
+    "accumulate": accumulate,
+    "resume": resume,
+    "epochs": epochs,
+}
 
 
 def main() -> None:

@@ -318,6 +318,23 @@ def test_no_step_waits_for_a_device() -> None:
     assert "meta" == state.predict_step(BATCH)[0].outputs["outputs"].device.type
 
 
+@pytest.mark.parametrize(("theirs", "expected"), [([2, 1], [5, 4]), ([2], [3, 3])])
+def test_samples_of_an_evaluation(
+    monkeypatch: pytest.MonkeyPatch, theirs: list[int], expected: list[int]
+) -> None:
+    """They are those of all processes, if these took the same steps, and else its own."""
+    state = make()
+    assert [3, 3] == state.__loop_samples__([3, 3])
+    monkeypatch.setattr(state._placed, "processes", 2)
+
+    def gather(into: list[Any], own: Any) -> None:
+        into[:] = [own, theirs]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+
+    assert expected == state.__loop_samples__([3, 3])
+
+
 def test_learning_rate_schedule() -> None:
     """It steps with the optimizer, not with batches; the rate of each update is logged."""
     state = make(
