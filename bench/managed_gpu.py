@@ -16,15 +16,14 @@ import time
 from pathlib import Path
 
 SAVE = Path(sys.argv[sys.argv.index("--save") + 1]).resolve() if "--save" in sys.argv else None
-# Not this folder's `ciclo.py`, which is another benchmark.
 os.chdir(tempfile.mkdtemp())
 
 import ciclo  # noqa: E402
 import cirron as ci  # noqa: E402  the folder is changed first: profiling writes where it starts
 
 WANTED = [name for name in ("jax", "torch") if name in sys.argv] or ["jax", "torch"]
-STEPS = int(os.environ.get("STEPS", "100"))
-ROUNDS = int(os.environ.get("ROUNDS", "15"))
+STEPS = int(os.environ.get("STEPS", "300"))
+ROUNDS = int(os.environ.get("ROUNDS", "9"))
 LAYERS = 4
 now = time.perf_counter_ns
 
