@@ -662,6 +662,18 @@ def test_streams_that_end(
     assert expected.count("epoch") == ci.health()["snapshot_count"]
 
 
+def test_an_iterator_that_outlives_its_epochs(traced: Traced) -> None:
+    """Epochs made by hand, of so many items of one iterator, have their steps, one or many."""
+    loop = Loop()
+    iterator = iter(loader_of(4))
+    for count in ci.epochs((1, 1, 2)):
+        for _ in range(count):
+            loop.step(next(iterator))
+    del iterator  # until then, nothing says that the last step is over
+
+    assert f"epoch[0]({steps(1)}) epoch[1]({steps(1)}) epoch[2]({steps(2)})" == traced()
+
+
 # -- what is a forward -------------------------------------------------------------------------
 
 

@@ -276,8 +276,10 @@ class Loops:
                 if not found.above.end:
                     return found
                 self.end_pass(found)
-                # The scope that it began in is over. A scope for one fetch is no loop's.
-                return self._begin_pass(lane, iterator, may_drive=found.fetches > 1)
+                # The scope that it began in is over. A scope for one fetch is no loop's, but an
+                # epoch is one even if it has a single step.
+                is_loop = found.fetches > 1 or found.above.name == "epoch"
+                return self._begin_pass(lane, iterator, may_drive=is_loop)
         return self._begin_pass(lane, iterator)
 
     def _begin_pass(self, lane: Lane, iterator: Any, *, may_drive: bool = True) -> Pass:
