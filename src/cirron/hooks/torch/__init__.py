@@ -120,14 +120,8 @@ class TorchHook:
             is_model = self._models.get(reference)
             if is_model is None:
                 is_model = self._is_model(reference, module)
-            # A task id: a checkpointed part runs again, in a backward. Keras: nothing is computed.
-            if (
-                is_model
-                and self._is_on
-                and current_graph_task_id() == -1
-                and not is_compiling()
-                and not (args and args[0].__class__.__name__ == "KerasTensor")
-            ):
+            # A task id: a checkpointed part runs again, in a backward.
+            if is_model and self._is_on and current_graph_task_id() == -1 and not is_compiling():
                 mode = "train" if module.training else "eval"
                 lane.model = reference
                 if not lane.has_worked or lane.optimizers:
