@@ -311,10 +311,12 @@ def _with_metrics(name: str, logs: Logs, state: Any, new: Any) -> tuple[Logs, An
     return logs, None if new is None else new.replace(metrics=merged)
 
 
-def _without_padding(result: Any, is_real: Any) -> Any:
-    """The outputs of the real rows."""
+def _without_padding(result: Any, find_real: Callable[[], Any]) -> Any:
+    """The outputs of the real rows; processes may have added different numbers of rows."""
     logs, _ = read("step", result)
-    for name, output in (logs or {}).get("outputs", {}).items():
+    outputs = (logs or {}).get("outputs", {})
+    is_real: Any = find_real() if outputs else None
+    for name, output in outputs.items():
         cut = jax.tree.map(
             lambda leaf: leaf[is_real] if leaf.shape[:1] == is_real.shape else leaf, output
         )

@@ -23,6 +23,7 @@ import jax  # noqa: E402  checked first: the error says what to install
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax._src import distributed  # noqa: E402  the public part has no way to ask the others
+from jax.experimental import multihost_utils  # noqa: E402
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Placed(NamedTuple):
 
     batch: Any
     mask: Any = None
-    is_real: Any = None  # the same on the host, of all processes
+    is_real: Callable[[], Any] | None = None  # the same on the host, of all processes
     other: Callable[[], Any] | None = None  # the batch with other rows added
 
 
@@ -161,7 +162,7 @@ class Strategy:
         return Placed(
             spread(jax.tree.map(lambda leaf: _filled(leaf, missing, -1), batch)),
             _spread(is_real, rows),
-            np.tile(is_real, jax.process_count()),
+            lambda: multihost_utils.process_allgather(is_real).reshape(-1),
             lambda: spread(jax.tree.map(lambda leaf: _filled(leaf, missing, 0), batch)),
         )
 
