@@ -5,7 +5,9 @@ Plain and profiled fits alternate in one process, a process for each backend. A 
 Keras is free to tell the ends of batches in another thread, as it is by default. `ratio` is the
 median of those of neighbours, the rest is of the best fits. Of the CPU time, which other programs
 on the machine hardly change, there is what is added on the training's own thread and what is added
-on all. `tiny` is a model that does next to nothing: what is added to it is all ours.
+on all. Steps compute on one thread: one that takes all cores of the host is no stand-in for one on
+a GPU (`NPROC=2` has JAX take two). `tiny` is a model that does next to nothing: what is added to it
+is all ours.
 """
 
 import json
@@ -17,7 +19,7 @@ import time
 from statistics import median
 
 BACKENDS = ("torch", "jax")
-ROUNDS = int(os.environ.get("ROUNDS", "9"))
+ROUNDS = int(os.environ.get("ROUNDS", "15"))
 STEPS = int(os.environ.get("STEPS", "200"))
 STEP_NS = 10e6
 CLOCKS = (time.perf_counter_ns, time.thread_time_ns, time.process_time_ns)
@@ -81,7 +83,7 @@ if __name__ == "__main__":
         for backend in BACKENDS:
             done = subprocess.run(
                 [sys.executable, "-W", "ignore", __file__, backend],
-                env={**os.environ, "KERAS_BACKEND": backend},
+                env={"NPROC": "1", **os.environ, "KERAS_BACKEND": backend},
                 capture_output=True,
                 text=True,
                 check=False,

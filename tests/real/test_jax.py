@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -368,8 +369,30 @@ def test_device_time_of_several_steps(traced: Traced) -> None:
     times = [span["attrs"]["device_ns"] for span in found("batch")]
 
     assert 10 == len(times)
-    assert all(time >= 0 for time in times)
+    assert all(one >= 0 for one in times)
     assert 0 < sum(times)
+
+
+def test_one_thread_waits(traced: Traced) -> None:
+    """What is marked is waited for once: nobody else wakes up for each of its values."""
+
+    @jax.jit
+    def step(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 100, lambda _, x: jnp.sin(x @ x), x)
+
+    x: Any = jnp.full((512, 512), 0.001)
+    seen: set[str] = set()
+    for _ in ci.batches(range(5)):
+        x = step(x)
+        ci.mark("loss", x[0, 0])
+    while not x.is_ready():  # the flusher has looked at marks whose values are still to come
+        seen.update(thread.name for thread in threading.enumerate())
+        time.sleep(0.01)
+    losses = [span["marks"][0]["value"] for span in found("batch")]
+
+    assert float(x[0, 0]) == losses[-1]
+    assert "cirron-jax" in seen
+    assert "cirron-values" not in seen
 
 
 def test_values_of_the_host_have_no_device_time(traced: Traced) -> None:

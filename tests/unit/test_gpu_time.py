@@ -14,6 +14,7 @@ import torch
 import cirron as ci
 from cirron import guard, testing
 from cirron.hooks.torch import gpu
+from cirron.hooks.training import Training
 from cirron.record import clock, collect, hot, value
 from cirron.record.collect import Collector
 from cirron.sinks.memory import Memory
@@ -477,9 +478,11 @@ class FakeScalar:
     __module__ = "torch"
     shape = ()
     device = torch.device("cuda", 0)
+    is_cpu = False
 
     def __init__(self, given: float) -> None:
         self.given = given
+        self.copies = 0
 
     def item(self) -> float:
         raise AssertionError("nobody may wait for the device")
@@ -488,6 +491,7 @@ class FakeScalar:
         return self
 
     def clone(self) -> FakeScalar:
+        self.copies += 1
         return FakeScalar(self.given)
 
 
@@ -501,6 +505,23 @@ def test_a_mark_of_a_device_scalar(cuda: FakeCuda, monkeypatch: pytest.MonkeyPat
         cuda.finish()
 
         assert [0.5] == [mark.value for mark in captured.marks]
+
+
+def test_a_value_that_a_framework_logs(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is copied once, and is a point of its step and the summary of its epoch all the same."""
+    monkeypatch.setattr(gpu, "PLAIN_TENSORS", {FakeScalar})
+    training, loss = Training(lambda *_: None), FakeScalar(0.5)
+    with testing.capture() as captured:
+        training.begin_epoch(0)
+        training.begin_step(0)
+        training.log({"loss": loss})
+        loss.given = 0.7
+        training.end()
+        cuda.finish()
+
+        marks = [(one.value, one.kind) for one in captured.marks]
+    assert [(0.5, "point"), (0.5, "summary")] == marks
+    assert 1 == loss.copies
 
 
 def test_a_mark_inside_a_capture(cuda: FakeCuda, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,6 +225,9 @@ class Scalar:
         self.ready = threading.Event()
         self.waited = threading.Event()
 
+    def is_ready(self) -> bool:
+        return self.ready.is_set()
+
     def block_until_ready(self) -> None:
         self.waited.set()
         assert self.ready.wait(10)

@@ -322,6 +322,23 @@ class DeviceTime(value.Polled):
         return self.spent_ns
 
 
+class Awaited(value.Deferred):
+    """A mark's value, or a span's `device_ns`, which `Readiness` waits for."""
+
+    __slots__ = ()
+    is_awaited = True
+
+    def poll(self) -> bool:
+        source = self.source
+        if not self.is_ready and not isinstance(source, DeviceTime):
+            try:
+                if not source.is_ready():
+                    return False
+            except Exception:  # noqa: BLE001  the value is asked for, and says what is wrong
+                pass
+        return super().poll()
+
+
 class Readiness:
     """Waits for the values that are marked, one after the other, on a thread of its own.
 
@@ -352,15 +369,17 @@ class Readiness:
                 mark.source = scalar.addressable_data(0)  # the same in each process
             span = hot.innermost()
             if span.parent is not span and self._values.qsize() < MAX_WAITING:
-                self._measure(span, mark)
+                awaited = Awaited(mark.source)
+                self._measure(span, awaited)
+                mark = awaited
         except Exception as error:  # noqa: BLE001  protects the mark from an array that objects
             guard.caught("jax device time", error)
         return mark
 
-    def _measure(self, span: hot.Span, mark: value.Deferred) -> None:
+    def _measure(self, span: hot.Span, mark: Awaited) -> None:
         known = None if span.attrs is None else span.attrs.get("device_ns")
         if not isinstance(known, value.Deferred):
-            known = value.Deferred(DeviceTime(span))
+            known = Awaited(DeviceTime(span))
             span.set(device_ns=known)
         time: DeviceTime = known.source
         time.start_ns = max(time.start_ns, self._lane.compiled_ns)
@@ -377,7 +396,7 @@ class Waiting(NamedTuple):
     """A value that is waited for."""
 
     scalar: Any
-    mark: value.Deferred
+    mark: Awaited
     time: DeviceTime
     device_ns: value.Deferred  # of the span, from `time`
 

@@ -217,16 +217,13 @@ def in_run(
 
 
 def scalar_of(given: Any) -> Any:
-    """A plain scalar where the host has it, a device's scalar as it is; None: it is none."""
+    """What `hot.mark` takes for the value, as it is now; None: it is no scalar.
+
+    It may be marked more than once, and is asked of its device but once.
+    """
     if given.__class__ is float:
         return given
-    device = getattr(getattr(given, "device", None), "type", None)
-    if device is not None:  # torch's
-        if given.numel() != 1:
-            return None
-        return given.item() if device == "cpu" else given
     try:
-        found = value.capture(given)
+        return value.capture(given, hot.device_clock)
     except value.NotAScalarError:
         return None
-    return given if isinstance(found, value.Deferred) else found

@@ -266,10 +266,10 @@ class CirronCallback(TrainerCallback):
 
     @event
     def on_step_end(self, training: Training, args: Any, state: Any, more: Any) -> None:
-        loss, self._loss = scalar_of(self._loss), None
+        loss = scalar_of(self._loss)
+        self._last_loss, self._loss = None if loss is None else self._loss, None
         if loss is not None:
             hot.mark("step_loss", loss)
-        self._last_loss = loss
         self._step_index += 1
         training.finish_step()
 

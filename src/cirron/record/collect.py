@@ -168,15 +168,16 @@ class Collector:
                 closed.append(record)
                 if record[4] is not None and not DEVICE_TIMES.isdisjoint(record[4]):
                     gpu_time = gpu_time_of(record)
-                    if gpu_time is not None and not gpu_time.is_ready:
+                    if gpu_time is not None:
                         gpu_times.append(gpu_time)
         self.seen += count
         if ring.maxlen is not None and len(ring) + count >= ring.maxlen:
             self._was_full = True  # or may have been, while we took records out
         if closed:
             self._note_activity(closed)
-        if gpu_times and self.on_deferred is not None:
-            self.on_deferred(Several(gpu_times))
+        asked = [one for one in gpu_times if not one.is_awaited]
+        if asked and self.on_deferred is not None:
+            self.on_deferred(Several(asked))
         if gpu_times or self._held:
             closed = self._let_through(closed)
         if closed or marks or late or self._snapshots:
@@ -186,7 +187,7 @@ class Collector:
     def _wait_for(self, mark: hot.Mark) -> None:
         self._list_mark(mark[1], f"{self._prefix}{mark[0]:016x}")  # its span may close first
         self._waiting.append(mark)
-        if self.on_deferred is not None:
+        if self.on_deferred is not None and not mark[3].is_awaited:
             self.on_deferred(mark[3])
 
     def _let_through(self, closed: list[hot.Closed]) -> list[hot.Closed]:
@@ -197,7 +198,7 @@ class Collector:
         ready = []
         while held:
             gpu_time = gpu_time_of(held[0])
-            if gpu_time is not None and not gpu_time.is_ready:
+            if gpu_time is not None:
                 if held[0][6] > too_old and len(held) <= MAX_HELD:
                     break
                 gpu_time.give_up()
@@ -234,7 +235,7 @@ class Collector:
 
     def _held_times(self) -> list[Deferred]:
         found = [gpu_time_of(record) for record in self._held]
-        return [gpu_time for gpu_time in found if gpu_time is not None and not gpu_time.is_ready]
+        return [gpu_time for gpu_time in found if gpu_time is not None]
 
     def held_records(self) -> list[wire.Span]:
         """The wire form of the spans that still wait for their GPU time."""
@@ -487,7 +488,9 @@ def gpu_time_of(record: hot.Closed) -> Deferred | None:
     attrs = record[4] or _NO_ATTRS
     for name in DEVICE_TIMES:
         found = attrs.get(name)
-        if isinstance(found, Deferred) and not found.is_ready:
+        if isinstance(found, Deferred) and not (
+            found.poll() if found.is_awaited else found.is_ready
+        ):
             return found
     return None
 

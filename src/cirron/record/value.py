@@ -46,6 +46,7 @@ class Deferred:
     """A value that somebody has to wait for. `value` is set before `is_ready` is."""
 
     __slots__ = ("is_lost", "is_ready", "source", "value")
+    is_awaited = False  # somebody does already, and to poll it is not to wait
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -106,16 +107,18 @@ def capture(value: Any, device_clock: DeviceClock | None = None) -> Any:
     """A plain scalar, or `Deferred`; raises `NotAScalarError` for anything else."""
     if isinstance(value, (bool, str, int, float)):
         return plain(value)
+    if isinstance(value, Deferred):  # captured before
+        return value
     if not hasattr(value, "item"):
         return plain(value)
     shape = getattr(value, "shape", ())
-    if isinstance(shape, tuple) and math.prod(shape) != 1:
+    if shape and isinstance(shape, tuple) and math.prod(shape) != 1:
         raise NotAScalarError
     library = type(value).__module__.partition(".")[0]
     if library == "numpy":
         return plain(value.item())
     if library == "torch":
-        if value.device.type == "cpu":
+        if value.is_cpu:
             return plain(value.item())
         copy = None if device_clock is None else device_clock.copy(value)
         # In each case an own copy: `total += loss` may follow.
