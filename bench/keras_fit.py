@@ -3,7 +3,9 @@
 Plain and profiled fits alternate in one process, a process for each backend. A fit is one epoch of
 `STEPS` steps, its end and its snapshot included, with no callback of ours or of others in its way:
 Keras is free to tell the ends of batches in another thread, as it is by default. `ratio` is the
-median of those of neighbours, the rest is of the best fits. Of the CPU time, which other programs
+median of those of neighbours, `ratio_error` how far that may be off by chance (one standard error):
+two plain fits in a row differ by 4 % on a machine that others use too. The rest is of the best
+fits. Of the CPU time, which other programs
 on the machine hardly change, there is what is added on the training's own thread and what is added
 on all. Steps compute on one thread: one that takes all cores of the host is no stand-in for one on
 a GPU (`NPROC=2` has JAX take two). `tiny` is a model that does next to nothing: what is added to it
@@ -16,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from statistics import median
+from math import sqrt
+from statistics import median, stdev
 
 BACKENDS = ("torch", "jax")
-ROUNDS = int(os.environ.get("ROUNDS", "15"))
+ROUNDS = int(os.environ.get("ROUNDS", "30"))
 STEPS = int(os.environ.get("STEPS", "200"))
 STEP_NS = 10e6
 CLOCKS = (time.perf_counter_ns, time.thread_time_ns, time.process_time_ns)
@@ -52,17 +55,20 @@ def measure():
     def compare(case):
         fit(*case)
         plain, profiled = [], []
-        for _ in range(ROUNDS):
-            plain.append(fit(*case))
-            ci.profile()
-            profiled.append(fit(*case))
-            ci.shutdown()
+        for number in range(ROUNDS):
+            for is_profiled in (number % 2 == 0, number % 2 == 1):
+                if is_profiled:
+                    ci.profile()
+                (profiled if is_profiled else plain).append(fit(*case))
+                ci.shutdown()
+        ratios = [q[0] / p[0] for p, q in zip(plain, profiled, strict=True)]
         bare, ours = ([min(column) for column in zip(*of, strict=True)] for of in (plain, profiled))
         added = [round((q - p) / 1e3, 1) for p, q in zip(bare, ours, strict=True)]
         return {
             "plain_us": round(bare[0] / 1e3, 1),
             "added_us": added[0],
-            "ratio": round(median(q[0] / p[0] for p, q in zip(plain, profiled, strict=True)), 4),
+            "ratio": round(median(ratios), 4),
+            "ratio_error": round(1.25 * stdev(ratios) / sqrt(ROUNDS), 4),  # of a median
             "added_thread_us": added[1],
             "added_cpu_us": added[2],
         }

@@ -64,7 +64,7 @@ class Session:
             wall_ns=self.anchor.at,
             deliver=self._deliver,
         )
-        self.hooks = hooks.Hooks(values, frameworks, self.taker.take)
+        self.hooks = hooks.Hooks(values, frameworks, self.taker)
         self.root: hot.Span | None = None
         self.pid = 0  # of the process whose stages these are; 0 while there are none
         self.state: hot.State

@@ -507,12 +507,20 @@ def test_a_mark_of_a_device_scalar(cuda: FakeCuda, monkeypatch: pytest.MonkeyPat
         assert [0.5] == [mark.value for mark in captured.marks]
 
 
+class NoSnapshots:
+    def expect(self, model: Any) -> None:
+        pass
+
+    def take(self, span: hot.Span, *models: Any) -> None:
+        pass
+
+
 def test_a_value_that_a_framework_logs(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is copied once, and is a point of its step and the summary of its epoch all the same."""
     monkeypatch.setattr(gpu, "PLAIN_TENSORS", {FakeScalar})
-    training, loss = Training(lambda *_: None), FakeScalar(0.5)
+    training, loss = Training(NoSnapshots()), FakeScalar(0.5)
     with testing.capture() as captured:
-        training.begin_epoch(0)
+        training.begin_epoch(0, None)
         training.begin_step(0)
         training.log({"loss": loss})
         loss.given = 0.7

@@ -130,8 +130,9 @@ def hook(keras: Any) -> Iterator[Any]:
     found.uninstall()
 
 
-def new_hook(on_epoch_end: Any = lambda *_: None) -> Any:
-    return importlib.import_module("cirron.hooks.keras").KerasHook(None, on_epoch_end)
+def new_hook(take: Any = lambda *_: None, expect: Any = lambda _: None) -> Any:
+    snapshots = SimpleNamespace(take=take, expect=expect)
+    return importlib.import_module("cirron.hooks.keras").KerasHook(None, snapshots)
 
 
 def methods(keras: Any) -> list[Any]:
@@ -185,16 +186,18 @@ def test_an_error(hook: Any, keras: Any) -> None:
 
 
 def test_the_end_of_an_epoch(keras: Any) -> None:
-    """A snapshot is asked for with the epoch still open, and the model."""
-    asked = []
-    hook = new_hook(lambda span, model: asked.append((span.name, span.index, span.end, model)))
+    """A snapshot is asked for with the epoch still open, and the model; it was told to come."""
+    asked: list[Any] = []
+    hook = new_hook(
+        lambda span, model: asked.append((span.name, span.index, span.end, model)), asked.append
+    )
     hook.install()
     model = keras.Model()
     with testing.capture():
         model.fit()
     hook.uninstall()
 
-    assert [("epoch", 0, 0, model), ("epoch", 1, 0, model)] == asked
+    assert [model, ("epoch", 0, 0, model), model, ("epoch", 1, 0, model)] == asked
 
 
 def test_a_mistake_of_ours(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,16 +163,29 @@ def fake(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     return Fake(monkeypatch, name)
 
 
-def new_hook(name: str, taken: list[Any] | None = None) -> Any:
-    taken = [] if taken is None else taken
-    return KINDS[name](settings.resolve({}), lambda span, *models: taken.append(span.index))
+class Snapshots:
+    """What the hook has asked for."""
+
+    def __init__(self) -> None:
+        self.expected: list[Any] = []
+        self.taken: list[Any] = []
+
+    def expect(self, model: Any) -> None:
+        self.expected.append(model)
+
+    def take(self, span: Any, *models: Any) -> None:
+        self.taken.append((span.index, *models))
+
+
+def new_hook(name: str, snapshots: Snapshots | None = None) -> Any:
+    return KINDS[name](settings.resolve({}), snapshots or Snapshots())
 
 
 def test_a_run(fake: Fake, name: str) -> None:
     """Epochs hold steps, a step its batches, and the optimizer's step what it does itself."""
-    taken: list[Any] = []
+    snapshots = Snapshots()
     with testing.capture() as captured:
-        new_hook(name, taken).install()
+        new_hook(name, snapshots).install()
         assert "fitted" == fake.train()
 
     lines = [line.partition(" - ")[0].strip() for line in captured.text().splitlines()]
@@ -182,7 +195,8 @@ def test_a_run(fake: Fake, name: str) -> None:
     marks = [(mark.name, mark.kind) for mark in captured.marks]
     summary = [("loss", "summary"), ("loss_epoch", "summary")]
     assert ([("loss", "point")] * 2 + summary) * 2 == marks
-    assert {0, 1} == set(taken)
+    assert {(0, "module"), (1, "module")} == set(snapshots.taken)
+    assert {"module"} == set(snapshots.expected)
 
 
 def test_asides(fake: Fake, name: str) -> None:

@@ -231,6 +231,20 @@ class TestWatching:
         assert [names] == takers.names()
         assert ["", "Gan.", "Gan_2.", "", "Gan."] == FakeReader.made.prepared[-1]
 
+    def test_a_model_that_a_hook_expects(self, takers: Takers) -> None:
+        """Memory is made ready once for it and for the watched ones; it keeps its name."""
+        one, watched, found, later = takers(), Model(a=[1.0]), Model(a=[2.0]), Model()
+        one.watch(watched)
+        for model in (found, found, watched, later):
+            one.expect(model)
+        later.values["b"] = [3.0]
+        take(one, found)
+        take(one, later, index=1)
+        assert one.settle(soon())
+
+        assert [[""], ["", "Model."]] == FakeReader.made.prepared
+        assert [["a", "Model.a"], ["a", "b"]] == takers.names()
+
     def test_a_model_of_a_hook(self, takers: Takers) -> None:
         """A model that a framework's hook has found is taken with the watched ones, and once."""
         one, watched, found = takers(), Model(a=[1.0]), Model(a=[2.0])

@@ -87,7 +87,11 @@ class Snapshots:
     """What the hook has asked for, by epoch and global step."""
 
     def __init__(self) -> None:
+        self.expected: list[Any] = []
         self.taken: list[Any] = []
+
+    def expect(self, model: Any) -> None:
+        self.expected.append(model)
 
     def take(self, span: Any, *models: Any) -> None:
         self.taken.append((span.index, *models))
@@ -110,7 +114,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def new_hook(fake: Any, snapshots: Snapshots | None = None) -> Any:
-    return fake.TransformersHook(settings.resolve({}), (snapshots or Snapshots()).take)
+    return fake.TransformersHook(settings.resolve({}), snapshots or Snapshots())
 
 
 def test_a_run(fake: Any) -> None:
@@ -130,6 +134,7 @@ def test_a_run(fake: Any) -> None:
     assert {"step_loss", "rate"} == {mark.name for mark in captured.marks}
     # Twice each: with the gradients, and again at the end, which only counts if that was missed.
     assert [(0, "model"), (0, "model"), (1, "model"), (1, "model")] == snapshots.taken
+    assert {"model"} == set(snapshots.expected)
 
 
 def test_asides(fake: Any) -> None:
@@ -176,10 +181,11 @@ def test_one_callback(fake: Any) -> None:
 def test_a_mistake_of_ours(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake in the hook is counted, and the run goes on as if it were not there."""
 
-    def broken(*_: Any) -> None:
-        raise RuntimeError
+    class Broken(Snapshots):
+        def take(self, span: Any, *models: Any) -> None:
+            raise RuntimeError
 
-    hook = fake.TransformersHook(settings.resolve({}), broken)
+    hook = new_hook(fake, Broken())
     with testing.capture():
         monkeypatch.setattr(guard, "strict", False)  # as it is for users
         hook.install()

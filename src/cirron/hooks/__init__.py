@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cirron import errors, guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cirron.record.hot import Span
     from cirron.settings import Settings
 
@@ -60,6 +58,16 @@ MINIMUM = {
 }
 
 
+class Snapshots(Protocol):
+    """Who takes them: `Taker`."""
+
+    def expect(self, model: Any) -> None:
+        """Says that one of this model will be taken, so that memory for it can be made ready."""
+
+    def take(self, span: Span, *models: Any) -> None:
+        """Takes one of the watched models and of these, at the end of an epoch."""
+
+
 class Hook(Protocol):
     """A framework's hooks. `install` may be called again; `uninstall` leaves no trace."""
 
@@ -77,10 +85,10 @@ class Hooks:
         self,
         settings: Settings,
         frameworks: tuple[str, ...] | None,
-        on_epoch_end: Callable[[Span], None],
+        snapshots: Snapshots,
     ) -> None:
         self._settings = settings
-        self._on_epoch_end = on_epoch_end
+        self._snapshots = snapshots
         self._wanted = PRECEDENCE if frameworks is None else frameworks
         self._installed: list[Hook] = []
         self._watch: Any = None
@@ -128,7 +136,7 @@ class Hooks:
                 )
                 return
             hook: Hook = getattr(importlib.import_module(file), kind)(
-                self._settings, self._on_epoch_end
+                self._settings, self._snapshots
             )
             hook.install()
             self._installed.append(hook)

@@ -26,8 +26,7 @@ from cirron.hooks.patch import ImportWatch, Patches
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from cirron.hooks import Snapshots
     from cirron.settings import Settings
 
 # What JAX calls the phases of a compile, and we.
@@ -75,7 +74,7 @@ class JaxHook:
 
     name = "jax"
 
-    def __init__(self, settings: Settings, on_epoch_end: Callable[[hot.Span], None]) -> None:
+    def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         self._patches = Patches()
         self._watch = ImportWatch()
         self._lane = Lane()

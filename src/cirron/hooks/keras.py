@@ -28,6 +28,7 @@ from cirron.record import hot
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from cirron.hooks import Snapshots
     from cirron.settings import Settings
 
 # What the model's methods open; a fit opens its epochs.
@@ -53,8 +54,8 @@ class KerasHook:
 
     name = "keras"
 
-    def __init__(self, settings: Settings, on_epoch_end: Callable[..., None]) -> None:
-        self._on_epoch_end = on_epoch_end
+    def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
         self._patches = Patches()
         self._this_thread = ThisThread()
         self._is_on = False  # somebody may hold our functions after they are taken off
@@ -107,7 +108,7 @@ class KerasHook:
             callbacks, runs = bound.arguments.get("callbacks"), self._this_thread.runs
             if self._is_on and find_run(callbacks) is None:
                 with guard.quiet("keras hooks"):
-                    run = Run(self._on_epoch_end)
+                    run = Run(self._snapshots)
                     bound.arguments["callbacks"] = add_run(run, callbacks, model)
                     run.begin(name, model, is_inner=any(one and one.is_open for one in runs))
             if run is None:
@@ -286,10 +287,10 @@ class Run(Callback):  # type: ignore[misc]  # untyped
     async_safe = True  # it only keeps what it is given: Keras need not wait for its sake
     fetches_first = keras.backend.backend() == "torch"  # before it says that a batch begins
 
-    def __init__(self, on_epoch_end: Callable[..., None]) -> None:
+    def __init__(self, snapshots: Snapshots) -> None:
         super().__init__()
         self.logs: Mapping[str, Any] | None = None  # the last that Keras made plain
-        self._on_epoch_end = on_epoch_end
+        self._snapshots = snapshots
         self._thread = get_ident()
         self._setup: Tentative | None = None
         self._is_fit = False
@@ -359,6 +360,7 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         self._makes_batches = self._inner is not None or STEPS.isdisjoint(names)
         if self._makes_batches and self._inner is None and "epoch" not in names:
             self._epoch = hot.begin("epoch", epoch)
+            self._snapshots.expect(self.model)
         self._index = 0
 
     def end_epoch(self, *_: Any) -> None:
@@ -368,7 +370,7 @@ class Run(Callback):  # type: ignore[misc]  # untyped
             span = span.parent
         if span.name == "epoch" and self._inner is None:
             with guard.quiet("keras hooks"):  # the epoch ends all the same
-                self._on_epoch_end(span, self.model)
+                self._snapshots.take(span, self.model)
         if self._epoch is not None:
             hot.close(self._epoch)
             self._epoch = None

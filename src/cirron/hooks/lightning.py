@@ -24,6 +24,7 @@ from cirron.record import hot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cirron.hooks import Snapshots
     from cirron.settings import Settings
 
 LOGGER = "connectors.logger_connector"
@@ -35,8 +36,8 @@ class LightningHook:
     name = "lightning"
     package = "lightning.pytorch"
 
-    def __init__(self, settings: Settings, on_epoch_end: Callable[..., None]) -> None:
-        self._on_epoch_end = on_epoch_end
+    def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
         self._patches = Patches()
         self._tellers: WeakKeyDictionary[Any, Teller] = WeakKeyDictionary()  # by Trainer
         self._runs = Runs()
@@ -81,7 +82,7 @@ class LightningHook:
         try:
             teller = self._tellers.get(trainer)
             if teller is None:
-                teller = self._tellers[trainer] = Teller(Training(self._on_epoch_end))
+                teller = self._tellers[trainer] = Teller(Training(self._snapshots))
         except Exception as error:  # noqa: BLE001  protects a Trainer that is like no other
             guard.caught("lightning hooks", error)
             return None
@@ -116,7 +117,7 @@ class LightningHook:
                 return original(loop, *args, **kwargs)
             # A run of its own, also if the same Trainer is in the middle of one: its tuner is used
             # in callbacks.
-            training = Training(self._on_epoch_end)
+            training = Training(self._snapshots)
             self._tellers[trainer] = Teller(training)
             try:
                 model = getattr(trainer, "lightning_module", None)
@@ -267,11 +268,11 @@ class Teller:
             # Resumed inside an epoch, of which Lightning does not say that it begins.
             batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
             self._step_index = batches // trainer.accumulate_grad_batches
-            training.begin_epoch(trainer.current_epoch)
+            training.begin_epoch(trainer.current_epoch, trainer.lightning_module)
 
     def on_train_epoch_start(self, training: Training, trainer: Any) -> None:
         self._step_index = 0
-        training.begin_epoch(trainer.current_epoch)
+        training.begin_epoch(trainer.current_epoch, trainer.lightning_module)
         self.await_step(trainer)
 
     def on_train_batch_start(self, training: Training, trainer: Any) -> None:

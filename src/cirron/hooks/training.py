@@ -18,7 +18,9 @@ from cirron import guard
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
+
+    from cirron.hooks import Snapshots
 
 STEPS = frozenset(("step", "batch"))
 
@@ -33,8 +35,8 @@ class Runs(_local):
 class Training:
     """The spans of one trainer."""
 
-    def __init__(self, on_epoch_end: Callable[..., None]) -> None:
-        self._on_epoch_end = on_epoch_end
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
         self.epoch: hot.Span | None = None  # None also where the program has opened one itself
         self.step: hot.Span | None = None
         self.is_inner = False  # a part of another run
@@ -49,18 +51,19 @@ class Training:
 
     # -- epochs -----------------------------------------------------------------------------
 
-    def begin_epoch(self, index: int) -> None:
+    def begin_epoch(self, index: int, model: Any) -> None:
         self.end_epoch()
         names = hot.open_names()
         self.is_in_epoch = True
         self._makes_steps = self.is_inner or STEPS.isdisjoint(names)
         if not self.is_inner and "epoch" not in names:
             self.epoch = hot.begin("epoch", index)
+            self._snapshots.expect(model)
 
     def take_snapshot(self, model: Any) -> None:
         """At the epoch's end, or when its last gradients are there. Only the first call counts."""
         if self.epoch is not None and not self.epoch.end:
-            self._on_epoch_end(self.epoch, model)
+            self._snapshots.take(self.epoch, model)
 
     def finish_epoch(self) -> None:
         """The epoch has all its steps."""

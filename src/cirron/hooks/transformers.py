@@ -25,6 +25,7 @@ from cirron.record import hot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cirron.hooks import Snapshots
     from cirron.settings import Settings
 
 # What the Trainer logs and is no value: the epoch so far, as a fraction; and 0.0 for the mean of
@@ -37,8 +38,8 @@ class TransformersHook:
 
     name = "transformers"
 
-    def __init__(self, settings: Settings, on_epoch_end: Callable[..., None]) -> None:
-        self._on_epoch_end = on_epoch_end
+    def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
         self._patches = Patches()
         self._handlers: WeakSet[Any] = WeakSet()  # of callbacks, of the Trainers that were met
         self._classes: set[type] = set()  # whose methods are wrapped
@@ -91,7 +92,7 @@ class TransformersHook:
                 # may just be going through the old one.
                 handler.callbacks = [callback, *handler.callbacks]
             if callback.training is None:
-                callback.training = Training(self._on_epoch_end)
+                callback.training = Training(self._snapshots)
                 self._handlers.add(handler)
             if type(trainer) not in self._classes:
                 self._wrap_methods(type(trainer))
@@ -249,7 +250,7 @@ class CirronCallback(TrainerCallback):
         if not self._epoch_steps:  # it has begun without us
             self._find_place(args, state, more)
         self._last_loss = None
-        training.begin_epoch(self._epoch_index)
+        training.begin_epoch(self._epoch_index, more["model"])
         self._await_step(training, state)
 
     @event

@@ -144,7 +144,16 @@ class Taker:
             if self._find_known(model, self._watched) is None:
                 watched = self._know(model)
                 self._watched.append(watched)
-                self._do(watched.reader.prepare(self._models_of(watched.reader)))
+                self._prepare(watched)
+
+    def expect(self, model: Any) -> None:
+        """A hook has found a model, of which it will have a snapshot taken."""
+        with guard.quiet("snapshot"):
+            if self._find_known(model, self._watched + self._found) is None:
+                found = self._know(model)
+                if found.names:  # else its parameters are still to come
+                    self._found.append(found)
+                    self._prepare(found)
 
     def take(self, span: Span, *models: Any) -> None:
         """At the end of an epoch: copies the watched models, and those that a hook has found."""
@@ -215,9 +224,12 @@ class Taker:
         own = self._reader_of(model).unwrap(model)
         return next((one for one in known if one.model() is own), None)
 
-    def _models_of(self, reader: Reader) -> list[tuple[str, Any]]:
-        models = [(one.prefix, one.model()) for one in self._watched if one.reader is reader]
-        return [(prefix, model) for prefix, model in models if model is not None]
+    def _prepare(self, new: Watched) -> None:
+        """Has memory made ready for what is copied together: the watched ones, and a new one."""
+        others = [one for one in self._watched if one.reader is new.reader and one is not new]
+        models = [(one.prefix, one.model()) for one in (*others, new)]
+        kept = [(prefix, model) for prefix, model in models if model is not None]
+        self._do(new.reader.prepare(kept))
 
     def _reader_of(self, model: Any) -> Reader:
         file, kind = check(model)

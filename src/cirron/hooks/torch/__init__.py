@@ -30,8 +30,7 @@ from cirron.hooks.torch.loops import Lane, Loops, current_graph_task_id, end_sta
 from cirron.record import hot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from cirron.hooks import Snapshots
     from cirron.settings import Settings
 
 # Modules whose kind is remembered; past this the ones that are gone are forgotten.
@@ -47,12 +46,12 @@ class TorchHook:
 
     name = "torch"
 
-    def __init__(self, settings: Settings, on_epoch_end: Callable[[hot.Span], None]) -> None:
+    def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         self._patches = Patches()
         self._handles: list[Any] = []
         self._watch = ImportWatch()
         self._models: dict[weakref.ref[Any], bool] = {}
-        self._loops = Loops(settings.steps_per_epoch, on_epoch_end)
+        self._loops = Loops(settings.steps_per_epoch, snapshots.take)
         self._compiling = Compiling(self._watch, self._patches)
         self._gpu_times = GpuTimes()
         self._is_on = False  # somebody may hold our functions after they are taken off
