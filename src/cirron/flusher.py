@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from cirron.sinks.base import Sink
 
 # How often the ring is looked at between flushes. At a million records a second, about the most
-# that Python can produce, a twentieth of the ring fills in this time; idle looks cost 0.03 % of a
-# core.
-LOOK_S = 0.05
+# that Python can produce, a tenth of the ring fills in this time. Each look takes the interpreter
+# lock from training, which then waits for some 0.1 ms.
+LOOK_S = 0.1
 
 # Long enough for a waiting thread to wake and take the interpreter lock (about 50 us); `sleep(0)`
 # is not: this thread would have it back before the other one is awake.

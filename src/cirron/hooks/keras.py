@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras.callbacks import Callback, CallbackList
 
-from cirron import guard
+from cirron import errors, guard
 from cirron.hooks.patch import Patches
-from cirron.hooks.training import STEPS, scalar_of
+from cirron.hooks.training import STEPS
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class KerasHook:
         for name in SINGLES:
             put(model, name, self._make_single(name, getattr(model, name)))
         for name, (before, after) in EVENTS.items():
+            if before is Run.begin_batch and Run.fetches_first:
+                continue  # it is open by then
             put(CallbackList, name, self._make_event(getattr(CallbackList, name), before, after))
         for name, flag in BATCH_ENDS.items():
             put(CallbackList, name, self._make_batch_end(getattr(CallbackList, name), flag))
@@ -175,9 +177,11 @@ class KerasHook:
         @functools.wraps(original)
         def event(callbacks: Any, *args: Any, **kwargs: Any) -> Any:
             run = find_run(callbacks) if self._is_on else None
-            self._tell(before, run, args)
+            if before is not None:
+                self._tell(before, run, args)
             result = original(callbacks, *args, **kwargs)
-            self._tell(after, run, args)
+            if after is not None:
+                self._tell(after, run, args)
             return result
 
         return event
@@ -193,13 +197,14 @@ class KerasHook:
                 result = original(callbacks, *args, **kwargs)
                 if run is not None:
                     self._tell(Run.end_batch, run, (*args[:1], run.logs))
-            self._tell(Run.await_batch, run, ())
+            if Run.fetches_first:
+                self._tell(Run.await_batch, run, ())
             return result
 
         return event
 
-    def _tell(self, event: Event | None, run: Run | None, args: tuple[Any, ...]) -> None:
-        if event is not None and run is not None and self._is_on:
+    def _tell(self, event: Event, run: Run | None, args: tuple[Any, ...]) -> None:
+        if run is not None and self._is_on:
             try:
                 event(run, *args)
             except Exception as error:  # noqa: BLE001  protects the training
@@ -262,9 +267,11 @@ class KerasHook:
         def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling() or hot.innermost().name == "optimizer_step" or not self._is_on:
                 return original(optimizer, *args, **kwargs)
-            listeners = list(optimizers._global_optimizer_post_hooks.values())
-            ours = [one for one in listeners if isinstance(owner_of(one), TorchHook)]
-            if not ours:  # they are not wanted
+            ours = None
+            for listener in list(optimizers._global_optimizer_post_hooks.values()):
+                if isinstance(getattr(listener, "__self__", None), TorchHook):
+                    ours = listener
+            if ours is None:  # they are not wanted
                 return original(optimizer, *args, **kwargs)
             span = hot.begin("optimizer_step")
             try:
@@ -274,8 +281,7 @@ class KerasHook:
                 raise
             hot.close(span)
             if not self._this_thread.runs:  # a loop of the program's own, whose steps they count
-                for listener in ours:
-                    listener(optimizer, (), {})
+                ours(optimizer, (), {})
             return result
 
         return apply
@@ -410,15 +416,16 @@ class Run(Callback):  # type: ignore[misc]  # untyped
             self._batch = begin_tentatively("batch", index)
 
     def end_batch(self, last: int, logs: Mapping[str, Any] | None = None, *_: Any) -> None:
-        if not self._has_begun:
+        if not self._has_begun and not self.fetches_first:
             return
         if self._aside is None or self._aside.name != "prediction":
             mark_all(logs, "point")
         batch, self._batch, self._has_begun = self._batch, None, False
-        steps = min(last + 1, self._step_count() or last + 1) - self._index
         if batch is not None:
-            if steps > 1:
-                batch.set(steps=steps)
+            if last > self._index:
+                steps = min(last + 1, self._step_count() or last + 1) - self._index
+                if steps > 1:
+                    batch.set(steps=steps)
             hot.close(batch)
         self._index = last + 1
 
@@ -505,26 +512,15 @@ class Tentative(hot.OwnSpan):
 
 def begin_tentatively(name: str, index: int | None = None) -> Tentative:
     """As `hot.begin`."""
-    span = Tentative()
-    span.name = name
-    span.index = index
-    span.attrs = None
-    span.end = -1
+    span: Any = hot.begin(name, index, None, Tentative)
     span.is_used = False
-    span.__enter__()
-    if hot.device_clock is not None and not span.end:
-        hot.device_clock.start(span)
-    return span
+    return span  # type: ignore[no-any-return]
 
 
 def end_if_used(span: Tentative) -> None:
     """Leaves no record of a span in which nothing was recorded."""
     is_used = span.is_used or any(one.parent is span for one in hot.opened.copy())
     (hot.close if is_used else hot.drop)(span)
-
-
-def owner_of(method: Any) -> Any:
-    return getattr(method, "__self__", None)
 
 
 def mark_all(logs: Mapping[str, Any] | None, kind: str) -> None:
@@ -534,8 +530,8 @@ def mark_all(logs: Mapping[str, Any] | None, kind: str) -> None:
             mark_all(one, kind)
             continue
         try:
-            scalar = scalar_of(one)
-            if scalar is not None:
-                hot.mark(name, scalar, kind)
+            hot.mark(name, one, kind)
+        except errors.InputError:  # it is no scalar
+            pass
         except Exception as error:  # noqa: BLE001  protects the others from a value that objects
             guard.caught("keras metrics", error)

@@ -583,12 +583,14 @@ def use_device_clock(clock: DeviceClock | None) -> None:
     span_type = Span if clock is None else DeviceSpan
 
 
-def begin(name: str, index: int | None = None, attrs: Attrs = None) -> Span:
+def begin(
+    name: str, index: int | None = None, attrs: Attrs = None, kind: type[OwnSpan] = OwnSpan
+) -> Span:
     """`scope(...).__enter__()` in one call, for loops and hooks: a call makes a tenth of an
     iteration, and between calls of native code, with nothing of ours in the processor's caches, it
     costs several times as much.
     """
-    span = OwnSpan()
+    span = kind()
     span.name = name
     span.index = index
     span.attrs = attrs

@@ -119,7 +119,8 @@ def capture(value: Any, device_clock: DeviceClock | None = None) -> Any:
         return plain(value.item())
     if library == "torch":
         if value.is_cpu:
-            return plain(value.item())
+            scalar = value.item()
+            return scalar if scalar.__class__ is float else plain(scalar)
         copy = None if device_clock is None else device_clock.copy(value)
         # In each case an own copy: `total += loss` may follow.
         return Deferred(value.detach().clone()) if copy is None else copy

@@ -187,7 +187,8 @@ class Loops:
             self.saw_training(lane)
             self.count_step(lane)
         if not current.counts_steps:
-            self._fetch_for_driver(lane, current)
+            if len(passes) > 1:  # else it drives, or a framework does
+                self._fetch_for_driver(lane, current)
         elif current.step is None:
             self._next_step(current)
         elif current.is_training:
