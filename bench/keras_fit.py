@@ -3,13 +3,11 @@
 Plain and profiled fits alternate in one process, a process for each backend. A fit is one epoch of
 `STEPS` steps, its end and its snapshot included, with no callback of ours or of others in its way:
 Keras is free to tell the ends of batches in another thread, as it is by default. `ratio` is the
-median of those of neighbours, `ratio_error` how far that may be off by chance (one standard error):
-two plain fits in a row differ by 4 % on a machine that others use too. The rest is of the best
-fits. Of the CPU time, which other programs
-on the machine hardly change, there is what is added on the training's own thread and what is added
-on all. Steps compute on one thread: one that takes all cores of the host is no stand-in for one on
-a GPU (`NPROC=2` has JAX take two). `tiny` is a model that does next to nothing: what is added to it
-is all ours.
+median of those of neighbours, `ratio_error` how far that may be off by chance (one standard
+error). The rest is of the best fits. Of the CPU time, which other programs on the machine hardly
+change, there is what is added on the training's own thread and what is added on all. Steps compute
+on one thread: one that takes all cores of the host is no stand-in for one on a GPU (`NPROC=2` has
+JAX take two). `tiny` is a model that does next to nothing: what is added to it is all ours.
 """
 
 import json

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # How often the ring is looked at between flushes. At a million records a second, about the most
 # that Python can produce, a tenth of the ring fills in this time. Each look takes the interpreter
-# lock from training, which then waits for some 0.1 ms.
+# lock from training.
 LOOK_S = 0.1
 
 # Long enough for a waiting thread to wake and take the interpreter lock (about 50 us); `sleep(0)`
