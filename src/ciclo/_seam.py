@@ -120,7 +120,7 @@ def watch(
 
 def is_fatal(number: int, handler: Any) -> bool:
     """Whether a handler of this signal ends the process: the system's, or cirron's before it."""
-    process = sys.modules.get("cirron.process")
+    process = sys.modules.get("cirron.session.lifecycle")
     owner = getattr(handler, "__self__", None)
     if process is not None and isinstance(owner, process.Process):
         handler = owner._previous.get(number)
@@ -129,7 +129,7 @@ def is_fatal(number: int, handler: Any) -> bool:
 
 def rank() -> int:
     """Which process of a job this is; 0 for one on its own. Bars and loggers are of rank 0."""
-    from cirron import identity
+    from cirron.session import identity
 
     found = identity.first_number(os.environ, identity.RANK)
     if found is not None:

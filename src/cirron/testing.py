@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from cirron import guard
 from cirron.record import clock, hot
-from cirron.record.collect import Collector
 from cirron.runs import tree
-from cirron.sinks.base import Outcome
-from cirron.sinks.memory import Memory
+from cirron.ship.collect import Collector
+from cirron.ship.sinks.base import Outcome
+from cirron.ship.sinks.memory import Memory
 from cirron.view import text
 from cirron.wire import decode_batch, decode_marks, decode_spans
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cirron import wire
-    from cirron.sinks.base import Sealed
+    from cirron.ship.sinks.base import Sealed
 
 __all__ = ["Captured", "FakeClock", "MemorySink", "capture"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from cirron.runs import spool
+from cirron.runs import reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +90,7 @@ def test_examples_run(run: Callable[[str], Ran], name: str) -> None:
 @pytest.mark.parametrize("name", DIGITS)
 def test_digits_are_short_and_profiled(run: Callable[[str], Ran], name: str) -> None:
     """The same classifier in each framework is a page of code, and leaves what it did."""
-    sessions = spool.read(run(name).folder / ".cirron")
+    sessions = reader.read(run(name).folder / ".cirron")
 
     assert len((ROOT / "examples" / f"{name}.py").read_text("utf-8").splitlines()) < 60
     ended = [session for session in sessions if session.state == "clean"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import cirron as ci
-from cirron.runs import spool
+from cirron.runs import reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -187,13 +187,13 @@ class Scripts:
 
     # -- what is on disk --------------------------------------------------------------------
 
-    def sessions(self) -> list[spool.SessionRun]:
+    def sessions(self) -> list[reader.SessionRun]:
         """All sessions, each readable without a problem."""
-        runs = spool.read(self.home)
+        runs = reader.read(self.home)
         assert [] == [problem for run in runs for problem in run.problems]
         return runs
 
-    def session(self) -> spool.SessionRun:
+    def session(self) -> reader.SessionRun:
         """The only session."""
         (run,) = self.sessions()
         return run

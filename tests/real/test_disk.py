@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cirron import wire
-from cirron.runs import spool
+from cirron.runs import reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,7 @@ def fill(folder: Path) -> Path:
 
 def indices(home: Path) -> list[int]:
     """The numbers of the steps on disk, each as often as it is there."""
-    (run,) = spool.read(home)
+    (run,) = reader.read(home)
     assert [] == run.problems
     return sorted(span.index or 0 for span in run.spans if span.name == "step")
 
@@ -106,7 +106,7 @@ def test_full_and_free_again(scripts: Scripts, small_disk: Path) -> None:
     ended = script.end()
     assert 0 == ended.status
     assert 1 == len(ended.warnings)
-    (run,) = spool.read(small_disk / ".cirron")
+    (run,) = reader.read(small_disk / ".cirron")
     assert "clean" == run.state
 
 
@@ -153,7 +153,7 @@ def test_held_in_memory_within_a_bound(scripts: Scripts, small_disk: Path) -> No
     script = scripts.start(
         DRIVEN
         + f"""
-from cirron.sinks import spool
+from cirron.ship.sinks import spool
 spool.MAX_HELD_BYTES = 200_000
 ci.profile(path="{small_disk}/.cirron", flush_interval=3600)
 """,
@@ -199,7 +199,7 @@ def test_a_folder_of_somebody_else(scripts: Scripts) -> None:
     ended = scripts.run(
         DRIVEN
         + f"""
-import logging, cirron.sinks.spool
+import logging, cirron.ship.sinks.spool
 os.chmod(".", 0o700)
 # Whatever Python loads later may not be theirs to read either: all is loaded before.
 ci.profile(output="none")

@@ -140,7 +140,7 @@ def test_the_exit_is_bounded(scripts: Scripts) -> None:
     script = scripts.start(
         HEAD
         + """
-from cirron.sinks import spool
+from cirron.ship.sinks import spool
 spool.write_all = lambda file, pieces: time.sleep(600)
 ci.profile(flush_interval=3600)
 train()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cirron.runs import spool
+from cirron.runs import reader
 
 if TYPE_CHECKING:
     from tests.real.conftest import Scripts
 
-    from cirron.runs.spool import SessionRun
+    from cirron.runs.reader import SessionRun
 
 HEAD = """
 import multiprocessing, os, subprocess, sys, threading, time
@@ -282,7 +282,7 @@ if __name__ == "__main__":
     )
 
     assert (0, "") == (ended.status, ended.err)
-    runs = spool.read(scripts.home)
+    runs = reader.read(scripts.home)
     assert {None, 0, 1} == {run.session.rank for run in runs if run.session is not None}
     assert 1 == len({run.session.run_id for run in runs if run.session is not None})
 

@@ -20,16 +20,16 @@ import cirron as ci
 from cirron import guard, wire
 from cirron.errors import SettingError
 from cirron.record import clock
-from cirron.sinks.base import Blob, Outcome, Sealed
-from cirron.sinks.http import HttpSink
-from cirron.sinks.outbox import DiskOutbox, MemoryOutbox
+from cirron.ship.outbox import DiskOutbox, MemoryOutbox
+from cirron.ship.sinks.base import Blob, Outcome, Sealed
+from cirron.ship.sinks.http import HttpSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Self
 
-    from cirron.sinks.outbox import Outbox
+    from cirron.ship.outbox import Outbox
 
 pytestmark = [pytest.mark.filterwarnings("error"), pytest.mark.timeout(30)]
 
@@ -738,8 +738,8 @@ class TestSetUp:
     def test_urllib3_is_not_imported_before_it_is_used(self) -> None:
         """Making a sink imports no HTTP library."""
         script = (
-            "import sys; from cirron.sinks.http import HttpSink;"
-            "from cirron.sinks.outbox import MemoryOutbox;"
+            "import sys; from cirron.ship.sinks.http import HttpSink;"
+            "from cirron.ship.outbox import MemoryOutbox;"
             "HttpSink('http://x', 'k', MemoryOutbox(), sdk_version='1').close(0);"
             "print([name for name in ('urllib3', 'http.client', 'ssl') if name in sys.modules])"
         )

@@ -15,7 +15,7 @@ import pytest
 from safetensors import safe_open
 
 import cirron as ci
-from cirron.runs import spool
+from cirron.runs import reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def snapshots() -> list[wire.Snapshot]:
     """What is on disk of this session."""
     ci.flush()
-    (run,) = spool.read(Path(".cirron"))
+    (run,) = reader.read(Path(".cirron"))
     return run.snapshots
 
 
@@ -404,7 +404,7 @@ def test_gradients() -> None:
     (gradient,) = named("w.grad")
     assert str(gradient.blob_uri).endswith("/gradients.safetensors")
     ci.flush()
-    (run,) = spool.read(Path(".cirron"))
+    (run,) = reader.read(Path(".cirron"))
     (found,) = [mark for mark in run.marks if mark.name == "training_health"]
     assert "dead: w.grad, since 0" == found.value
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from cirron import hooks
-from cirron.runs import spool, tree
+from cirron.runs import reader, tree
 
 if TYPE_CHECKING:
     from tests.real.conftest import Scripts
@@ -60,7 +60,7 @@ class Recorded(NamedTuple):
     backend: str
     folder: Path
     facts: dict[str, Any]
-    run: spool.SessionRun
+    run: reader.SessionRun
     cases: dict[str, dict[str, Any]]  # the tree of each
 
     @property
@@ -114,7 +114,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     )
     assert 0 == ended.returncode, ended.stderr
     assert "internal error" not in ended.stderr
-    (run,) = spool.read(folder / ".cirron")
+    (run,) = reader.read(folder / ".cirron")
     assert [] == run.problems
     (root,) = tree.to_dict(tree.build(run.spans, run.marks, [], now_ns=0))["roots"]
     facts = json.loads((folder / "facts.json").read_text())

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cirron as ci
-from cirron.runs import spool
+from cirron.runs import reader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -404,7 +404,7 @@ def test_logged_values_are_marks(lightning: Any, traced: Traced) -> None:
 
 def snapshots(folder: Path) -> list[list[str]]:
     """The names of the tensors in each epoch's snapshot."""
-    (run,) = spool.read(folder / ".cirron")
+    (run,) = reader.read(folder / ".cirron")
     taken: dict[str, list[str]] = {}
     for one in run.snapshots:
         taken.setdefault(one.span_id, []).append(one.tensor_name)

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 WRITER = """
 import itertools, os, sys
 from pathlib import Path
-from cirron import identity, wire
+from cirron import wire
+from cirron.session import identity
 from cirron.record import clock
-from cirron.sinks import spool
-from cirron.sinks.base import Sealed
+from cirron.ship.sinks import spool
+from cirron.ship.sinks.base import Sealed
 
 anchor = clock.read_anchor()
 session = identity.identify(os.environ, anchor)

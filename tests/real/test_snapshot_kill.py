@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from safetensors import safe_open
 
-from cirron.runs import spool
+from cirron.runs import reader
 
 if TYPE_CHECKING:
     from tests.real.conftest import Scripts
@@ -57,7 +57,7 @@ def whole_files(home: Path) -> list[Path]:
     return found
 
 
-def by_pid(run: spool.SessionRun) -> dict[int, list[wire.Snapshot]]:
+def by_pid(run: reader.SessionRun) -> dict[int, list[wire.Snapshot]]:
     pids = {span.id: span.pid for span in run.spans}
     found: dict[int, list[wire.Snapshot]] = {}
     for record in run.snapshots:
@@ -96,7 +96,7 @@ for number in range(20):
         halves += len(list(home.glob("snapshots/*/*.tmp"))) + len(
             list(home.glob("snapshots/*/.tmp*"))
         )
-        (run,) = spool.read(home)
+        (run,) = reader.read(home)
         assert [] == run.problems
         for record in run.snapshots:
             assert record.blob_uri is not None

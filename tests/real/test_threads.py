@@ -98,7 +98,7 @@ def test_threads_come_and_go(scripts: Scripts) -> None:
         """
         import gc, json, threading
         import cirron as ci
-        from cirron import blackbox, session
+        from cirron import session, system
 
         def work(number):
             with ci.scope("work", index=number):
@@ -119,7 +119,7 @@ def test_threads_come_and_go(scripts: Scripts) -> None:
             if first in (1000, 2950):
                 ci.flush()
                 gc.collect()
-                sizes.append(blackbox.resident_bytes())
+                sizes.append(system.resident_bytes())
         kept = [len(getattr(collector, name)) for name in
                 ("last_activity", "mark_ids", "latest", "marked_at", "_opened")]
         print(json.dumps([kept, sizes[1] - sizes[0]]))

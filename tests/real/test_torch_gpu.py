@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import cirron as ci
-from cirron.runs import spool
+from cirron.runs import reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def recorded() -> dict[str, list[wire.Span]]:
     """What the session, which ends here, has left on disk, by name."""
     ci.shutdown()
     found: dict[str, list[wire.Span]] = {}
-    (run,) = spool.read(Path(".cirron"))
+    (run,) = reader.read(Path(".cirron"))
     for span in run.spans:
         found.setdefault(span.name, []).append(span)
     return found

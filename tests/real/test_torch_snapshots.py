@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cirron as ci
 from cirron import guard
-from cirron.runs import spool
+from cirron.runs import reader
 from cirron.snapshot import memory, stats, taker
 from cirron.snapshot import torch as snapshot_torch
 
@@ -59,10 +59,10 @@ WEIGHTS = ["0.weight", "0.bias", "2.weight", "2.bias"]
 GRADIENTS = [f"{name}.grad" for name in WEIGHTS]
 
 
-def recorded() -> tuple[spool.SessionRun, dict[str, wire.Span]]:
+def recorded() -> tuple[reader.SessionRun, dict[str, wire.Span]]:
     """The only session, and its epochs by id."""
     ci.flush()
-    (run,) = spool.read(Path(".cirron"))
+    (run,) = reader.read(Path(".cirron"))
     assert [] == run.problems
     return run, {span.id: span for span in run.spans if span.name == "epoch"}
 
@@ -276,7 +276,7 @@ class TestWhen:
             loop.step(batch)
         ci.shutdown()
 
-        runs = spool.read(Path(".cirron"))
+        runs = reader.read(Path(".cirron"))
         assert 3 == len(runs)
         assert [8] * 3 == [len(run.snapshots) for run in runs]
 
@@ -808,7 +808,7 @@ class TestRawValues:
             for _ in ci.epochs(range(3)):
                 pass
             ci.shutdown()
-            (run,) = spool.read(Path(f"rate-{rate}"))
+            (run,) = reader.read(Path(f"rate-{rate}"))
 
             assert ["sampled"] * 3 == [record.mode for record in run.snapshots]
             assert kept == sum(record.blob_uri is not None for record in run.snapshots)
@@ -828,7 +828,7 @@ class TestRawValues:
             pass
         ci.shutdown()
 
-        (run,) = spool.read(Path("a folder/ü#%20?"))
+        (run,) = reader.read(Path("a folder/ü#%20?"))
         assert torch.equal(torch.ones(2), raw_values(run.snapshots[0]))
 
     def test_no_output(self) -> None:
@@ -867,7 +867,7 @@ class TestRawValues:
             pass
         ci.shutdown()
 
-        (run,) = spool.read(Path(".cirron"))
+        (run,) = reader.read(Path(".cirron"))
         (record,) = run.snapshots
         requests = [(method, path) for method, path, _ in server.requests]
         put = ("PUT", f"/api/traces/blobs/snapshots/{record.span_id}/weights.safetensors")
@@ -1109,7 +1109,7 @@ def test_two_ranks(tmp_path: Path, kind: str) -> None:
     assert 0 == done.returncode, done.stderr
     assert "internal error" not in done.stderr
 
-    runs = spool.read(tmp_path / ".cirron")
+    runs = reader.read(tmp_path / ".cirron")
     assert {0, 1} == {run.spans[0].rank for run in runs}
     sizes: dict[str, int] = {}
     for run in runs:

@@ -61,19 +61,17 @@ def is_in(name: str, rooms: tuple[str, ...]) -> bool:
 # Who must not import whom. Imports for types alone do not count.
 EDGES = [
     # A stage knows the stage before it and `wire`, never the one after.
-    (
-        ("record",),
-        ("flusher", "blackbox", "sinks", "runs", "view", "cli", "session", "hooks", "snapshot"),
-    ),
-    (("wire", "errors", "_version"), tuple(name for name in MODULES if name)),
-    (("guard",), ("record", "sinks", "runs", "view", "session", "flusher", "wire", "settings")),
-    (("sinks",), ("session", "runs", "flusher", "blackbox", "cli", "hooks", "settings")),
-    (("flusher", "blackbox"), ("session", "runs", "view", "cli", "hooks", "settings")),
-    (("runs", "view"), ("session", "flusher", "sinks", "blackbox", "cli", "hooks", "record.hot")),
+    (("record",), ("ship", "runs", "view", "cli", "session", "hooks", "snapshot")),
+    (("wire", "errors", "_version", "system"), tuple(name for name in MODULES if name)),
+    (("guard",), ("record", "ship", "runs", "view", "session", "wire", "settings")),
+    (("ship",), ("session", "runs", "cli", "hooks", "settings")),
+    (("runs", "view"), ("session", "ship", "cli", "hooks", "record.hot")),
     (("runs",), ("view",)),
-    (("settings", "identity", "process", "hooks"), ("session", "sinks", "runs", "view", "flusher")),
-    (("snapshot",), ("session", "sinks", "runs", "view", "flusher", "hooks", "settings")),
-    (("cli",), ("session", "flusher", "sinks", "record.hot", "record.collect")),
+    (("settings", "hooks"), ("session", "ship", "runs", "view")),
+    (("session.identity", "session.lifecycle"), ("session.compose", "ship", "runs", "view")),
+    (("session.compose",), ("runs", "view", "cli")),
+    (("snapshot",), ("session", "ship", "runs", "view", "hooks", "settings")),
+    (("cli",), ("session", "ship", "record.hot")),
 ]
 
 
@@ -92,16 +90,16 @@ def test_data_flows_one_way(rooms: tuple[str, ...], forbidden: tuple[str, ...]) 
 
 
 def test_views_are_for_the_console_alone() -> None:
-    """Of the sinks, only the console knows how a line looks."""
+    """Of the background half, only the console sink knows how a line looks."""
     users = {
         name
         for name, path in MODULES.items()
-        if is_in(name, ("sinks",))
+        if is_in(name, ("ship",))
         for found in imports(path)
         if is_in(found.name, ("view",))
     }
 
-    assert {"sinks.console"} == users
+    assert {"ship.sinks.console"} == users
 
 
 def test_the_check_can_fail(tmp_path: Path) -> None:
@@ -109,7 +107,7 @@ def test_the_check_can_fail(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
         "from cirron import wire\n"
-        "import cirron.sinks.spool\n"
+        "import cirron.ship.sinks.spool\n"
         "if TYPE_CHECKING:\n"
         "    from cirron.session import Cirron\n"
         "def later():\n"
@@ -118,7 +116,7 @@ def test_the_check_can_fail(tmp_path: Path) -> None:
 
     assert [
         ("wire", False),
-        ("sinks.spool", False),
+        ("ship.sinks.spool", False),
         ("session", True),
         ("record.hot", False),
     ] == imports(path)
@@ -136,7 +134,7 @@ def users_of(pattern: set[str]) -> set[str]:
 
 def test_who_reads_the_environment() -> None:
     """The environment is read by settings, by the session that hands it on, and by `ci.env`."""
-    readers = {"settings", "session", "process", "environment"}
+    readers = {"settings", "session", "session.compose", "environment"}
     assert users_of({"os.environ", "os.getenv"}) <= readers
 
 
@@ -159,7 +157,7 @@ def test_who_reads_a_clock() -> None:
 
 def test_who_changes_the_hot_path() -> None:
     """Only the session and the test kit set where records go."""
-    assert {"session", "testing"} == users_of({"hot.attach"})
+    assert {"session", "session.compose", "testing"} == users_of({"hot.attach"})
 
 
 def test_who_catches_everything() -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import cirron as ci
-from cirron import blackbox, testing
-from cirron.blackbox import BlackBox
+from cirron import testing
 from cirron.record import clock
+from cirron.ship import blackbox
+from cirron.ship.blackbox import BlackBox
 from cirron.wire import Clock, Session
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import cirron as ci
 from cirron import testing, wire
 from cirron.record import clock, hot
-from cirron.record.collect import SLICE, Collector, as_float, typed
 from cirron.record.value import Deferred
-from cirron.sinks.memory import Memory
+from cirron.ship.collect import SLICE, Collector, as_float, typed
+from cirron.ship.sinks.memory import Memory
 
 
 class Ring:
@@ -186,7 +186,7 @@ def test_a_value_that_becomes_ready_meanwhile(monkeypatch: Any) -> None:
         def is_ready(self, value: bool) -> None:
             pass
 
-    monkeypatch.setattr("cirron.record.collect.Deferred", Flaky)
+    monkeypatch.setattr("cirron.ship.collect.Deferred", Flaky)
     ring = Ring()
     value = Flaky(None)
     value.value = 0.5

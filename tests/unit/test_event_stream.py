@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cirron import guard, wire
-from cirron.sinks.base import Blob, Outcome, Sealed
-from cirron.sinks.event_stream import EventStream
+from cirron.ship.sinks.base import Blob, Outcome, Sealed
+from cirron.ship.sinks.event_stream import EventStream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import cirron as ci
-from cirron import flusher, guard, wire
-from cirron.flusher import Flusher
+from cirron import guard, wire
 from cirron.record import clock, hot
-from cirron.record.collect import Collector
 from cirron.record.value import Deferred
-from cirron.runs import spool
-from cirron.sinks.base import Outcome, Sealed
-from cirron.sinks.memory import Memory
+from cirron.runs import reader
+from cirron.ship import flusher
+from cirron.ship.collect import Collector
+from cirron.ship.flusher import Flusher
+from cirron.ship.sinks.base import Outcome, Sealed
+from cirron.ship.sinks.memory import Memory
 from cirron.testing import MemorySink
 
 if TYPE_CHECKING:
@@ -366,7 +367,7 @@ raise SystemExit(status)
 def test_after_a_fork() -> None:
     """A forked child has a worker of its own once it records, and the parent goes on."""
     subprocess.run([sys.executable, "-c", FORK], check=True)
-    (run,) = spool.read(spool.find("."))
+    (run,) = reader.read(reader.find("."))
 
     assert ["after", "child", "cirron.session", "parent"] == sorted(s.name for s in run.spans)
 

@@ -15,9 +15,10 @@ import cirron as ci
 from cirron import guard, testing
 from cirron.hooks.torch import gpu
 from cirron.hooks.training import Training
-from cirron.record import clock, collect, hot, value
-from cirron.record.collect import Collector
-from cirron.sinks.memory import Memory
+from cirron.record import clock, hot, value
+from cirron.ship import collect
+from cirron.ship.collect import Collector
+from cirron.ship.sinks.memory import Memory
 from cirron.wire import decode_spans
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cirron import identity, wire
+from cirron import system, wire
 from cirron.record import clock
+from cirron.session import identity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,11 +178,11 @@ class TestClock:
 
     def test_a_process_start_tells_processes_apart(self) -> None:
         """The start of this process is known and stays; of none it is None."""
-        start: Any = identity.process_start(os.getpid())
+        start: Any = system.process_start(os.getpid())
 
-        assert start == identity.process_start(os.getpid())
+        assert start == system.process_start(os.getpid())
         assert start is not None
-        assert identity.process_start(2**30) is None
+        assert system.process_start(2**30) is None
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ import pytest
 
 from cirron import guard, wire
 from cirron.record import clock
-from cirron.sinks import outbox as module
-from cirron.sinks.base import Blob, Outcome, Sealed
-from cirron.sinks.outbox import DiskOutbox, MemoryOutbox
+from cirron.ship import outbox as module
+from cirron.ship.outbox import DiskOutbox, MemoryOutbox
+from cirron.ship.sinks.base import Blob, Outcome, Sealed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from cirron.sinks.outbox import Outbox
+    from cirron.ship.outbox import Outbox
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from cirron import _version, identity, wire
+from cirron import _version, system, wire
 from cirron.cli import main
 from cirron.cli import show as command
 
@@ -173,7 +173,7 @@ class TestStory:
     def test_running(self, tmp_path: Path) -> None:
         """Of a running process: where it is now."""
         who = session(pid=os.getpid())
-        start = identity.process_start(os.getpid())
+        start = system.process_start(os.getpid())
         write_box(tmp_path, who, process_start=start, open=self.open_spans()[:2])
         (story,) = [line for line in lines(tmp_path) if line.startswith("running: ")]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cirron import wire
-from cirron.runs import spool as reader
-from cirron.sinks import spool as sinks
-from cirron.sinks.base import Outcome, Sealed
-from cirron.sinks.spool import Spool
+from cirron.runs import reader
+from cirron.ship.sinks import spool as sinks
+from cirron.ship.sinks.base import Outcome, Sealed
+from cirron.ship.sinks.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import pytest
 import cirron as ci
 from cirron import guard, testing, wire
 from cirron.record import hot
-from cirron.sinks.base import Outcome, Sealed
+from cirron.ship.sinks.base import Outcome, Sealed
 
 
 def test_the_public_names() -> None:

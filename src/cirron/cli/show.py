@@ -12,7 +12,7 @@ import click
 
 from cirron import errors, settings, wire
 from cirron.record import clock
-from cirron.runs import spool
+from cirron.runs import reader
 from cirron.runs import tree as trees
 from cirron.view import text
 
@@ -57,7 +57,7 @@ def show(
     program started here would write: as CIRRON_OUTPUT_DIR or pyproject.toml says, else here.
     """
     try:
-        sessions = spool.read(spool.find(default_folder() if folder is None else folder))
+        sessions = reader.read(reader.find(default_folder() if folder is None else folder))
         strays = [run for run in sessions if is_stray(run)]
         runs = group(run for run in sessions if not is_stray(run))
         if not runs:
@@ -95,9 +95,9 @@ def default_folder() -> str:
     return "." if chosen == settings.BY_NAME["output_dir"].default else chosen
 
 
-def group(sessions: Iterable[spool.SessionRun]) -> dict[str | None, list[spool.SessionRun]]:
+def group(sessions: Iterable[reader.SessionRun]) -> dict[str | None, list[reader.SessionRun]]:
     """Sessions by run, the latest run last; each run's by attempt and rank."""
-    runs: dict[str | None, list[spool.SessionRun]] = {}
+    runs: dict[str | None, list[reader.SessionRun]] = {}
     for run in sessions:
         runs.setdefault(run.run_id, []).append(run)
     for members in runs.values():
@@ -105,12 +105,12 @@ def group(sessions: Iterable[spool.SessionRun]) -> dict[str | None, list[spool.S
     return dict(sorted(runs.items(), key=lambda pair: max(run.started_ns for run in pair[1])))
 
 
-def is_stray(run: spool.SessionRun) -> bool:
+def is_stray(run: reader.SessionRun) -> bool:
     """Whether this is only what is wrong with files that do not say whose they are."""
     return run.session is None and not (run.spans or run.marks or run.snapshots)
 
 
-def no_records(strays: Iterable[spool.SessionRun]) -> errors.SettingError:
+def no_records(strays: Iterable[reader.SessionRun]) -> errors.SettingError:
     """The error for a folder in which nothing was recorded, or nothing that can be read."""
     problems = [problem for run in strays for problem in run.problems]
     if problems:
@@ -122,7 +122,7 @@ def no_records(strays: Iterable[spool.SessionRun]) -> errors.SettingError:
     )
 
 
-def _place_in_run(run: spool.SessionRun) -> tuple[int, bool, int, int]:
+def _place_in_run(run: reader.SessionRun) -> tuple[int, bool, int, int]:
     if run.session is None:
         return (0, True, 0, run.started_ns)
     rank = run.session.rank
@@ -130,8 +130,8 @@ def _place_in_run(run: spool.SessionRun) -> tuple[int, bool, int, int]:
 
 
 def choose(
-    runs: dict[str | None, list[spool.SessionRun]], wanted: str | None, is_all: bool
-) -> dict[str | None, list[spool.SessionRun]]:
+    runs: dict[str | None, list[reader.SessionRun]], wanted: str | None, is_all: bool
+) -> dict[str | None, list[reader.SessionRun]]:
     """The runs to show: those asked for, or the latest."""
     if wanted is not None:
         matching = [run_id for run_id in runs if run_id is not None and run_id.startswith(wanted)]
@@ -148,7 +148,7 @@ def choose(
     return {latest: runs[latest]}
 
 
-def of_rank(run: list[spool.SessionRun], rank: int) -> list[spool.SessionRun]:
+def of_rank(run: list[reader.SessionRun], rank: int) -> list[reader.SessionRun]:
     """The sessions of one rank."""
     kept = [one for one in run if one.session is not None and one.session.rank == rank]
     if not kept:
@@ -175,7 +175,7 @@ def _names(run_ids: Sequence[str], limit: int = 5) -> str:
 
 
 def show_run(
-    run_id: str | None, sessions: Sequence[spool.SessionRun], name: str | None, last: int | None
+    run_id: str | None, sessions: Sequence[reader.SessionRun], name: str | None, last: int | None
 ) -> None:
     """Prints a run: each of its sessions with what is known of it, and its tree."""
     click.echo(f"run {text.plain(run_id)}" if run_id is not None else "records of other writers")
@@ -191,13 +191,13 @@ def show_run(
         show_problems(run)
 
 
-def show_problems(run: spool.SessionRun) -> None:
+def show_problems(run: reader.SessionRun) -> None:
     """Prints what could not be read."""
     for problem in run.problems:
         click.echo(f"problem: {text.plain(problem, 400)}")
 
 
-def header(run: spool.SessionRun, tree: trees.Tree) -> list[str]:
+def header(run: reader.SessionRun, tree: trees.Tree) -> list[str]:
     """Who the session was, how it stands, and how much there is of it."""
     who = []
     if run.session is not None:
@@ -227,7 +227,7 @@ def header(run: spool.SessionRun, tree: trees.Tree) -> list[str]:
     return lines
 
 
-def losses(run: spool.SessionRun) -> str:
+def losses(run: reader.SessionRun) -> str:
     """The counters of what was dropped, where there are any."""
     counters = (run.blackbox or {}).get("counters", {})
     return ", ".join(
@@ -237,7 +237,7 @@ def losses(run: spool.SessionRun) -> str:
     )
 
 
-def story(run: spool.SessionRun) -> list[str]:
+def story(run: reader.SessionRun) -> list[str]:
     """What the black box tells of a process that runs or that did not end by itself."""
     box = run.blackbox
     if box is None or run.state in ("clean", "unknown"):
@@ -258,7 +258,7 @@ def story(run: spool.SessionRun) -> list[str]:
     return lines + silence(run, box)
 
 
-def fate(run: spool.SessionRun, box: dict[str, Any]) -> list[str]:
+def fate(run: reader.SessionRun, box: dict[str, Any]) -> list[str]:
     """How the process ended, or from what it is known that it did."""
     beat = moment(box.get("heartbeat_ns"), run.started_ns)
     host = "" if run.session is None else text.plain(run.session.host)
@@ -275,7 +275,7 @@ def fate(run: spool.SessionRun, box: dict[str, Any]) -> list[str]:
     return [f"{detail} at {moment(ended.get('at_ns'), run.started_ns)}"]
 
 
-def silence(run: spool.SessionRun, box: dict[str, Any]) -> list[str]:
+def silence(run: reader.SessionRun, box: dict[str, Any]) -> list[str]:
     """For how long nothing was recorded inside a scope; the stacks of then, or of the end."""
     since_ns, heartbeat_ns = box.get("silent_since_ns"), box.get("heartbeat_ns")
     taken = box.get("stacks") or []
@@ -289,7 +289,7 @@ def silence(run: spool.SessionRun, box: dict[str, Any]) -> list[str]:
     ]
 
 
-def where(run: spool.SessionRun) -> list[str]:
+def where(run: reader.SessionRun) -> list[str]:
     """The innermost open spans, each with the path to it; the deepest of the main thread first."""
     spans = {span.id: span for span in run.open_spans()}
     closed = {s.id for s in run.spans if s.id in spans and not s.attrs.get("truncated")}
@@ -316,7 +316,7 @@ def _path(span: wire.Span, spans: dict[str, wire.Span]) -> str:
     return " > ".join(text.label(one.name, one.index) for one in path[::-1])
 
 
-def stacks(threads: Sequence[spool.Stack]) -> list[str]:
+def stacks(threads: Sequence[reader.Stack]) -> list[str]:
     """The stacks that were taken during a long silence, innermost call last."""
     lines: list[str] = []
     for thread in threads[:MAX_STACKS]:
@@ -353,7 +353,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def as_dict(
-    runs: dict[str | None, list[spool.SessionRun]], name: str | None, last: int | None
+    runs: dict[str | None, list[reader.SessionRun]], name: str | None, last: int | None
 ) -> dict[str, Any]:
     """The runs with everything that is known of them, as JSON can hold it."""
     return {

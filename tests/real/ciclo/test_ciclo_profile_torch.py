@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ciclo
 import cirron as ci
-from cirron.runs import spool
+from cirron.runs import reader
 
 if TYPE_CHECKING:
     from cirron import wire
@@ -36,14 +36,14 @@ class Trainer:
         """Evaluates nothing."""
 
 
-def recorded() -> spool.SessionRun:
+def recorded() -> reader.SessionRun:
     ci.flush()
-    (run,) = spool.read(Path(".cirron"))
+    (run,) = reader.read(Path(".cirron"))
     assert [] == run.problems
     return run
 
 
-def path_of(span: wire.Span, run: spool.SessionRun) -> str:
+def path_of(span: wire.Span, run: reader.SessionRun) -> str:
     by_id = {one.id: one for one in run.spans}
     names = [span.name]
     while span.parent_id in by_id:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from cirron.sinks.memory import Memory
+    from cirron.ship.sinks.memory import Memory
 
 # About 1.5 ms of work (bench/gil.py measures it).
 SLICE = 800

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cirron import errors, identity, wire
-from cirron.runs import spool
+from cirron import errors, system, wire
+from cirron.runs import reader
 from cirron.runs import tree as trees
 
 SECOND_NS = 10**9
@@ -114,37 +114,37 @@ class TestFind:
         write(tmp_path / ".cirron", "a", [])
         write_box(tmp_path / ".cirron", session())
 
-        assert tmp_path / ".cirron" == spool.find(tmp_path / given)
+        assert tmp_path / ".cirron" == reader.find(tmp_path / given)
 
     def test_inside_of_the_spool(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """ "." works from inside the spool as well."""
         write(tmp_path, "a", [])
         monkeypatch.chdir(tmp_path / "spool")
 
-        assert tmp_path.resolve() == spool.find(".")
+        assert tmp_path.resolve() == reader.find(".")
 
     def test_a_folder_of_another_name(self, tmp_path: Path) -> None:
         """ci.profile(path=...) may put the records anywhere."""
         write(tmp_path / "traces", "a", [])
 
-        assert tmp_path / "traces" == spool.find(tmp_path / "traces")
+        assert tmp_path / "traces" == reader.find(tmp_path / "traces")
 
     def test_copied_batches(self, tmp_path: Path) -> None:
         """A folder with nothing but batches, copied from somewhere, can be read."""
         (tmp_path / name_of("a")).write_bytes(encode("a", [span("1")]))
 
-        assert 1 == len(spool.read(spool.find(tmp_path))[0].spans)
+        assert 1 == len(reader.read(reader.find(tmp_path))[0].spans)
 
     def test_nothing_there(self, tmp_path: Path) -> None:
         """The error says what was looked for and what to type next."""
         (tmp_path / "package.json").write_text("{}")
 
         with pytest.raises(errors.SettingError, match=r"no \.cirron, spool.*cirron show FOLDER"):
-            spool.find(tmp_path)
+            reader.find(tmp_path)
         with pytest.raises(errors.SettingError, match="there is no such folder"):
-            spool.find(tmp_path / "absent")
+            reader.find(tmp_path / "absent")
         with pytest.raises(errors.SettingError, match="it is not a folder"):
-            spool.find(tmp_path / "package.json")
+            reader.find(tmp_path / "package.json")
 
 
 class TestBatches:
@@ -152,7 +152,7 @@ class TestBatches:
         """Spans and marks of several files, and of a forked process, are one session's tree."""
         write(tmp_path, "a", [span("1", "epoch")], [mark("m", "2")], session())
         write(tmp_path, "b", [span("2", "step", "1")], who=session(pid=9999))
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert (4242, "run", START_NS) == (
             run.session and run.session.pid,
@@ -170,12 +170,14 @@ class TestBatches:
         write(tmp_path, "a", [span("1")], who=session("late", clock=later))
         write(tmp_path, "b", [span("2")], who=session("early"))
 
-        assert ["early", "late"] == [run.session and run.session.id for run in spool.read(tmp_path)]
+        assert ["early", "late"] == [
+            run.session and run.session.id for run in reader.read(tmp_path)
+        ]
 
     def test_batches_of_other_writers(self, tmp_path: Path) -> None:
         """A batch without a session, as other tools write it, can be read."""
         write(tmp_path, "a", [span("1")])
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert (None, None, 1) == (run.session, run.run_id, run.tree().span_count)
 
@@ -184,13 +186,13 @@ class TestBatches:
         path = write(tmp_path, "a", [span("1")])
         path.with_suffix(".json.tmp").write_bytes(b"{")
 
-        assert [] == spool.read(tmp_path)[0].problems
+        assert [] == reader.read(tmp_path)[0].problems
 
     def test_a_merged_batch_replaces_its_parts(self, tmp_path: Path) -> None:
         """Between renaming and deleting both are there; each record counts once."""
         write(tmp_path, "a", [span("1")], who=session())
         write(tmp_path, "m", [span("1"), span("2")], who=session(), merged=["a", "b"])
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert ["1", "2"] == [found.id for found in run.spans]
 
@@ -198,7 +200,7 @@ class TestBatches:
         """A part that outlived its merge by a crash adds nothing."""
         write(tmp_path, "a", [span("1")], [mark("m", "1")], session())
         write(tmp_path, "b", [span("1")], [mark("m", "1")], session())
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert (1, 1) == (len(run.spans), len(run.marks))
 
@@ -217,7 +219,7 @@ class TestBatches:
             return content
 
         monkeypatch.setattr(Path, "read_bytes", read_then_merge)
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert (["1", "2"], []) == ([found.id for found in run.spans], run.problems)
 
@@ -226,8 +228,8 @@ class TestBatches:
     ) -> None:
         """A listing that saw a file under neither name is not believed until a second agrees."""
         write(tmp_path, "m", [span("1"), span("2")], who=session(), merged=["a", "b"])
-        monkeypatch.setattr(spool, "_list", first_these(spool._list, [[]]))
-        (run,) = spool.read(tmp_path)
+        monkeypatch.setattr(reader, "_list", first_these(reader._list, [[]]))
+        (run,) = reader.read(tmp_path)
 
         assert 2 == len(run.spans)
 
@@ -237,8 +239,8 @@ class TestBatches:
         """Reading ends even when every listing differs, and says so."""
         write(tmp_path, "a", [span("1")], who=session())
         endless = [[name_of("gone"), name_of(str(n))] for n in range(1_000)]
-        monkeypatch.setattr(spool, "_list", first_these(spool._list, endless))
-        problems = [problem for run in spool.read(tmp_path) for problem in run.problems]
+        monkeypatch.setattr(reader, "_list", first_these(reader._list, endless))
+        problems = [problem for run in reader.read(tmp_path) for problem in run.problems]
 
         assert [True] == ["come and go all the time" in problem for problem in problems]
 
@@ -280,7 +282,7 @@ class TestBatches:
         reads = 0
         while not is_done.is_set() or not reads:
             expected = on_disk
-            runs = spool.read(tmp_path)
+            runs = reader.read(tmp_path)
             ids = [int(found.id) for run in runs for found in run.spans]
             trouble = [problem for run in runs for problem in run.problems]
             assert trouble or list(range(expected)) == sorted(ids)[:expected]
@@ -288,7 +290,7 @@ class TestBatches:
             reads += 1
         writer.join()
 
-        assert 600 == len(spool.read(tmp_path)[0].spans)
+        assert 600 == len(reader.read(tmp_path)[0].spans)
 
 
 class TestProblems:
@@ -297,7 +299,7 @@ class TestProblems:
         path = write(tmp_path, "a", [span("1")], who=session())
         write(tmp_path, "b", [span("2")], who=session())
         path.write_bytes(path.read_bytes()[:-20])
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert ["2"] == [found.id for found in run.spans]
         assert f"{path.name}: is no whole batch and was left out" in run.problems[0]
@@ -307,7 +309,7 @@ class TestProblems:
         """A file that is no batch at all is named in a session of its own."""
         path = write(tmp_path, "a", [])
         path.write_bytes(content)
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert [path.name] == [problem.partition(":")[0] for problem in run.problems]
         assert 0 == run.tree().span_count
@@ -315,7 +317,7 @@ class TestProblems:
     def test_a_newer_version_is_named(self, tmp_path: Path) -> None:
         """Records of a newer format are shown as far as they go, and the reader is told."""
         write(tmp_path, "a", [span("1")], who=session(), version=2)
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert 1 == len(run.spans)
         assert "is of schema version 2, newer than the 1" in run.problems[0]
@@ -325,7 +327,7 @@ class TestProblems:
         """A newer format that does not fit is left out with the reason."""
         path = write(tmp_path, "a", [span("1")], who=session(), version=2)
         path.write_bytes(path.read_bytes().replace(b'"name":"step"', b'"name":7'))
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert "schema version 2" in run.problems[0]
         assert "it was left out" in run.problems[0]
@@ -335,7 +337,7 @@ class TestProblems:
         write(tmp_path, "a", [span("1")], who=session())
         write_box(tmp_path, session())
         (tmp_path / "blackbox" / "s-4242.json").write_bytes(b"{")
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert "s-4242.json: is no black box of ours" in run.problems[0]
 
@@ -346,7 +348,7 @@ class TestProblems:
             session(pid=dead_pid),
             open=[open_entry("1", "epoch"), {"id": 7}, {"id": 7}],
         )
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert ["epoch"] == [root.name for root in run.tree().roots]
         run.tree()
@@ -355,7 +357,7 @@ class TestProblems:
 
 class TestState:
     def state(self, root: Path, host: str = HERE, now_ns: int = NOW_NS) -> str:
-        (run,) = spool.read(root, now_ns=now_ns, host=host)
+        (run,) = reader.read(root, now_ns=now_ns, host=host)
         return run.state
 
     @pytest.mark.parametrize("how", ["clean", "exception", "signal"])
@@ -373,9 +375,9 @@ class TestState:
 
     def test_running(self, tmp_path: Path) -> None:
         """A process of this host that is alive runs, and its open spans count up to now."""
-        start = identity.process_start(os.getpid())
+        start = system.process_start(os.getpid())
         write_box(tmp_path, session(pid=os.getpid()), process_start=start)
-        (run,) = spool.read(tmp_path, now_ns=NOW_NS)
+        (run,) = reader.read(tmp_path, now_ns=NOW_NS)
 
         assert ("running", START_NS + 50 * SECOND_NS, False) == (
             run.state,
@@ -392,7 +394,7 @@ class TestState:
     def test_gone(self, tmp_path: Path, dead_pid: int) -> None:
         """A process that is gone without a word was killed; open spans end at its heartbeat."""
         write_box(tmp_path, session(pid=dead_pid), open=[open_entry("1", "epoch")])
-        (run,) = spool.read(tmp_path, now_ns=NOW_NS)
+        (run,) = reader.read(tmp_path, now_ns=NOW_NS)
         tree = run.tree()
 
         assert ("killed", False) == (run.state, run.is_judged_by_silence)
@@ -402,7 +404,7 @@ class TestState:
         """A killed process whose parent has not looked yet still has an id, and is dead."""
         process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         try:
-            start = identity.process_start(process.pid)
+            start = system.process_start(process.pid)
             write_box(tmp_path, session(pid=process.pid), process_start=start)
             assert "running" == self.state(tmp_path)
             process.kill()
@@ -426,7 +428,7 @@ class TestState:
             interval_s=interval_s,
             heartbeat_ns=NOW_NS - silence_s * SECOND_NS,
         )
-        (run,) = spool.read(tmp_path, now_ns=NOW_NS)
+        (run,) = reader.read(tmp_path, now_ns=NOW_NS)
 
         assert (expected, True) == (run.state, run.is_judged_by_silence)
 
@@ -435,7 +437,7 @@ class TestState:
         path = tmp_path / "blackbox" / "s-1.json"
         path.parent.mkdir()
         path.write_bytes(wire.encode({"session": session(host="elsewhere")}))
-        (run,) = spool.read(tmp_path, now_ns=NOW_NS)
+        (run,) = reader.read(tmp_path, now_ns=NOW_NS)
 
         assert ("killed", 0) == (run.state, run.tree().span_count)
 
@@ -445,7 +447,7 @@ class TestOpenSpans:
         """The path to where the process was is in the tree, with the closed spans in it."""
         write(tmp_path, "a", [span("2", "step", "1")], who=session(pid=dead_pid))
         write_box(tmp_path, session(pid=dead_pid), open=[open_entry("1", "epoch", index=3)])
-        (root,) = spool.read(tmp_path)[0].tree().roots
+        (root,) = reader.read(tmp_path)[0].tree().roots
 
         assert (True, 3, ["step"]) == (
             root.is_open,
@@ -458,7 +460,7 @@ class TestOpenSpans:
         write(tmp_path, "a", [span("1", "epoch")], who=session(pid=dead_pid))
         write_box(tmp_path, session(pid=dead_pid), open=[open_entry("1", "epoch")])
 
-        assert not spool.read(tmp_path)[0].tree().roots[0].is_open
+        assert not reader.read(tmp_path)[0].tree().roots[0].is_open
 
     def test_the_latest_values_that_no_batch_has(self, tmp_path: Path, dead_pid: int) -> None:
         """A value that was only in memory when the process died is shown from the black box."""
@@ -472,7 +474,7 @@ class TestOpenSpans:
                 open_entry("2", "step", "1", latest={"loss": 0.7}),
             ],
         )
-        run = spool.read(tmp_path)[0]
+        run = reader.read(tmp_path)[0]
         values = {
             node.name: [found.value for found in node.marks]
             for node in trees.walk(run.tree().roots)
@@ -486,7 +488,7 @@ class TestOpenSpans:
         write_box(tmp_path, session(pid=dead_pid), open=[open_entry("1", "epoch")])
         late = session(pid=dead_pid + 1)
         write_box(tmp_path, late, open=[open_entry("2", "worker", "1")], ended={"how": "clean"})
-        (run,) = spool.read(tmp_path)
+        (run,) = reader.read(tmp_path)
 
         assert ("killed", 1) == (run.state, len(run.forked))
         assert ["worker"] == [node.name for node in run.tree().roots[0].children]

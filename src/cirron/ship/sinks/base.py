@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from cirron.record.collect import Line
+    from cirron.ship.collect import Line
 
 
 class Outcome(enum.Enum):

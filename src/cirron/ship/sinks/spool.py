@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cirron import guard, wire
 from cirron.record import clock
-from cirron.sinks.base import Outcome, Sealed
+from cirron.ship.sinks.base import Outcome, Sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from cirron.sinks.outbox import DiskOutbox
+    from cirron.ship.outbox import DiskOutbox
 
 # 64 files of one second become one of a minute, 64 of those one of an hour: a day leaves some 150.
 MERGE_FILES = 64

@@ -22,7 +22,7 @@ import msgspec
 
 from cirron import guard, wire
 from cirron.record import clock
-from cirron.sinks.base import Blob, Outcome
+from cirron.ship.sinks.base import Blob, Outcome
 
 try:
     import fcntl
@@ -34,7 +34,7 @@ except ImportError:  # Windows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from cirron.sinks.base import Sealed
+    from cirron.ship.sinks.base import Sealed
 
 # Payloads kept in memory: at 2 MB a batch, the most that the flusher seals, half a minute of it; at
 # the 1 KB a second of an ordinary loop, 18 hours.

@@ -6,14 +6,14 @@ import logging
 from typing import TYPE_CHECKING, TextIO
 
 from cirron import guard
-from cirron.sinks import stream
-from cirron.sinks.base import Outcome
+from cirron.ship.sinks import stream
+from cirron.ship.sinks.base import Outcome
 from cirron.view import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cirron.sinks.base import Sealed
+    from cirron.ship.sinks.base import Sealed
 
 LOGGER = "cirron.trace"
 

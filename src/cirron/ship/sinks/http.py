@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from urllib3.connection import HTTPConnection
 
-    from cirron.sinks.base import Blob, Outcome, Sealed
-    from cirron.sinks.outbox import Item, Outbox
+    from cirron.ship.outbox import Item, Outbox
+    from cirron.ship.sinks.base import Blob, Outcome, Sealed
 
 # Below this, gzip saves less than one packet.
 GZIP_BYTES = 1024

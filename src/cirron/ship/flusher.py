@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 from cirron import guard, wire
 from cirron.record import clock
-from cirron.record.collect import SLICE
-from cirron.sinks.base import Blob, Outcome, Sealed
+from cirron.ship.collect import SLICE
+from cirron.ship.sinks.base import Blob, Outcome, Sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cirron.record.collect import Collector
     from cirron.record.value import Deferred
-    from cirron.sinks.base import Sink
+    from cirron.ship.collect import Collector
+    from cirron.ship.sinks.base import Sink
 
 # How often the ring is looked at between flushes. At a million records a second, about the most
 # that Python can produce, a tenth of the ring fills in this time. Each look takes the interpreter

@@ -10,7 +10,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from cirron import guard, wire
+from cirron import guard, system, wire
 from cirron.record import clock
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run_id(environ: Mapping[str, str]) -> str | None:
     # apart; on several, the address where the ranks meet is all that they have in common.
     if environ.get("GROUP_WORLD_SIZE", "1") == "1":
         launcher = os.getppid()
-        return f"torchrun-{socket.gethostname()}-{launcher}-{process_start(launcher)}"
+        return f"torchrun-{socket.gethostname()}-{launcher}-{system.process_start(launcher)}"
     return f"torchrun-{environ.get('MASTER_ADDR')}-{environ.get('MASTER_PORT')}"
 
 
@@ -110,12 +110,3 @@ def first_number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | No
             guard.warn("%s=%r is not a number; it is taken as unknown", name, text)
             return None
     return None
-
-
-def process_start(pid: int) -> str | None:
-    """When a process began, as the kernel counts; tells a reused process id from the old one."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[19].decode()
-    except (OSError, IndexError):  # not Linux, or no such process
-        return None

@@ -15,13 +15,13 @@ import re
 from typing import TYPE_CHECKING
 
 from cirron import guard, wire
-from cirron.sinks import stream
-from cirron.sinks.base import Outcome
+from cirron.ship.sinks import stream
+from cirron.ship.sinks.base import Outcome
 
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from cirron.sinks.base import Sealed
+    from cirron.ship.sinks.base import Sealed
 
 
 class EventStream:

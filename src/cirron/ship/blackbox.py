@@ -17,18 +17,18 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from cirron import identity, wire
+from cirron import system, wire
 from cirron.record import clock, hot
-from cirron.record.collect import STEP_NAMES, typed
+from cirron.ship.collect import STEP_NAMES, typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from cirron.record.collect import Collector
+    from cirron.ship.collect import Collector
 
 MAX_OPEN = 1_000  # a server with more requests in flight than this shows the oldest
-OUR_FOLDER = os.path.dirname(__file__) + os.sep
+OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STACKS_EVERY_NS = 10_000_000_000
 
 
@@ -54,7 +54,7 @@ class BlackBox:
         self._interval_s = interval_s
         self._silence_ns = int(silence_s * 1e9)
         self._counters = counters
-        self._process_start = identity.process_start(os.getpid())
+        self._process_start = system.process_start(os.getpid())
         self._stacks: list[dict[str, Any]] | None = None
         self._stacks_at = 0
         self._frozen: dict[str, Any] | None = None
@@ -72,7 +72,7 @@ class BlackBox:
             "interval_s": self._interval_s,
             "ended": ended,
             **(self._frozen or self._doing(now)),
-            "memory_rss_bytes": resident_bytes(),
+            "memory_rss_bytes": system.resident_bytes(),
             "signals": self.signals,
             "counters": self._counters(),
         }
@@ -171,15 +171,6 @@ def all_stacks() -> list[dict[str, Any]]:
                 {"thread_id": thread, "name": names.get(thread, "?"), "frames": calls[::-1]}
             )
     return found
-
-
-def resident_bytes() -> int | None:
-    """Memory that the process has in RAM now."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # not Linux
-        return None
 
 
 def replace_file(path: Path, content: bytes) -> None:
