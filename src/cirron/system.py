@@ -1,12 +1,84 @@
-"""What differs between operating systems, in one place. Linux is what the tests run on.
+"""What differs between operating systems, in one place.
 
-Where a system lacks something, the function says so (None) or does without, so that recording
-works everywhere and a reader knows less, not something wrong.
+Tested on Linux. Where a system lacks something, a function answers None or does without, so that
+recording works everywhere and a reader knows less, not something wrong.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+
+try:
+    import fcntl
+
+    HAS_LOCKS = True
+except ImportError:  # Windows
+    HAS_LOCKS = False
+
+# For files that we make and open: never through a link, never inherited by a program that is
+# started, never waiting for the other end of a FIFO, and bytes as they are.
+SAFE = (
+    getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+
+# IOV_MAX, the most pieces that one call takes, is 1024 on Linux and on macOS.
+MAX_PIECES = 1024
+
+
+def create(path: str | os.PathLike[str], mode: int) -> int:
+    """A descriptor of a new file; FileExistsError where there is anything, a link included."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE, mode)
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file; OSError for a link, a folder, a FIFO or a device."""
+    if not hasattr(os, "O_NOFOLLOW") and os.path.islink(path):
+        raise OSError(errno.ELOOP, "is a symbolic link", str(path))
+    file = os.open(path, flags | SAFE)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return file
+
+
+def write_all(file: int, pieces: list[bytes]) -> None:
+    """Writes the pieces with as few calls as possible.
+
+    Each call releases the interpreter lock, and a busy program takes 5 ms to give it back.
+    """
+    if not hasattr(os, "writev"):  # Windows
+        left = memoryview(b"".join(pieces))
+        while left:
+            left = left[os.write(file, left) :]
+        return
+    views = [memoryview(piece) for piece in pieces]
+    while views:
+        written = os.writev(file, views[:MAX_PIECES])
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if written:
+            views[0] = views[0][written:]
+
+
+def lock(file: int) -> bool | None:
+    """Locks a file until it is closed, if only by a kill -9. False: another process has it.
+
+    None where there are no locks: on Windows, or on Lustre mounted without `-o flock`.
+    """
+    if not HAS_LOCKS:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def process_start(pid: int) -> str | None:
@@ -23,5 +95,5 @@ def resident_bytes() -> int | None:
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, AttributeError, ValueError):  # not Linux
+    except (OSError, AttributeError, ValueError, IndexError):  # not Linux
         return None
