@@ -22,13 +22,26 @@ if TYPE_CHECKING:
     )
     from cirron.hooks.sklearn import wrap
     from cirron.serving import inference
-    from cirron.session import Cirron, Profiler, flush, health, profile, shutdown, trace, watch
+    from cirron.session import (
+        Cirron,
+        Flushed,
+        Profiler,
+        flush,
+        health,
+        profile,
+        shutdown,
+        trace,
+        watch,
+    )
+    from cirron.ship.sinks.base import Outcome
 
 __all__ = [
     "Cirron",
     "CirronError",
+    "Flushed",
     "InputError",
     "MissingDependencyError",
+    "Outcome",
     "Profiler",
     "ScopeReusedError",
     "SettingError",
@@ -52,6 +65,7 @@ __all__ = [
 _HOMES = {
     "env": "cirron.environment",
     "inference": "cirron.serving",
+    "Outcome": "cirron.ship.sinks.base",
     "wrap": "cirron.hooks.sklearn",
 }
 

@@ -21,6 +21,7 @@ class quiet:  # noqa: N801  reads as a statement: with guard.quiet("drain"):
     """Swallows, counts and logs an exception of ours; lets Ctrl-C and exits through."""
 
     __slots__ = ("what",)
+    swallows: type[BaseException] = Exception
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -34,13 +35,20 @@ class quiet:  # noqa: N801  reads as a statement: with guard.quiet("drain"):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if error is None or not isinstance(error, Exception) or strict:
+        if error is None or not isinstance(error, self.swallows) or strict:
             return False
         caught(self.what, error)
         return True
 
 
-def caught(what: str, error: Exception) -> None:
+class contained(quiet):  # noqa: N801  as above
+    """The same on a thread of ours, which nothing may end: not a foreign `SystemExit` either."""
+
+    __slots__ = ()
+    swallows = BaseException
+
+
+def caught(what: str, error: BaseException) -> None:
     """Counts a mistake and logs the first of its kind; raises it in tests.
 
     What `quiet` does, for an `except` in code that runs at every step, where a `with` costs more

@@ -141,6 +141,11 @@ TABLE = (
     Setting("silence_after", seconds, 60.0, "seconds of silence in a scope before stacks are kept"),
     Setting("exit_timeout", seconds, 5.0, "seconds that the end of the process may take"),
 )
+TABLE = (
+    *TABLE,
+    Setting("access", lambda what, given: str(given), "private", "who may read what is written"),
+    Setting("allow_insecure", switch, False, "a key over plain http"),
+)
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 
 
@@ -160,6 +165,8 @@ class Settings:
     max_pending_records: int
     silence_after: float
     exit_timeout: float
+    access: str
+    allow_insecure: bool
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.__dict__.update(values)

@@ -6,16 +6,18 @@ recording works everywhere and a reader knows less, not something wrong.
 
 from __future__ import annotations
 
+import array
 import errno
 import os
 import stat
 
 try:
     import fcntl
+    import termios
 
-    HAS_LOCKS = True
+    HAS_FCNTL = True
 except ImportError:  # Windows
-    HAS_LOCKS = False
+    HAS_FCNTL = False
 
 # For files that we make and open: never through a link, never inherited by a program that is
 # started, never waiting for the other end of a FIFO, and bytes as they are.
@@ -70,7 +72,7 @@ def lock(file: int) -> bool | None:
 
     None where there are no locks: on Windows, or on Lustre mounted without `-o flock`.
     """
-    if not HAS_LOCKS:
+    if not HAS_FCNTL:
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,6 +83,27 @@ def lock(file: int) -> bool | None:
     return True
 
 
+def pipe_level(file: int) -> tuple[int, int] | None:
+    """How many bytes wait in a pipe, and how many it holds; None: not a pipe, or nobody says."""
+    waiting = array.array("i", [0])
+    try:
+        if not stat.S_ISFIFO(os.fstat(file).st_mode):
+            return None
+        fcntl.ioctl(file, termios.FIONREAD, waiting)
+        return waiting[0], fcntl.fcntl(file, fcntl.F_GETPIPE_SZ)
+    except (OSError, AttributeError, NameError):  # not Linux
+        return None
+
+
+def widen_pipe(file: int, size: int) -> None:
+    """Makes a pipe hold this much, where that is possible and allowed."""
+    try:
+        if stat.S_ISFIFO(os.fstat(file).st_mode):
+            fcntl.fcntl(file, fcntl.F_SETPIPE_SZ, size)
+    except (OSError, AttributeError, NameError):  # a smaller one does, with less in it at once
+        pass
+
+
 def process_start(pid: int) -> str | None:
     """When a process began, as the kernel counts; tells a reused process id from the old one."""
     try:
@@ -88,6 +111,30 @@ def process_start(pid: int) -> str | None:
             return file.read().rpartition(b")")[2].split()[19].decode()
     except (OSError, IndexError):  # not Linux, or no such process
         return None
+
+
+def is_alive(pid: int, started: str | None = None) -> bool | None:
+    """Whether a process runs: this very one, not another that got its id, and not its remains.
+
+    None: nobody can tell.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # After the program's name, which may hold anything, field 3 is the state, 22 the start.
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0] not in (b"Z", b"X") and started in (None, fields[19].decode())
+    except (OSError, IndexError):
+        if os.path.exists("/proc/self/stat"):
+            return False
+    if os.name != "posix":  # on Windows `os.kill` would end the process
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it exists and belongs to another user
+        pass
+    return True
 
 
 def resident_bytes() -> int | None:

@@ -19,10 +19,10 @@ from cirron import guard
 from cirron.record import clock, hot
 from cirron.runs import tree
 from cirron.ship.collect import Collector
-from cirron.ship.sinks.base import Outcome
+from cirron.ship.sinks.base import Outcome, Sink
 from cirron.ship.sinks.memory import Memory
 from cirron.view import text
-from cirron.wire import decode_batch, decode_marks, decode_spans
+from cirron.wire import decode_marks, decode_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,8 +51,8 @@ class FakeClock:
         self.now_ns += round(seconds * 1e9)
 
 
-class MemorySink:
-    """A sink that keeps what it is given: the shipped fake beside the real ones."""
+class MemorySink(Sink):
+    """A sink that keeps what it is given, for `ci.profile(sinks=[...])` and for tests of ours."""
 
     def __init__(self) -> None:
         self.sealed: list[Sealed] = []
@@ -62,7 +62,7 @@ class MemorySink:
     @property
     def batches(self) -> list[wire.Batch]:
         """The batches as a reader would see them."""
-        return [decode_batch(batch.payload) for batch in self.sealed]
+        return [batch.decode() for batch in self.sealed]
 
     def emit(self, batch: Sealed) -> Outcome:
         self.sealed.append(batch)
@@ -73,9 +73,6 @@ class MemorySink:
 
     def close(self, deadline_ns: int) -> None:
         self.is_closed = True
-
-    def after_fork(self) -> None:
-        pass
 
     def health(self) -> dict[str, object]:
         return {"memory_batches": len(self.sealed)}

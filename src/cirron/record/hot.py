@@ -28,6 +28,7 @@ from contextvars import ContextVar, Token
 
 from cirron import errors
 from cirron.record import clock, value
+from cirron.record.attrs import preview, settle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 
 MAX_DEPTH = 64
+MAX_NAME = 1_000  # characters; the rest of a longer name is cut off
 LOOPS = {"epoch": "epochs", "batch": "batches"}
 
 # Records that wait while nobody profiles; a profiler brings a larger ring. When a ring is full its
@@ -78,6 +80,7 @@ root: Span  # set below, once there is a Span
 off = False
 too_deep = 0
 undone = 0  # spans that took a number and left no record
+names_cut = 0  # names that were longer than MAX_NAME
 at_epoch_end: Callable[[Span], None] | None = None  # called while the epoch is still open
 device_clock: DeviceClock | None = None
 span_type: type[Span]  # what `scope` makes; set below
@@ -156,6 +159,9 @@ class Span:
         if kind is not None:
             _note_error(self, kind, error)
         self.end = end = now()
+        attrs = self.attrs
+        if attrs is not None:
+            attrs = settle(attrs)
         if _get() is self:
             try:
                 _reset(self.token)
@@ -170,7 +176,7 @@ class Span:
                 self.parent.sequence,
                 self.name,
                 self.index,
-                self.attrs,
+                attrs,
                 self.start,
                 end,
                 self.thread,
@@ -272,7 +278,7 @@ def scope(name: str, index: int | None = None, **attrs: Any) -> Span:
     """
     if off:
         return NULL_SPAN  # type: ignore[return-value]  # same methods, no records
-    if name.__class__ is not str:
+    if name.__class__ is not str or len(name) > MAX_NAME:
         name = _as_name("ci.scope", name)
     if index is not None and index.__class__ is not int:
         index = _as_index(index)
@@ -295,7 +301,7 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
     """
     if off:
         return
-    if name.__class__ is not str:
+    if name.__class__ is not str or len(name) > MAX_NAME:
         name = _as_name("ci.mark", name)
     if kind != "point" and kind != "summary":
         raise errors.one_of("kind", kind, ("point", "summary"))
@@ -307,7 +313,9 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
         span = root
     elif span.end:
         span = _open_ancestor(span)
-    append((next(sequence), span.sequence, name, value, kind, attrs or None, now()))
+    append(
+        (next(sequence), span.sequence, name, value, kind, settle(attrs) if attrs else None, now())
+    )
 
 
 def epochs(iterable: Iterable[T]) -> Iterator[T]:
@@ -447,9 +455,14 @@ def _is_data_loader(iterable: object) -> bool:
 
 
 def _as_name(where: str, name: Any) -> str:
-    if not isinstance(name, str):
+    global names_cut
+    if not issubclass(type(name), str):
         raise errors.not_a_name(where, name)
-    return str.__str__(name)  # of a subclass, which no encoder knows (numpy.str_, an enum)
+    plain = str.__str__(name)  # of a subclass, which no encoder knows (numpy.str_, an enum)
+    if len(plain) > MAX_NAME:
+        names_cut += 1
+        plain = plain[:MAX_NAME]
+    return plain
 
 
 def _as_index(index: Any) -> int:
@@ -491,7 +504,9 @@ def _note_error(span: Span, kind: type[BaseException], error: BaseException | No
         return
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  protects the user's exception, whose own __str__ fails
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  protects the user's exception, whose own __str__ fails
         text = ""
     span.set(error=value.clip(f"{kind.__name__}: {text}" if text else kind.__name__))
 
@@ -549,6 +564,13 @@ class State:
         self.sequence = globals()["sequence"] if sequence is None else sequence
         self.undone = undone if sequence is None else 0  # of the numbers of that sequence
         self.at_epoch_end = at_epoch_end
+
+    def replaced(self, **changes: Any) -> State:
+        """A copy with some fields replaced."""
+        other = State(self.ring)
+        for name in State.__slots__:
+            setattr(other, name, changes.get(name, getattr(self, name)))
+        return other
 
 
 def attach(state: State) -> State:
@@ -625,6 +647,9 @@ def close(span: Span, at: int = 0) -> None:
         device_clock.stop(span)
     parent = span.parent
     span.end = end = parent.end or at or now()
+    attrs = span.attrs
+    if attrs is not None:
+        attrs = settle(attrs)
     if _get() is span:
         try:
             _reset(span.token)
@@ -638,7 +663,7 @@ def close(span: Span, at: int = 0) -> None:
             parent.sequence,
             span.name,
             span.index,
-            span.attrs,
+            attrs,
             span.start,
             end,
             span.thread,
@@ -710,7 +735,7 @@ def record_of(span: Span) -> Closed:
         0 if span.parent is span else span.parent.sequence,
         span.name,
         span.index,
-        span.attrs,
+        None if span.attrs is None else (settle if span.end else preview)(span.attrs),
         span.start,
         span.end,
         span.thread,

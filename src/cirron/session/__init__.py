@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from cirron import errors, guard, hooks, settings, wire
 from cirron.record import clock, hot
 from cirron.runs import tree
-from cirron.session.compose import Session
+from cirron.session.compose import Flushed, Session
 from cirron.session.lifecycle import Process
 from cirron.ship.collect import Collector
 from cirron.ship.sinks.memory import Memory
 from cirron.snapshot.taker import check, refer, stand_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cirron.ship.sinks.base import Emitter
 
 FORMATS = ("tree", "dict", "json", "df")
 
@@ -48,9 +50,9 @@ class Profiler:
         self.config = config  # the user's feature flags
         self.enabled = enabled
 
-    def flush(self) -> None:
-        """Blocks until what was recorded is on disk."""
-        flush()
+    def flush(self) -> Flushed:
+        """Blocks until what was recorded is on disk; says what became of it."""
+        return flush()
 
     def health(self) -> dict[str, Any]:
         """Counters and state; never raises."""
@@ -90,9 +92,13 @@ class Cirron:
         max_pending_records: int | None = None,
         silence_after: float | None = None,
         exit_timeout: float | None = None,
+        access: Literal["private", "group", "all"] | None = None,
+        allow_insecure: bool | None = None,
+        sinks: Sequence[Emitter] | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name != "self"}
+        given = {name: value for name, value in locals().items() if name not in ("self", "sinks")}
         self._given = settings.check(given)
+        self._sinks = check_sinks(sinks)
 
     scope = staticmethod(hot.scope)
     mark = staticmethod(hot.mark)
@@ -114,11 +120,13 @@ class Cirron:
         enabled: bool = True,
         path: str | None = None,
         output: str | list[str] | None = None,
+        sinks: Sequence[Emitter] | None = None,
     ) -> Profiler:
         """Starts profiling this process. Call it once; the handle may be ignored.
 
         Everything is checked before anything is touched: a bad argument raises `ValueError` and
-        names the valid ones. A second call logs a warning and returns the first handle.
+        names the valid ones. A second call logs a warning and returns the first handle. `sinks` are
+        destinations of your own: objects with `emit(batch) -> Outcome`.
 
         >>> ci.profile(output=["spool", "stdout"])
         """
@@ -138,11 +146,12 @@ class Cirron:
         wanted = hooks.check(frameworks)
         if on and values.snapshots != "stats" and not hooks.is_installed("safetensors"):
             raise errors.missing(f"snapshots={values.snapshots!r}", "safetensors", "snapshots")
-        return _begin(values, flags, wanted, enabled=on and values.enabled)
+        own = (*self._sinks, *check_sinks(sinks))
+        return _begin(values, flags, wanted, own, enabled=on and values.enabled)
 
-    def flush(self) -> None:
-        """Blocks until what was recorded is on disk."""
-        flush()
+    def flush(self) -> Flushed:
+        """Blocks until what was recorded is on disk; says what became of it."""
+        return flush()
 
     def health(self) -> dict[str, Any]:
         """Counters and state; never raises."""
@@ -157,10 +166,23 @@ class Cirron:
         shutdown()
 
 
+def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
+    """The user's sinks, or an error that says what one is."""
+    sinks = () if given is None else given
+    if not isinstance(sinks, (list, tuple)):
+        raise errors.out_of_range("sinks", given, "it must be a list of sinks")
+    for sink in sinks:
+        if isinstance(sink, type) or not callable(getattr(sink, "emit", None)):
+            rule = "a sink is an object with a method emit(batch), which returns ci.Outcome.DONE"
+            raise errors.out_of_range("sinks", sink, rule)
+    return tuple(sinks)
+
+
 def _begin(
     values: settings.Settings,
     flags: Mapping[str, Any],
     frameworks: tuple[str, ...] | None,
+    sinks: tuple[Emitter, ...],
     *,
     enabled: bool,
 ) -> Profiler:
@@ -186,7 +208,7 @@ def _begin(
             return _profiler
         with guard.quiet("start"):
             _idle.drain()
-            session = Session(values, frameworks, _memory, run, on_child=_process.watch_child)
+            session = Session(values, frameworks, _memory, run, _process.watch_child, sinks)
             session.start()
             _session = session
             for model in _take_waiting():
@@ -224,14 +246,19 @@ def _end(how: str, detail: str | None = None) -> None:
             _session = None
 
 
-def flush() -> None:
-    """Blocks until what was recorded before the call is on disk."""
+def flush() -> Flushed:
+    """Blocks until what was recorded before the call is on disk; says what became of it.
+
+    >>> ci.flush().ok
+    True
+    """
     session = _session
     if session is None or session.pid != os.getpid():
-        return
-    session.taker.settle(clock.now() + int(FLUSH_WAIT_S * 1e9))
-    if not session.flusher.flush(FLUSH_WAIT_S):
-        guard.warn("ci.flush() gave up after %gs; see ci.health()", FLUSH_WAIT_S)
+        return Flushed(ok=True, on_disk=0, sent=0, held=0, lost=0, why=None)
+    flushed = session.flush(clock.now() + int(FLUSH_WAIT_S * 1e9))
+    if flushed.why is not None:
+        guard.warn("ci.flush() did not store everything: %s", flushed.why)
+    return flushed
 
 
 def watch(model: Any) -> None:
@@ -280,7 +307,7 @@ def health() -> dict[str, Any]:
         found["errors"] = dict(guard.errors)
         session = _session
         if session is not None and session.pid == os.getpid():
-            found["transport"] = session.transport
+            found["transport"] = session.sinks.transport
             found["frameworks_installed"] = session.hooks.installed
             found["session_id"] = session.identity.id
             found["run_id"] = session.identity.run_id

@@ -7,34 +7,45 @@ stages of its own on its first record.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cirron import guard, hooks, settings, wire
+from cirron import files, guard, hooks, settings, wire
 from cirron._version import __version__
+from cirron.record import attrs as attributes
 from cirron.record import clock, hot
 from cirron.session import identity
 from cirron.ship.blackbox import BlackBox
 from cirron.ship.collect import Collector
-from cirron.ship.flusher import Flusher
+from cirron.ship.flusher import MAX_BATCH_BYTES, Flusher
+from cirron.ship.keeper import Keeper
+from cirron.ship.lane import Lane
+from cirron.ship.sinks import console
+from cirron.ship.sinks.event_stream import EventStream
 from cirron.ship.sinks.memory import Memory
+from cirron.ship.sinks.spool import Spool
+from cirron.ship.sinks.stream import MAX_LINE_BYTES, Stream
 from cirron.snapshot.taker import Taker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from cirron.ship.sinks.base import Sink
+    from cirron.ship.sinks.base import Emitter, Sink
     from cirron.snapshot.taker import Taken
 
 ROOT = "cirron.session"
 
 # Of the time that an exit may take, what is kept for storing records when snapshots take long.
 STORE_NS = 1_000_000_000
+
+# What a flush waits for lanes and for the black box, once the spool has its batches.
+SETTLE_NS = 1_000_000_000
 
 
 class Session:
@@ -47,8 +58,10 @@ class Session:
         memory: Memory,
         run_id: str | None,
         on_child: Callable[[], None] = lambda: None,
+        user_sinks: Sequence[Emitter] = (),
     ) -> None:
         self.settings = values
+        self.user_sinks = user_sinks
         self._on_child = on_child  # called in a forked child that begins to record
         self.memory = memory
         self.anchor = clock.read_anchor()
@@ -65,8 +78,7 @@ class Session:
         self.pid = 0  # of the process whose stages these are; 0 while there are none
         self.state: hot.State
         self.collector: Collector
-        self.sinks: list[Sink] = []
-        self.transport = "file_only"
+        self.sinks: Sinks
         self.black_box: BlackBox | None = None
         self.flusher: Flusher
 
@@ -83,21 +95,19 @@ class Session:
         hot.opened.clear()
         self._given_before = hot.expected() - len(self.state.opened)
         self._too_deep = hot.too_deep
+        self._names_cut = hot.names_cut
+        self._attrs_cut = attributes.cut
         self._build()
-        self.flusher.start()
-        for sink in self.sinks:
-            sink.tick()  # begins with what an earlier run left to send
         hot.leave_context()
         hot.attach(self.state)
 
     def start_in_child(self) -> None:
-        """After a fork: nothing is made until the child records something of its own.
+        """After a fork: nothing is made until the child opens a scope or marks a value.
 
         Scopes that were open are the parent's to close; what the child records is under the root.
         """
-        for sink in self.sinks:
+        for sink in self.sinks.all:
             sink.after_fork()
-        self.sinks = []
         self.state = self._new_state()
         self._given_before = hot.expected()
         self.identity = wire.changed(self.identity, pid=os.getpid())
@@ -105,22 +115,27 @@ class Session:
         self.taker.after_fork()
         self.pid = 0
         self._starting = threading.Lock()
+        opened = self.state.opened
+
+        class FirstOpened(set[hot.Span]):
+            """In place of the set of open spans, until there is one."""
+
+            def add(_, span: hot.Span) -> None:  # noqa: N805  `self` is the session
+                opened.add(span)
+                self._begin_in_child()
 
         def first_append(record: hot.Record) -> None:
-            self._begin_in_child()
             self.state.ring.append(record)
+            self._begin_in_child()
 
-        self.state.append = first_append
-        hot.attach(self.state)
+        hot.attach(self.state.replaced(opened=FirstOpened(), append=first_append))
 
     def _begin_in_child(self) -> None:
         with self._starting:
             if not self.pid:
-                self.state.append = self.state.ring.append
                 hot.attach(self.state)
                 with guard.quiet("start after fork"):
                     self._build()
-                    self.flusher.start()
                     self._on_child()
 
     def _new_state(self) -> hot.State:
@@ -137,8 +152,11 @@ class Session:
         return folder
 
     def _build(self) -> None:
+        """Makes the stages and starts them; no disk is touched, each thread makes its folder."""
         values = self.settings
         self.pid = os.getpid()
+        self._batch_prefix = clock.random_id()[:16]
+        self._batch_numbers = itertools.count(1)
         self.collector = Collector(
             self.state,
             self.memory,
@@ -148,11 +166,12 @@ class Session:
             keep_chunks=True,
             keep_lines=bool({"log", "stdout"} & set(values.output)),
         )
-        folder = self._folder()
-        self.transport, self.sinks = build_sinks(values, folder, self.identity, self.header)
-        self.black_box = (
-            BlackBox(
-                folder,
+        self.sinks = Sinks(
+            values, self._folder(), self.identity, self.header, self._batch_prefix, self.user_sinks
+        )
+        if "spool" in values.output:
+            self.black_box = BlackBox(
+                self.sinks.boxes,
                 self.identity,
                 self.collector,
                 self.anchor,
@@ -160,23 +179,24 @@ class Session:
                 silence_s=values.silence_after,
                 counters=self.counters,
             )
-            if "spool" in values.output
-            else None
-        )
         self.flusher = Flusher(
             self.collector,
-            self.sinks,
+            self.sinks.all,
             interval_s=values.flush_interval,
             header=self.header,
             each_tick=self._tick,
+            max_batch_bytes=self.sinks.max_batch_bytes,
         )
+        self.flusher.start()
+        if self.black_box is not None:
+            self.black_box.start()
 
     def header(self) -> wire.Header:
         """The head of a batch that is sealed now."""
         return wire.Header(
             schema_version=wire.SCHEMA_VERSION,
             sdk_version=__version__,
-            batch_id=clock.random_id(),
+            batch_id=f"{self._batch_prefix}{next(self._batch_numbers):016x}",
             created_ns=self.anchor.at(clock.now()),
             session=self.identity,
         )
@@ -195,7 +215,7 @@ class Session:
         if self.root is not None and self.root.attrs is not None:
             self.root.attrs["framework"] = self.hooks.imported
         if self.black_box is not None:
-            self.black_box.write()
+            self.black_box.wake()
 
     # -- ending -----------------------------------------------------------------------------
 
@@ -209,78 +229,158 @@ class Session:
             if self.black_box is not None and how != "clean":
                 self.black_box.freeze(with_stacks=how == "signal")
 
-        def last_tick() -> None:
-            if self.black_box is not None:
-                self.black_box.close(how, detail)
-
         if self.root is not None and self.root in self.state.opened:
             spent = time.process_time_ns() - self._cpu_start_ns
             self.root.set(framework=self.hooks.imported, cpu_ns=spent)
         if not self.taker.stop(deadline - STORE_NS):
             guard.warn("a snapshot was not finished within exit_timeout, and is lost")
-        if not self.flusher.stop(deadline, before_closing, last_tick):
-            left = self.collector.seen + len(self.state.ring) - self.flusher.records
+        if not self.flusher.stop(deadline, before_closing):
+            left = self.collector.seen + self.collector.pending - self.flusher.records
             if left > 0:
                 limit_s = self.settings.exit_timeout
                 guard.warn("%d records were not stored within exit_timeout=%gs", left, limit_s)
+        if self.black_box is not None:
+            self.black_box.close(deadline, how, detail)
 
     # -- what is known ----------------------------------------------------------------------
 
+    def flush(self, deadline_ns: int) -> Flushed:
+        """Has everything stored that was recorded before the call, and says what became of it."""
+        self.taker.settle(deadline_ns)
+        in_time = self.flusher.flush((deadline_ns - clock.now()) / 1e9)
+        for sink in self.sinks.all:
+            soon_ns = min(deadline_ns, clock.now() + SETTLE_NS)
+            sink.settle(deadline_ns if sink.is_patient else soon_ns)
+        if self.black_box is not None:
+            self.black_box.refresh(min(deadline_ns, clock.now() + SETTLE_NS))
+        return self.stored(None if in_time else "the background thread did not finish in time")
+
+    def stored(self, problem: str | None = None) -> Flushed:
+        """Where the session's records are."""
+        spool = self.sinks.spool
+        held = 0 if spool is None else spool.held_records
+        spool_problem = None if spool is None else spool.problem
+        if spool_problem is not None:
+            problem = f"cannot write to {self.sinks.folder.path}: {spool_problem}"
+        return Flushed(
+            ok=problem is None and not held,
+            on_disk=0 if spool is None else spool.written_records,
+            sent=self.sinks.sent_records,
+            held=held,
+            lost=self.collector.dropped()
+            + self.collector.failed
+            + (0 if spool is None else spool.lost_records),
+            why=problem,
+        )
+
     def counters(self) -> dict[str, Any]:
         """What was lost, and what it all cost."""
+        stored = self.stored()
         found: dict[str, Any] = {
             "record_drop_count": self.collector.dropped(),
+            "record_error_count": self.collector.failed,
             "mark_drop_count": self.collector.lost_values,
             "scope_drop_count": hot.too_deep - self._too_deep,
+            "names_cut_count": hot.names_cut - self._names_cut,
+            "attrs_cut_count": attributes.cut - self._attrs_cut,
             "attrs_as_text_count": self.collector.coerced,
-            "records_flushed": self.flusher.records,
-            "records_pending": len(self.state.ring),
+            "records_flushed": self.flusher.records - stored.held,
+            "records_pending": self.collector.pending,
+            "records_on_disk": stored.on_disk,
+            "records_sent": stored.sent,
+            "records_held": stored.held,
+            "records_lost": stored.lost,
+            "flush_problem": stored.why,
+            "flush_lag_s": round(self.collector.lag_ns() / 1e9, 3),
             "flush_latency_ns": self.flusher.latency_ns,
             "flush_cpu_ns": self.flusher.cpu_ns,
             "clock_drift_ns": clock.wall() - self.anchor.at(clock.now()),
             **self.taker.counters(),
         }
-        for sink in self.sinks:
+        if self.black_box is not None:
+            found["blackbox_problem"] = self.black_box.problem
+        for sink in self.sinks.all:
             found.update(sink.health())
         return found
 
 
-def build_sinks(
-    values: settings.Settings,
-    folder: Path,
-    session: wire.Session,
-    header: Callable[[], wire.Header],
-) -> tuple[str, list[Sink]]:
-    """The transport's name, and the sinks: local ones first, since the spool is the truth."""
-    sinks: list[Sink] = []
-    outbox: Any = None
-    streaming = any(os.environ.get(name) for name in ("CIRRON_RUN_ID", "CIRRON_DEPLOYMENT_ID"))
-    sending = values.api_key is not None and not streaming
-    if sending:
-        from cirron.ship.outbox import DiskOutbox, MemoryOutbox
+class Flushed(NamedTuple):
+    """What became of the session's records so far; `ci.flush()` returns it."""
 
-        spooled = "spool" in values.output
-        outbox = DiskOutbox(folder, session.id) if spooled else MemoryOutbox()
-    if "spool" in values.output:
-        from cirron.ship.sinks.spool import Spool
+    ok: bool  # all that was recorded before the call is where it should be
+    on_disk: int
+    sent: int
+    held: int  # in memory, for a disk that refuses
+    lost: int
+    why: str | None  # what is wrong, where something is
 
-        sinks.append(Spool(folder, max_bytes=values.spool_max_bytes, header=header, outbox=outbox))
-    if "log" in values.output or "stdout" in values.output:
-        from cirron.ship.sinks import console
 
+class Sinks:
+    """Where batches go: the spool first, since it is the truth; what may block in lanes."""
+
+    def __init__(
+        self,
+        values: settings.Settings,
+        root: Path,
+        session: wire.Session,
+        header: Callable[[], wire.Header],
+        prefix: str,
+        of_user: Sequence[Emitter] = (),
+    ) -> None:
+        self.all: list[Sink] = []
+        self.spool: Spool | None = None
+        self.folder = files.Folder(root / "spool", files.BATCH, values.access)
+        self.boxes = files.Folder(root / "blackbox", files.BLACK_BOX, values.access)
+        self.transport = "file_only"
+        self.max_batch_bytes = min(MAX_BATCH_BYTES, max(values.spool_max_bytes // 8, 1))
+        self._sender: Any = None  # what counts as sent is its
+        is_spooled = "spool" in values.output
+        streaming = any(os.environ.get(name) for name in ("CIRRON_RUN_ID", "CIRRON_DEPLOYMENT_ID"))
+        outbox: Any = None
+        if values.api_key is not None and not streaming:
+            from cirron.ship.outbox import DiskOutbox, MemoryOutbox
+
+            outbox = (
+                DiskOutbox(root, prefix, access=values.access) if is_spooled else MemoryOutbox()
+            )
+        if is_spooled:
+            keeper = Keeper(
+                self.folder,
+                self.boxes,
+                max_bytes=values.spool_max_bytes,
+                host=session.host,
+                header=header,
+                is_own=lambda name: f"-{prefix}" in name,
+                **({} if outbox is None else {"is_pending": outbox.is_pending}),
+            )
+            prepare = {} if outbox is None else {"prepare": outbox.open}
+            self.spool = Spool(self.folder, keeper, **prepare)
+            self.all.append(self.spool)
+        if streaming or "stdout" in values.output:
+            stdout = Stream(sys.stdout)
         if "log" in values.output:
-            sinks.append(console.to_logger())
+            self.all.append(Lane(console.to_logger(), "log"))
         if "stdout" in values.output:
-            sinks.append(console.to_stream(sys.stdout))
-    if streaming:
-        from cirron.ship.sinks.event_stream import EventStream
+            self.all.append(Lane(console.to_stream(stdout), "stdout"))
+        if streaming:
+            self.transport = "event_stream"
+            self.max_batch_bytes = min(self.max_batch_bytes, MAX_LINE_BYTES)
+            self._sender = Lane(EventStream(stdout), "event_stream")
+            self.all.append(self._sender)
+        elif outbox is not None:
+            from cirron.ship.sinks.http import HttpSink
 
-        sinks.append(EventStream(sys.stdout))
-        return "event_stream", sinks
-    if sending:
-        from cirron.ship.sinks.http import HttpSink
+            assert values.api_key is not None
+            self.transport = "http"
+            self._sender = HttpSink(
+                values.api_endpoint, values.api_key, outbox, sdk_version=__version__
+            )
+            self.all.append(self._sender)
+        for number, sink in enumerate(of_user):
+            name = type(sink).__name__ if number == 0 else f"{type(sink).__name__}_{number}"
+            self.all.append(Lane(sink, name))
 
-        assert values.api_key is not None
-        sinks.append(HttpSink(values.api_endpoint, values.api_key, outbox, sdk_version=__version__))
-        return "http", sinks
-    return "file_only", sinks
+    @property
+    def sent_records(self) -> int:
+        """Records that the platform has."""
+        return 0 if self._sender is None else int(self._sender.sent_records)

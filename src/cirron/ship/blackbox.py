@@ -1,15 +1,14 @@
 """The black box: what this process is doing now, on disk, for when it cannot say so any more.
 
-A small file, rewritten at each flush: the open spans of every thread, the last step, memory, and
-the stacks of all threads after a long silence inside one scope. It is closed with how the process
-ended; one that is not closed belongs to a process that was killed, or that still runs.
+A small file, rewritten at each flush interval: the open spans of every thread, the last step,
+memory, and the stacks of all threads after a long silence inside one scope. It is closed with how
+the process ended; one that is not closed belongs to a process that was killed, or that still runs.
 
-Runs on the background thread and reads only what the collector has anyway.
+It has a thread to itself, which nothing else can hold up, and reads only what the collector has.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import sys
@@ -17,19 +16,22 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from cirron import system, wire
+from cirron import guard, system, wire
 from cirron.record import clock, hot
-from cirron.ship.collect import STEP_NAMES, typed
+from cirron.ship.collect import STEP_NAMES, typed, weigh
+from cirron.ship.threads import Worker, sleep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+    from cirron.files import Folder
     from cirron.ship.collect import Collector
 
 MAX_OPEN = 1_000  # a server with more requests in flight than this shows the oldest
+MAX_BYTES = 2**20  # of the open spans; what comes after is left out, and `open_count` tells
 OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STACKS_EVERY_NS = 10_000_000_000
+LATE = 1.5  # flush intervals after which it is written although no flush has woken it
 
 
 class BlackBox:
@@ -37,7 +39,7 @@ class BlackBox:
 
     def __init__(
         self,
-        root: Path,
+        folder: Folder,
         session: wire.Session,
         collector: Collector,
         anchor: clock.Anchor,
@@ -46,8 +48,9 @@ class BlackBox:
         silence_s: float,
         counters: Callable[[], dict[str, Any]],
     ) -> None:
-        self.path = root / "blackbox" / f"{session.id}-{os.getpid()}.json"
-        self.failures = 0
+        self.name = f"{session.id}-{os.getpid()}.json"
+        self.problem: str | None = None  # why the last write failed, if it did
+        self._folder = folder
         self._session = session
         self._collector = collector
         self._anchor = anchor
@@ -58,7 +61,52 @@ class BlackBox:
         self._stacks: list[dict[str, Any]] | None = None
         self._stacks_at = 0
         self._frozen: dict[str, Any] | None = None
+        self._ended: dict[str, Any] | None = None
         self.signals: list[dict[str, Any]] = []
+        self._begun = 0  # writes
+        self._written = 0
+        self._worker = Worker(self._run, "cirron-blackbox")
+
+    # -- called from other threads ----------------------------------------------------------
+
+    def start(self) -> None:
+        """Writes the first state at once: a process that dies in its first second has one too."""
+        self._worker.start()
+
+    def wake(self) -> None:
+        """Has the state written anew, soon."""
+        self._worker.wake()
+
+    def refresh(self, deadline_ns: int) -> None:
+        """Waits until the file is as new as this call, not past the deadline."""
+        wanted = self._begun + 1
+        self._worker.wake()
+        while self._written < wanted and self._worker.is_alive and clock.now() < deadline_ns:
+            sleep(0.001)
+
+    def freeze(self, *, with_stacks: bool) -> None:
+        """Keeps what is going on, for the last write: what is open is about to be closed."""
+        self._frozen = self._doing(clock.now())
+        if with_stacks:
+            self._frozen["stacks"] = all_stacks()
+
+    def close(self, deadline_ns: int, how: str, detail: str | None = None) -> bool:
+        """Has the last state written: how the process ended. False: not by the deadline."""
+        self._ended = {"how": how, "detail": detail, "at_ns": self._anchor.at(clock.now())}
+        self._worker.stop()
+        return self._worker.wait_for_end(deadline_ns)
+
+    # -- its own thread ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._worker.is_stopping:
+            self._begun += 1
+            with guard.contained("black box"):
+                self.write()
+            self._written = self._begun
+            self._worker.rest(LATE * self._interval_s)
+        with guard.contained("black box"):
+            self.write(self._ended)
 
     def write(self, ended: dict[str, Any] | None = None) -> None:
         """Replaces the file by the present state."""
@@ -77,15 +125,10 @@ class BlackBox:
             "counters": self._counters(),
         }
         try:
-            replace_file(self.path, wire.encode(content))
-        except OSError:  # the spool says what is wrong with this folder
-            self.failures += 1
-
-    def freeze(self, *, with_stacks: bool) -> None:
-        """Keeps what is going on, for the last write: what is open is about to be closed."""
-        self._frozen = self._doing(clock.now())
-        if with_stacks:
-            self._frozen["stacks"] = all_stacks()
+            self._folder.put(self.name, [wire.encode(content)])
+            self.problem = None
+        except OSError as error:
+            self.problem = error.strerror or str(error)
 
     def _doing(self, now: int) -> dict[str, Any]:
         """What is open, the last step, and where the threads are if they have been silent."""
@@ -103,17 +146,20 @@ class BlackBox:
             "stacks": self._stacks,
         }
 
-    def close(self, how: str, detail: str | None = None) -> None:
-        """Writes the last state: how the process ended."""
-        self.write({"how": how, "detail": detail, "at_ns": self._anchor.at(clock.now())})
-
     def _open(self, spans: list[hot.Span]) -> list[dict[str, Any]]:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        return [
-            wire.builtins(self._collector.open_record(span))
-            | {"thread_name": names.get(span.thread), "latest": self._latest(span.sequence)}
-            for span in spans
-        ]
+        found: list[dict[str, Any]] = []
+        left = MAX_BYTES
+        for span in spans:
+            record = self._collector.open_record(span)
+            left -= 1_000 + weigh(record.attrs) + 40 * len(record.mark_ids)
+            if left < 0:
+                break
+            found.append(
+                wire.builtins(record)
+                | {"thread_name": names.get(span.thread), "latest": self._latest(span.sequence)}
+            )
+        return found
 
     def _step(self, last: hot.Closed | None, spans: list[hot.Span]) -> dict[str, Any] | None:
         """The newest step: one that is open, or else the one that closed last."""
@@ -151,7 +197,7 @@ class BlackBox:
                     self._collector.marked_at.get(span.sequence, 0),
                 )
         for thread in set(last_closed) - set(active):
-            del last_closed[thread]  # threads come and go
+            last_closed.pop(thread, None)  # threads come and go
         oldest = min(active.values(), default=now)
         return oldest if now - oldest >= self._silence_ns else None
 
@@ -171,19 +217,3 @@ def all_stacks() -> list[dict[str, Any]]:
                 {"thread_id": thread, "name": names.get(thread, "?"), "frames": calls[::-1]}
             )
     return found
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Puts a file in place whole; a reader sees the old one or the new one."""
-    partial = path.with_suffix(".tmp")
-    try:
-        try:
-            partial.write_bytes(content)
-        except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise

@@ -2,20 +2,24 @@
 
 Runs on the background thread, or on the caller's for `ci.trace()`; a lock lets in one at a time,
 for one slice of records. A slice is small enough that the interpreter lock is never held for long.
+A record that cannot be encoded loses itself only, and is counted.
 """
 
 from __future__ import annotations
 
 import os
-import reprlib
-import threading
-import time
+import struct
 from collections import deque
+from itertools import repeat, starmap
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import wire
+from cirron.record import attrs as attributes
 from cirron.record import clock, hot
-from cirron.record.value import Deferred, Several, clip
+from cirron.record.value import Deferred, Several
+from cirron.ship.texts import Texts
+from cirron.ship.threads import new_lock, sleep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,10 +33,19 @@ SLICE = 800
 # A span that gets marks for hours lists only the newest of their ids; every mark names its span.
 MAX_MARK_IDS = 1_000
 
-# An attribute that holds more than this many items is stored as text.
-MAX_ITEMS = 1_000
-MAX_TEXT = 16_384  # bytes of a string
-MAX_NESTING = 6
+# Names of marks whose latest value is kept for an open span, for the black box and for printing.
+MAX_LATEST = 100
+
+# Marks whose value a device still has. Past this the oldest are given up, and counted.
+MAX_WAITING = 50_000
+# How often those are looked through while records come in.
+WAITING_LOOK_NS = 50_000_000
+
+# Parents whose ids are kept as text.
+MAX_PARENTS = 10_000
+
+# A slice ends early once its attributes may have this size, which bounds what is written at once.
+MAX_SLICE_BYTES = 2**20
 
 # Attributes that have a field of their own in the record.
 GAUGES = ("cpu_ns", "gpu_ns", "memory_peak_bytes")
@@ -42,20 +55,18 @@ DEVICE_TIMES = frozenset(("gpu_ns", "device_ns"))
 
 STEP_NAMES = frozenset(("step", "batch"))
 
-# Their text is made of the first items only: all of a large one would take long.
-CONTAINERS = (list, tuple, dict, set, frozenset)
-
 # A span that waits for its GPU time is written without it after this long, or when so many wait
 # behind it: a device that hangs must not keep what led up to it off the disk.
 HOLD_NS = 30_000_000_000
 MAX_HELD = 100_000
 
-# How long `ci.trace()` waits for devices.
+# How long `ci.trace()` waits for devices, and `ci.health()` for the lock.
 SETTLE_S = 2.0
+LOCK_S = 0.5
 
 _NO_ATTRS: dict[str, Any] = {}
 _NO_MARKS: list[str] = []
-_PLAIN = frozenset((str, int, bool, type(None)))
+_PLAIN = frozenset((str, bool, type(None)))
 _INT64 = range(-(2**63), 2**64)
 
 
@@ -93,14 +104,18 @@ class Collector:
         keep_chunks: bool = False,
         keep_lines: bool = False,
     ) -> None:
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         self.anchor = anchor
         self.pending_bytes = 0  # encoded and not yet taken
         self.last_step: hot.Closed | None = None
         self.last_activity: dict[int, int] = {}  # thread -> when it last closed a span
         self.seen = 0  # records that were taken out of the ring
-        self.coerced = 0  # attributes that were stored as text
         self.lost_values = 0  # marks whose value could not be had
+        self.failed = 0  # records that could not be encoded
+        self._oldest_ns = 0  # when the first record was made that is encoded and not yet taken
+        self._foreign_texts = 0
+        self._texts = Texts()
+        self._as_text_before = attributes.as_text
         self.on_deferred: Callable[[Deferred], None] | None = None
         # Of spans that have marks, until they close, by the span's sequence:
         self.mark_ids: dict[int, tuple[str, list[str]]] = {}  # its own id, and those of its marks
@@ -117,17 +132,18 @@ class Collector:
         self._keep_chunks = keep_chunks
         self._keep_lines = keep_lines
         self._chunks: list[Chunk] = []
-        self._waiting: list[hot.Mark] = []  # marks whose value a device still has
+        self._waiting: deque[hot.Mark] = deque()  # marks whose value a device still has
+        self._looked_ns = 0  # when they were last looked through
         self._held: deque[hot.Closed] = deque()  # spans, from the first whose GPU time is not there
         self._snapshots: list[wire.Snapshot] = []
         self._snapshot_marks: list[wire.Mark] = []
         self._files: list[tuple[Path, str]] = []
         self.ids = clock.ids
         self._prefix = clock.ids.prefix
-        self._last = 0
-        self._last_id: str | None = None
         self._given_before = given_before  # sequence numbers that are not this ring's
         self._was_full = False
+        self._rest: list[hot.Record] = []  # taken out of the ring, for the next slice
+        self._ids = ParentIds(self.ids)
 
     # -- taking records in ------------------------------------------------------------------
 
@@ -138,55 +154,103 @@ class Collector:
 
     def drain(self) -> None:
         """Takes everything that was recorded before the call, whoever goes on recording."""
-        target = self.seen + len(self._ring)
+        target = self.seen + self.pending
         while self.seen < target and self.step():
             pass
 
+    @property
+    def pending(self) -> int:
+        """Records that nothing was done with yet."""
+        return len(self._ring) + len(self._rest)
+
+    def lag_ns(self) -> int:
+        """The age of the oldest record that was not handed on yet."""
+        try:
+            in_ring = self._ring[0][6]  # a span's end, a mark's time
+        except IndexError:
+            in_ring = 0
+        oldest = self._oldest_ns or in_ring
+        return max(0, self._now() - oldest) if oldest else 0
+
     def _step(self, limit: int) -> int:
+        # In bulk, by functions of C: Python does not take the interpreter lock away inside of
+        # them, so that a program with many busy threads leaves this one turns that are long enough.
         ring = self._ring
-        waiting = len(ring)
-        count = min(waiting, limit)
-        pop = ring.popleft
-        closed: list[hot.Closed] = []
-        marks: list[hot.Mark] = []
-        late = self._take_ready() if self._waiting else []
-        gpu_times: list[Deferred] = []
-        for _ in range(count):
-            record = pop()
-            if len(record) == 7:
-                value = record[3]
-                # Most are floats, and are let through at once.
-                if (
-                    value.__class__ is not float
-                    and isinstance(value, Deferred)
-                    and not value.is_ready
-                ):
-                    self._wait_for(record)
-                else:
-                    marks.append(record)
-            else:
-                closed.append(record)
-                if record[4] is not None and not DEVICE_TIMES.isdisjoint(record[4]):
-                    gpu_time = gpu_time_of(record)
-                    if gpu_time is not None:
-                        gpu_times.append(gpu_time)
-        self.seen += count
+        count = 0 if self._rest else min(len(ring), limit)
+        records = self._rest or list(starmap(ring.popleft, repeat((), count)))
         if ring.maxlen is not None and len(ring) + count >= ring.maxlen:
             self._was_full = True  # or may have been, while we took records out
-        if closed:
-            self._note_activity(closed)
-        asked = [one for one in gpu_times if not one.is_awaited]
-        if asked and self.on_deferred is not None:
-            self.on_deferred(Several(asked))
-        if gpu_times or self._held:
+        if records and not self._oldest_ns:
+            self._oldest_ns = records[0][6]
+        late = self._take_ready() if self._waiting else []
+        closed, marks = self._take(records)
+        if (have_attrs(closed) and self._ask_for_times(closed)) or self._held:
             closed = self._let_through(closed)
         if closed or marks or late or self._snapshots:
             self._encode(closed, marks, late)
-        return waiting - count
+        return len(ring) + len(self._rest)
+
+    def _take(self, records: list[hot.Record]) -> tuple[list[hot.Closed], list[hot.Mark]]:
+        """The spans, and the marks whose value is known, of as many records as a slice may hold."""
+        are_spans = list(map(len, records)).count(8) == len(records)
+        closed: list[Any] = records
+        marks: list[hot.Mark] = []
+        self._rest = []
+        if not are_spans or have_attrs(records):
+            records = self._cut(records)
+            closed = [record for record in records if len(record) == 8]
+        self.seen += len(records)
+        if not are_spans:
+            for record in records:
+                if len(record) == 7:
+                    value = record[3]
+                    # Most are floats, and are let through at once.
+                    if (
+                        value.__class__ is not float
+                        and isinstance(value, Deferred)
+                        and not value.is_ready
+                    ):
+                        self._wait_for(record)
+                    else:
+                        marks.append(record)
+        if closed:
+            names = set(map(name_of_span, closed))
+            if not STEP_NAMES.isdisjoint(names):
+                self.last_step = next(r for r in reversed(closed) if r[2] in STEP_NAMES)
+            self.last_activity.update(zip(map(thread_of, closed), map(end_of, closed), strict=True))
+        return closed, marks
+
+    def _cut(self, records: list[hot.Record]) -> list[hot.Record]:
+        """As many of them as have attributes of `MAX_SLICE_BYTES`; the rest is kept."""
+        weight = 0
+        for number, record in enumerate(records, start=1):
+            attrs = record[4] if len(record) == 8 else record[5]
+            if attrs is not None:
+                weight += weigh(attrs)
+                if weight > MAX_SLICE_BYTES:
+                    self._rest = records[number:]
+                    return records[:number]
+        return records
+
+    def _ask_for_times(self, closed: list[hot.Closed]) -> bool:
+        """Whether some of the spans wait for the time that a device took; it is asked for."""
+        times = []
+        for record in closed:
+            if record[4] is not None and not DEVICE_TIMES.isdisjoint(record[4]):
+                gpu_time = gpu_time_of(record)
+                if gpu_time is not None:
+                    times.append(gpu_time)
+        asked = [one for one in times if not one.is_awaited]
+        if asked and self.on_deferred is not None:
+            self.on_deferred(Several(asked))
+        return bool(times)
 
     def _wait_for(self, mark: hot.Mark) -> None:
         self._list_mark(mark[1], f"{self._prefix}{mark[0]:016x}")  # its span may close first
         self._waiting.append(mark)
+        if len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()[3].give_up()
+            self.lost_values += 1
         if self.on_deferred is not None and not mark[3].is_awaited:
             self.on_deferred(mark[3])
 
@@ -206,8 +270,12 @@ class Collector:
         return ready
 
     def _take_ready(self) -> list[hot.Mark]:
+        now = clock.now()
+        if now - self._looked_ns < WAITING_LOOK_NS and self._ring:
+            return []
+        self._looked_ns = now
         ready: list[hot.Mark] = []
-        waiting: list[hot.Mark] = []
+        waiting: deque[hot.Mark] = deque()
         for mark in self._waiting:  # each is asked once: another thread makes them ready
             (ready if mark[3].is_ready else waiting).append(mark)
         self._waiting = waiting
@@ -223,7 +291,7 @@ class Collector:
         deadline = clock.now() + int(timeout_s * 1e9)
         for value in self.waiting_values():
             while not value.poll() and clock.now() < deadline:
-                time.sleep(0.001)
+                sleep(0.001)
         self.step()
 
     def let_go(self) -> None:
@@ -240,9 +308,9 @@ class Collector:
     def held_records(self) -> list[wire.Span]:
         """The wire form of the spans that still wait for their GPU time."""
         with self.lock:
-            coerced = self.coerced  # is counted when they are written
-            records = [self._span(record) for record in self._held]
-            self.coerced = coerced
+            texts = self._foreign_texts  # are counted when they are written
+            records = self._spans(list(self._held)) if self._held else []
+            self._foreign_texts = texts
         return records
 
     def add_snapshots(
@@ -276,7 +344,8 @@ class Collector:
             for mark in self._waiting:
                 mark[3].give_up()
             self.lost_values += len(self._waiting)
-            self._waiting = []
+            self._waiting = deque()
+            self._texts.stop()
 
     # -- handing chunks out -----------------------------------------------------------------
 
@@ -285,6 +354,7 @@ class Collector:
         with self.lock:
             chunks, self._chunks = self._chunks, []
             self.pending_bytes = 0
+            self._oldest_ns = 0
             return chunks
 
     def open_spans(self) -> list[hot.Span]:
@@ -293,12 +363,24 @@ class Collector:
         return sorted(self._opened.copy(), key=lambda span: span.sequence)
 
     def dropped(self) -> int:
-        """Records that a full ring pushed out: numbers given out, less those that were seen."""
-        if not self._was_full:
+        """Records that a full ring pushed out: numbers given out, less those that were seen.
+
+        Right while the background thread is stuck, too: the ring is full then.
+        """
+        if not self._was_full and len(self._ring) != self._ring.maxlen:
             return 0
-        with self.lock:
-            accounted = self.seen + len(self._ring) + len(self._opened)
+        is_locked = self.lock.acquire(timeout=LOCK_S)  # else the count may be off by a slice
+        try:
+            accounted = self.seen + self.pending + len(self._opened)
             return max(0, hot.expected() - self._given_before - accounted)
+        finally:
+            if is_locked:
+                self.lock.release()
+
+    @property
+    def coerced(self) -> int:
+        """Attributes that were stored as text."""
+        return self._foreign_texts + attributes.as_text - self._as_text_before
 
     # -- encoding ---------------------------------------------------------------------------
 
@@ -308,25 +390,34 @@ class Collector:
         snapshots, self._snapshots = self._snapshots, []
         files, self._files = self._files, []
         # Marks first: a span lists those that came before its end, which are all of its own.
-        mark_records = [record for record in map(self._mark, marks) if record is not None]
+        mark_records: list[wire.Mark] = []
+        for mark in marks:
+            try:
+                record = self._mark(mark)
+            except Exception:  # noqa: BLE001  protects the other records from this one
+                self.failed += 1
+            else:
+                if record is not None:
+                    mark_records.append(record)
         if late:
             found = [self._mark(mark, late=True) for mark in late]
             mark_records += [record for record in found if record is not None]
             marks = marks + [mark for mark in late if mark[1] in self.mark_ids]  # still open
         mark_records += self._snapshot_marks
         self._snapshot_marks = []
-        span_records = [self._span(record) for record in closed]
-        self._remember_latest(closed, marks)
+        span_records = self._spans(closed) if closed else []
+        if marks:
+            self._remember_latest(closed, marks)
         lines = [self._line(record) for record in closed] if self._keep_lines else []
-        for record in closed:
-            self.mark_ids.pop(record[0], None)
-            if self.latest:
-                self.latest.pop(record[0], None)
-                self.marked_at.pop(record[0], None)
+        if self.mark_ids or self.latest:
+            for span in closed:
+                self.mark_ids.pop(span[0], None)
+                self.latest.pop(span[0], None)
+                self.marked_at.pop(span[0], None)
         chunk = Chunk(
-            wire.encode_records(span_records),
-            wire.encode_records(mark_records),
-            wire.encode_records(snapshots),
+            self._encoded(span_records),
+            self._encoded(mark_records),
+            self._encoded(snapshots),
             lines,
             files,
             len(span_records) + len(mark_records) + len(snapshots),
@@ -336,11 +427,19 @@ class Collector:
             self._chunks.append(chunk)
             self.pending_bytes += len(chunk.spans) + len(chunk.marks) + len(chunk.snapshots)
 
-    def _note_activity(self, closed: list[hot.Closed]) -> None:
-        """Keeps what the black box wants to know, of spans that are held back too."""
-        for record in closed:
-            self.last_activity[record[7]] = record[6]
-        self.last_step = next((r for r in reversed(closed) if r[2] in STEP_NAMES), self.last_step)
+    def _encoded(self, records: list[Any]) -> bytes:
+        if not records:
+            return b""
+        try:
+            return wire.encode_records(records)
+        except Exception:  # noqa: BLE001  protects all the others from a record that JSON refuses
+            good = []
+            for record in records:
+                try:
+                    good.append(wire.encode_records([record]))
+                except Exception:  # noqa: BLE001  as above
+                    self.failed += 1
+            return b",".join(good)
 
     def _remember_latest(self, closed: list[hot.Closed], marks: list[hot.Mark]) -> None:
         """Keeps what the black box and the printing sinks want to know of marks."""
@@ -349,51 +448,64 @@ class Collector:
         for _, span, name, value, _, _, time_ns in marks:
             if span and span not in gone:
                 known = value.value if isinstance(value, Deferred) else value
-                self.latest.setdefault(span, {})[name] = known
+                latest = self.latest.setdefault(span, {})
+                if name in latest or len(latest) < MAX_LATEST:
+                    latest[name] = known
                 self.marked_at[span] = time_ns
 
-    def _span(self, record: hot.Closed) -> wire.Span:
-        number, parent, name, index, attrs, start, end, thread = record
-        marked = self.mark_ids.get(number)
-        span_id, marks = marked or (f"{self._prefix}{number:016x}", _NO_MARKS)
-        plain = self._plain_attrs(attrs) if attrs else _NO_ATTRS
-        if len(marks) > MAX_MARK_IDS:
-            marks = marks[-MAX_MARK_IDS:]
-            plain = {**plain, "mark_ids": f"the newest {MAX_MARK_IDS} only"}
-        span = wire.Span(
-            span_id,
-            name,
-            self._last_id if parent == self._last else self._parent_id(parent),
-            index,
-            start + self._offset,
-            end + self._offset,
-            None,
-            None,
-            None,
-            thread,
-            self._pid,
-            self._rank,
-            plain,
-            marks,
+    def _spans(self, closed: list[hot.Closed]) -> list[wire.Span]:
+        """The wire form of spans."""
+        numbers, parents, names, indices, attrs, starts, ends, threads = zip(*closed, strict=True)
+        at = self._offset.__add__
+        spans = list(
+            map(
+                wire.Span,
+                map(self._prefix.__add__, hex_of(numbers)),
+                names,
+                map(self._ids.__getitem__, parents),
+                indices,
+                map(at, starts),
+                map(at, ends),
+                *repeat(repeat(None), 3),  # see GAUGES
+                threads,
+                repeat(self._pid),
+                repeat(self._rank),
+                repeat(_NO_ATTRS),
+                repeat(_NO_MARKS),
+            )
         )
-        if plain:
-            for gauge in GAUGES:
-                if gauge in plain and (plain[gauge] is None or plain[gauge].__class__ is int):
-                    setattr(span, gauge, plain.pop(gauge))
-        return span
+        if attrs.count(None) < len(attrs) or self.mark_ids:
+            found = zip(spans, numbers, attrs, strict=True)
+            spans = [span for span, *more in found if self._fill(span, *more)]
+        return spans
 
-    def _parent_id(self, number: int) -> str | None:
-        """The id of a parent, kept for its next child."""
-        self._last = number
-        self._last_id = self.ids.hex(number) if number else None
-        return self._last_id
+    def _fill(self, span: wire.Span, number: int, attrs: dict[str, Any] | None) -> bool:
+        """Adds attributes and marks. False: it cannot be recorded."""
+        if attrs:
+            try:
+                plain = self._plain_attrs(attrs)
+                for gauge in GAUGES:
+                    if gauge in plain and (plain[gauge] is None or plain[gauge].__class__ is int):
+                        setattr(span, gauge, plain.pop(gauge))
+                span.attrs = plain
+            except Exception:  # noqa: BLE001  protects the other records from this one
+                self.failed += 1
+                return False
+        marked = self.mark_ids.get(number)
+        if marked is not None:
+            span.id, span.mark_ids = marked
+            if len(span.mark_ids) > MAX_MARK_IDS:
+                span.mark_ids = span.mark_ids[-MAX_MARK_IDS:]
+                span.attrs = {**span.attrs, "mark_ids": f"the newest {MAX_MARK_IDS} only"}
+        return True
 
     def open_record(self, span: hot.Span) -> wire.Span:
         """The wire form of a span that is still open."""
+        closed = hot.record_of(span)
         with self.lock:
-            coerced = self.coerced  # is counted when it closes
-            record = self._span(hot.record_of(span))
-            self.coerced = coerced
+            texts = self._foreign_texts  # are counted when it closes
+            (record,) = self._spans([closed])
+            self._foreign_texts = texts
         record.end_ns = None
         return record
 
@@ -449,38 +561,66 @@ class Collector:
     def _plain_attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
         return {key: self.plain(value) for key, value in attrs.items()}
 
-    def plain(self, value: Any, nesting: int = 0) -> Any:
-        """The value as JSON can hold it; what JSON cannot hold becomes text, and is counted."""
-        kind = value.__class__
-        if kind is str:
-            if len(value) <= MAX_TEXT:
-                return value
-            self.coerced += 1
-            return clip(value, MAX_TEXT)
-        if kind in _PLAIN and (kind is not int or value in _INT64):
+    def plain(self, value: Any) -> Any:
+        """A settled value (`record/attrs.py`) as JSON can hold it."""
+        kind = type(value)
+        if kind in _PLAIN:
             return value
+        if kind is int:
+            return value if value in _INT64 else large(value)
         if kind is float:
             return value if value - value == 0 else str(value)
-        if isinstance(value, Deferred):
-            return value.value
-        try:
-            if nesting < MAX_NESTING:
-                if isinstance(value, (list, tuple)) and len(value) <= MAX_ITEMS:
-                    return [self.plain(item, nesting + 1) for item in value]
-                if isinstance(value, dict) and len(value) <= MAX_ITEMS:
-                    return {str(k): self.plain(v, nesting + 1) for k, v in value.items()}
-                if isinstance(value, (bool, int, float, str)):  # subclasses: enums, np.float64
-                    base = next(b for b in (bool, int, float, str) if isinstance(value, b))
-                    if base is not kind:
-                        plain = str.__str__(value) if isinstance(value, str) else base(value)
-                        return self.plain(plain, MAX_NESTING)
-                if type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1:
-                    return self.plain(value.item(), MAX_NESTING)
-            text = reprlib.repr(value) if isinstance(value, CONTAINERS) else str(value)
-        except Exception:  # noqa: BLE001  protects the batch, from an object whose own methods fail
-            text = f"<{type(value).__name__}>"
-        self.coerced += 1
-        return clip(text)
+        if kind is list:
+            return [self.plain(item) for item in value]
+        if kind is dict:
+            return {key: self.plain(item) for key, item in value.items()}
+        if kind is attributes.Foreign:
+            self._foreign_texts += 1
+            return self._texts.of(value.value)
+        return value.value  # Deferred
+
+
+def weigh(value: Any) -> int:
+    """About how many bytes settled attributes take."""
+    kind = type(value)
+    if kind is str:
+        return len(value)
+    if kind is dict:
+        return sum(map(len, value)) + sum(map(weigh, value.values()))
+    return sum(map(weigh, value)) if kind is list else 16
+
+
+def large(value: int) -> str:
+    """An integer that JSON readers could not hold, as text."""
+    bits = value.bit_length()
+    return str(value) if bits <= 256 else f"<int of {bits} bits>"
+
+
+class ParentIds(dict[int, str | None]):
+    """The ids of parents by their numbers, found once."""
+
+    def __init__(self, ids: clock.Ids) -> None:
+        self._of = ids.hex
+
+    def __missing__(self, number: int) -> str | None:
+        if len(self) > MAX_PARENTS:
+            self.clear()
+        found = self[number] = self._of(number) if number else None
+        return found
+
+
+attrs_of_span, name_of_span = itemgetter(4), itemgetter(2)
+end_of, thread_of = itemgetter(6), itemgetter(7)
+
+
+def have_attrs(spans: list[Any]) -> bool:
+    """Whether any of them has attributes."""
+    return list(map(attrs_of_span, spans)).count(None) < len(spans)
+
+
+def hex_of(numbers: tuple[int, ...]) -> list[str]:
+    """Each number as 16 hex digits."""
+    return struct.pack(f">{len(numbers)}Q", *numbers).hex(",", 8).split(",")
 
 
 def gpu_time_of(record: hot.Closed) -> Deferred | None:

@@ -1,14 +1,13 @@
-"""The one background worker: drains the ring, seals batches, hands them to the sinks.
+"""The one background worker of a session: drains the ring, seals batches, hands them to the sinks.
 
 It wakes at every flush interval, and looks in more often so that a burst is taken up before the
 ring is full. Work is cut into slices with a pause in between, because this thread holds the same
-interpreter lock as training. Waking it and waiting for it use bare locks, which are safe in a
-signal handler, where the interrupted code may hold any other lock.
+interpreter lock as training. When it is behind it takes longer slices and no pauses, and what it
+has is sealed when the interval is over, not when the ring is empty.
 """
 
 from __future__ import annotations
 
-import _thread
 import threading
 import time
 from collections import deque
@@ -17,12 +16,14 @@ from typing import TYPE_CHECKING
 from cirron import guard, wire
 from cirron.record import clock
 from cirron.ship.collect import SLICE
-from cirron.ship.sinks.base import Blob, Outcome, Sealed
+from cirron.ship.device_values import Resolver
+from cirron.ship.sinks.base import Blob, Sealed
+from cirron.ship.threads import Worker, new_lock, sleep
 
 if TYPE_CHECKING:
+    import _thread
     from collections.abc import Callable, Sequence
 
-    from cirron.record.value import Deferred
     from cirron.ship.collect import Collector
     from cirron.ship.sinks.base import Sink
 
@@ -35,18 +36,23 @@ LOOK_S = 0.1
 # is not: this thread would have it back before the other one is awake.
 PAUSE_S = 0.0001
 
+# With so many records in the ring, the worker is behind. Its slices then grow with what waits:
+# each of the few calls of C that work one off is a turn that busy threads cannot cut short.
+BEHIND = 10 * SLICE
+MAX_SLICE = 20 * SLICE
+# And batches are so many times larger: writing a file takes four calls of the system, each of
+# which gives the lock away to every busy thread.
+BEHIND_BATCH = 3
+
 # A batch is sealed early at this size, which keeps files, requests and lines handy.
 MAX_BATCH_BYTES = 2 * 2**20
 
-# What the resolver may take at the end, when nobody waits for values any more.
-STOP_S = 0.5
-
-# What a sink may take at the end; a network that hangs should not hold up the exit for longer.
+# What the sinks may take at the end; a network that hangs should not hold up the exit for longer.
 CLOSE_NS = 2_000_000_000
 
 
 class Flusher:
-    """Owns the thread. `header` makes the head of a batch; `each_tick` is the black box's turn."""
+    """Owns the thread. `header` makes the head of a batch."""
 
     def __init__(
         self,
@@ -56,113 +62,79 @@ class Flusher:
         interval_s: float,
         header: Callable[[], wire.Header],
         each_tick: Callable[[], None] = lambda: None,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         self.latency_ns: int | None = None  # of the last flush, from waking to stored
         self.cpu_ns = 0  # spent by this thread so far
         self.records = 0  # handed to the sinks so far
-        self.held = 0  # batches that a sink could not store yet, at the last flush
         self._collector = collector
         self._sinks = sinks
         self._interval_s = interval_s
         self._header = header
         self._each_tick = each_tick
+        self._max_batch_bytes = max_batch_bytes
         self._before_closing: Callable[[], None] = lambda: None
-        self._wake = _thread.allocate_lock()
-        self._wake.acquire()
+        self._tick_ns = 0  # when the next flush is due
         self._waiters: deque[_thread.LockType] = deque()
-        self._stopping = False
-        self._has_ended = False
         self._deadline_ns = 0
-        self._stopped = _thread.allocate_lock()
-        self._stopped.acquire()
-        self._thread = threading.Thread(target=self._run, name="cirron-flush", daemon=True)
+        self._worker = Worker(self._run, "cirron-flush")
         self._resolver = Resolver()
         collector.on_deferred = self._resolver.ask
 
     # -- called from other threads ----------------------------------------------------------
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._worker.is_alive
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until all that was recorded before the call is stored. False: not in time."""
-        if threading.get_ident() == self._thread.ident:
+        """Waits until all that was recorded before the call is handed on. False: not in time."""
+        if threading.get_ident() == self._worker.ident:
             return False  # a signal or a hook inside the worker itself
-        done = _thread.allocate_lock()
+        done = new_lock()
         done.acquire()
         self._waiters.append(done)
-        self._nudge()
-        if self._stopping:  # it may have released its last waiter
-            return self._wait_for_end(timeout_s)
+        self._worker.wake()
+        if self._worker.is_stopping:  # it may have released its last waiter
+            return self._worker.wait_for_end(clock.now() + int(timeout_s * 1e9))
         return done.acquire(timeout=timeout_s)
 
-    def stop(
-        self,
-        deadline_ns: int,
-        before_closing: Callable[[], None] = lambda: None,
-        last_tick: Callable[[], None] = lambda: None,
-    ) -> bool:
+    def stop(self, deadline_ns: int, before_closing: Callable[[], None] = lambda: None) -> bool:
         """One last flush, then the sinks close and the thread ends. False: not by the deadline.
 
-        On the worker's thread, `before_closing` is called while spans are still open, `last_tick`
-        when all else is done.
+        On the worker's thread, `before_closing` is called while spans are still open.
         """
         self._deadline_ns = deadline_ns
         self._before_closing = before_closing
-        self._each_tick = last_tick
-        self._stopping = True
-        self._nudge()
-        return self._wait_for_end(max(0.0, (deadline_ns - clock.now()) / 1e9))
-
-    def _wait_for_end(self, timeout_s: float) -> bool:
-        """Waits in short turns and trusts the flag, not the lock: a signal may come just when this
-        thread has the lock, and its handler waits here too.
-        """
-        deadline_ns = clock.now() + int(timeout_s * 1e9)
-        while not self._has_ended:
-            left_s = (deadline_ns - clock.now()) / 1e9
-            if left_s <= 0:
-                return False
-            if self._stopped.acquire(timeout=min(left_s, LOOK_S)):
-                self._stopped.release()  # for whoever else waits
-        return True
-
-    def _nudge(self) -> None:
-        try:
-            self._wake.release()
-        except RuntimeError:  # it is awake already
-            pass
+        self._worker.stop()
+        return self._worker.wait_for_end(deadline_ns)
 
     # -- the worker's own thread ------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            with guard.quiet("black box"):
-                self._each_tick()  # a process that dies within the first interval has one too
-            next_tick_ns = clock.now() + int(self._interval_s * 1e9)
-            while not self._stopping:
-                until_tick_s = (next_tick_ns - clock.now()) / 1e9
-                self._wake.acquire(timeout=max(0.0, min(until_tick_s, LOOK_S)))
+            with guard.contained("starting the sinks"):
+                for sink in self._sinks:
+                    sink.tick()  # makes folders, and begins with what an earlier run left to send
+            self._set_tick()
+            while not self._worker.is_stopping:
+                until_tick_s = (self._tick_ns - clock.now()) / 1e9
+                self._worker.rest(min(until_tick_s, LOOK_S))
                 waiters = self._take_waiters()
-                if waiters or clock.now() >= next_tick_ns:
-                    next_tick_ns = clock.now() + int(self._interval_s * 1e9)
-                    with guard.quiet("flush"):
+                with guard.contained("flush"):
+                    self._drain()
+                    if waiters or clock.now() >= self._tick_ns:
                         self._flush(wait_for_values=bool(waiters))
-                else:
-                    with guard.quiet("drain"):
-                        self._drain()
                 for done in waiters:
                     done.release()
-            with guard.quiet("last flush"):
+            with guard.contained("last flush"):
+                self._drain()
                 self._flush(wait_for_values=True, last=True)
         finally:
             self._resolver.stop()
-            self._has_ended = True
-            self._stopped.release()
             for done in self._take_waiters():
                 done.release()
 
@@ -172,39 +144,47 @@ class Flusher:
             waiters.append(self._waiters.popleft())
         return waiters
 
+    def _set_tick(self) -> None:
+        self._tick_ns = clock.now() + int(self._interval_s * 1e9)
+
     def _flush(self, *, wait_for_values: bool, last: bool = False) -> None:
         began = clock.now()
-        self._drain()
+        self._set_tick()
         if wait_for_values and self._resolver.settle(self._collector.waiting_values()):
             self._collector.let_go()
         if last:
-            with guard.quiet("black box"):
+            with guard.contained("black box"):
                 self._before_closing()
             self._collector.finish()
         self._seal()
         for sink in self._sinks:
-            with guard.quiet("sink"):
+            with guard.contained("sink"):
                 if last:
-                    sink.close(min(self._deadline_ns, clock.now() + CLOSE_NS))
+                    soon_ns = clock.now() + CLOSE_NS
+                    sink.close(self._deadline_ns if sink.is_patient else soon_ns)
                 else:
                     sink.tick()
         self.latency_ns = clock.now() - began
         self.cpu_ns = time.thread_time_ns()
-        with guard.quiet("black box"):
+        with guard.contained("tick"):
             self._each_tick()
 
     def _drain(self) -> None:
         """Takes what is there now, slice by slice; a batch that grows large is sealed early."""
         collector = self._collector
         left = collector.step()
-        slices = left // SLICE + 1  # what is there now: others may record faster than we drain
-        while left and slices:
-            if not self._stopping:  # else there is little time, and busy threads take 20 ms a pause
-                time.sleep(PAUSE_S)
-            left = collector.step()
-            slices -= 1
-            if collector.pending_bytes > MAX_BATCH_BYTES:
+        target = collector.seen + left  # what is there now: others may record faster than we drain
+        while left and collector.seen < target:
+            is_behind = left > BEHIND
+            if not is_behind and not self._worker.is_stopping:
+                sleep(PAUSE_S)
+            left = collector.step(min(left, MAX_SLICE) if is_behind else SLICE)
+            is_due = clock.now() >= self._tick_ns
+            limit = self._max_batch_bytes * (BEHIND_BATCH if is_behind else 1)
+            if is_due or collector.pending_bytes > limit:
                 self._seal()
+            if is_due:
+                self._set_tick()
 
     def _seal(self) -> None:
         chunks = self._collector.take_chunks()
@@ -221,58 +201,7 @@ class Flusher:
             lines=[line for chunk in chunks for line in chunk.lines],
             blobs=[Blob(*file) for chunk in chunks for file in chunk.files],
         )
-        outcomes = []
-        for sink in self._sinks:
-            with guard.quiet("sink"):
-                outcomes.append(sink.emit(batch))
         self.records += batch.records
-        self.held = outcomes.count(Outcome.HELD)
-
-
-class Resolver:
-    """Waits for the values that devices still compute, on a thread that starts when there are any.
-
-    Not the flusher's thread: a device that hangs would stop the black box just when it is needed.
-    """
-
-    def __init__(self) -> None:
-        self._asked: deque[Deferred | None] = deque()  # None: there will be no more
-        self._wake = threading.Semaphore(0)
-        self._thread: threading.Thread | None = None
-
-    def ask(self, value: Deferred) -> None:
-        """Gets the value soon, in the order in which values are asked for."""
-        self._put(value)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="cirron-values", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """Has the thread end once it has tried all that it was asked for.
-
-        It is waited for, unless a device keeps it: at the end of the process it must not be inside
-        of a driver.
-        """
-        self._put(None)
-        if self._thread is not None:
-            self._thread.join(STOP_S)
-
-    def _put(self, value: Deferred | None) -> None:
-        self._asked.append(value)
-        self._wake.release()
-
-    def settle(self, values: list[Deferred], timeout_s: float = 2.0) -> bool:
-        """Waits, not for ever, until the values are there; False: there were none to wait for."""
-        deadline = clock.now() + int(timeout_s * 1e9)
-        for value in values:
-            while not value.is_ready and clock.now() < deadline:
-                time.sleep(0.001)
-        return bool(values)
-
-    def _run(self) -> None:
-        while True:
-            self._wake.acquire()
-            value = self._asked.popleft()
-            if value is None:
-                return
-            value.resolve()
+        for sink in self._sinks:
+            with guard.contained("sink"):
+                sink.emit(batch)

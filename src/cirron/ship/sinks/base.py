@@ -1,4 +1,7 @@
-"""The contract between the flusher and a destination. All of it runs on the background thread."""
+"""The contract between the flusher and a destination. All of it runs on background threads.
+
+A destination of your own needs one method, `emit(batch) -> Outcome`; see `ci.profile(sinks=[...])`.
+"""
 
 from __future__ import annotations
 
@@ -65,15 +68,36 @@ class Sealed:
         """Its name in the spool; names sort by time."""
         return f"{self.header.created_ns:020d}-{self.batch_id}.json"
 
+    def decode(self) -> wire.Batch:
+        """The batch as a reader sees it."""
+        return wire.decode_batch(self.payload)
 
-class Sink(Protocol):
-    """A destination. `emit` must not raise for what can go wrong outside: it returns an outcome."""
+
+class Emitter(Protocol):
+    """What a sink must have."""
+
+    def emit(self, batch: Sealed) -> Outcome:
+        """Takes a batch. What can go wrong outside is an outcome, not an exception."""
+
+
+class Sink:
+    """A destination of ours; what it does not need it inherits.
+
+    The flusher calls `emit` and `tick`, so neither may wait for anything: what blocks has a thread
+    of its own, or is put into a `Lane`.
+    """
+
+    is_patient = False  # at the end it may take all the time that there is
 
     def emit(self, batch: Sealed) -> Outcome:
         """Takes a batch."""
+        raise NotImplementedError
 
     def tick(self) -> None:
         """Called at every flush interval, batch or no batch: try again, tidy up."""
+
+    def settle(self, deadline_ns: int) -> None:
+        """Waits until what it was given is out, not past the deadline, nor if nothing moves."""
 
     def close(self, deadline_ns: int) -> None:
         """Finishes by the deadline (on the monotonic clock) and lets go of everything."""
@@ -83,3 +107,4 @@ class Sink(Protocol):
 
     def health(self) -> dict[str, object]:
         """Its counters, for `ci.health()`."""
+        return {}

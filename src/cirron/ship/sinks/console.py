@@ -3,63 +3,53 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from cirron import guard
-from cirron.ship.sinks import stream
-from cirron.ship.sinks.base import Outcome
+from cirron.ship.sinks.base import Outcome, Sink
 from cirron.view import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cirron.ship.sinks.base import Sealed
+    from cirron.ship.sinks.stream import Stream
 
 LOGGER = "cirron.trace"
 
 
-class Console:
+class Console(Sink):
     """Prints closed spans in the order in which they closed."""
 
-    def __init__(self, write: Callable[[str], None], name: str) -> None:
+    def __init__(
+        self, write: Callable[[str], None], name: str, close: Callable[[], None] = lambda: None
+    ) -> None:
         self._write = write
+        self._close = close
         self._name = name
         self._failures = 0
 
     def emit(self, batch: Sealed) -> Outcome:
         try:
             for line in batch.lines:
-                shown = text.live_line(line.name, line.number, line.wall_ns, line.latest)
-                with stream.writing:
-                    self._write(shown)
-        except (OSError, ValueError) as error:  # a stream that was closed or broke
+                self._write(text.live_line(line.name, line.number, line.wall_ns, line.latest))
+        except Exception as error:  # noqa: BLE001  stream and handlers are the user's
             self._failures += 1
             if self._failures == 1:
                 guard.warn("the %r output stopped working: %s", self._name, error)
             return Outcome.DROPPED
         return Outcome.DONE
 
-    def tick(self) -> None:
-        pass
-
     def close(self, deadline_ns: int) -> None:
-        pass
-
-    def after_fork(self) -> None:
-        pass
+        self._close()
 
     def health(self) -> dict[str, object]:
         return {f"{self._name}_failures": self._failures} if self._failures else {}
 
 
-def to_stream(file: TextIO) -> Console:
-    """The `stdout` sink, on the stream that was stdout when profiling began."""
-
-    def write(line: str) -> None:
-        file.write(line + "\n")
-        file.flush()
-
-    return Console(write, "stdout")
+def to_stream(stream: Stream) -> Console:
+    """The `stdout` sink."""
+    return Console(lambda line: stream.write(line + "\n"), "stdout", stream.close)
 
 
 def to_logger() -> Console:

@@ -5,7 +5,7 @@ cannot see: whether somebody else's last write ended its line. A program that pr
 newline at the end (a progress bar) puts its text in front of ours; a reader looks for
 `{"__cirron_event__"` anywhere in a line.
 
-Runs on the background thread.
+Runs in a lane, on a thread of its own.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ import re
 from typing import TYPE_CHECKING
 
 from cirron import guard, wire
-from cirron.ship.sinks import stream
-from cirron.ship.sinks.base import Outcome
+from cirron.ship.sinks.base import Outcome, Sink
 
 if TYPE_CHECKING:
-    from typing import TextIO
-
     from cirron.ship.sinks.base import Sealed
+    from cirron.ship.sinks.stream import Stream
 
 
-class EventStream:
-    """Writes to a stream that is somebody else's: it is never closed."""
+class EventStream(Sink):
+    """Writes to the program's stdout."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Stream) -> None:
         self.sent = 0
         self.dropped = 0
         self._stream = stream
@@ -38,10 +36,9 @@ class EventStream:
         for blob in batch.blobs:
             fields = {"path": str(blob.path.absolute()), "key": blob.key}
             lines.append(event("trace_blob", batch, **fields) + b"\n")
+        written = b"".join(lines).decode()
         try:
-            written = b"".join(lines).decode()
-            with stream.writing:
-                self._write(written)
+            self._write(written)
         except Exception as error:  # noqa: BLE001  the stream is the user's: it may raise anything
             self.dropped += 1
             if self.dropped == 1:
@@ -55,14 +52,8 @@ class EventStream:
         self.sent += 1
         return Outcome.DONE
 
-    def tick(self) -> None:
-        """Nothing waits here."""
-
     def close(self, deadline_ns: int) -> None:
-        """Nothing to let go of."""
-
-    def after_fork(self) -> None:
-        pass
+        self._stream.close()
 
     def health(self) -> dict[str, object]:
         """Batches written, and batches that the stream did not take."""
@@ -75,7 +66,6 @@ class EventStream:
             self._stream.write(
                 re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text)
             )
-        self._stream.flush()
 
 
 def event(kind: str, batch: Sealed, **fields: str) -> bytes:

@@ -7,7 +7,8 @@ garbage collection of the user's program.
 from __future__ import annotations
 
 from collections import deque
-from threading import Lock
+
+from cirron.ship.threads import new_lock
 
 # About 100,000 spans, or 60,000 with a mark each.
 MAX_BYTES = 32 * 2**20
@@ -23,7 +24,7 @@ class Memory:
         self.bytes = 0
         self.evicted_bytes = 0
         self._chunks: deque[tuple[bytes, bytes]] = deque()
-        self._lock = Lock()
+        self._lock = new_lock()
 
     def add(self, spans: bytes, marks: bytes, backlog: int = 0) -> None:
         """Keeps the records of a chunk, at the cost of the oldest ones."""

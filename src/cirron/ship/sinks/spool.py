@@ -1,301 +1,148 @@
 """The spool: one JSON file a batch, on disk. The truth that everything else is made from.
 
-A file is written beside its final name and renamed, so a `*.json` is always whole. Small files are
-merged as they age: the merged file is put in place first, naming the batches that it replaces, and
-only then are those removed, so a reader finds every record, and can tell the copies. Past the cap
-the oldest files go. What cannot be written now is held, within a bound, and tried again.
-
-Runs on the background thread.
+A file is written beside its final name and renamed, so a `*.json` is always whole. It has a thread
+of its own: a disk that hangs, or a busy program that takes the interpreter lock at each call of the
+system, does not stop the collecting. Batches that wait are held within a bound; past it the oldest
+go, and are counted. Nothing here reads or lists the folder: that is the keeper's work.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from cirron import guard, wire
+from cirron import guard
 from cirron.record import clock
-from cirron.ship.sinks.base import Outcome, Sealed
+from cirron.ship.sinks.base import Outcome, Sink
+from cirron.ship.threads import Worker, new_lock, sleep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from cirron.ship.outbox import DiskOutbox
+    from cirron.files import Folder
+    from cirron.ship.keeper import Keeper
+    from cirron.ship.sinks.base import Sealed
 
-# 64 files of one second become one of a minute, 64 of those one of an hour: a day leaves some 150.
-MERGE_FILES = 64
-# Larger files are left alone: at the default cap that makes at most a thousand.
-SMALL_BYTES = 2**20
-MERGE_BYTES = 4 * 2**20
-# Held while the disk refuses: a full disk or a lost mount should not become a full memory.
+# Held while the disk refuses or hangs, which should not become a full memory.
 MAX_HELD_BYTES = 64 * 2**20
-# Other processes write here too, so the folder is measured again every so many flushes.
-MEASURE_EVERY = 30
-STALE_TMP_S = 3600
-# IOV_MAX, the most pieces that one call takes, is 1024 on Linux and on macOS.
-MAX_PIECES = 1024
 
 
-class Part(NamedTuple):
-    """A file that this process wrote and may merge, and where its sections lie in it."""
+class Spool(Sink):
+    """Writes batches to a folder. `prepare` is called before the first, and may raise OSError."""
 
-    name: str
-    batch_id: str
-    created_ns: int
-    size: int
-    layout: wire.Layout
-
-
-class Spool:
-    """The folder `<root>/spool`."""
+    is_patient = True
 
     def __init__(
-        self,
-        root: Path,
-        *,
-        max_bytes: int,
-        header: Callable[[], wire.Header],
-        outbox: DiskOutbox | None = None,
+        self, folder: Folder, keeper: Keeper, prepare: Callable[[], None] = lambda: None
     ) -> None:
-        self.folder = root / "spool"
-        self.max_bytes = max_bytes
-        self.bytes = 0
-        self.dropped_files = 0
-        self.dropped_bytes = 0
-        self._header = header
-        self._outbox = outbox
+        self.folder = folder
+        self.written_records = 0
+        self.held_records = 0
+        self.lost_records = 0
+        self.problem: str | None = None  # why the disk refuses, while it does
+        self._lost_batches = 0
+        self._keeper = keeper
+        self._prepare = prepare
+        self._is_prepared = False
         self._held: deque[Sealed] = deque()
         self._held_bytes = 0
-        self._levels: list[list[Part]] = [[], [], []]
-        self._ticks = 0
-        self._problem: str | None = None
-        with guard.quiet("spool"):
-            self._attempt(self._prepare)
+        self._lock = new_lock()
+        self._rounds = 0  # times that the thread has tried to write all there was
+        self._worker = Worker(self._run, "cirron-spool")
+        self._has_started = False
 
-    def _prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._measure()
-
-    # -- the sink ---------------------------------------------------------------------------
+    # -- the flusher's thread ---------------------------------------------------------------
 
     def emit(self, batch: Sealed) -> Outcome:
-        self._held.append(batch)
-        self._held_bytes += batch.size
-        self._write_held()
-        dropped = False
-        while self._held_bytes > MAX_HELD_BYTES:
-            self._count_drop(self._let_go().size)
-            dropped = True
-        if not self._held:
-            return Outcome.DONE
-        return Outcome.DROPPED if dropped else Outcome.HELD
+        with self._lock:
+            self._held.append(batch)
+            self._held_bytes += batch.size
+            self.held_records += batch.records
+            while self._held_bytes > MAX_HELD_BYTES and len(self._held) > 1:
+                lost = self._release()
+                self.lost_records += lost.records
+                self._lost_batches += 1
+        self.tick()
+        return Outcome.HELD
 
     def tick(self) -> None:
-        self._write_held()
-        self._attempt(self._merge)
-        self._ticks += 1
-        if self._ticks % MEASURE_EVERY == 0:
-            self._attempt(self._measure)
-        self._attempt(self._enforce_cap)
+        if not self._has_started:
+            self._has_started = self._worker.start()
+        self._worker.wake()
+
+    def settle(self, deadline_ns: int) -> None:
+        """Waits until all is written, or until the disk has refused it."""
+        wanted = self._rounds + 2  # the present round may be over before it sees the last batch
+        self._worker.wake()
+        while self._held and self._worker.is_alive and clock.now() < deadline_ns:
+            if self.problem is not None and self._rounds >= wanted:
+                return
+            sleep(0.001)
 
     def close(self, deadline_ns: int) -> None:
-        self._write_held()
+        self._worker.stop()
+        if self._has_started:
+            self._worker.wait_for_end(deadline_ns)
         if self._held:
-            records = sum(batch.records for batch in self._held)
-            guard.warn("%d records are lost: %s stayed unwritable", records, self.folder)
-        while self._held:
-            self._count_drop(self._let_go().size)
-
-    def after_fork(self) -> None:
-        pass
+            path, left = self.folder.path, self.held_records
+            guard.warn("%d records are lost: %s stayed unwritable", left, path)
+            self.lost_records += left
+            self.held_records = 0
+        self._keeper.close(deadline_ns)
 
     def health(self) -> dict[str, object]:
+        keeper = self._keeper
         return {
-            "spool_dir": str(self.folder),
-            "spool_bytes": self.bytes,
-            "spool_drop_count": self.dropped_files,
-            "spool_dropped_bytes": self.dropped_bytes,
+            "spool_dir": str(self.folder.path),
+            "spool_bytes": keeper.bytes,
+            "spool_drop_count": keeper.evicted_files + self._lost_batches,
+            "spool_dropped_bytes": keeper.evicted_bytes,
             "spool_held_bytes": self._held_bytes,
-            "spool_problem": self._problem,
+            "spool_problem": self.problem or keeper.problem,
         }
 
-    # -- writing ----------------------------------------------------------------------------
+    # -- its own thread ---------------------------------------------------------------------
 
-    def _write_held(self) -> None:
-        while self._held:
-            batch = self._held[0]
-            if not self._attempt(self._write_first):
-                return
-            self._problem = None
-            self._let_go()
-            self._remember(batch, level=0)
-            if self._outbox is not None:
-                self._outbox.put(batch)
-            if self.bytes > self.max_bytes:
-                self._attempt(self._enforce_cap)
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._worker.is_stopping
+            with guard.contained("spool"):
+                self.write_held()
+                self._keeper.tick()
+            self._rounds += 1
+            if not is_last:
+                self._worker.rest(3600.0)
 
-    def _let_go(self) -> Sealed:
-        batch = self._held.popleft()
-        self._held_bytes -= batch.size
-        return batch
-
-    def _write_first(self) -> None:
-        batch = self._held[0]
-        if self._outbox is not None:
-            self._outbox.mark(batch)  # first: a batch on disk without its marker is never sent
+    def write_held(self) -> None:
+        """Writes what is held; where the disk refuses, it is tried again at the next wake."""
         try:
-            self._put(batch)
-        except FileNotFoundError:  # somebody removed the folder
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._put(batch)
-
-    def _put(self, batch: Sealed, *, durable: bool = False) -> None:
-        final = self.folder / batch.file_name
-        partial = self.folder / (batch.file_name + ".tmp")
-        try:
-            with open(partial, "wb", buffering=0) as file:
-                write_all(file.fileno(), batch.pieces)
-                if durable:
-                    os.fsync(file.fileno())
-            os.replace(partial, final)
-        except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
-        self.bytes += batch.size
-
-    def _remember(self, batch: Sealed, level: int) -> None:
-        if level < len(self._levels) and batch.size < SMALL_BYTES:
-            created_ns = batch.header.created_ns
-            self._levels[level].append(
-                Part(batch.file_name, batch.batch_id, created_ns, batch.size, batch.layout)
-            )
-
-    # -- merging ----------------------------------------------------------------------------
-
-    def _merge(self) -> None:
-        for level, parts in enumerate(self._levels):
-            group = self._ripe(parts)
-            if group:
-                del parts[: len(group)]
-                self._merge_group(group, level)
-
-    def _ripe(self, parts: list[Part]) -> list[Part]:
-        """The oldest parts that are worth a merge now: enough of them, or enough bytes."""
-        total = 0
-        for count, part in enumerate(parts, start=1):
-            if self._outbox is not None and self._outbox.is_pending(part.name):
-                return []  # it is sent as it is, under the id that it has
-            total += part.size
-            if count == MERGE_FILES or (total >= MERGE_BYTES and count > 1):
-                return parts[:count]
-        return []
-
-    def _merge_group(self, group: list[Part], level: int) -> None:
-        found: list[Part] = []
-        sections: list[wire.Sections] = []
-        for part in group:
-            try:
-                payload = (self.folder / part.name).read_bytes()
-            except FileNotFoundError:  # evicted, or the folder was removed
-                continue
-            found.append(part)
-            sections.append(wire.split_batch(payload, part.layout))
-        if len(found) < 2:
-            return
-        header = self._header()
-        header.created_ns = found[0].created_ns
-        header.merged = [part.batch_id for part in found]
-        batch = Sealed(
-            header,
-            wire.Sections(
-                [run for section in sections for run in section.spans],
-                [run for section in sections for run in section.marks],
-                [run for section in sections for run in section.snapshots],
-            ),
-            records=0,
-        )
-        self._put(batch, durable=True)
-        for part in found:
-            self._remove(part.name, part.size)
-        self._remember(batch, level + 1)
-
-    # -- the cap ----------------------------------------------------------------------------
-
-    def _measure(self) -> None:
-        total = 0
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                try:
-                    status = entry.stat()
-                except FileNotFoundError:
-                    continue
-                if entry.name.endswith(".json"):
-                    total += status.st_size
-                elif (clock.wall() / 1e9) - status.st_mtime > STALE_TMP_S:
-                    os.unlink(entry.path)  # a process died while writing it
-        self.bytes = total
-
-    def _enforce_cap(self) -> None:
-        if self.bytes <= self.max_bytes:
-            return
-        self._measure()
-        names = sorted(name for name in os.listdir(self.folder) if name.endswith(".json"))
-        for name in names[:-1]:  # the newest stays, however large
-            if self.bytes <= self.max_bytes:
-                return
-            try:
-                size = (self.folder / name).stat().st_size
-            except FileNotFoundError:
-                continue
-            self._remove(name, size)
-            self._count_drop(size)
-
-    def _remove(self, name: str, size: int) -> None:
-        (self.folder / name).unlink(missing_ok=True)
-        self.bytes -= size
-
-    def _count_drop(self, size: int) -> None:
-        self.dropped_files += 1
-        self.dropped_bytes += size
-        if self.dropped_files == 1 and self._problem is None:
-            limit = self.max_bytes
-            guard.warn(
-                "%s is larger than spool_max_bytes=%d: its oldest files go", self.folder, limit
-            )
-
-    # -- what can go wrong with a disk ------------------------------------------------------
-
-    def _attempt(self, action: Callable[[], None]) -> bool:
-        """Runs a disk action. A failure is said once, and kept for `health()`."""
-        try:
-            action()
+            if not self._is_prepared:
+                self.folder.make()
+                self._prepare()
+                self._is_prepared = True
+            while self._held:
+                batch = self._held[0]
+                self.folder.put(batch.file_name, batch.pieces)
+                self._keeper.add(batch)
+                with self._lock:
+                    if self._held and self._held[0] is batch:  # else it was given up meanwhile
+                        self._release()
+                self.written_records += batch.records
+            self.problem = None
         except OSError as error:
-            if self._problem is None:
+            if self.problem is None:
                 guard.warn(
                     "cannot write to %s (%s); training goes on, records are held in memory (up to"
                     " %d MB) and tried again. Another folder: ci.profile(path=...)",
-                    self.folder,
+                    self.folder.path,
                     error.strerror or error,
                     MAX_HELD_BYTES // 2**20,
                 )
-            self._problem = error.strerror or str(error)
-            return False
-        return True
+            self.problem = error.strerror or str(error)
 
-
-def write_all(file: int, pieces: list[bytes]) -> None:
-    """Writes the pieces with as few calls as can be.
-
-    Each call gives up the interpreter lock, and a busy program takes 5 ms to give it back.
-    """
-    left = [memoryview(piece) for piece in pieces]
-    while left:
-        written = os.writev(file, left[:MAX_PIECES])
-        while left and written >= len(left[0]):
-            written -= len(left.pop(0))
-        if written:
-            left[0] = left[0][written:]
+    def _release(self) -> Sealed:
+        batch = self._held.popleft()
+        self._held_bytes -= batch.size
+        self.held_records -= batch.records
+        return batch

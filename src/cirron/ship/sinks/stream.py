@@ -1,17 +1,32 @@
-"""Writing from the background thread to a stream that is the program's too.
+"""Writing from a background thread to a stream that is the program's too.
 
-A process that forks while a thread is inside a write leaves its child a stream whose lock nobody
-will ever release: the child hangs at its first print, or when `multiprocessing` flushes its streams
-at the end. Programs know that of their own threads, not of ours. So a fork waits until our write is
-done; not for ever, since whoever reads the stream may hang.
+Two things must not happen. A process that forks while a thread is inside a write leaves its child a
+stream whose lock nobody will ever release: so a fork waits a moment for our write. And a write that
+blocks because nobody reads the pipe keeps the stream's lock: the program would hang at its next
+print, and abort at its end. So we write only what the pipe has room for, or when it is empty, which
+it is while somebody reads it.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING
 
-FORK_WAIT_S = 1.0
+from cirron import system
+from cirron.ship.threads import sleep
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+FORK_WAIT_S = 0.1
+POLL_S = 0.01
+# What the program itself may have in the stream's buffer, which goes out with our line.
+BUFFERED_BYTES = 8192
+# A pipe of ours should hold, as far as the system allows: the largest that it grants to anybody.
+PIPE_BYTES = 2**20
+# A line that fits into such a pipe with what else may be in it.
+MAX_LINE_BYTES = 2**19
 
 
 class ForkLock:
@@ -49,3 +64,50 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
         after_in_parent=writing.after_fork,
         after_in_child=writing.after_fork_in_child,
     )
+
+
+class Stream:
+    """The stream that was stdout when profiling began. It is the program's: never closed."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._is_closed = False
+        self._is_read = False  # somebody has emptied the pipe since we wrote to it
+        try:
+            self._descriptor: int | None = file.fileno()
+        except (OSError, ValueError, AttributeError):  # a notebook's, a test's
+            self._descriptor = None
+        else:
+            system.widen_pipe(self._descriptor, PIPE_BYTES)
+
+    def write(self, text: str) -> None:
+        """Writes a text whole, and waits until there is room for it, or until `close`."""
+        if self._descriptor is not None:
+            self._wait_for_room(self._descriptor, len(text.encode()))
+        self._write(text)
+
+    def close(self) -> None:
+        """Ends a wait for room; what waited is not written."""
+        self._is_closed = True
+
+    def _wait_for_room(self, descriptor: int, size: int) -> None:
+        while (level := system.pipe_level(descriptor)) is not None:
+            waiting, capacity = level
+            # Up to half of each of its pages may be unused.
+            if 2 * waiting + size + BUFFERED_BYTES <= capacity or (not waiting and self._is_read):
+                return
+            if not waiting:  # it is too long for the pipe: find out whether somebody reads it
+                self._write("\n")
+            self._wait_until_empty(descriptor)
+            self._is_read = True
+
+    def _wait_until_empty(self, descriptor: int) -> None:
+        while (level := system.pipe_level(descriptor)) is not None and level[0]:
+            if self._is_closed:
+                raise TimeoutError("nobody reads the pipe")
+            sleep(POLL_S)
+
+    def _write(self, text: str) -> None:
+        with writing:
+            self._file.write(text)
+            self._file.flush()

@@ -1,0 +1,210 @@
+"""Attributes of any kind, as they are when a span closes. Runs on the user's thread.
+
+What can still change is copied, within limits on depth, items and bytes, and without a call of any
+method of the user's: classes are asked by `type`, containers are read by the methods of their
+built-in base. An object that only its own methods could describe is kept as `Foreign`; the
+background thread asks for its text.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from cirron.record.value import Deferred, clip
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+MAX_NESTING = 6
+MAX_ITEMS = 1_000  # of all containers of a record together
+MAX_TEXT_BYTES = 16_384  # of one string
+MAX_BYTES = 65_536  # of a record's attributes together, about
+MAX_KEY = 256
+MAX_FEW = 8  # so many plain attributes are within the limits whatever they are
+
+FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of the last
+PLAIN_KEYS = frozenset((int, float, bool, type(None)))
+SCALARS = (bool, int, float, str)
+SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset)
+
+# Leaves of the standard library that never change, and whose text calls nobody else.
+SAFE_MODULES = frozenset(
+    ("datetime", "decimal", "enum", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
+)
+
+as_text = 0  # values that JSON could not hold
+cut = 0  # values that were shortened to keep the limits
+
+
+class Foreign:
+    """An object whose text is not known yet."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def settle(attrs: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a record as they are now: the same dict where nothing in it can change."""
+    global as_text, cut
+    for key, value in attrs.items():
+        kind = type(value)
+        if kind not in FIXED or len(key) > MAX_KEY or (kind is str and len(value) > MAX_KEY):
+            break
+    else:
+        if len(attrs) <= MAX_FEW:
+            return attrs
+    copier = Copier()
+    settled = copier.mapping(attrs, 0)
+    as_text += copier.as_text
+    cut += copier.cut
+    return settled
+
+
+def preview(attrs: dict[str, Any]) -> dict[str, Any]:
+    """The same of a span that is still open: what it costs is counted when it closes."""
+    return Copier().mapping(attrs, 0)
+
+
+def name_of(value: object) -> str:
+    """`<Name>`, for a value that cannot be described otherwise."""
+    name: str = type.__dict__["__name__"].__get__(type(value))  # not a metaclass's own
+    return f"<{clip(name)}>"
+
+
+class Copier:
+    """Copies one record's attributes, until a limit is reached."""
+
+    __slots__ = ("as_text", "bytes", "cut", "items")
+
+    def __init__(self) -> None:
+        self.as_text = 0
+        self.cut = 0
+        self.items = MAX_ITEMS
+        self.bytes = MAX_BYTES
+
+    def value(self, value: Any, nesting: int) -> Any:
+        """The value, a copy of it, or `Foreign`; never raises for a value of any kind."""
+        kind = type(value)
+        if kind is str:
+            return self._string(value)
+        if kind in FIXED:
+            self.bytes -= 8
+            return value
+        try:
+            return self._other(value, kind, nesting)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001  protects the run: a list that another thread changes
+            return self._text(name_of(value))
+
+    def _other(self, value: Any, kind: type, nesting: int) -> Any:
+        if issubclass(kind, Deferred):
+            FIXED.add(kind)
+            return value
+        for base in SCALARS:  # enums that are numbers or texts, np.float64, np.str_
+            if issubclass(kind, base):
+                return self.value(SCALAR_OF[base](value), nesting)
+        if issubclass(kind, dict):
+            if nesting >= MAX_NESTING:
+                return self._text("{...}")
+            return self.mapping(value, nesting + 1)
+        for sequence in SEQUENCES:
+            if issubclass(kind, sequence):
+                if nesting >= MAX_NESTING:
+                    return self._text("[...]")
+                items, count = sequence.__iter__(value), sequence.__len__(value)
+                return self._sequence(items, count, nesting + 1)
+        if issubclass(kind, (bytes, bytearray)):
+            start = (bytes if issubclass(kind, bytes) else bytearray).__getitem__(value, slice(64))
+            return self._text(repr(bytes(start)))
+        module = kind.__module__
+        if module in SAFE_MODULES:
+            return self._text(str(value))
+        enum = sys.modules.get("enum")
+        if enum is not None and issubclass(kind, enum.Enum):
+            return self._text(f"{kind.__name__}.{object.__getattribute__(value, '_name_')}")
+        if module == "numpy":
+            return self._array(value, kind, nesting)
+        if module in ("torch", "torch.nn.parameter"):
+            return self._tensor(value, kind)
+        self.bytes -= 64
+        return Foreign(value)
+
+    def mapping(self, value: dict[Any, Any], nesting: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        left = dict.__len__(value)
+        for key, item in dict.items(value):
+            if not self._take():
+                found["..."] = f"{left} more"
+                break
+            name = key if type(key) is str and len(key) <= MAX_KEY else self._key(key)
+            self.bytes -= len(name)
+            found[name] = self.value(item, nesting)
+            left -= 1
+        return found
+
+    def _sequence(self, items: Iterable[Any], left: int, nesting: int) -> list[Any]:
+        found: list[Any] = []
+        for item in items:
+            if not self._take():
+                found.append(f"... {left} more")
+                break
+            found.append(self.value(item, nesting))
+            left -= 1
+        return found
+
+    def _take(self) -> bool:
+        """Whether there is room for one more item."""
+        if self.items > 0 and self.bytes > 0:
+            self.items -= 1
+            return True
+        self.cut += 1
+        return False
+
+    def _string(self, text: str) -> str:
+        room = min(MAX_TEXT_BYTES, max(self.bytes, 64))
+        if len(text) * 4 > room:
+            short = clip(text, room)
+            self.cut += len(short) < len(text)
+            text = short
+        self.bytes -= len(text)
+        return text
+
+    def _text(self, text: str) -> str:
+        """A description in place of the value."""
+        self.as_text += 1
+        self.bytes -= len(text)
+        return clip(text)
+
+    def _key(self, key: Any) -> str:
+        kind = type(key)
+        if issubclass(kind, str):
+            return clip(str.__str__(key), MAX_KEY)
+        return str(key) if kind in PLAIN_KEYS else name_of(key)
+
+    def _array(self, value: Any, kind: type, nesting: int) -> Any:
+        """A NumPy scalar or array: its values, where they are few."""
+        if not hasattr(kind, "tolist") or value.dtype.hasobject:
+            return Foreign(value)
+        if value.size <= MAX_ITEMS:
+            return self.value(value.tolist(), nesting)
+        return self._text(f"{kind.__name__}(shape={value.shape}, dtype={value.dtype})")
+
+    def _tensor(self, value: Any, kind: type) -> Any:
+        """A torch tensor, by its shape: its values may still be on their way."""
+        if kind.__name__ not in ("Tensor", "Parameter"):  # dtype, device, Size: immutable
+            return self._text(str(value))
+        shape = tuple(value.shape)
+        return self._text(f"{kind.__name__}(shape={shape}, dtype={value.dtype}, {value.device})")
+
+
+SCALAR_OF: dict[type, Any] = {
+    bool: bool,
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+}

@@ -1,0 +1,273 @@
+"""Keeps the folder in order, on a thread of its own: a disk that is slow to list, or a long list,
+holds up nothing.
+
+Small batch files are merged as they age: the merged file is put in place first, naming the batches
+that it replaces, and only then are those removed, so a reader finds every record, and can tell the
+copies. Past the cap the oldest batches go; past their number the black boxes of dead processes. All
+that only in folders that we made (`files.Folder.is_ours`); elsewhere only what this process wrote.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from cirron import files, guard, system, wire
+from cirron.record import clock
+from cirron.ship.sinks.base import Sealed
+from cirron.ship.threads import Worker, sleep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cirron.files import Entry, Folder
+
+# 64 files of one second become one of a minute, 64 of those one of an hour: a day leaves some 150.
+MERGE_FILES = 64
+# Larger files are left alone: at the default cap that makes at most a thousand.
+SMALL_BYTES = 2**20
+MERGE_BYTES = 4 * 2**20
+# Other processes write here too, so the folder is measured again every so many flushes, and once
+# this process has written this part of the cap.
+MEASURE_EVERY = 30
+MEASURE_PART = 16
+STALE_TMP_NS = 3600 * 10**9
+# Black boxes that stay, the newest ones; and after how long a silent one counts as dead whose
+# process cannot be asked, since it ran on another host.
+MAX_BOXES = 1_000
+SILENT_NS = 600 * 10**9
+BOXES_EVERY = 600
+PAUSE_S = 0.002  # after so many black boxes are read, since each takes the interpreter lock:
+PAUSE_EVERY = 50
+LAST_NS = 500_000_000  # what the end of a session may wait for the thread
+
+
+class Part(NamedTuple):
+    """A file that this process wrote and may merge, and where its sections lie in it."""
+
+    name: str
+    batch_id: str
+    created_ns: int
+    size: int
+    layout: wire.Layout
+
+
+class BoxHead(msgspec.Struct):
+    """What tells whether the process of a black box is gone."""
+
+    session: wire.Session
+    pid: int
+    process_start: str | None = None
+    interval_s: float = 1.0
+    ended: dict[str, object] | None = None
+
+
+class Keeper:
+    """Of one spool, and the black boxes beside it. `is_pending` names are not merged yet."""
+
+    def __init__(
+        self,
+        spool: Folder,
+        boxes: Folder,
+        *,
+        max_bytes: int,
+        host: str,
+        header: Callable[[], wire.Header],
+        is_own: Callable[[str], bool] = lambda name: False,
+        is_pending: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self.bytes = 0  # of the spool, as last measured, and what was written since
+        self.evicted_files = 0
+        self.evicted_bytes = 0
+        self.problem: str | None = None
+        self._spool = spool
+        self._boxes = boxes
+        self._max_bytes = max_bytes
+        self._host = host
+        self._header = header
+        self._is_own = is_own
+        self._is_pending = is_pending
+        self._new: deque[Part] = deque()
+        self._levels: list[list[Part]] = [[], [], []]
+        self._unmeasured_bytes = max_bytes  # the folder was not measured yet
+        self._ticks = 0
+        self._boxes_tick = 0  # when black boxes are looked at next
+        self._worker: Worker | None = None
+
+    # -- the flusher's thread ---------------------------------------------------------------
+
+    def add(self, batch: Sealed) -> None:
+        """Notes a file that was written."""
+        self.bytes += batch.size
+        self._unmeasured_bytes += batch.size
+        if batch.size < SMALL_BYTES:
+            self._new.append(part_of(batch))
+        if self.bytes > self._max_bytes:
+            self._wake()
+
+    def tick(self) -> None:
+        """Has the thread look after the folder."""
+        self._ticks += 1
+        self._wake()
+
+    def close(self, deadline_ns: int) -> None:
+        """One last look, and the thread ends."""
+        self._wake()
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker.wait_for_end(min(deadline_ns, clock.now() + LAST_NS))
+
+    def _wake(self) -> None:
+        if self._worker is None:
+            self._worker = Worker(self._run, "cirron-keeper")
+            self._worker.start()
+        self._worker.wake()
+
+    # -- the keeper's thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        worker = self._worker
+        assert worker is not None
+        while not worker.is_stopping:
+            self.keep()
+            worker.rest(3600.0)
+        self.keep(is_last=True)
+
+    def keep(self, *, is_last: bool = False) -> None:
+        """Looks after the folder once."""
+        self._attempt(self._merge)
+        self._attempt(self._keep_cap)
+        if is_last or self._ticks >= self._boxes_tick:
+            self._boxes_tick = self._ticks + BOXES_EVERY
+            self._attempt(self._keep_boxes)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        with guard.contained("keeping the folder in order"):
+            try:
+                action()
+                self.problem = None
+            except FileNotFoundError:  # the folder was not made yet, or was removed
+                pass
+            except OSError as error:
+                self.problem = error.strerror or str(error)
+
+    # -- merging ----------------------------------------------------------------------------
+
+    def _merge(self) -> None:
+        while self._new:
+            self._levels[0].append(self._new.popleft())
+        for level, parts in enumerate(self._levels):
+            group = self._ripe(parts)
+            if group:
+                del parts[: len(group)]
+                self._merge_group(group, level)
+
+    def _ripe(self, parts: list[Part]) -> list[Part]:
+        """The oldest parts that are worth a merge now: enough of them, or enough bytes."""
+        total = 0
+        for count, part in enumerate(parts, start=1):
+            if self._is_pending(part.name):
+                return []  # it is sent as it is, under the id that it has
+            total += part.size
+            if count == MERGE_FILES or (total >= MERGE_BYTES and count > 1):
+                return parts[:count]
+        return []
+
+    def _merge_group(self, group: list[Part], level: int) -> None:
+        found: list[Part] = []
+        sections: list[wire.Sections] = []
+        for part in group:
+            try:
+                payload = self._spool.read(part.name)
+            except OSError:  # evicted, or the folder was removed
+                continue
+            if len(payload) == part.size:
+                found.append(part)
+                sections.append(wire.split_batch(payload, part.layout))
+        if len(found) < 2:
+            return
+        header = self._header()
+        header.created_ns = found[0].created_ns
+        header.merged = [part.batch_id for part in found]
+        batch = Sealed(
+            header,
+            wire.Sections(
+                [run for section in sections for run in section.spans],
+                [run for section in sections for run in section.marks],
+                [run for section in sections for run in section.snapshots],
+            ),
+            records=0,
+        )
+        self._spool.put(batch.file_name, batch.pieces, durable=True)
+        self.bytes += batch.size
+        for part in found:
+            self._spool.remove(part.name)
+            self.bytes -= part.size
+        if level + 1 < len(self._levels) and batch.size < SMALL_BYTES:
+            self._levels[level + 1].append(part_of(batch))
+
+    # -- the cap ----------------------------------------------------------------------------
+
+    def _keep_cap(self) -> None:
+        is_due = self._ticks % MEASURE_EVERY == 0
+        if self._unmeasured_bytes * MEASURE_PART > self._max_bytes or is_due:
+            self._measure()
+
+    def _measure(self) -> None:
+        if self._spool.is_ours:
+            for tmp in self._spool.entries(files.TMP):
+                if clock.wall() - tmp.modified_ns > STALE_TMP_NS:
+                    self._spool.remove(tmp.name)  # a process died while writing it
+        self._unmeasured_bytes = 0
+        entries = sorted(self._spool.entries())
+        self.bytes = sum(entry.size for entry in entries)
+        for entry in entries[:-1]:  # the newest stays, however large
+            if self.bytes <= self._max_bytes:
+                return
+            if (self._spool.is_ours or self._is_own(entry.name)) and self._spool.remove(entry.name):
+                self.bytes -= entry.size
+                self._count_eviction(entry)
+
+    def _count_eviction(self, entry: Entry) -> None:
+        self.evicted_files += 1
+        self.evicted_bytes += entry.size
+        if self.evicted_files == 1:
+            guard.warn(
+                "%s is larger than spool_max_bytes=%d: its oldest files go",
+                self._spool.path,
+                self._max_bytes,
+            )
+
+    # -- black boxes ------------------------------------------------------------------------
+
+    def _keep_boxes(self) -> None:
+        """Removes the oldest black boxes of processes that are gone, down to `MAX_BOXES`."""
+        if not self._boxes.is_ours:
+            self._boxes.make()
+        entries = sorted(self._boxes.entries(), key=lambda entry: entry.modified_ns)
+        if not self._boxes.is_ours:
+            return
+        for number, entry in enumerate(entries[:-MAX_BOXES]):
+            if number % PAUSE_EVERY == 0:
+                sleep(PAUSE_S)
+            if self._is_gone(entry):
+                self._boxes.remove(entry.name)
+
+    def _is_gone(self, entry: Entry) -> bool:
+        age_ns = clock.wall() - entry.modified_ns
+        try:
+            box = msgspec.json.decode(self._boxes.read(entry.name), type=BoxHead)
+        except (OSError, ValueError, RecursionError):  # not a black box, or not readable
+            return age_ns > SILENT_NS
+        if box.ended is not None:
+            return True
+        if box.session.host == self._host:
+            return system.is_alive(box.pid, box.process_start) is False
+        return age_ns > max(SILENT_NS, 10 * box.interval_s * 1e9)
+
+
+def part_of(batch: Sealed) -> Part:
+    created_ns = batch.header.created_ns
+    return Part(batch.file_name, batch.batch_id, created_ns, batch.size, batch.layout)

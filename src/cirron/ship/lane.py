@@ -1,0 +1,124 @@
+"""A lane: a sink that may block, with a thread and a bounded queue of its own.
+
+Whoever reads a pipe may stop reading it, a logging handler may wait for a lock: neither holds up
+the spool, the black box, a fork or the exit. Past its limit the oldest batches go, and are counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from cirron import guard
+from cirron.record import clock
+from cirron.ship.sinks.base import Outcome, Sink
+from cirron.ship.threads import Worker, new_lock, sleep
+
+if TYPE_CHECKING:
+    from cirron.ship.sinks.base import Emitter, Sealed
+
+MAX_BYTES = 16 * 2**20
+
+# At the end, or at a flush, a sink that has finished nothing for this long is not waited for.
+STALL_NS = 300_000_000
+
+
+class Lane(Sink):
+    """Hands batches to a sink, in order, on a thread of its own."""
+
+    def __init__(self, sink: Emitter, name: str, max_bytes: int = MAX_BYTES) -> None:
+        self.name = name
+        self.dropped = 0  # batches: pushed out, refused by the sink, or left at the end
+        self.sent_records = 0
+        self._sink = sink
+        self._max_bytes = max_bytes
+        self._queue: deque[Sealed] = deque()
+        self._queued_bytes = 0
+        self._is_busy = False
+        self._finished = 0  # batches, for better or worse
+        self._lock = new_lock()
+        self._worker: Worker | None = None
+
+    # -- the flusher's thread ---------------------------------------------------------------
+
+    def emit(self, batch: Sealed) -> Outcome:
+        with self._lock:
+            self._queue.append(batch)
+            self._queued_bytes += batch.size
+            while self._queued_bytes > self._max_bytes and len(self._queue) > 1:
+                self._queued_bytes -= self._queue.popleft().size
+                self._count_drop("does not keep up")
+        if self._worker is None:
+            self._worker = Worker(self._run, f"cirron-{self.name}")
+            self._worker.start()
+        self._worker.wake()
+        return Outcome.HELD
+
+    def settle(self, deadline_ns: int) -> None:
+        finished, since_ns = self._finished, clock.now()
+        while self._queue or self._is_busy:
+            now = clock.now()
+            if self._finished != finished:
+                finished, since_ns = self._finished, now
+            if now > deadline_ns or now - since_ns > STALL_NS:
+                return
+            sleep(0.001)
+
+    def close(self, deadline_ns: int) -> None:
+        self.settle(deadline_ns)
+        left = len(self._queue) + self._is_busy
+        if left:
+            self.dropped += left
+            guard.warn("%d batches did not get through to %r before the end", left, self.name)
+        if self._worker is not None:
+            self._worker.stop()
+        close = getattr(self._sink, "close", None)
+        if close is not None and (not left or isinstance(self._sink, Sink)):
+            # A sink of the user's that is in the middle of a batch is left alone.
+            with guard.contained("sink"):
+                close(deadline_ns)
+
+    def after_fork(self) -> None:
+        after_fork = getattr(self._sink, "after_fork", None)
+        if after_fork is not None:
+            with guard.contained("sink"):
+                after_fork()
+
+    def health(self) -> dict[str, object]:
+        found: dict[str, object] = {}
+        if self.dropped:
+            found[f"{self.name}_dropped"] = self.dropped
+        if self._queue:
+            found[f"{self.name}_pending"] = len(self._queue)
+        health = getattr(self._sink, "health", None)
+        if health is not None:
+            with guard.contained("sink"):
+                found.update(health())
+        return found
+
+    # -- the lane's own thread --------------------------------------------------------------
+
+    def _run(self) -> None:
+        worker = self._worker
+        assert worker is not None
+        while not worker.is_stopping:
+            with self._lock:
+                self._is_busy = bool(self._queue)
+                batch = self._queue.popleft() if self._queue else None
+                self._queued_bytes -= 0 if batch is None else batch.size
+            if batch is None:
+                worker.rest(3600.0)
+                continue
+            outcome = Outcome.DROPPED
+            with guard.contained(f"sink {self.name!r}"):
+                outcome = self._sink.emit(batch)
+            if outcome is Outcome.DROPPED:
+                self._count_drop("did not take a batch")
+            else:
+                self.sent_records += batch.records
+            self._finished += 1
+
+    def _count_drop(self, why: str) -> None:
+        self.dropped += 1
+        if self.dropped == 1:
+            guard.warn("the sink %r %s; such batches are counted in ci.health()", self.name, why)

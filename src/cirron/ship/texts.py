@@ -1,0 +1,82 @@
+"""The text of objects that only their own methods can describe.
+
+`str(value)` is the user's code: it may raise anything, or never return. So it runs on a thread of
+its own, each object once, and is waited for a moment. A class that takes longer is described by its
+name from then on, and after a few such classes no object is asked any more.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from cirron.record.attrs import name_of
+from cirron.record.value import clip
+from cirron.ship.threads import Worker, new_lock
+
+WAIT_S = 0.1
+MAX_STUCK = 3
+
+
+class Texts:
+    """Asks for one text at a time; the collector's lock sees to that."""
+
+    def __init__(self) -> None:
+        self._asker: Asker | None = None
+        self._stuck = 0
+        self._slow: weakref.WeakSet[type] = weakref.WeakSet()
+
+    def of(self, value: Any) -> str:
+        """`str(value)`, or `<Name>` where that fails or takes long."""
+        kind = type(value)
+        if self._stuck >= MAX_STUCK or kind in self._slow:
+            return name_of(value)
+        if self._asker is None:
+            self._asker = Asker()
+        text = self._asker.ask(value)
+        if text is None:  # it still runs: this thread of ours is lost to it
+            self._asker.worker.stop()
+            self._asker = None
+            self._stuck += 1
+            self._slow.add(kind)
+            return name_of(value)
+        return text
+
+    def stop(self) -> None:
+        """Lets the thread end."""
+        if self._asker is not None:
+            self._asker.worker.stop()
+            self._asker = None
+
+
+class Asker:
+    """The thread that calls `str`."""
+
+    def __init__(self) -> None:
+        self._value: Any = None
+        self._text: str | None = None
+        self._done = new_lock()
+        self._done.acquire()
+        self.worker = Worker(self._run, "cirron-texts")
+        self._has_started = self.worker.start()
+
+    def ask(self, value: Any) -> str | None:
+        """None: it takes longer than `WAIT_S`."""
+        if not self._has_started:
+            return name_of(value)
+        self._value, self._text = value, None
+        self.worker.wake()
+        return self._text if self._done.acquire(timeout=WAIT_S) else None
+
+    def _run(self) -> None:
+        while not self.worker.is_stopping:
+            self.worker.rest(3600.0)
+            value, self._value = self._value, None
+            if value is not None:
+                try:
+                    text = clip(str.__str__(str(value)))
+                except BaseException:  # noqa: BLE001  protects the recording from the user's method
+                    text = name_of(value)
+                del value
+                self._text = text
+                self._done.release()
