@@ -1,7 +1,7 @@
 """Files that we make: new ones, never through a link, readable by their owner alone.
 
-A folder that we made holds the file `.cirron-folder`. Files are removed only from such a folder,
-and only regular ones whose names have the exact form of ours.
+A folder that we made is listed in the file `.cirron-made` beside it. Files are removed only from
+such a folder, and only regular ones whose names have the exact form of ours.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-MARKER = ".cirron-folder"
-MARKER_TEXT = b"Made by cirron, which may remove the files in here that it wrote.\n"
+MADE = ".cirron-made"
+MADE_TEXT = ": made by cirron, which may remove the files that it wrote in there\n"
 TMP = ".tmp"
 
-# What files are called: batches, black boxes, and the state of a sender.
+# What is called how: batches, black boxes, the state of a sender, the folder of a span's snapshot.
 BATCH = re.compile(r"[0-9]{20}-[0-9a-f]{32}\.json")
 BLACK_BOX = re.compile(r"[0-9a-f]{32}-[0-9]{1,10}\.json")
 SENDER = re.compile(r"[0-9a-f]{16}")
+SPAN = re.compile(r"[0-9a-f]{32}")
 
 # Who may read what is written: the modes of folders and of files.
 MODES = {"private": (0o700, 0o600), "group": (0o750, 0o640), "all": (0o755, 0o644)}
@@ -51,16 +52,31 @@ class Folder:
         self._is_wide = access != "private"
 
     def make(self) -> None:
-        """Makes the folder, and those above it, unless it is there."""
-        made = False
-        for path in (self.path.parent, self.path):
-            made = self._make(path)
-        with os.scandir(self.path) as entries:
-            is_new = made or next(entries, None) is None
+        """Makes the folder, and the one above it, unless it is there."""
+        self._make(self.path.parent)
+        is_new = self._make(self.path)
+        if not is_new:
+            with os.scandir(self.path) as entries:
+                is_new = next(entries, None) is None
         if is_new:
-            with contextlib.suppress(FileExistsError):  # another process made it at the same time
-                self._fill(MARKER, [MARKER_TEXT])
-        self.is_ours = os.path.lexists(self.path / MARKER)
+            self._list()
+        self.is_ours = not os.path.islink(self.path) and self.path.name in self._listed()
+
+    def _list(self) -> None:
+        path = self.path.parent / MADE
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | system.SAFE, self._file_mode)
+        try:
+            os.write(file, (self.path.name + MADE_TEXT).encode())
+        finally:
+            os.close(file)
+
+    def _listed(self) -> set[str]:
+        try:
+            file = system.open_regular(self.path.parent / MADE)
+        except OSError:
+            return set()
+        with os.fdopen(file, errors="replace") as lines:
+            return {line.partition(":")[0] for line in lines}
 
     def _make(self, path: Path) -> bool:
         try:
@@ -68,7 +84,7 @@ class Folder:
         except FileExistsError:
             return False
         except FileNotFoundError:
-            os.makedirs(path.parent, exist_ok=True)
+            os.makedirs(path.parent, self._folder_mode, exist_ok=True)
             return self._make(path)
         if self._is_wide:
             os.chmod(path, self._folder_mode)  # whatever the umask

@@ -72,6 +72,7 @@ class Session:
             folder=self._folder() if "spool" in values.output else None,
             wall_ns=self.anchor.at,
             deliver=self._deliver,
+            access=values.access,
         )
         self.hooks = hooks.Hooks(values, frameworks, self.taker)
         self.root: hot.Span | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
+from cirron import files
 from cirron.record import clock
 
 if TYPE_CHECKING:
@@ -17,13 +19,16 @@ FOLDER = "snapshots"
 STALE_NS = 3600 * 10**9
 
 
-def write(folder: Path, key: str, save: Callable[[Path], None]) -> Path:
+def write(folder: Path, key: str, save: Callable[[Path], None], access: str = "private") -> Path:
     """Has `save` write a file, and gives it the name `<folder>/<key>` when it is on the disk."""
     target = folder / key
     part = target.with_name(target.name + ".tmp")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    files.Folder(target.parent.parent, files.SPAN, access).make()
+    # Its name is a random id: nobody can have planted anything there.
+    os.makedirs(target.parent, files.MODES[access][0], exist_ok=True)
     try:
         save(part)
+        os.chmod(part, files.MODES[access][1])
         with open(part, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, target)
@@ -35,10 +40,14 @@ def write(folder: Path, key: str, save: Callable[[Path], None]) -> Path:
 
 def sweep(folder: Path) -> None:
     """Removes what was left half-written; safetensors has files named `.tmp…` while it writes."""
-    for pattern in ("*/*.tmp", "*/.tmp*"):
-        for part in (folder / FOLDER).glob(pattern):
+    home = files.Folder(folder / FOLDER, files.SPAN)
+    home.make()
+    for pattern in ("*/*.tmp", "*/.tmp*") if home.is_ours else ():
+        for part in home.path.glob(pattern):
             try:
-                if clock.wall() - part.stat().st_mtime_ns > STALE_NS:
+                status = part.lstat()
+                is_ours = stat.S_ISREG(status.st_mode) and home.is_name(part.parent.name)
+                if is_ours and clock.wall() - status.st_mtime_ns > STALE_NS:
                     part.unlink()
             except OSError:  # another process was faster, or it is another user's
                 pass

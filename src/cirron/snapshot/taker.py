@@ -96,9 +96,11 @@ class Taker:
         folder: Path | None,  # None: raw values are not kept
         wall_ns: Callable[[int], int],
         deliver: Callable[[Taken], None],
+        access: str = "private",
         chance: Callable[[], float] | None = None,
     ) -> None:
         self._mode = mode
+        self._access = access
         self._sample_rate = sample_rate
         self._folder = folder
         self._wall_ns = wall_ns
@@ -382,7 +384,7 @@ class Taker:
         assert self._folder is not None
         with guard.quiet("snapshot"):
             try:
-                return blobs.write(self._folder, key, save)
+                return blobs.write(self._folder, key, save, self._access)
             except OSError as error:
                 if "unsaved" not in self._warned:
                     self._warned.add("unsaved")

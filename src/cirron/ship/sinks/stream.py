@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from cirron import system
-from cirron.ship.threads import sleep
+from cirron.ship.threads import new_lock, sleep
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -33,7 +33,7 @@ class ForkLock:
     """Held during a write, and during a fork."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._forking = 0  # the thread that has the lock for a fork
 
     def __enter__(self) -> None:
@@ -52,7 +52,7 @@ class ForkLock:
             self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        self._lock = threading.Lock()  # who holds the old one may have stayed in the parent
+        self._lock = new_lock()  # who holds the old one may have stayed in the parent
         self._forking = 0
 
 
