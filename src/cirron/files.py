@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MADE = ".cirron-made"
 MADE_TEXT = ": made by cirron, which may remove the files that it wrote in there\n"
+MADE_BYTES = 65_536  # of that file that are read
 TMP = ".tmp"
 
 # What is called how: batches, black boxes, the state of a sender, the folder of a span's snapshot.
@@ -58,9 +59,9 @@ class Folder:
         if not is_new:
             with os.scandir(self.path) as entries:
                 is_new = next(entries, None) is None
-        if is_new:
+        if is_new and not self._is_listed():
             self._list()
-        self.is_ours = not os.path.islink(self.path) and self.path.name in self._listed()
+        self.is_ours = not os.path.islink(self.path) and self._is_listed()
 
     def _list(self) -> None:
         path = self.path.parent / MADE
@@ -70,13 +71,13 @@ class Folder:
         finally:
             os.close(file)
 
-    def _listed(self) -> set[str]:
+    def _is_listed(self) -> bool:
         try:
             file = system.open_regular(self.path.parent / MADE)
         except OSError:
-            return set()
-        with os.fdopen(file, errors="replace") as lines:
-            return {line.partition(":")[0] for line in lines}
+            return False
+        with os.fdopen(file, "rb") as lines:
+            return (self.path.name + MADE_TEXT).encode() in lines.read(MADE_BYTES)
 
     def _make(self, path: Path) -> bool:
         try:

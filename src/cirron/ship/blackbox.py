@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cirron.ship.collect import Collector
 
 MAX_OPEN = 1_000  # a server with more requests in flight than this shows the oldest
+MAX_HELD = 1_000  # spans that have closed and wait for their GPU time, so no batch has them yet
 MAX_BYTES = 2**20  # of the open spans; what comes after is left out, and `open_count` tells
 OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STACKS_EVERY_NS = 10_000_000_000
@@ -141,6 +142,7 @@ class BlackBox:
         return {
             "open_count": len(spans),
             "open": self._open(spans[:MAX_OPEN]),
+            "closed": self._collector.held_records(MAX_HELD),
             "last_step": self._step(self._collector.last_step, spans),
             "silent_since_ns": None if silent_since is None else self._anchor.at(silent_since),
             "stacks": self._stacks,

@@ -305,11 +305,12 @@ class Collector:
         found = [gpu_time_of(record) for record in self._held]
         return [gpu_time for gpu_time in found if gpu_time is not None]
 
-    def held_records(self) -> list[wire.Span]:
-        """The wire form of the spans that still wait for their GPU time."""
+    def held_records(self, newest: int = MAX_HELD) -> list[wire.Span]:
+        """The wire form of the spans that still wait for their GPU time, or the newest of them."""
         with self.lock:
             texts = self._foreign_texts  # are counted when they are written
-            records = self._spans(list(self._held)) if self._held else []
+            held = list(self._held)[-newest:]
+            records = self._spans(held) if held else []
             self._foreign_texts = texts
         return records
 
