@@ -188,6 +188,8 @@ class Session:
             each_tick=self._tick,
             max_batch_bytes=self.sinks.max_batch_bytes,
         )
+        for sink in self.sinks.all:
+            sink.start()
         self.flusher.start()
         if self.black_box is not None:
             self.black_box.start()
@@ -254,45 +256,49 @@ class Session:
             sink.settle(deadline_ns if sink.is_patient else soon_ns)
         if self.black_box is not None:
             self.black_box.refresh(min(deadline_ns, clock.now() + SETTLE_NS))
-        return self.stored(None if in_time else "the background thread did not finish in time")
+        stored = self.stored()
+        if not in_time or (stored.held and stored.why is None):
+            stored = stored._replace(ok=False, why="not everything was stored in time")
+        return stored
 
-    def stored(self, problem: str | None = None) -> Flushed:
-        """Where the session's records are."""
+    def stored(self, dropped: int | None = None) -> Flushed:
+        """Where the session's records are, and what keeps them from where they should be."""
+        lost = self.collector.dropped() if dropped is None else dropped
         spool = self.sinks.spool
-        held = 0 if spool is None else spool.held_records
-        spool_problem = None if spool is None else spool.problem
-        if spool_problem is not None:
-            problem = f"cannot write to {self.sinks.folder.path}: {spool_problem}"
+        if spool is None:
+            sent = self.sinks.sent_records
+            return Flushed(True, 0, sent, 0, lost + self.collector.failed, None)
+        problem = spool.problem and f"cannot write to {spool.folder.path}: {spool.problem}"
         return Flushed(
-            ok=problem is None and not held,
-            on_disk=0 if spool is None else spool.written_records,
+            ok=problem is None,
+            on_disk=spool.written_records,
             sent=self.sinks.sent_records,
-            held=held,
-            lost=self.collector.dropped()
-            + self.collector.failed
-            + (0 if spool is None else spool.lost_records),
+            held=spool.held_records,
+            lost=lost + self.collector.failed + spool.lost_records,
             why=problem,
         )
 
     def counters(self) -> dict[str, Any]:
         """What was lost, and what it all cost."""
-        stored = self.stored()
+        dropped = self.collector.dropped()
+        stored = self.stored(dropped)
+        lag_ns = max(self.collector.lag_ns(), self.sinks.lag_ns(self.anchor.at(clock.now())))
         found: dict[str, Any] = {
-            "record_drop_count": self.collector.dropped(),
+            "record_drop_count": dropped,
             "record_error_count": self.collector.failed,
             "mark_drop_count": self.collector.lost_values,
             "scope_drop_count": hot.too_deep - self._too_deep,
             "names_cut_count": hot.names_cut - self._names_cut,
             "attrs_cut_count": attributes.cut - self._attrs_cut,
             "attrs_as_text_count": self.collector.coerced,
-            "records_flushed": self.flusher.records - stored.held,
+            "records_flushed": stored.on_disk if self.sinks.spool else self.flusher.records,
             "records_pending": self.collector.pending,
             "records_on_disk": stored.on_disk,
             "records_sent": stored.sent,
             "records_held": stored.held,
             "records_lost": stored.lost,
             "flush_problem": stored.why,
-            "flush_lag_s": round(self.collector.lag_ns() / 1e9, 3),
+            "flush_lag_s": round(lag_ns / 1e9, 3),
             "flush_latency_ns": self.flusher.latency_ns,
             "flush_cpu_ns": self.flusher.cpu_ns,
             "clock_drift_ns": clock.wall() - self.anchor.at(clock.now()),
@@ -380,6 +386,11 @@ class Sinks:
         for number, sink in enumerate(of_user):
             name = type(sink).__name__ if number == 0 else f"{type(sink).__name__}_{number}"
             self.all.append(Lane(sink, name))
+
+    def lag_ns(self, wall_ns: int) -> int:
+        """The age of the oldest batch that is not on disk yet."""
+        sealed_ns = None if self.spool is None else self.spool.held_since_ns
+        return 0 if sealed_ns is None else max(0, wall_ns - sealed_ns)
 
     @property
     def sent_records(self) -> int:

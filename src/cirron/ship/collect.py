@@ -22,7 +22,7 @@ from cirron.ship.texts import Texts
 from cirron.ship.threads import new_lock, sleep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from cirron.ship.sinks.memory import Memory
@@ -214,7 +214,7 @@ class Collector:
                     else:
                         marks.append(record)
         if closed:
-            names = set(map(name_of_span, closed))
+            names = set(map(name_of, closed))
             if not STEP_NAMES.isdisjoint(names):
                 self.last_step = next(r for r in reversed(closed) if r[2] in STEP_NAMES)
             self.last_activity.update(zip(map(thread_of, closed), map(end_of, closed), strict=True))
@@ -406,7 +406,7 @@ class Collector:
             marks = marks + [mark for mark in late if mark[1] in self.mark_ids]  # still open
         mark_records += self._snapshot_marks
         self._snapshot_marks = []
-        span_records = self._spans(closed) if closed else []
+        spans, span_count = self._encode_spans(closed) if closed else (b"", 0)
         if marks:
             self._remember_latest(closed, marks)
         lines = [self._line(record) for record in closed] if self._keep_lines else []
@@ -416,12 +416,12 @@ class Collector:
                 self.latest.pop(span[0], None)
                 self.marked_at.pop(span[0], None)
         chunk = Chunk(
-            self._encoded(span_records),
+            spans,
             self._encoded(mark_records),
             self._encoded(snapshots),
             lines,
             files,
-            len(span_records) + len(mark_records) + len(snapshots),
+            span_count + len(mark_records) + len(snapshots),
         )
         self._memory.add(chunk.spans, chunk.marks, backlog=len(self._ring))
         if self._keep_chunks:
@@ -456,29 +456,44 @@ class Collector:
 
     def _spans(self, closed: list[hot.Closed]) -> list[wire.Span]:
         """The wire form of spans."""
-        numbers, parents, names, indices, attrs, starts, ends, threads = zip(*closed, strict=True)
-        at = self._offset.__add__
-        spans = list(
-            map(
-                wire.Span,
-                map(self._prefix.__add__, hex_of(numbers)),
-                names,
-                map(self._ids.__getitem__, parents),
-                indices,
-                map(at, starts),
-                map(at, ends),
-                *repeat(repeat(None), 3),  # see GAUGES
-                threads,
-                repeat(self._pid),
-                repeat(self._rank),
-                repeat(_NO_ATTRS),
-                repeat(_NO_MARKS),
-            )
-        )
-        if attrs.count(None) < len(attrs) or self.mark_ids:
-            found = zip(spans, numbers, attrs, strict=True)
-            spans = [span for span, *more in found if self._fill(span, *more)]
+        spans = list(self._made(closed))
+        if self.mark_ids or have_attrs(closed):
+            filled = zip(spans, map(number_of, closed), map(attrs_of, closed), strict=True)
+            spans = [span for span, *more in filled if self._fill(span, *more)]
         return spans
+
+    def _made(self, closed: list[hot.Closed]) -> Iterator[wire.Span]:
+        """The spans as they are without attributes and marks, made by functions of C alone."""
+        numbers, parents, names, indices, _, starts, ends, threads = zip(*closed, strict=True)
+        at = self._offset.__add__
+        return map(
+            wire.Span,
+            map(self._prefix.__add__, hex_of(numbers)),
+            names,
+            map(self._ids.__getitem__, parents),
+            indices,
+            map(at, starts),
+            map(at, ends),
+            *repeat(repeat(None), 3),  # see GAUGES
+            threads,
+            repeat(self._pid),
+            repeat(self._rank),
+            repeat(_NO_ATTRS),
+            repeat(_NO_MARKS),
+        )
+
+    def _encode_spans(self, closed: list[hot.Closed]) -> tuple[bytes, int]:
+        """The spans encoded, and how many there are."""
+        if not self.mark_ids and not have_attrs(closed):
+            try:
+                # One chain of C, which no other thread can interrupt: see `_step`.
+                (encoded,) = map(wire.encode_list, map(list, (self._made(closed),)))
+            except (ValueError, OverflowError):  # a name or an index that has to be mended
+                pass
+            else:
+                return encoded[1:-1], len(closed)
+        spans = self._spans(closed)
+        return self._encoded(spans), len(spans)
 
     def _fill(self, span: wire.Span, number: int, attrs: dict[str, Any] | None) -> bool:
         """Adds attributes and marks. False: it cannot be recorded."""
@@ -610,13 +625,14 @@ class ParentIds(dict[int, str | None]):
         return found
 
 
-attrs_of_span, name_of_span = itemgetter(4), itemgetter(2)
+# Of a span's record:
+number_of, name_of, attrs_of = itemgetter(0), itemgetter(2), itemgetter(4)
 end_of, thread_of = itemgetter(6), itemgetter(7)
 
 
 def have_attrs(spans: list[Any]) -> bool:
     """Whether any of them has attributes."""
-    return list(map(attrs_of_span, spans)).count(None) < len(spans)
+    return list(map(attrs_of, spans)).count(None) < len(spans)
 
 
 def hex_of(numbers: tuple[int, ...]) -> list[str]:

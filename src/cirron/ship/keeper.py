@@ -94,9 +94,12 @@ class Keeper:
         self._unmeasured_bytes = max_bytes  # the folder was not measured yet
         self._ticks = 0
         self._boxes_tick = 0  # when black boxes are looked at next
-        self._worker: Worker | None = None
+        self._worker = Worker(self._run, "cirron-keeper")
 
     # -- the flusher's thread ---------------------------------------------------------------
+
+    def start(self) -> None:
+        self._worker.start()
 
     def add(self, batch: Sealed) -> None:
         """Notes a file that was written."""
@@ -105,34 +108,24 @@ class Keeper:
         if batch.size < SMALL_BYTES:
             self._new.append(part_of(batch))
         if self.bytes > self._max_bytes:
-            self._wake()
+            self._worker.wake()
 
     def tick(self) -> None:
         """Has the thread look after the folder."""
         self._ticks += 1
-        self._wake()
+        self._worker.wake()
 
     def close(self, deadline_ns: int) -> None:
         """One last look, and the thread ends."""
-        self._wake()
-        if self._worker is not None:
-            self._worker.stop()
-            self._worker.wait_for_end(min(deadline_ns, clock.now() + LAST_NS))
-
-    def _wake(self) -> None:
-        if self._worker is None:
-            self._worker = Worker(self._run, "cirron-keeper")
-            self._worker.start()
-        self._worker.wake()
+        self._worker.stop()
+        self._worker.wait_for_end(min(deadline_ns, clock.now() + LAST_NS))
 
     # -- the keeper's thread ----------------------------------------------------------------
 
     def _run(self) -> None:
-        worker = self._worker
-        assert worker is not None
-        while not worker.is_stopping:
+        while not self._worker.is_stopping:
             self.keep()
-            worker.rest(3600.0)
+            self._worker.rest(3600.0)
         self.keep(is_last=True)
 
     def keep(self, *, is_last: bool = False) -> None:

@@ -37,9 +37,12 @@ class Lane(Sink):
         self._is_busy = False
         self._finished = 0  # batches, for better or worse
         self._lock = new_lock()
-        self._worker: Worker | None = None
+        self._worker = Worker(self._run, f"cirron-{name}")
 
     # -- the flusher's thread ---------------------------------------------------------------
+
+    def start(self) -> None:
+        self._worker.start()
 
     def emit(self, batch: Sealed) -> Outcome:
         with self._lock:
@@ -48,9 +51,6 @@ class Lane(Sink):
             while self._queued_bytes > self._max_bytes and len(self._queue) > 1:
                 self._queued_bytes -= self._queue.popleft().size
                 self._count_drop("does not keep up")
-        if self._worker is None:
-            self._worker = Worker(self._run, f"cirron-{self.name}")
-            self._worker.start()
         self._worker.wake()
         return Outcome.HELD
 
@@ -70,8 +70,7 @@ class Lane(Sink):
         if left:
             self.dropped += left
             guard.warn("%d batches did not get through to %r before the end", left, self.name)
-        if self._worker is not None:
-            self._worker.stop()
+        self._worker.stop()
         close = getattr(self._sink, "close", None)
         if close is not None and (not left or isinstance(self._sink, Sink)):
             # A sink of the user's that is in the middle of a batch is left alone.
@@ -99,15 +98,13 @@ class Lane(Sink):
     # -- the lane's own thread --------------------------------------------------------------
 
     def _run(self) -> None:
-        worker = self._worker
-        assert worker is not None
-        while not worker.is_stopping:
+        while not self._worker.is_stopping:
             with self._lock:
                 self._is_busy = bool(self._queue)
                 batch = self._queue.popleft() if self._queue else None
                 self._queued_bytes -= 0 if batch is None else batch.size
             if batch is None:
-                worker.rest(3600.0)
+                self._worker.rest(3600.0)
                 continue
             outcome = Outcome.DROPPED
             with guard.contained(f"sink {self.name!r}"):

@@ -47,6 +47,7 @@ class Worker:
 
     def __init__(self, run: Callable[[], None], name: str) -> None:
         self.ident: int | None = None
+        self.has_started = False
         self.is_stopping = False
         self.has_ended = False
         self._run = run
@@ -58,14 +59,15 @@ class Worker:
 
     def start(self) -> bool:
         """False: Python starts no more threads, since the interpreter is ending."""
+        self.has_started = True
         try:
             if real("_thread", "start_new_thread") is _thread.start_new_thread:
                 threading.Thread(target=self._main, name=self._name, daemon=True).start()
             else:
                 real("_thread", "start_new_thread")(self._main, ())
         except RuntimeError:
-            return False
-        return True
+            self.has_started = False
+        return self.has_started
 
     def _main(self) -> None:
         self.ident = _thread.get_ident()
@@ -100,7 +102,7 @@ class Worker:
         Waits in short turns and trusts the flag, not the lock: a signal may come just when this
         thread has the lock, and its handler waits here too.
         """
-        while not self.has_ended:
+        while self.has_started and not self.has_ended:
             left_s = (deadline_ns - clock.now()) / 1e9
             if left_s <= 0:
                 return False

@@ -89,6 +89,9 @@ class Sink:
 
     is_patient = False  # at the end it may take all the time that there is
 
+    def start(self) -> None:
+        """Starts its thread, if it has one: at the end of the process it is too late for that."""
+
     def emit(self, batch: Sealed) -> Outcome:
         """Takes a batch."""
         raise NotImplementedError

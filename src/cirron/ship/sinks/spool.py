@@ -49,9 +49,12 @@ class Spool(Sink):
         self._lock = new_lock()
         self._rounds = 0  # times that the thread has tried to write all there was
         self._worker = Worker(self._run, "cirron-spool")
-        self._has_started = False
 
     # -- the flusher's thread ---------------------------------------------------------------
+
+    def start(self) -> None:
+        self._worker.start()
+        self._keeper.start()
 
     def emit(self, batch: Sealed) -> Outcome:
         with self._lock:
@@ -62,12 +65,10 @@ class Spool(Sink):
                 lost = self._release()
                 self.lost_records += lost.records
                 self._lost_batches += 1
-        self.tick()
+        self._worker.wake()
         return Outcome.HELD
 
     def tick(self) -> None:
-        if not self._has_started:
-            self._has_started = self._worker.start()
         self._worker.wake()
 
     def settle(self, deadline_ns: int) -> None:
@@ -81,14 +82,21 @@ class Spool(Sink):
 
     def close(self, deadline_ns: int) -> None:
         self._worker.stop()
-        if self._has_started:
-            self._worker.wait_for_end(deadline_ns)
+        self._worker.wait_for_end(deadline_ns)
         if self._held:
             path, left = self.folder.path, self.held_records
             guard.warn("%d records are lost: %s stayed unwritable", left, path)
             self.lost_records += left
             self.held_records = 0
         self._keeper.close(deadline_ns)
+
+    @property
+    def held_since_ns(self) -> int | None:
+        """When the oldest batch that is not on disk was sealed."""
+        try:
+            return self._held[0].header.created_ns
+        except IndexError:
+            return None
 
     def health(self) -> dict[str, object]:
         keeper = self._keeper
