@@ -11,9 +11,12 @@ from collections import Counter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 strict = False
+# Says something elsewhere, where a handler of the user's that blocks holds up nobody. False: here.
+relay: Callable[[Callable[[], None]], bool] | None = None
 errors: Counter[str] = Counter()
 
 
@@ -68,6 +71,11 @@ def caught(what: str, error: BaseException) -> None:
 
 def warn(message: str, *args: object, error: BaseException | None = None) -> None:
     """Says something to the user on the `cirron` logger."""
+    if relay is None or not relay(lambda: log(message, args, error)):
+        log(message, args, error)
+
+
+def log(message: str, args: tuple[object, ...], error: BaseException | None) -> None:
     import logging
 
     logging.getLogger("cirron").warning("cirron: " + message, *args, exc_info=error)

@@ -9,12 +9,13 @@ background thread asks for its text.
 from __future__ import annotations
 
 import sys
+from itertools import islice
 
 from cirron.record.value import Deferred, clip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 MAX_NESTING = 6
@@ -22,17 +23,21 @@ MAX_ITEMS = 1_000  # of all containers of a record together
 MAX_TEXT_BYTES = 16_384  # of one string
 MAX_BYTES = 65_536  # of a record's attributes together, about
 MAX_KEY = 256
+MAX_IN_TEXT = 20  # items of a set
 MAX_FEW = 8  # so many plain attributes are within the limits whatever they are
 
 FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of the last
 PLAIN_KEYS = frozenset((int, float, bool, type(None)))
 SCALARS = (bool, int, float, str)
-SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset)
 
 # Leaves of the standard library that never change, and whose text calls nobody else.
 SAFE_MODULES = frozenset(
     ("datetime", "decimal", "enum", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
 )
+
+# Of a class, whatever its metaclass would answer:
+NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
+MODULE: Callable[[type], Any] = type.__dict__["__module__"].__get__
 
 as_text = 0  # values that JSON could not hold
 cut = 0  # values that were shortened to keep the limits
@@ -58,7 +63,7 @@ def settle(attrs: dict[str, Any]) -> dict[str, Any]:
         if len(attrs) <= MAX_FEW:
             return attrs
     copier = Copier()
-    settled = copier.mapping(attrs, 0)
+    settled = copier.attrs(attrs)
     as_text += copier.as_text
     cut += copier.cut
     return settled
@@ -66,13 +71,25 @@ def settle(attrs: dict[str, Any]) -> dict[str, Any]:
 
 def preview(attrs: dict[str, Any]) -> dict[str, Any]:
     """The same of a span that is still open: what it costs is counted when it closes."""
-    return Copier().mapping(attrs, 0)
+    return Copier().attrs(attrs)
 
 
 def name_of(value: object) -> str:
     """`<Name>`, for a value that cannot be described otherwise."""
-    name: str = type.__dict__["__name__"].__get__(type(value))  # not a metaclass's own
-    return f"<{clip(name)}>"
+    return f"<{clip(NAME(type(value)))}>"
+
+
+def describe_error(kind: type[BaseException], error: BaseException | None, limit: int) -> str:
+    """`Kind: text` of an exception, whose own `__str__` may raise anything."""
+    try:
+        text = str.__str__(str(error))
+    except BaseException as raised:
+        trace = raised.__traceback__
+        if isinstance(raised, KeyboardInterrupt) and (trace is None or trace.tb_next is None):
+            raise  # a Ctrl-C that came just now; one from below is its own
+        text = ""
+    name = NAME(kind)
+    return clip(f"{name}: {text[:limit]}" if text else name, limit)
 
 
 class Copier:
@@ -85,6 +102,17 @@ class Copier:
         self.cut = 0
         self.items = MAX_ITEMS
         self.bytes = MAX_BYTES
+
+    def attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """All of a record's attributes; one that uses up the limits leaves its neighbours short."""
+        found: dict[str, Any] = {}
+        for key, value in dict.items(attrs):
+            if len(found) == MAX_ITEMS:
+                found["..."] = f"{dict.__len__(attrs) - MAX_ITEMS} more"
+                self.cut += 1
+                break
+            found[self._key(key)] = self.value(value, 0)
+        return found
 
     def value(self, value: Any, nesting: int) -> Any:
         """The value, a copy of it, or `Foreign`; never raises for a value of any kind."""
@@ -111,22 +139,28 @@ class Copier:
         if issubclass(kind, dict):
             if nesting >= MAX_NESTING:
                 return self._text("{...}")
-            return self.mapping(value, nesting + 1)
-        for sequence in SEQUENCES:
+            return self._mapping(value, nesting + 1)
+        for sequence in (list, tuple):
             if issubclass(kind, sequence):
                 if nesting >= MAX_NESTING:
                     return self._text("[...]")
                 items, count = sequence.__iter__(value), sequence.__len__(value)
                 return self._sequence(items, count, nesting + 1)
-        if issubclass(kind, (bytes, bytearray)):
-            start = (bytes if issubclass(kind, bytes) else bytearray).__getitem__(value, slice(64))
-            return self._text(repr(bytes(start)))
-        module = kind.__module__
+        for group in (set, frozenset):
+            if issubclass(kind, group):
+                items, count = group.__iter__(value), group.__len__(value)
+                return self._text(self._group(items, count, nesting + 1))
+        for raw in (bytes, bytearray):
+            if issubclass(kind, raw):
+                return self._text(repr(raw(raw.__getitem__(value, slice(64)))))
+        module = MODULE(kind)  # not a metaclass's own
+        if type(module) is not str:
+            return Foreign(value)
         if module in SAFE_MODULES:
             return self._text(str(value))
         enum = sys.modules.get("enum")
         if enum is not None and issubclass(kind, enum.Enum):
-            return self._text(f"{kind.__name__}.{object.__getattribute__(value, '_name_')}")
+            return self._text(f"{NAME(kind)}.{object.__getattribute__(value, '_name_')}")
         if module == "numpy":
             return self._array(value, kind, nesting)
         if module in ("torch", "torch.nn.parameter"):
@@ -134,16 +168,14 @@ class Copier:
         self.bytes -= 64
         return Foreign(value)
 
-    def mapping(self, value: dict[Any, Any], nesting: int) -> dict[str, Any]:
+    def _mapping(self, value: dict[Any, Any], nesting: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         left = dict.__len__(value)
         for key, item in dict.items(value):
             if not self._take():
                 found["..."] = f"{left} more"
                 break
-            name = key if type(key) is str and len(key) <= MAX_KEY else self._key(key)
-            self.bytes -= len(name)
-            found[name] = self.value(item, nesting)
+            found[self._key(key)] = self.value(item, nesting)
             left -= 1
         return found
 
@@ -156,6 +188,13 @@ class Copier:
             found.append(self.value(item, nesting))
             left -= 1
         return found
+
+    def _group(self, items: Iterable[Any], count: int, nesting: int) -> str:
+        """The text of a set: of its first items, since JSON has no sets."""
+        first = [self.value(item, nesting) for item in islice(items, MAX_IN_TEXT)]
+        shown = [name_of(one.value) if type(one) is Foreign else repr(one) for one in first]
+        more = [f"... {count - MAX_IN_TEXT} more"] if count > MAX_IN_TEXT else []
+        return f"{{{', '.join(shown + more)}}}"
 
     def _take(self) -> bool:
         """Whether there is room for one more item."""
@@ -183,13 +222,18 @@ class Copier:
     def _key(self, key: Any) -> str:
         kind = type(key)
         if issubclass(kind, str):
-            return clip(str.__str__(key), MAX_KEY)
-        return str(key) if kind in PLAIN_KEYS else name_of(key)
+            name = clip(str.__str__(key), MAX_KEY)
+        else:
+            name = str(key) if kind in PLAIN_KEYS else name_of(key)
+        self.bytes -= len(name)
+        return name
 
     def _array(self, value: Any, kind: type, nesting: int) -> Any:
         """A NumPy scalar or array: its values, where they are few."""
         if not hasattr(kind, "tolist") or value.dtype.hasobject:
             return Foreign(value)
+        if value.dtype.kind in "mM" and value.ndim == 0:  # a time
+            return self._text(str(value))
         if value.size <= MAX_ITEMS:
             return self.value(value.tolist(), nesting)
         return self._text(f"{kind.__name__}(shape={value.shape}, dtype={value.dtype})")

@@ -28,7 +28,7 @@ from contextvars import ContextVar, Token
 
 from cirron import errors
 from cirron.record import clock, value
-from cirron.record.attrs import preview, settle
+from cirron.record.attrs import describe_error, preview, settle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -502,13 +502,7 @@ def _leave(span: Span) -> None:
 def _note_error(span: Span, kind: type[BaseException], error: BaseException | None) -> None:
     if kind is GeneratorExit:  # how a generator is closed, not a failure
         return
-    try:
-        text = str(error)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001  protects the user's exception, whose own __str__ fails
-        text = ""
-    span.set(error=value.clip(f"{kind.__name__}: {text}" if text else kind.__name__))
+    span.set(error=describe_error(kind, error, value.MAX_TEXT_BYTES))
 
 
 def _drop_deep(span: Span) -> Span:

@@ -141,9 +141,11 @@ def plain(value: Any) -> float | int | bool | str:
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return int(value)
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     if isinstance(value, str):
-        return clip(value)
+        return clip(str.__str__(value))  # of an enum that is a str: its value, not its name
     if hasattr(type(value), "__float__"):  # Fraction, Decimal
         try:
             return float(value)
@@ -157,5 +159,5 @@ def plain(value: Any) -> float | int | bool | str:
 def clip(text: str, limit: int = MAX_TEXT_BYTES) -> str:
     """The text, cut to at most `limit` bytes of UTF-8, between characters."""
     if len(text) * 4 <= limit:
-        return str.__str__(text)  # of an enum that is a str: its value, not its name
-    return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+        return text
+    return text[:limit].encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")

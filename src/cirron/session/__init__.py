@@ -168,14 +168,19 @@ class Cirron:
 
 def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
     """The user's sinks, or an error that says what one is."""
-    sinks = () if given is None else given
-    if not isinstance(sinks, (list, tuple)):
-        raise errors.out_of_range("sinks", given, "it must be a list of sinks")
-    for sink in sinks:
-        if isinstance(sink, type) or not callable(getattr(sink, "emit", None)):
-            rule = "a sink is an object with a method emit(batch), which returns ci.Outcome.DONE"
-            raise errors.out_of_range("sinks", sink, rule)
+    sinks = [] if given is None else given
+    if not isinstance(sinks, (list, tuple)) or not all(map(is_sink, sinks)):
+        rule = (
+            "it must be a list of sinks: objects with a method emit(batch), which returns"
+            " ci.Outcome.DONE or ci.Outcome.DROPPED"
+        )
+        raise errors.out_of_range("sinks", given, rule)
     return tuple(sinks)
+
+
+def is_sink(given: object) -> bool:
+    """Whether this is an object, not a class, with the one method that a sink needs."""
+    return not isinstance(given, type) and callable(getattr(given, "emit", None))
 
 
 def _begin(

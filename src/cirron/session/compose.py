@@ -31,6 +31,7 @@ from cirron.ship.sinks.event_stream import EventStream
 from cirron.ship.sinks.memory import Memory
 from cirron.ship.sinks.spool import Spool
 from cirron.ship.sinks.stream import MAX_LINE_BYTES, Stream
+from cirron.ship.threads import speaker
 from cirron.snapshot.taker import Taker
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ STORE_NS = 1_000_000_000
 
 # What a flush waits for lanes and for the black box, once the spool has its batches.
 SETTLE_NS = 1_000_000_000
+# And for what is to be said: a handler of the user's may block.
+SPEAK_S = 0.3
 
 
 class Session:
@@ -109,6 +112,8 @@ class Session:
         """
         for sink in self.sinks.all:
             sink.after_fork()
+        self.user_sinks = ()  # belong to the process that gave them
+        speaker.after_fork()
         self.state = self._new_state()
         self._given_before = hot.expected()
         self.identity = wire.changed(self.identity, pid=os.getpid())
@@ -244,6 +249,7 @@ class Session:
                 guard.warn("%d records were not stored within exit_timeout=%gs", left, limit_s)
         if self.black_box is not None:
             self.black_box.close(deadline, how, detail)
+        speaker.settle(SPEAK_S)
 
     # -- what is known ----------------------------------------------------------------------
 
@@ -256,6 +262,7 @@ class Session:
             sink.settle(deadline_ns if sink.is_patient else soon_ns)
         if self.black_box is not None:
             self.black_box.refresh(min(deadline_ns, clock.now() + SETTLE_NS))
+        speaker.settle(SPEAK_S)
         stored = self.stored()
         if not in_time or (stored.held and stored.why is None):
             stored = stored._replace(ok=False, why="not everything was stored in time")

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cirron.record.value import clip
+from cirron.record.attrs import describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,9 +155,4 @@ def how_it_ends() -> tuple[str, str | None]:
         return "clean", None
     if isinstance(error, KeyboardInterrupt):
         return "signal", "SIGINT"
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001  protects the shutdown from an exception that has no text
-        text = ""
-    kind = type(error).__name__
-    return "exception", clip(f"{kind}: {text}" if text else kind, MAX_DETAIL_BYTES)
+    return "exception", describe_error(type(error), error, MAX_DETAIL_BYTES)

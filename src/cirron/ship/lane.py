@@ -1,7 +1,9 @@
 """A lane: a sink that may block, with a thread and a bounded queue of its own.
 
-Whoever reads a pipe may stop reading it, a logging handler may wait for a lock: neither holds up
-the spool, the black box, a fork or the exit. Past its limit the oldest batches go, and are counted.
+Whoever reads a pipe may stop reading it, a logging handler may wait for a lock, a sink of the
+user's may do anything: none of them holds up the spool, the black box, a fork or the exit. Past its
+limit the oldest batches go, and are counted. Of a sink of the user's, `emit` is called, and at the
+end `close`, if it has one: both on the lane's thread.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ class Lane(Sink):
         self._queued_bytes = 0
         self._is_busy = False
         self._finished = 0  # batches, for better or worse
+        self._stalled_at = -1  # how many were, when it was last found to stand still
+        self._deadline_ns = 0
         self._lock = new_lock()
         self._worker = Worker(self._run, f"cirron-{name}")
 
@@ -56,43 +60,35 @@ class Lane(Sink):
 
     def settle(self, deadline_ns: int) -> None:
         finished, since_ns = self._finished, clock.now()
-        while self._queue or self._is_busy:
+        while (self._queue or self._is_busy) and self._finished != self._stalled_at:
             now = clock.now()
             if self._finished != finished:
                 finished, since_ns = self._finished, now
-            if now > deadline_ns or now - since_ns > STALL_NS:
+            elif now - since_ns > STALL_NS:
+                self._stalled_at = finished  # not waited for again until it moves on
+            if now > deadline_ns:
                 return
             sleep(0.001)
 
     def close(self, deadline_ns: int) -> None:
         self.settle(deadline_ns)
+        self._deadline_ns = deadline_ns
+        self._worker.stop()
         left = len(self._queue) + self._is_busy
         if left:
             self.dropped += left
             guard.warn("%d batches did not get through to %r before the end", left, self.name)
-        self._worker.stop()
-        close = getattr(self._sink, "close", None)
-        if close is not None and (not left or isinstance(self._sink, Sink)):
-            # A sink of the user's that is in the middle of a batch is left alone.
-            with guard.contained("sink"):
-                close(deadline_ns)
-
-    def after_fork(self) -> None:
-        after_fork = getattr(self._sink, "after_fork", None)
-        if after_fork is not None:
-            with guard.contained("sink"):
-                after_fork()
+            if isinstance(self._sink, Sink):
+                self._sink.close(deadline_ns)  # ends its wait
+        else:
+            self._worker.wait_for_end(min(deadline_ns, clock.now() + STALL_NS))
 
     def health(self) -> dict[str, object]:
-        found: dict[str, object] = {}
+        found = self._sink.health() if isinstance(self._sink, Sink) else {}
         if self.dropped:
             found[f"{self.name}_dropped"] = self.dropped
         if self._queue:
             found[f"{self.name}_pending"] = len(self._queue)
-        health = getattr(self._sink, "health", None)
-        if health is not None:
-            with guard.contained("sink"):
-                found.update(health())
         return found
 
     # -- the lane's own thread --------------------------------------------------------------
@@ -106,14 +102,21 @@ class Lane(Sink):
             if batch is None:
                 self._worker.rest(3600.0)
                 continue
-            outcome = Outcome.DROPPED
-            with guard.contained(f"sink {self.name!r}"):
+            try:
                 outcome = self._sink.emit(batch)
+                why = "did not take a batch"
+            except BaseException as error:  # noqa: BLE001  protects this thread from a user's sink
+                outcome = Outcome.DROPPED
+                why = f"raised {type(error).__name__}"
             if outcome is Outcome.DROPPED:
-                self._count_drop("did not take a batch")
+                self._count_drop(why)
             else:
                 self.sent_records += batch.records
             self._finished += 1
+        close = getattr(self._sink, "close", None)
+        if close is not None and not self._queue:
+            with guard.contained("sink"):
+                close(self._deadline_ns)
 
     def _count_drop(self, why: str) -> None:
         self.dropped += 1

@@ -5,9 +5,11 @@ locks, which are safe in a signal handler, where the interrupted code may hold a
 from __future__ import annotations
 
 import _thread
+import contextlib
 import sys
 import threading
 import time  # noqa: F401  `real` looks it up among the imported modules
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard
@@ -71,6 +73,7 @@ class Worker:
 
     def _main(self) -> None:
         self.ident = _thread.get_ident()
+        _ours.is_here = True
         try:
             with guard.contained(self._name):
                 self._run()
@@ -115,3 +118,64 @@ class Worker:
     def rest(self, seconds: float) -> None:
         """Waits until it is woken, not for longer than this."""
         self._wake.acquire(timeout=max(0.0, seconds))
+
+
+class Ours(threading.local):
+    """Whether this thread is one of ours."""
+
+    is_here = False
+
+
+_ours = Ours()
+
+
+class Speaker:
+    """Says what our threads have to say, on a thread of its own.
+
+    A logging handler is the user's: it may block, and must not hold up the recording.
+    """
+
+    def __init__(self) -> None:
+        self._messages: deque[Callable[[], None]] = deque(maxlen=100)
+        self._worker: Worker | None = None
+        self._is_busy = False
+
+    def relay(self, say: Callable[[], None]) -> bool:
+        """False: the caller is no thread of ours, and says it itself."""
+        if not _ours.is_here:
+            return False
+        if self._worker is None or not self._worker.is_alive:
+            worker = self._worker = Worker(self._run, "cirron-warnings")
+            if not worker.start():
+                return False
+        self._messages.append(say)
+        self._worker.wake()
+        return True
+
+    def settle(self, timeout_s: float) -> None:
+        """Waits until all is said, not for longer than this."""
+        deadline_ns = clock.now() + int(timeout_s * 1e9)
+        while (self._messages or self._is_busy) and clock.now() < deadline_ns:
+            sleep(0.001)
+
+    def after_fork(self) -> None:
+        """In a forked child: the thread, and what it had to say, are the parent's."""
+        self.__init__()  # type: ignore[misc]
+
+    def _run(self) -> None:
+        worker = self._worker
+        assert worker is not None
+        while True:
+            while self._messages:
+                self._is_busy = True
+                with contextlib.suppress(IndexError):
+                    say = self._messages.popleft()
+                    _ours.is_here = False  # what it says is said here
+                    with guard.contained("warning"):
+                        say()
+            self._is_busy = False
+            worker.rest(3600.0)
+
+
+speaker = Speaker()
+guard.relay = speaker.relay
