@@ -95,6 +95,26 @@ class TestHtml:
         assert "<script" not in html
         assert evil in "".join(parse(html).texts)
 
+    def test_no_formula_and_no_hidden_direction(self) -> None:
+        """A "$" in a name is not handed to MathJax, and bidi controls and codes are escaped."""
+        evil = "$\\href{javascript:alert(1)}{x}$ \u202e\u2066\x1b\x9b"
+        attrs: dict[str, Any] = {evil: evil}
+        html = notebook.to_html(trees.build([span("a", evil, **attrs)], []))
+        (start,) = re.findall(r"^<div class=\"([^\"]*)\">", html)
+
+        assert {"tex2jax_ignore", "mathjax_ignore"} <= set(start.split())
+        assert "\\u202e\\u2066\\x1b\\x9b" in "".join(parse(html).texts)
+        assert not re.search("[\u202e\u2066\x1b\x9b]", html)
+
+    def test_circles_and_huge_numbers(self) -> None:
+        """Spans that are each other's parents, at the ends of time, make a whole page."""
+        spans = [
+            span(str(n), "step", str((n + 1) % 300), 10**5000, 2**63, -(2**63)) for n in range(300)
+        ]
+        parsed = parse(notebook.to_html(trees.build(spans, [])))
+
+        assert any("step" in found for found in parsed.texts)
+
     def test_no_script_and_nothing_from_outside(self) -> None:
         """The HTML is self-contained: no JavaScript, no links, and its CSS touches only itself."""
         html = notebook.to_html(trees.build([span("a", "step")], []))

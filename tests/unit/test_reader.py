@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cirron import errors, system, wire
-from cirron.runs import reader
+from cirron.runs import reader, untrusted
 from cirron.runs import tree as trees
 
 SECOND_NS = 10**9
@@ -145,6 +145,18 @@ class TestFind:
             reader.find(tmp_path / "absent")
         with pytest.raises(errors.SettingError, match="it is not a folder"):
             reader.find(tmp_path / "package.json")
+        with pytest.raises(errors.SettingError, match="there is no such folder"):
+            reader.find(f"{tmp_path}/a\0b")
+        (tmp_path / ".cirron").symlink_to(".cirron")
+        with pytest.raises(errors.SettingError, match=r"its \.cirron is not a folder"):
+            reader.find(tmp_path)
+
+    def test_a_link_to_the_records(self, tmp_path: Path) -> None:
+        """A .cirron that is kept on another disk is found through its link."""
+        write(tmp_path / "scratch", "a", [span("1")])
+        (tmp_path / ".cirron").symlink_to(tmp_path / "scratch")
+
+        assert 1 == len(reader.read(reader.find(tmp_path))[0].spans)
 
 
 class TestBatches:
@@ -204,24 +216,43 @@ class TestBatches:
 
         assert (1, 1) == (len(run.spans), len(run.marks))
 
+    def test_a_claim_to_replace_others_is_not_believed(self, tmp_path: Path) -> None:
+        """A record counts once by its own id, so no file can take another one's records away."""
+        write(tmp_path, "a", [span("1")], who=session())
+        write(tmp_path, "m", [span("2")], who=session("other"), merged=["a"])
+
+        assert ["1", "2"] == [found.id for run in reader.read(tmp_path) for found in run.spans]
+
+    def test_two_runs_with_one_session_id(self, tmp_path: Path) -> None:
+        """A file that repeats a session's id under another run does not draw it into that run."""
+        write(tmp_path, "a", [span("1")], who=session())
+        write(tmp_path, "b", [span("2")], who=session(run_id="other"))
+
+        assert {("run", 1), ("other", 1)} == {
+            (run.run_id, len(run.spans)) for run in reader.read(tmp_path)
+        }
+
     def test_a_merge_while_reading(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Files that vanish between listing and opening are found again where they went."""
         first = write(tmp_path, "a", [span("1")], who=session())
         second = write(tmp_path, "b", [span("2")], who=session())
-        read_bytes = Path.read_bytes
+        read_file = untrusted.read_file
+        read: list[str] = []
 
-        def read_then_merge(path: Path) -> bytes:
-            content = read_bytes(path)
-            if path == first:
+        def read_then_merge(path: str, limit_bytes: int) -> bytes:
+            content = read_file(path, limit_bytes)
+            if not read:
                 write(tmp_path, "m", [span("1"), span("2")], who=session(), merged=["a", "b"])
                 first.unlink()
                 second.unlink()
+            read.append(path)
             return content
 
-        monkeypatch.setattr(Path, "read_bytes", read_then_merge)
+        monkeypatch.setattr(untrusted, "read_file", read_then_merge)
         (run,) = reader.read(tmp_path)
 
-        assert (["1", "2"], []) == ([found.id for found in run.spans], run.problems)
+        assert 2 == len(read)
+        assert (["1", "2"], []) == (sorted(found.id for found in run.spans), run.problems)
 
     def test_a_listing_that_missed_a_merge(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -302,7 +333,7 @@ class TestProblems:
         (run,) = reader.read(tmp_path)
 
         assert ["2"] == [found.id for found in run.spans]
-        assert f"{path.name}: is no whole batch and was left out" in run.problems[0]
+        assert f"{path.name}: is not a whole batch and was left out" in run.problems[0]
 
     @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"{}", b"[" * 100_000, b"null"])
     def test_rubbish_is_named(self, tmp_path: Path, content: bytes) -> None:
@@ -339,7 +370,7 @@ class TestProblems:
         (tmp_path / "blackbox" / "s-4242.json").write_bytes(b"{")
         (run,) = reader.read(tmp_path)
 
-        assert "s-4242.json: is no black box of ours" in run.problems[0]
+        assert "s-4242.json: is not a black box of ours" in run.problems[0]
 
     def test_an_odd_open_span_is_named_once(self, tmp_path: Path, dead_pid: int) -> None:
         """An open span that cannot be read does not hide the others."""
@@ -353,6 +384,120 @@ class TestProblems:
         assert ["epoch"] == [root.name for root in run.tree().roots]
         run.tree()
         assert 1 == len(run.problems)
+
+    def test_numbers_of_more_than_64_bits_are_cut(self, tmp_path: Path) -> None:
+        """A record with such a number is kept, with what 64 bits hold, and its file is named."""
+        path = write(tmp_path, "a", [span("1", index=10**30)], who=session())
+        (run,) = reader.read(tmp_path)
+
+        assert [2**63 - 1] == [found.index for found in run.spans]
+        assert [f"{path.name}: {reader.CUT}"] == run.problems
+
+    def test_numbers_of_64_bits_are_kept(self, tmp_path: Path) -> None:
+        """The numbers that other languages have are no problem."""
+        write(tmp_path, "a", [span("1", index=2**64 - 1, start_ns=-(2**63))], who=session())
+        (run,) = reader.read(tmp_path)
+
+        assert ([2**64 - 1], []) == ([found.index for found in run.spans], run.problems)
+
+    @pytest.mark.parametrize(("levels", "is_read"), [(64, True), (65, False)])
+    def test_nesting_has_a_limit(self, tmp_path: Path, levels: int, is_read: bool) -> None:
+        """Attributes nested as deep as no writer of ours does it are refused."""
+        value: Any = 1
+        for _ in range(levels):
+            value = [value]
+        write(tmp_path, "a", [span("1", attrs={"a": value})], who=session())
+        (run,) = reader.read(tmp_path)
+
+        assert is_read == (len(run.spans) == 1) == (not run.problems)
+
+
+class TestUntrusted:
+    """Opening files that anybody may have put there."""
+
+    def reason(self, path: Path, limit_bytes: int = 100) -> str:
+        with pytest.raises(untrusted.UnreadableError) as caught:
+            untrusted.read_file(path, limit_bytes)
+        return str(caught.value)
+
+    def test_a_file(self, tmp_path: Path) -> None:
+        """A regular file is read whole, up to the limit."""
+        path = tmp_path / "file"
+        path.write_bytes(b"x" * 100)
+
+        assert b"x" * 100 == untrusted.read_file(path, 100)
+        assert "is too large and was not read: 100 bytes; the limit is 99" == self.reason(path, 99)
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        """A missing file is Python's own error, since it may just have been merged or sent."""
+        with pytest.raises(FileNotFoundError):
+            untrusted.read_file(tmp_path / "file", 100)
+
+    def test_other_things(self, tmp_path: Path) -> None:
+        """The reason says what is there in place of a file."""
+        os.mkfifo(tmp_path / "fifo")
+        (tmp_path / "link").symlink_to("fifo")
+        (tmp_path / "nowhere").symlink_to("nothing")
+
+        assert "is a folder, not a regular file" == self.reason(tmp_path)
+        assert "is a FIFO, not a regular file" == self.reason(tmp_path / "fifo")
+        assert "is a device, not a regular file" == self.reason(Path("/dev/zero"))
+        for link in ("link", "nowhere"):
+            assert "is a symbolic link, which is not followed" == self.reason(tmp_path / link)
+
+    @pytest.mark.parametrize("size", [0, 5, 15])
+    def test_a_file_that_changes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
+        """A file that another process cuts or extends meanwhile is not taken for a whole one."""
+        path = tmp_path / "file"
+        path.write_bytes(b"x" * 10)
+        fdopen = os.fdopen
+
+        class Changed:
+            def __init__(self, file: Any) -> None:
+                self.file = file
+                self.fileno = file.fileno
+
+            def __enter__(self) -> Changed:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                self.file.close()
+
+            def read(self, count: int) -> bytes:
+                os.truncate(path, size)
+                content: bytes = self.file.read(count)
+                return content
+
+        monkeypatch.setattr(os, "fdopen", lambda *given: Changed(fdopen(*given)))
+
+        assert "changed while it was being read" == self.reason(path)
+
+    def test_a_file_that_does_not_fit_into_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Running out of memory is the file's problem, not the end."""
+        (tmp_path / "file").touch()
+
+        def fail(*_: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(os, "fdopen", fail)
+
+        assert "is too large for the memory of this machine" == self.reason(tmp_path / "file")
+
+    def test_a_listing(self, tmp_path: Path) -> None:
+        """The newest names come first; past the limit the others are left out."""
+        for name in ("1.json", "3.json", "2.json", "4.tmp"):
+            (tmp_path / name).touch()
+
+        assert ["3.json", "2.json"] == untrusted.list_files(tmp_path, ".json", 2)
+        assert ["3.json", "2.json", "1.json"] == untrusted.list_files(tmp_path, ".json", 100)
+
+    def test_a_name_that_is_not_unicode(self) -> None:
+        """Any name becomes text that can be encoded, and that tells the bytes."""
+        assert "ü\\xff" == untrusted.shown(os.fsdecode("ü".encode() + b"\xff"))
 
 
 class TestState:

@@ -309,6 +309,7 @@ class TestOptions:
         (run,) = json.loads(result.output)["runs"]
         (found,) = run["sessions"]
 
+        assert [] == json.loads(result.output)["problems"]
         assert ("run-s", "unknown", [], 1, "epoch", "s") == (
             run["run_id"],
             found["state"],
@@ -400,7 +401,44 @@ class TestTrouble:
         (tmp_path / ".cirron" / "spool" / "1-x.json").write_bytes(b"rubbish")
         found = lines(tmp_path)
 
-        assert found[-1].startswith("problem: 1-x.json: is no whole batch")
+        assert found[-1].startswith("problem: 1-x.json: is not a whole batch")
+
+    def test_rubbish_of_another_run(self, tmp_path: Path) -> None:
+        """A broken file of a run that is not shown is named as well, in text and in JSON."""
+        write(tmp_path, session("old"), [span("1", "epoch")])
+        path = write(tmp_path, session("old"), [span("2", "epoch"), span("3", "epoch")])
+        path.write_bytes(path.read_bytes()[:-9])
+        write(tmp_path, session("new", start_ns=START_NS + 5), [span("4", "epoch")])
+        found = json.loads(show(tmp_path, "--format", "json").output)
+
+        assert f"problem: {path.name}: is not a whole" in show(tmp_path).output
+        assert ["run-new"] == [run["run_id"] for run in found["runs"]]
+        assert [path.name] == [problem.partition(":")[0] for problem in found["problems"]]
+
+    @pytest.mark.parametrize("arguments", [["a", "b\x1b[2J"], ["--last", "\x9b"], ["--\u202e"]])
+    def test_a_wrong_call_drives_no_terminal(self, arguments: list[str]) -> None:
+        """Arguments may come from a shell's `*`: codes in them are escaped, the usage stays."""
+        for called in (["show"], []):
+            result = CliRunner().invoke(main, [*called, *arguments])
+
+            assert 2 == result.exit_code
+            assert result.output.startswith("Usage: ")
+            assert all(line.isprintable() for line in result.output.split("\n"))
+
+    def test_a_full_disk_behind_stdout(self, tmp_path: Path) -> None:
+        """An output that cannot be written is an error in one line."""
+        write(tmp_path, session(), [span("1", "epoch")])
+        with open("/dev/full", "wb") as full:
+            result = subprocess.run(
+                [sys.executable, "-m", "cirron", "show", str(tmp_path)],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+
+        assert "Error: standard output: No space left on device" == result.stderr.splitlines()[0]
+        assert "Traceback" not in result.stderr
 
     @pytest.mark.parametrize("value", ["0", "-1", "x"])
     def test_a_bad_last(self, tmp_path: Path, value: str) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import io
+import json
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +73,7 @@ def test_duration(ns: int, expected: str) -> None:
         (True, "True"),
         ("train", "train"),
         (None, "None"),
+        (10**30, "18446744073709551615"),
         ("two\nlines \x1b[31m", "two\\nlines \\x1b[31m"),
         ("x" * 200, "x" * 77 + "..."),
     ],
@@ -76,6 +81,128 @@ def test_duration(ns: int, expected: str) -> None:
 def test_value(given: Any, expected: str) -> None:
     """Floats have 4 significant digits; text stays on one line and cannot drive the terminal."""
     assert expected == text.value(given)
+
+
+INVISIBLE = [
+    *map(chr, range(0x20)),
+    *map(chr, range(0x7F, 0xA0)),
+    *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069",
+    "\ud800",
+    "\udfff",
+    "\ufeff",
+    "\U000e0041",
+]
+
+
+class TestEscape:
+    @pytest.mark.parametrize("character", INVISIBLE, ids=ascii)
+    def test_what_a_terminal_acts_on(self, character: str) -> None:
+        """Control codes, separators, bidi controls and half pairs become printable ASCII."""
+        escaped = text.escape(f"a{character}b")
+
+        assert escaped.isprintable()
+        assert escaped.isascii()
+        assert f"a{character}b" == eval(f"'{escaped}'")
+
+    @pytest.mark.parametrize("given", ["", "plain", "Größe", "数", "é", "שלום", "\U0001f600"])
+    def test_text_stays_as_it_is(self, given: str) -> None:
+        """Letters of any script are not touched."""
+        assert given == text.escape(given)
+
+    def test_a_row_has_none(self) -> None:
+        """Whatever the names and values of a span, its row is one printable line."""
+        codes = "".join(INVISIBLE)
+        attrs: dict[str, Any] = {codes: codes, "error": codes, "list": [codes]}
+        tree = trees.build(
+            [span("a", codes, None, 1, **attrs)],
+            [mark("m", "a", codes, codes), mark("n", "root", codes, codes)],
+        )
+
+        assert all(line.isprintable() for line in text.render(tree).split("\n"))
+        assert 2 == len(text.render(tree).split("\n"))
+
+
+class TestJson:
+    def test_it_decodes_to_the_same(self) -> None:
+        """ASCII alone, and yet the very strings that were given."""
+        given = {"".join(INVISIBLE).replace("\ud800", "").replace("\udfff", ""): ["数\U0001f600"]}
+        encoded = text.to_json(given)
+
+        assert encoded.isascii()
+        assert encoded.isprintable()
+        assert given == json.loads(encoded)
+
+    def test_half_a_pair_does_not_break_it(self) -> None:
+        """What UTF-8 cannot hold is replaced, as where it is recorded."""
+        assert '"a?"' == text.to_json("a\ud800")
+
+    def test_plain_text_is_left_alone(self) -> None:
+        """Of ordinary content nothing changes."""
+        assert '{"a":[1,"\\n"]}' == text.to_json({"a": [1, "\n"]})
+
+
+class Stream(io.TextIOWrapper):
+    """A stream that encodes to bytes, as stdout does."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(io.BytesIO(), encoding)
+
+    def content(self) -> str:
+        self.seek(0)
+        return self.read()
+
+
+class TestPrint:
+    @pytest.mark.parametrize(
+        ("encoding", "expected"),
+        [
+            ("utf-8", "Größe 数\n"),
+            ("latin-1", "Größe \\u6570\n"),
+            ("ascii", "Gr\\xf6\\xdfe \\u6570\n"),
+        ],
+    )
+    def test_what_the_encoding_lacks_is_escaped(
+        self, monkeypatch: pytest.MonkeyPatch, encoding: str, expected: str
+    ) -> None:
+        """A stream of any encoding gets all that it can hold."""
+        stream = Stream(encoding)
+        monkeypatch.setattr(sys, "stdout", stream)
+        text.print_safely("Größe 数")
+
+        assert expected == stream.content()
+
+    def test_a_stream_whose_encoding_is_not_what_it_says(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Then ASCII is what gets through."""
+
+        class Liar(Stream):
+            encoding = "utf-8"
+
+        stream = Liar("ascii")
+        monkeypatch.setattr(sys, "stdout", stream)
+        text.print_safely("Größe")
+        stream.flush()
+
+        assert b"Gr\\xf6\\xdfe\n" == stream.buffer.getvalue()  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("case", ["none", "closed", "broken pipe", "no stream", "odd"])
+    def test_a_stream_that_takes_nothing(self, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+        """Nothing is printed, and nothing raises."""
+        closed = Stream("ascii")
+        closed.close()
+        broken = SimpleNamespace(encoding="utf-8", write=raiser(BrokenPipeError()))
+        odd = SimpleNamespace(encoding=7, write=raiser(RuntimeError()))
+        streams = {"none": None, "closed": closed, "broken pipe": broken, "odd": odd}
+        monkeypatch.setattr(sys, "stdout", streams.get(case, object()))
+        text.print_safely("Größe")
+
+
+def raiser(error: Exception) -> Any:
+    def write(_: str) -> None:
+        raise error
+
+    return write
 
 
 @pytest.mark.parametrize(
@@ -90,6 +217,15 @@ def test_value(given: Any, expected: str) -> None:
 def test_line(index: int | None, marks: dict[str, Any], expected: str) -> None:
     """Index and braces are there only when there is something to put in."""
     assert expected == text.line("epoch", index, 142_000, marks)
+
+
+def test_integers_of_any_size() -> None:
+    """An integer that Python refuses to write is shown as the nearest that a file can hold."""
+    huge = 10**5000
+
+    assert "step[18446744073709551615]" == text.label("step", huge)
+    assert "-9223372036854775808" == text.value(-huge)
+    assert "13992196986d 6h" == text.duration(huge)
 
 
 def test_live_line() -> None:
@@ -195,6 +331,14 @@ class TestRender:
 
         assert "m011=11, 88 more}" in line
         assert line.endswith("k5=5, 94 more)")
+
+    def test_many_times_are_cut(self) -> None:
+        """So does the line of many spans that share a hundred times."""
+        attrs: dict[str, Any] = {f"k{n}_ns": n for n in range(100)}
+        tree = trees.build([span(str(n), "step", **attrs) for n in range(30)], [])
+        (line,) = text.render(tree).splitlines()
+
+        assert line.endswith("k5: median 0.0us, total 0.1us, 94 more)")
 
     def test_empty(self) -> None:
         """A tree without spans is one sentence that says what to do."""

@@ -113,6 +113,15 @@ class TestBuild:
 
         assert ["a", "b", "c"] == sorted(node.id for node in trees.walk(tree.roots))
 
+    def test_what_hangs_on_a_circle_stays_there(self) -> None:
+        """A circle is cut once, in itself; the spans below it keep their parent."""
+        leaves = [span(f"leaf{n}", parent="a", start=n) for n in range(1_000)]
+        tree = trees.build([*leaves, span("a", parent="b", start=2_000), span("b", parent="a")], [])
+        (root,) = tree.roots
+
+        assert 1_002 == sum(1 for _ in trees.walk(tree.roots))
+        assert "a" == root.id or "a" == root.children[0].id
+
     def test_any_depth_can_be_converted(self) -> None:
         """A chain of 5,000 spans is cut into roots rather than breaking an encoder."""
         chain = [span(str(n), parent=str(n - 1), start=n) for n in range(5_000)]
@@ -487,6 +496,13 @@ class TestForms:
         )
         assert 0 == frame["index"][0]
         assert frame["index"].isna()[1]
+
+    def test_a_frame_with_a_huge_index(self) -> None:
+        """An index past 63 bits is kept as it is."""
+        for index in (2**63, 2**64 - 1, 10**30):
+            tree = trees.build([span("a", "step", index=index), span("b", "step")], [])
+
+            assert [index] == trees.to_frame(tree)["index"].dropna().to_list()
 
     def test_an_empty_frame_has_the_same_types(self) -> None:
         """No spans: no rows, the same columns and dtypes, so that code on it still runs."""

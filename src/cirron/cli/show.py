@@ -5,12 +5,13 @@ Reads the disk only, so it works beside a running program and long after a dead 
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cirron import errors, settings, wire
+from cirron import errors, settings
 from cirron.record import clock
 from cirron.runs import reader
 from cirron.runs import tree as trees
@@ -19,12 +20,17 @@ from cirron.view import text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from cirron import wire
+
 ROOT = "cirron.session"
 # With more sessions than this in a run, the others get their header lines only.
 MAX_TREES = 8
 MAX_PLACES = 8
 MAX_STACKS = 8
 MAX_FRAMES = 12
+MAX_COUNTERS = 12
+MAX_PROBLEMS = 20
+MAX_PROBLEM = 500  # a file's name may have 255 characters
 
 
 @click.command()
@@ -56,34 +62,31 @@ def show(
     DIR is the folder that the program ran in, or its .cirron folder. By default it is where a
     program started here would write: as CIRRON_OUTPUT_DIR or pyproject.toml says, else here.
     """
-    try:
-        sessions = reader.read(reader.find(default_folder() if folder is None else folder))
-        strays = [run for run in sessions if is_stray(run)]
-        runs = group(run for run in sessions if not is_stray(run))
-        if not runs:
-            raise no_records(strays)
-        chosen = choose(runs, wanted, is_all)
-        if rank is not None:
-            chosen = {run_id: of_rank(run, rank) for run_id, run in chosen.items()}
-        if form == "json":
-            click.echo(wire.encode(as_dict(chosen, name, last)))
-            return
-        for number, (run_id, run) in enumerate(chosen.items()):
-            if number:
-                click.echo()
-            show_run(run_id, run, name, last)
-        for stray in strays:
-            show_problems(stray)
-        others = [run_id for run_id in runs if run_id not in chosen]
-        if others:
-            click.echo(f"\n{other_runs(others)}")
-    except errors.CirronError as error:
-        raise click.ClickException(str(error)) from None
-    except BrokenPipeError:  # `cirron show | head`: click leaves quietly
-        raise
-    except OSError as error:
-        what = error.filename or "this folder"
-        raise click.ClickException(f"cannot read {what}: {error.strerror}") from None
+    sessions = reader.read(reader.find(default_folder() if folder is None else folder))
+    runs = group(run for run in sessions if not is_stray(run))
+    if not runs:
+        raise no_records([problem for run in sessions for problem in run.problems])
+    chosen = choose(runs, wanted, is_all)
+    if rank is not None:
+        chosen = {run_id: of_rank(run, rank) for run_id, run in chosen.items()}
+    shown = {id(run) for members in chosen.values() for run in members}
+    problems = [problem for run in sessions if id(run) not in shown for problem in run.problems]
+    if form == "json":
+        echo(text.to_json(as_dict(chosen, name, last, problems)))
+        return
+    for number, (run_id, run) in enumerate(chosen.items()):
+        if number:
+            echo("")
+        show_run(run_id, run, name, last)
+    show_problems(problems)
+    others = [run_id for run_id in runs if run_id not in chosen]
+    if others:
+        echo(f"\n{other_runs(others)}")
+
+
+def echo(line: str) -> None:
+    """Prints, with what this terminal's encoding lacks escaped."""
+    click.echo(text.encodable(line, sys.stdout))
 
 
 # -- which runs ---------------------------------------------------------------------------------
@@ -110,12 +113,13 @@ def is_stray(run: reader.SessionRun) -> bool:
     return run.session is None and not (run.spans or run.marks or run.snapshots)
 
 
-def no_records(strays: Iterable[reader.SessionRun]) -> errors.SettingError:
+def no_records(problems: Sequence[str]) -> errors.SettingError:
     """The error for a folder in which nothing was recorded, or nothing that can be read."""
-    problems = [problem for run in strays for problem in run.problems]
     if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        return errors.SettingError(f"no file here can be read: {problems[0]}{more}")
+        lines, more = _listed(problems)
+        if more:
+            lines.append(f"and {more:,} more")
+        return errors.SettingError("no file here can be read: " + "\n".join(lines))
     return errors.SettingError(
         "the folder holds no records yet. A run writes its first after one flush interval"
         " (a second by default): try again then, or when the program has ended"
@@ -178,23 +182,31 @@ def show_run(
     run_id: str | None, sessions: Sequence[reader.SessionRun], name: str | None, last: int | None
 ) -> None:
     """Prints a run: each of its sessions with what is known of it, and its tree."""
-    click.echo(f"run {text.plain(run_id)}" if run_id is not None else "records of other writers")
+    echo(f"run {text.plain(run_id)}" if run_id is not None else "records of other writers")
     for number, run in enumerate(sessions):
         tree = run.tree()
-        click.echo()
+        echo("")
         for line in header(run, tree) + story(run):
-            click.echo(line)
+            echo(line)
         if number < MAX_TREES:
-            click.echo(text.render(trees.select(tree, name, last)))
+            echo(text.render(trees.select(tree, name, last)))
         elif number == MAX_TREES:
-            click.echo(f"(trees of the first {MAX_TREES} sessions only; others: --rank N)")
-        show_problems(run)
+            echo(f"(trees of the first {MAX_TREES} sessions only; others: --rank N)")
+        show_problems(run.problems)
 
 
-def show_problems(run: reader.SessionRun) -> None:
+def show_problems(problems: Sequence[str]) -> None:
     """Prints what could not be read."""
-    for problem in run.problems:
-        click.echo(f"problem: {text.plain(problem, 400)}")
+    lines, more = _listed(problems)
+    for line in lines:
+        echo(f"problem: {line}")
+    if more:
+        echo(f"and {more:,} more problems: --format json lists all")
+
+
+def _listed(problems: Sequence[str]) -> tuple[list[str], int]:
+    lines = [text.plain(problem, MAX_PROBLEM) for problem in problems[:MAX_PROBLEMS]]
+    return lines, len(problems) - len(lines)
 
 
 def header(run: reader.SessionRun, tree: trees.Tree) -> list[str]:
@@ -230,11 +242,8 @@ def header(run: reader.SessionRun, tree: trees.Tree) -> list[str]:
 def losses(run: reader.SessionRun) -> str:
     """The counters of what was dropped, where there are any."""
     counters = (run.blackbox or {}).get("counters", {})
-    return ", ".join(
-        f"{text.plain(key)}={text.value(count)}"
-        for key, count in counters.items()
-        if "drop" in key and count
-    )
+    lost = [(key, count) for key, count in counters.items() if "drop" in key and count]
+    return ", ".join(f"{text.plain(key)}={text.value(count)}" for key, count in lost[:MAX_COUNTERS])
 
 
 def story(run: reader.SessionRun) -> list[str]:
@@ -242,7 +251,7 @@ def story(run: reader.SessionRun) -> list[str]:
     box = run.blackbox
     if box is None or run.state in ("clean", "unknown"):
         return []
-    places = where(run)
+    places, more = where(run)
     parts = fate(run, box)
     if places:
         parts.append(f"it {'is' if run.state == 'running' else 'was'} in {places[0]}")
@@ -252,9 +261,9 @@ def story(run: reader.SessionRun) -> list[str]:
     if resident_bytes := box.get("memory_rss_bytes"):
         parts.append(f"memory {resident_bytes / 2**30:.2f} GiB")
     lines = [f"{run.state}: {'; '.join(parts)}"] if parts else []
-    lines += [f"  also in {place}" for place in places[1:MAX_PLACES]]
-    if len(places) > MAX_PLACES:
-        lines.append(f"  and in {len(places) - MAX_PLACES} more")
+    lines += [f"  also in {place}" for place in places[1:]]
+    if more:
+        lines.append(f"  and in {more} more")
     return lines + silence(run, box)
 
 
@@ -289,8 +298,11 @@ def silence(run: reader.SessionRun, box: dict[str, Any]) -> list[str]:
     ]
 
 
-def where(run: reader.SessionRun) -> list[str]:
-    """The innermost open spans, each with the path to it; the deepest of the main thread first."""
+def where(run: reader.SessionRun) -> tuple[list[str], int]:
+    """The innermost open spans, each with the path to it, and how many more there are.
+
+    The deepest of the main thread comes first.
+    """
     spans = {span.id: span for span in run.open_spans()}
     closed = {s.id for s in run.spans if s.id in spans and not s.attrs.get("truncated")}
     for span_id in closed:  # it ended by itself, after the black box was written
@@ -302,9 +314,11 @@ def where(run: reader.SessionRun) -> list[str]:
     first = next((span.thread_id for span in spans.values() if span.name == ROOT), None)
     innermost.sort(key=lambda span: (span.thread_id != first, span.start_ns))
     now_ns = run.now_ns or run.last_ns
-    return [
-        f"{_path(span, spans)}, {text.duration(now_ns - span.start_ns)} in" for span in innermost
+    places = [
+        f"{_path(span, spans)}, {text.duration(now_ns - span.start_ns)} in"
+        for span in innermost[:MAX_PLACES]
     ]
+    return places, len(innermost) - len(places)
 
 
 def _path(span: wire.Span, spans: dict[str, wire.Span]) -> str:
@@ -353,9 +367,12 @@ def _count(number: int, noun: str) -> str:
 
 
 def as_dict(
-    runs: dict[str | None, list[reader.SessionRun]], name: str | None, last: int | None
+    runs: dict[str | None, list[reader.SessionRun]],
+    name: str | None,
+    last: int | None,
+    problems: Sequence[str],
 ) -> dict[str, Any]:
-    """The runs with everything that is known of them, as JSON can hold it."""
+    """The runs with everything that is known of them, and what is wrong with the other files."""
     return {
         "runs": [
             {
@@ -373,5 +390,6 @@ def as_dict(
                 ],
             }
             for run_id, sessions in runs.items()
-        ]
+        ],
+        "problems": problems,
     }

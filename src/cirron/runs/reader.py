@@ -1,27 +1,48 @@
 """Reads runs from disk: the spool's batches and the black boxes beside them. Never writes.
 
-It may read while the writer still writes and merges, so it lists the folder until nothing changes,
-and leaves out a batch that another one says it replaces. What cannot be read is named, not raised.
+It may read while the writer still writes and merges, so it lists the folder until nothing changes.
+A record counts once, by its id, however many files hold it. A file that cannot be read is named in
+`problems`; it never keeps the others from being read.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import stat
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 
 from cirron import errors, wire
 from cirron.record import clock
 from cirron.runs import tree as trees
+from cirron.runs import untrusted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 State = Literal["running", "clean", "exception", "signal", "killed", "unknown"]
 
+FOLDERS = ("spool", "blackbox")
 BATCH_FILES = "[0-9]" * 20 + "-*.json"
+
+# What is larger was not written by us: batches have 2 MB, merged ones 4 MB, black boxes less.
+MAX_BATCH_BYTES = 256 * 2**20
+MAX_BOX_BYTES = 16 * 2**20
+# Of one folder: the newest batches, up to twice the spool's default cap.
+MAX_FILES = 100_000
+MAX_FOLDER_BYTES = 2 * 2**30
+TOO_MUCH = (
+    f"holds more than the {MAX_FILES:,} files or {MAX_FOLDER_BYTES:,} bytes that are read at once;"
+    " some were left out. Move files to another folder and show that one"
+)
+# Lists and objects inside each other. Everything that formats or encodes a record recurses.
+MAX_NESTING = 64
+CUT = "has a number of more than 64 bits, which was cut to 64"
 
 # Each listing that finds a change costs one more; a merging writer settles after two or three.
 MAX_LISTINGS = 20
@@ -31,7 +52,7 @@ QUIET_INTERVALS = 10
 QUIET_S = 30.0
 
 # What decoding the content of a file can raise.
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError)
 
 
 class Ended(TypedDict, total=False):
@@ -93,6 +114,7 @@ class SessionRun:
     # black box, None for the latest moment that any record knows.
     now_ns: int | None
     problems: list[str] = field(default_factory=list)
+    _opened: list[wire.Span] = field(default_factory=list)
 
     @property
     def run_id(self) -> str | None:
@@ -122,16 +144,7 @@ class SessionRun:
 
     def open_spans(self) -> list[wire.Span]:
         """The spans that the black boxes hold, the session's own process first."""
-        spans = []
-        for box in self._boxes():
-            for entry in box.get("open", []):
-                try:
-                    spans.append(msgspec.convert(_OPEN_SPAN | entry, wire.Span))
-                except msgspec.ValidationError as error:
-                    problem = f"black box: an open span is not readable ({error})"
-                    if problem not in self.problems:
-                        self.problems.append(problem)
-        return spans
+        return self._opened
 
     def tree(self) -> trees.Tree:
         """The session's spans, those of forked processes and those still open included."""
@@ -186,19 +199,24 @@ def find(path: str | os.PathLike[str]) -> Path:
     PosixPath('.cirron')
     """
     given = Path(path)
-    for folder in (given, given / ".cirron"):
-        if (folder / "spool").is_dir() or (folder / "blackbox").is_dir():
+    inside = given / ".cirron"
+    for folder in (given, inside):
+        if any(_is_folder(folder / name) for name in FOLDERS):
             return folder
-    if given.is_dir():
-        if given.name in ("spool", "blackbox"):
+    if _is_folder(given):
+        if given.name in FOLDERS:
             return given.parent
-        if given.resolve().name in ("spool", "blackbox"):  # "." inside of it
+        if given.resolve().name in FOLDERS:  # "." inside of it
             return given.resolve().parent
         if any(given.glob(BATCH_FILES)):  # copied elsewhere
             return given
+        if any(os.path.lexists(inside / name) for name in FOLDERS):
+            return inside  # these are not folders; `read` says what they are
         reason = "it holds no .cirron, spool or blackbox folder"
+        if os.path.lexists(inside) and not _is_folder(inside):
+            reason = "its .cirron is not a folder"
     else:
-        reason = "it is not a folder" if given.exists() else "there is no such folder"
+        reason = "it is not a folder" if os.path.lexists(given) else "there is no such folder"
     raise errors.SettingError(
         f"no run found in {str(given)!r}: {reason}."
         " Run your program with ci.profile() first, or name the folder that it ran in:"
@@ -206,21 +224,51 @@ def find(path: str | os.PathLike[str]) -> Path:
     )
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except PermissionError:  # no telling what is there, so it must not count as nothing
+        raise
+    except (OSError, ValueError):  # nothing, a loop of links, or a path with a NUL
+        return False
+
+
+# A session by its id and its run's: a file that repeats the id of another run's session must not
+# draw that session into its own run. None: nobody says who wrote it.
+Owner: TypeAlias = tuple[str, str] | None
+
+
+def _owner(session: wire.Session | None) -> Owner:
+    return None if session is None else (session.id, session.run_id)
+
+
 def read(folder: Path, *, now_ns: int | None = None, host: str | None = None) -> list[SessionRun]:
     """All sessions in a folder that `find` gave, by start.
 
-    `now_ns` and `host` are those of the reader: they decide which processes still run. What is
-    wrong with a file that does not say whose it is comes as a session of its own.
+    `now_ns` and `host` are those of the reader: they decide which processes still run. Problems
+    with files that do not say whose they are come as a session of its own, which has no `session`.
     """
-    found: defaultdict[str | None, _Found] = defaultdict(_Found)
+    found: defaultdict[Owner, _Found] = defaultdict(_Found)
+    is_copied = not any(os.path.lexists(folder / name) for name in FOLDERS)
     # Black boxes first: a span that closes in between is then in both places, not in neither.
-    _read_boxes(folder / "blackbox", found)
-    is_copied = not any((folder / name).is_dir() for name in ("spool", "blackbox"))
+    problems = _read_boxes(folder / "blackbox", found)
     _read_batches(folder if is_copied else folder / "spool", found)
+    by_id = {owner[0]: one for owner, one in found.items() if owner is not None}
+    for session_id, problem in problems:
+        one = by_id.get(session_id)
+        (found[None] if one is None else one).problems.append(problem)
     now_ns = clock.wall() if now_ns is None else now_ns
     host = platform.node() if host is None else host
     runs = [_session_run(one, now_ns, host) for one in found.values()]
     return sorted(runs, key=lambda run: run.started_ns)
+
+
+class _Box(NamedTuple):
+    """A black box: whose it is, what it holds, and the open spans in it."""
+
+    session: wire.Session
+    content: dict[str, Any]
+    spans: list[wire.Span]
 
 
 class _Found:
@@ -228,28 +276,32 @@ class _Found:
 
     def __init__(self) -> None:
         self.batches: list[wire.Batch] = []
-        self.boxes: list[tuple[wire.Session, dict[str, Any]]] = []
+        self.boxes: list[_Box] = []
         self.problems: list[str] = []
 
 
 def _session_run(found: _Found, now_ns: int, host: str) -> SessionRun:
     batches, boxes = found.batches, found.boxes
-    sessions = [batch.session for batch in batches if batch.session] + [who for who, _ in boxes]
+    sessions = [batch.session for batch in batches if batch.session]
+    sessions += [box.session for box in boxes]
     # A forked process has the session of its parent with its own pid, and begins later.
     session = min(sessions, key=lambda who: (who.clock.wall_ns, who.pid), default=None)
-    own = next((box for who, box in boxes if session and who.pid == session.pid), None)
-    state, is_silent = judge(own, session, now_ns, host)
+    own = next((box for box in boxes if session and box.session.pid == session.pid), None)
+    forked = [box for box in boxes if box is not own]
+    content = None if own is None else own.content
+    state, is_silent = judge(content, session, now_ns, host)
     return SessionRun(
         session=session,
         spans=_unique([batch.spans for batch in batches]),
         marks=_unique([batch.marks for batch in batches]),
         snapshots=_unique([batch.snapshots for batch in batches]),
-        blackbox=own,
-        forked=[box for _, box in boxes if box is not own],
+        blackbox=content,
+        forked=[box.content for box in forked],
         state=state,
         is_judged_by_silence=is_silent,
-        now_ns=(own or {}).get("heartbeat_ns"),
+        now_ns=(content or {}).get("heartbeat_ns"),
         problems=found.problems,
+        _opened=[span for box in ([own] if own else []) + forked for span in box.spans],
     )
 
 
@@ -272,29 +324,37 @@ def judge(
 
 def _is_alive(pid: int, process_start: object) -> bool:
     """Whether this very process runs, not another one that got its id, and not its remains."""
+    if pid <= 0:  # to `os.kill` these are groups of processes
+        return False
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # After the program's name, which may hold anything, field 3 is the state, 22 the start.
             fields = file.read().rpartition(b")")[2].split()
         return fields[0] not in (b"Z", b"X") and process_start in (None, fields[19].decode())
     except (OSError, IndexError):
-        if Path("/proc/self/stat").exists():
+        if os.path.exists("/proc/self/stat"):
             return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # it exists and belongs to somebody else
         return True
     return True
 
 
-def _read_batches(spool: Path, found: defaultdict[str | None, _Found]) -> None:
+def _read_batches(spool: Path, found: defaultdict[Owner, _Found]) -> None:
     """Every batch once, by time, also while a writer adds, merges and removes files."""
     read: dict[str, wire.Batch | None] = {}
+    left_bytes = MAX_FOLDER_BYTES
     before: set[str] | None = None
+    trouble: str | None = "files come and go all the time; some may be missing"
     for _ in range(MAX_LISTINGS):
-        names = _list(spool)
+        try:
+            names = _list(spool)
+        except untrusted.UnreadableError as error:
+            trouble = str(error)
+            break
         # Two listings in a row between which nothing went: a single one may miss a file that is
         # merged meanwhile, both under its old name and under its new one.
         is_settled = before is not None and before.issubset(names)
@@ -302,84 +362,172 @@ def _read_batches(spool: Path, found: defaultdict[str | None, _Found]) -> None:
         for name in names:
             if name in read:
                 continue
+            if left_bytes <= 0:
+                break
             try:
-                read[name] = _decode(name, (spool / name).read_bytes(), found)
+                payload = untrusted.read_file(os.path.join(spool, name), MAX_BATCH_BYTES)
             except FileNotFoundError:  # merged, sent or given up since; the next listing tells
                 is_settled = False
-            except OSError as error:
+            except untrusted.UnreadableError as error:
                 read[name] = None
-                found[None].problems.append(f"{name}: cannot be read ({error.strerror})")
+                found[None].problems.append(f"{untrusted.shown(name)}: {error}")
+            else:
+                left_bytes -= len(payload)
+                read[name] = _decode(name, payload, found)
         if is_settled:
+            is_partial = len(names) > MAX_FILES or left_bytes <= 0
+            trouble = TOO_MUCH if is_partial else None
             break
-    else:
-        found[None].problems.append(f"{spool}: files come and go all the time; some may be missing")
-    batches = [batch for _, batch in sorted(read.items()) if batch is not None]
-    replaced = {batch_id for batch in batches for batch_id in batch.merged}
-    for batch in batches:
-        if batch.batch_id not in replaced:
-            found[batch.session.id if batch.session else None].batches.append(batch)
+    if trouble is not None:
+        found[None].problems.insert(0, f"{untrusted.shown(spool)}: {trouble}")
+    for _, batch in sorted(read.items()):
+        if batch is not None:
+            found[_owner(batch.session)].batches.append(batch)
 
 
-def _list(spool: Path) -> list[str]:
+def _list(folder: Path) -> list[str]:
+    """The names of the batches or black boxes in a folder, newest batches first."""
     try:
-        return sorted(name for name in os.listdir(spool) if name.endswith(".json"))
+        return untrusted.list_files(folder, ".json", MAX_FILES + 1)
     except FileNotFoundError:
         return []
 
 
-def _decode(name: str, payload: bytes, found: defaultdict[str | None, _Found]) -> wire.Batch | None:
+def _decode(name: str, payload: bytes, found: defaultdict[Owner, _Found]) -> wire.Batch | None:
     batch = None
     head: wire.Batch | wire.Header | None
     problem = None
     try:
-        batch = head = wire.decode_batch(payload)
+        batch = wire.decode_batch(payload)
+        _refuse_nesting(_attributes(batch))
+        if not _fits(batch):
+            batch = msgspec.convert(wire.mend(wire.builtins(batch)), wire.Batch)
+            problem = CUT
+        head = batch
     except UNREADABLE as error:
-        head = _salvage_header(payload)
-        problem = f"{name}: is no whole batch and was left out ({error})"
+        batch, head = None, _salvage_header(payload)
+        problem = (
+            f"is not a whole batch and was left out ({str(error) or 'it needs too much memory'})"
+        )
     if head is not None and head.schema_version > wire.SCHEMA_VERSION:
         problem = (
-            f"{name}: is of schema version {head.schema_version}, newer than the"
+            f"is of schema version {head.schema_version}, newer than the"
             f" {wire.SCHEMA_VERSION} that this cirron reads;"
             f" {'it was left out' if batch is None else 'what could be read is shown'}."
             " Update: pip install -U cirron"
         )
     if problem is not None:
-        owner = head.session.id if head is not None and head.session is not None else None
-        found[owner].problems.append(problem)
+        owner = None if head is None else _owner(head.session)
+        found[owner].problems.append(f"{untrusted.shown(name)}: {problem}")
     return batch
 
 
 def _salvage_header(payload: bytes) -> wire.Header | None:
     """Who wrote a batch whose records cannot be read: our header comes first in the file."""
     try:
-        return msgspec.json.decode(payload.partition(b',"spans":[')[0] + b"}", type=wire.Header)
+        head = payload.partition(b',"spans":[')[0] + b"}"
+        header = msgspec.json.decode(head, type=wire.Header)
     except UNREADABLE:
         return None
+    return header if _fits(header) else None
 
 
-def _read_boxes(folder: Path, found: defaultdict[str | None, _Found]) -> None:
-    for path in sorted(folder.glob("*.json")):
-        owner = path.stem.partition("-")[0]
+def _attributes(batch: wire.Batch) -> Iterator[Any]:
+    """All values of attributes: what a batch may hold of any type."""
+    for records in (batch.spans, batch.marks, batch.snapshots):
+        for record in records:
+            if record.attrs:
+                yield from record.attrs.values()
+
+
+def _fits(content: Any) -> bool:
+    """Whether all integers have at most 64 bits. Takes a third of the time of decoding."""
+    try:
+        _packer.encode(content)  # MessagePack has no others, while JSON has integers of any size
+    except OverflowError:
+        return False
+    return True
+
+
+def _refuse_nesting(values: Iterable[Any]) -> None:
+    if _is_deep(values, MAX_NESTING):
+        raise msgspec.ValidationError(
+            f"it has lists or objects more than {MAX_NESTING} deep inside each other"
+        )
+
+
+def _is_deep(values: Iterable[Any], levels: int) -> bool:
+    """Whether any of these values has lists or dicts inside each other deeper than this."""
+    for value in values:
+        if value.__class__ is dict or value.__class__ is list:
+            inner = value.values() if value.__class__ is dict else value
+            if not levels or _is_deep(inner, levels - 1):
+                return True
+    return False
+
+
+def _read_boxes(folder: Path, found: defaultdict[Owner, _Found]) -> list[tuple[str, str]]:
+    """Adds the black boxes, and returns what cannot be read: the session's id, and the problem."""
+    problems: list[tuple[str, str]] = []
+    left_bytes = MAX_FOLDER_BYTES
+    try:
+        names = _list(folder)
+    except untrusted.UnreadableError as error:
+        return [("", f"{untrusted.shown(folder)}: {error}")]
+    for name in reversed(names):
+        if left_bytes <= 0:
+            break
+        session_id = name.partition("-")[0]
         try:
-            box = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            payload = untrusted.read_file(os.path.join(folder, name), MAX_BOX_BYTES)
+            left_bytes -= len(payload)
+            box = msgspec.json.decode(payload, type=dict[str, Any])
+            _refuse_nesting(box.values())
+            is_cut = not _fits(box)
+            if is_cut:
+                box = wire.mend(box)
             session = msgspec.convert(box.get("session"), wire.Session)
         except FileNotFoundError:
             continue
-        except OSError as error:
-            found[owner].problems.append(f"{path.name}: cannot be read ({error.strerror})")
+        except untrusted.UnreadableError as error:
+            problems.append((session_id, f"{untrusted.shown(name)}: {error}"))
             continue
         except UNREADABLE as error:
-            found[owner].problems.append(f"{path.name}: is no black box of ours ({error})")
+            problem = f"{untrusted.shown(name)}: is not a black box of ours ({error})"
+            problems.append((session_id, problem))
             continue
-        for key in BLACK_BOX.keys() & box.keys():
+        one = found[_owner(session)]
+        if is_cut:
+            one.problems.append(f"{untrusted.shown(name)}: {CUT}")
+        for key in [key for key in BLACK_BOX if key in box]:
             try:
                 box[key] = msgspec.convert(box[key], BLACK_BOX[key])
             except msgspec.ValidationError as error:
                 del box[key]
-                found[session.id].problems.append(f"{path.name}: {key} is left out ({error})")
+                one.problems.append(f"{untrusted.shown(name)}: {key} is left out ({error})")
+        spans, reasons = _open_spans(box)
+        one.problems += [f"{untrusted.shown(name)}: {reason}" for reason in reasons]
         # A forked process may still name its parent's in the session.
-        session = msgspec.structs.replace(session, pid=box.get("pid", session.pid))
-        found[session.id].boxes.append((session, box))
+        session = wire.changed(session, pid=box.get("pid", session.pid))
+        one.boxes.append(_Box(session, box, spans))
+    if len(names) > MAX_FILES or left_bytes <= 0:
+        problems.insert(0, ("", f"{untrusted.shown(folder)}: {TOO_MUCH}"))
+    return problems
+
+
+def _open_spans(box: dict[str, Any]) -> tuple[list[wire.Span], list[str]]:
+    """The open spans in a black box, and why others cannot be read, each reason once."""
+    spans = []
+    reasons: dict[str, None] = {}
+    for entry in box.get("open", []):
+        try:
+            spans.append(msgspec.convert(_OPEN_SPAN | entry, wire.Span))
+        except msgspec.ValidationError as error:
+            reasons[f"an open span is left out ({error})"] = None
+    return spans, list(reasons)
+
+
+_packer = msgspec.msgpack.Encoder()
 
 
 def _unique(chunks: list[list[Any]]) -> list[Any]:

@@ -211,11 +211,21 @@ def _assemble(nodes: list[Node]) -> list[Node]:
             parent.children.append(node)
     _place(parentless, roots)
     for node in nodes:
-        if node.depth < 0:  # each one's parent is the other's child: only a broken file has that
-            by_id[node.parent_id].children.remove(node)
-            _place([node], roots)
+        if node.depth < 0:  # its parents form a circle: only a broken file has that
+            first = _on_circle(node, by_id)
+            by_id[first.parent_id].children.remove(first)
+            _place([first], roots)
     roots.sort(key=attrgetter("start_ns"))
     return roots
+
+
+def _on_circle(node: Node, by_id: Mapping[str | None, Node]) -> Node:
+    """A node of the circle that this node's parents lead to."""
+    seen = set()
+    while node.id not in seen:
+        seen.add(node.id)
+        node = by_id[node.parent_id]
+    return node
 
 
 def _place(level: list[Node], roots: list[Node]) -> None:
@@ -508,9 +518,14 @@ def to_frame(tree: Tree) -> pandas.DataFrame:
         "mark_count": ("int64", [len(node.marks) for node in nodes]),
         "depth": ("int64", [node.depth for node in nodes]),
     }
-    return pandas.DataFrame(
-        {name: pandas.Series(values, dtype=dtype) for name, (dtype, values) in columns.items()}
-    )
+
+    def series(dtype: str, values: list[Any]) -> pandas.Series[Any]:
+        try:
+            return pandas.Series(values, dtype=dtype)
+        except (OverflowError, TypeError):  # an index may be larger than 63 bits
+            return pandas.Series(values, dtype="object")
+
+    return pandas.DataFrame({name: series(*column) for name, column in columns.items()})
 
 
 def _node_dict(node: Node, now_ns: int) -> dict[str, Any]:

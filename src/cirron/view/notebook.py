@@ -70,7 +70,10 @@ def in_notebook() -> bool:
 
 def to_html(tree: trees.Tree) -> str:
     """The tree as one HTML element; many alike spans are one row, so it is small for any run."""
-    parts = [f'<div class="cirron-trace"><style>{STYLE}</style>']
+    # Names may hold "$": the other classes tell MathJax 2 and 3, which notebooks run over what a
+    # cell shows, that there is no formula here.
+    names = "cirron-trace tex2jax_ignore mathjax_ignore"
+    parts = [f'<div class="{names}"><style>{STYLE}</style>']
     for root in trees.outline(tree, MAX_ROWS):
         _write(root, _Extent(root.item, tree.now_ns), tree.now_ns, parts)
     if tree.marks:

@@ -1,12 +1,17 @@
 """Spans as text: the live line of the console sinks, and the tree that `ci.trace()` prints.
 
-Pure functions. `cells` also gives the notebook view the words for a row.
+Names and values come from files and programs of others, so all text goes through `escape`: nothing
+that a terminal acts on is ever printed. `cells` also gives the notebook view the words for a row.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cirron import wire
 from cirron.runs import tree as trees
 
 if TYPE_CHECKING:
@@ -30,6 +35,12 @@ _US_NS = 999_500
 _MS_NS = 999_995_000
 _S_NS = 59_995_000_000
 
+# A program may give any integer, and Python refuses to write or divide the longest. In a file an
+# integer has 64 bits, and a sum of durations some more.
+_SMALLEST = -(2**63)
+_LARGEST = 2**64 - 1
+_LONGEST_NS = 2**80
+
 
 def duration(ns: int) -> str:
     """A duration in the unit that suits its size.
@@ -37,7 +48,7 @@ def duration(ns: int) -> str:
     >>> duration(142_000), duration(1_420_000), duration(3_200_000_000), duration(725_000_000_000)
     ('142us', '1.42ms', '3.20s', '12m 5s')
     """
-    ns = max(0, ns)
+    ns = max(0, min(ns, _LONGEST_NS))
     if ns < _TENTHS_OF_US_NS:
         return f"{ns / 1e3:.1f}us"
     if ns < _US_NS:
@@ -64,21 +75,69 @@ def value(given: Any) -> str:
     """
     if isinstance(given, float):
         return f"{given:.4g}"
-    return plain(str(given))
+    return _integer(given) if type(given) is int else plain(str(given))
 
 
 def plain(text: str, limit: int = MAX_TEXT) -> str:
     """The text on one line, cut, with what a terminal would act on escaped."""
-    if len(text) > limit:
-        text = text[: limit - 3] + "..."
+    return escape(text if len(text) <= limit else text[: limit - 3] + "...")
+
+
+def escape(text: str) -> str:
+    r"""The text with each character escaped that a terminal acts on or that is not text.
+
+    Those are control codes (C0, DEL, C1), line separators, bidi and other invisible formatting,
+    and halves of surrogate pairs.
+
+    >>> print(escape("red: \x1b[31m, reversed: \u202e, next line: \x85"))
+    red: \x1b[31m, reversed: \u202e, next line: \x85
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def encodable(text: str, stream: object) -> str:
+    """The text with each character escaped that a stream cannot write, as on an ASCII terminal."""
+    encoding = getattr(stream, "encoding", None) or "ascii"
+    try:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    except (LookupError, TypeError):  # something that only looks like a stream
+        return text.encode("ascii", "backslashreplace").decode()
+
+
+def print_safely(text: str) -> None:
+    """Prints, whatever the program has made of `sys.stdout`: ASCII, closed, broken or None."""
+    for stream in (sys.stdout, None):
+        try:
+            print(encodable(text, stream))
+        except UnicodeError:  # its encoding is not the one that it says: once more, in ASCII
+            continue
+        except Exception:  # noqa: BLE001  protects the program from what it has put there
+            pass
+        break
+
+
+def to_json(content: Any) -> str:
+    """The content as strict JSON in ASCII: fit for a terminal, and decodes to the same strings."""
+    text = wire.encode(content).decode()
+    if text.isascii() and "\x7f" not in text:  # control codes below 32 are escaped already
+        return text
+    return re.sub(r"[^ -~]", _json_escape, text)
+
+
+def _json_escape(character: re.Match[str]) -> str:
+    units = character[0].encode("utf-16-be").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
 def label(name: str, index: int | None) -> str:
     """`epoch[0]`, or `forward` where there is no index."""
-    return plain(name) if index is None else f"{plain(name)}[{index}]"
+    return plain(name) if index is None else f"{plain(name)}[{_integer(index)}]"
+
+
+def _integer(given: int) -> str:
+    return str(max(_SMALLEST, min(given, _LARGEST)))
 
 
 def line(name: str, index: int | None, wall_ns: int, marks: Mapping[str, Any]) -> str:
@@ -111,9 +170,9 @@ def render(tree: trees.Tree) -> str:
 
 def outside(marks: Iterable[Any]) -> str:
     """The line for marks that were made while no span was open."""
-    latest = {plain(mark.name): value(trees.mark_value(mark)) for mark in marks}
-    shown = [f"{name}={marked}" for name, marked in latest.items()]
-    return f"outside any span {{{', '.join(_at_most(shown, MAX_MARKS))}}}"
+    latest = {mark.name: trees.mark_value(mark) for mark in marks}
+    shown = (f"{plain(name)}={value(marked)}" for name, marked in latest.items())
+    return f"outside any span {{{', '.join(_at_most(MAX_MARKS, shown, len(latest)))}}}"
 
 
 class Cells(NamedTuple):
@@ -133,26 +192,25 @@ def cells(item: trees.Item, now_ns: int) -> Cells:
     if item.error is not None:
         notes.append(f"error={plain(item.error)}")
     if isinstance(item, trees.Folded):
-        worst = "" if item.worst_index is None else f" [{item.worst_index}]"
+        worst = "" if item.worst_index is None else f" [{_integer(item.worst_index)}]"
         time = (
             f"median {duration(item.median_ns)}, worst {duration(item.worst_ns)}{worst},"
             f" total {duration(item.total_ns)}"
         )
-        notes += [
+        times = (
             f"{plain(key[:-3])}: median {duration(median)}, total {duration(total)}"
             for key, (total, median) in item.times.items()
-        ]
+        )
+        notes += _at_most(MAX_ATTRS, times, len(item.times))
         return Cells(f"{plain(item.name)} x{item.count}", time, _marks(item.marks), notes)
-    attrs = [
-        _attr(key, given)
-        for key, given in item.attrs.items()
-        if key != "error" and given is not None
-    ]
+    attrs = {
+        key: given for key, given in item.attrs.items() if key != "error" and given is not None
+    }
     return Cells(
         label(item.name, item.index),
         duration(item.wall_ns(now_ns)),
         _marks(trees.series([item])) if item.marks else [],
-        notes + _at_most(attrs, MAX_ATTRS),
+        notes + _at_most(MAX_ATTRS, itertools.starmap(_attr, attrs.items()), len(attrs)),
     )
 
 
@@ -173,9 +231,8 @@ def _rest(rest: trees.Rest) -> str:
 
 
 def _marks(marks: Mapping[str, trees.Series]) -> list[str]:
-    return _at_most(
-        [f"{plain(name)}={_series(marked)}" for name, marked in marks.items()], MAX_MARKS
-    )
+    shown = (f"{plain(name)}={_series(marked)}" for name, marked in marks.items())
+    return _at_most(MAX_MARKS, shown, len(marks))
 
 
 def _series(marked: trees.Series) -> str:
@@ -195,7 +252,7 @@ def _attr(key: str, given: Any) -> str:
     return f"{plain(key)}={plain(value(given), MAX_TEXT // 2)}"
 
 
-def _at_most(texts: list[str], limit: int) -> list[str]:
-    if len(texts) <= limit:
-        return texts
-    return [*texts[:limit], f"{len(texts) - limit} more"]
+def _at_most(limit: int, texts: Iterable[str], count: int) -> list[str]:
+    """The first of these texts, and how many more there are. The others are never made."""
+    shown = list(itertools.islice(texts, limit))
+    return shown if count <= limit else [*shown, f"{count - limit} more"]
