@@ -7,6 +7,7 @@ such a folder, and only regular ones whose names have the exact form of ours.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -53,15 +54,20 @@ class Folder:
         self._is_wide = access != "private"
 
     def make(self) -> None:
-        """Makes the folder, and the one above it, unless it is there."""
+        """Makes the folder, and the one above it, unless it is there.
+
+        The one above may be a link, to a larger disk, say; this one may not: no reader follows it.
+        """
         self._make(self.path.parent)
+        if os.path.islink(self.path):
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
         is_new = self._make(self.path)
         if not is_new:
             with os.scandir(self.path) as entries:
                 is_new = next(entries, None) is None
         if is_new and not self._is_listed():
             self._list()
-        self.is_ours = not os.path.islink(self.path) and self._is_listed()
+        self.is_ours = self._is_listed()
 
     def _list(self) -> None:
         path = self.path.parent / MADE

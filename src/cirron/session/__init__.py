@@ -347,11 +347,11 @@ def trace(format: str = "tree", name: str | None = None, last: int | None = None
     from cirron.view import notebook, text
 
     if hot.off:
-        print("profiling is off: by ci.profile(enabled=False), or by CIRRON_ENABLED=0")
+        text.print_safely("profiling is off: by ci.profile(enabled=False), or by CIRRON_ENABLED=0")
         return None
     if notebook.in_notebook():
         return notebook.TraceView(found)
-    print(text.render(found))
+    text.print_safely(text.render(found))
     return None
 
 

@@ -68,6 +68,7 @@ _NO_ATTRS: dict[str, Any] = {}
 _NO_MARKS: list[str] = []
 _PLAIN = frozenset((str, bool, type(None)))
 _INT64 = range(-(2**63), 2**64)
+MAX_INT = 2**63 - 1
 
 
 class Line(NamedTuple):
@@ -466,6 +467,8 @@ class Collector:
     def _made(self, closed: list[hot.Closed]) -> Iterator[wire.Span]:
         """The spans as they are without attributes and marks, made by functions of C alone."""
         numbers, parents, names, indices, _, starts, ends, threads = zip(*closed, strict=True)
+        if indices.count(None) < len(indices):
+            indices = tuple([None if index is None else clamp(index) for index in indices])
         at = self._offset.__add__
         return map(
             wire.Span,
@@ -631,6 +634,11 @@ class ParentIds(dict[int, str | None]):
 # Of a span's record:
 number_of, name_of, attrs_of = itemgetter(0), itemgetter(2), itemgetter(4)
 end_of, thread_of = itemgetter(6), itemgetter(7)
+
+
+def clamp(index: int) -> int:
+    """The nearest integer that a reader of JSON can hold."""
+    return index if -MAX_INT <= index <= MAX_INT else MAX_INT if index > 0 else -MAX_INT
 
 
 def have_attrs(spans: list[Any]) -> bool:

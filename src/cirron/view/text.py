@@ -99,7 +99,7 @@ def escape(text: str) -> str:
 
 def encodable(text: str, stream: object) -> str:
     """The text with each character escaped that a stream cannot write, as on an ASCII terminal."""
-    encoding = getattr(stream, "encoding", None) or "ascii"
+    encoding = "ascii" if stream is None else getattr(stream, "encoding", None) or "utf-8"
     try:
         return text.encode(encoding, "backslashreplace").decode(encoding)
     except (LookupError, TypeError):  # something that only looks like a stream

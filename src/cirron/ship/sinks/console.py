@@ -49,7 +49,11 @@ class Console(Sink):
 
 def to_stream(stream: Stream) -> Console:
     """The `stdout` sink."""
-    return Console(lambda line: stream.write(line + "\n"), "stdout", stream.close)
+
+    def write(line: str) -> None:
+        stream.write(text.encodable(line, stream.file) + "\n")
+
+    return Console(write, "stdout", stream.close)
 
 
 def to_logger() -> Console:

@@ -70,7 +70,7 @@ class Stream:
     """The stream that was stdout when profiling began. It is the program's: never closed."""
 
     def __init__(self, file: TextIO) -> None:
-        self._file = file
+        self.file = file
         self._is_closed = False
         self._is_read = False  # somebody has emptied the pipe since we wrote to it
         try:
@@ -109,5 +109,5 @@ class Stream:
 
     def _write(self, text: str) -> None:
         with writing:
-            self._file.write(text)
-            self._file.flush()
+            self.file.write(text)
+            self.file.flush()
