@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import stat
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from cirron import system
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 MADE = ".cirron-made"
 MADE_TEXT = ": made by cirron, which may remove the files that it wrote in there\n"
-MADE_BYTES = 65_536  # of that file that are read
+MADE_BYTES = 65_536  # a larger one is not ours
 TMP = ".tmp"
 
 # What is called how: batches, black boxes, the state of a sender, the folder of a span's snapshot.
@@ -79,11 +80,10 @@ class Folder:
 
     def _is_listed(self) -> bool:
         try:
-            file = system.open_regular(self.path.parent / MADE)
+            lines = system.read_regular(self.path.parent / MADE, MADE_BYTES)
         except OSError:
             return False
-        with os.fdopen(file, "rb") as lines:
-            return (self.path.name + MADE_TEXT).encode() in lines.read(MADE_BYTES)
+        return (self.path.name + MADE_TEXT).encode() in lines
 
     def _make(self, path: Path) -> bool:
         try:
@@ -134,10 +134,9 @@ class Folder:
             os.fchmod(file, self._file_mode)
         return file
 
-    def read(self, name: str) -> bytes:
-        """The content of a regular file."""
-        with os.fdopen(system.open_regular(self.path / name), "rb") as file:
-            return file.read()
+    def read(self, name: str, limit: int = sys.maxsize) -> bytes:
+        """The content of a regular file, which must not be larger than this."""
+        return system.read_regular(self.path / name, limit)
 
     def entries(self, suffix: str = "") -> Iterator[Entry]:
         """The regular files whose names have the form of ours, in no order; `suffix` after it."""

@@ -39,13 +39,32 @@ def create(path: str | os.PathLike[str], mode: int) -> int:
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file; OSError for a link, a folder, a FIFO or a device."""
+    return _open_regular(path, flags)[0]
+
+
+def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
+    """The content of a regular file; OSError for anything else, and for a larger one."""
+    file, size = _open_regular(path, os.O_RDONLY)
+    try:
+        if size > limit:
+            raise OSError(errno.EFBIG, f"is larger than {limit} bytes", str(path))
+        pieces = [os.read(file, size + 1)]
+        while len(pieces[-1]) > size:  # it has grown meanwhile
+            pieces.append(os.read(file, size + 1))
+        return b"".join(pieces)
+    finally:
+        os.close(file)
+
+
+def _open_regular(path: str | os.PathLike[str], flags: int) -> tuple[int, int]:
     if not hasattr(os, "O_NOFOLLOW") and os.path.islink(path):
         raise OSError(errno.ELOOP, "is a symbolic link", str(path))
     file = os.open(path, flags | SAFE)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
-    return file
+    return file, status.st_size
 
 
 def write_all(file: int, pieces: list[bytes]) -> None:

@@ -55,12 +55,12 @@ class Foreign:
 def settle(attrs: dict[str, Any]) -> dict[str, Any]:
     """The attributes of a record as they are now: the same dict where nothing in it can change."""
     global as_text, cut
-    for key, value in attrs.items():
-        kind = type(value)
-        if kind not in FIXED or len(key) > MAX_KEY or (kind is str and len(value) > MAX_KEY):
-            break
-    else:
-        if len(attrs) <= MAX_FEW:
+    if len(attrs) <= MAX_FEW:
+        for key, value in attrs.items():
+            kind = type(value)
+            if kind not in FIXED or len(key) > MAX_KEY or (kind is str and len(value) > MAX_KEY):
+                break
+        else:
             return attrs
     copier = Copier()
     settled = copier.attrs(attrs)
@@ -222,7 +222,9 @@ class Copier:
     def _key(self, key: Any) -> str:
         kind = type(key)
         if issubclass(kind, str):
-            name = clip(str.__str__(key), MAX_KEY)
+            key = str.__str__(key)
+            name = clip(key, MAX_KEY)
+            self.cut += len(name) < len(key)
         else:
             name = str(key) if kind in PLAIN_KEYS else name_of(key)
         self.bytes -= len(name)

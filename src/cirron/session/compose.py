@@ -259,14 +259,15 @@ class Session:
         in_time = self.flusher.flush((deadline_ns - clock.now()) / 1e9)
         for sink in self.sinks.all:
             soon_ns = min(deadline_ns, clock.now() + SETTLE_NS)
-            sink.settle(deadline_ns if sink.is_patient else soon_ns)
+            is_settled = sink.settle(deadline_ns if sink.is_patient else soon_ns)
+            in_time &= is_settled or not sink.is_patient
         if self.black_box is not None:
             self.black_box.refresh(min(deadline_ns, clock.now() + SETTLE_NS))
         speaker.settle(SPEAK_S)
         stored = self.stored()
-        if not in_time or (stored.held and stored.why is None):
-            stored = stored._replace(ok=False, why="not everything was stored in time")
-        return stored
+        if in_time:
+            return stored._replace(ok=True, why=None)
+        return stored._replace(ok=False, why=stored.why or "not everything was stored in time")
 
     def stored(self, dropped: int | None = None) -> Flushed:
         """Where the session's records are, and what keeps them from where they should be."""

@@ -14,22 +14,25 @@ import os
 import sys
 import threading
 import traceback
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard, system, wire
 from cirron.record import clock, hot
-from cirron.ship.collect import STEP_NAMES, typed, weigh
+from cirron.ship.collect import STEP_NAMES, typed
 from cirron.ship.threads import Worker, sleep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from cirron.files import Folder
     from cirron.ship.collect import Collector
 
 MAX_OPEN = 1_000  # a server with more requests in flight than this shows the oldest
 MAX_HELD = 1_000  # spans that have closed and wait for their GPU time, so no batch has them yet
-MAX_BYTES = 2**20  # of the open spans; what comes after is left out, and `open_count` tells
+MAX_BYTES = 2**20  # of the open spans, and of those that wait; what comes after is left out
+MAX_STACKS = 100
+MAX_SIGNALS = 100
 OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STACKS_EVERY_NS = 10_000_000_000
 LATE = 1.5  # flush intervals after which it is written although no flush has woken it
@@ -63,7 +66,7 @@ class BlackBox:
         self._stacks_at = 0
         self._frozen: dict[str, Any] | None = None
         self._ended: dict[str, Any] | None = None
-        self.signals: list[dict[str, Any]] = []
+        self.signals: deque[dict[str, Any]] = deque(maxlen=MAX_SIGNALS)
         self._begun = 0  # writes
         self._written = 0
         self._worker = Worker(self._run, "cirron-blackbox")
@@ -122,7 +125,7 @@ class BlackBox:
             "ended": ended,
             **(self._frozen or self._doing(now)),
             "memory_rss_bytes": system.resident_bytes(),
-            "signals": self.signals,
+            "signals": list(self.signals),
             "counters": self._counters(),
         }
         try:
@@ -142,26 +145,22 @@ class BlackBox:
         return {
             "open_count": len(spans),
             "open": self._open(spans[:MAX_OPEN]),
-            "closed": self._collector.held_records(MAX_HELD),
+            "closed": within(MAX_BYTES, reversed(self._collector.held_records(MAX_HELD))),
             "last_step": self._step(self._collector.last_step, spans),
             "silent_since_ns": None if silent_since is None else self._anchor.at(silent_since),
             "stacks": self._stacks,
         }
 
-    def _open(self, spans: list[hot.Span]) -> list[dict[str, Any]]:
+    def _open(self, spans: list[hot.Span]) -> list[Any]:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        found: list[dict[str, Any]] = []
-        left = MAX_BYTES
-        for span in spans:
-            record = self._collector.open_record(span)
-            left -= 1_000 + weigh(record.attrs) + 40 * len(record.mark_ids)
-            if left < 0:
-                break
-            found.append(
-                wire.builtins(record)
+        return within(
+            MAX_BYTES,
+            (
+                wire.builtins(self._collector.open_record(span))
                 | {"thread_name": names.get(span.thread), "latest": self._latest(span.sequence)}
-            )
-        return found
+                for span in spans
+            ),
+        )
 
     def _step(self, last: hot.Closed | None, spans: list[hot.Span]) -> dict[str, Any] | None:
         """The newest step: one that is open, or else the one that closed last."""
@@ -204,11 +203,22 @@ class BlackBox:
         return oldest if now - oldest >= self._silence_ns else None
 
 
+def within(limit: int, entries: Iterable[Any]) -> list[Any]:
+    """As many of them as take that many bytes."""
+    found = []
+    for entry in entries:
+        limit -= len(wire.encode(entry))
+        if limit < 0:
+            break
+        found.append(entry)
+    return found
+
+
 def all_stacks() -> list[dict[str, Any]]:
     """The stacks of all threads but this one, innermost call last, without our own calls there."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
-    for thread, stack in sys._current_frames().items():
+    for thread, stack in itertools.islice(sys._current_frames().items(), MAX_STACKS):
         frames = traceback.StackSummary.extract(
             traceback.walk_stack(stack), limit=64, lookup_lines=False
         )

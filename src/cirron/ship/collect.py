@@ -46,6 +46,8 @@ MAX_PARENTS = 10_000
 
 # A slice ends early once its attributes may have this size, which bounds what is written at once.
 MAX_SLICE_BYTES = 2**20
+# And a slice of many records takes fewer where the last ones were long.
+MAX_BULK_BYTES = 2 * 2**20
 
 # Attributes that have a field of their own in the record.
 GAUGES = ("cpu_ns", "gpu_ns", "memory_peak_bytes")
@@ -144,6 +146,7 @@ class Collector:
         self._prefix = clock.ids.prefix
         self._given_before = given_before  # sequence numbers that are not this ring's
         self._was_full = False
+        self._record_bytes = 1  # of the last chunk's records, each
         self._rest: list[hot.Record] = []  # taken out of the ring, for the next slice
         self._ids = ParentIds(self.ids)
 
@@ -178,6 +181,7 @@ class Collector:
         # In bulk, by functions of C: Python does not take the interpreter lock away inside of
         # them, so that a program with many busy threads leaves this one turns that are long enough.
         ring = self._ring
+        limit = min(limit, max(SLICE, MAX_BULK_BYTES // self._record_bytes))
         count = 0 if self._rest else min(len(ring), limit)
         records = self._rest or list(starmap(ring.popleft, repeat((), count)))
         if ring.maxlen is not None and len(ring) + count >= ring.maxlen:
@@ -331,7 +335,7 @@ class Collector:
             self._snapshot_marks += marks or []
             self._files += files or []
 
-    def finish(self) -> None:
+    def close_open(self) -> None:
         """Ends what is still open, outermost last, and says that it was cut short."""
         for span in reversed(self.open_spans()):
             if not span.end:  # else it was interrupted while it closed
@@ -340,8 +344,9 @@ class Collector:
                 span.end = self._now()
             self._opened.discard(span)
             self._ring.append(hot.record_of(span))
-        self.step()  # also when the ring is empty: values may have come
-        self.drain()
+
+    def give_up(self) -> None:
+        """Takes in what has come, and waits for nothing any more."""
         self.let_go()
         with self.lock:
             for mark in self._waiting:
@@ -427,8 +432,10 @@ class Collector:
         )
         self._memory.add(chunk.spans, chunk.marks, backlog=len(self._ring))
         if self._keep_chunks:
+            size = len(chunk.spans) + len(chunk.marks) + len(chunk.snapshots)
             self._chunks.append(chunk)
-            self.pending_bytes += len(chunk.spans) + len(chunk.marks) + len(chunk.snapshots)
+            self.pending_bytes += size
+            self._record_bytes = max(1, size // max(1, chunk.records))
 
     def _encoded(self, records: list[Any]) -> bytes:
         if not records:

@@ -155,7 +155,9 @@ class Flusher:
         if last:
             with guard.contained("black box"):
                 self._before_closing()
-            self._collector.finish()
+            self._collector.close_open()
+            self._drain()
+            self._collector.give_up()
         self._seal()
         for sink in self._sinks:
             with guard.contained("sink"):

@@ -39,8 +39,9 @@ STALE_TMP_NS = 3600 * 10**9
 MAX_BOXES = 1_000
 SILENT_NS = 600 * 10**9
 BOXES_EVERY = 600
-PAUSE_S = 0.002  # after so many black boxes are read, since each takes the interpreter lock:
-PAUSE_EVERY = 50
+PAUSE_S = 0.001  # after so many black boxes are read, since each takes the interpreter lock:
+PAUSE_EVERY = 100
+MAX_BOX_BYTES = 16 * 2**20  # a larger one is not read
 LAST_NS = 500_000_000  # what the end of a session may wait for the thread
 
 
@@ -62,6 +63,9 @@ class BoxHead(msgspec.Struct):
     process_start: str | None = None
     interval_s: float = 1.0
     ended: dict[str, object] | None = None
+
+
+_box_heads = msgspec.json.Decoder(BoxHead)
 
 
 class Keeper:
@@ -251,7 +255,7 @@ class Keeper:
     def _is_gone(self, entry: Entry) -> bool:
         age_ns = clock.wall() - entry.modified_ns
         try:
-            box = msgspec.json.decode(self._boxes.read(entry.name), type=BoxHead)
+            box = _box_heads.decode(self._boxes.read(entry.name, MAX_BOX_BYTES))
         except (OSError, ValueError, RecursionError):  # not a black box, or not readable
             return age_ns > SILENT_NS
         if box.ended is not None:

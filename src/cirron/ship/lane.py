@@ -58,7 +58,7 @@ class Lane(Sink):
         self._worker.wake()
         return Outcome.HELD
 
-    def settle(self, deadline_ns: int) -> None:
+    def settle(self, deadline_ns: int) -> bool:
         finished, since_ns = self._finished, clock.now()
         while (self._queue or self._is_busy) and self._finished != self._stalled_at:
             now = clock.now()
@@ -67,8 +67,9 @@ class Lane(Sink):
             elif now - since_ns > STALL_NS:
                 self._stalled_at = finished  # not waited for again until it moves on
             if now > deadline_ns:
-                return
+                break
             sleep(0.001)
+        return not self._queue and not self._is_busy
 
     def close(self, deadline_ns: int) -> None:
         self.settle(deadline_ns)

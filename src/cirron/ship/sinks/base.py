@@ -99,8 +99,11 @@ class Sink:
     def tick(self) -> None:
         """Called at every flush interval, batch or no batch: try again, tidy up."""
 
-    def settle(self, deadline_ns: int) -> None:
-        """Waits until what it was given is out, not past the deadline, nor if nothing moves."""
+    def settle(self, deadline_ns: int) -> bool:
+        """Waits until what it was given is out. False: it is not, by the deadline, or nothing
+        moves.
+        """
+        return True
 
     def close(self, deadline_ns: int) -> None:
         """Finishes by the deadline (on the monotonic clock) and lets go of everything."""

@@ -46,6 +46,8 @@ class Spool(Sink):
         self._is_prepared = False
         self._held: deque[Sealed] = deque()
         self._held_bytes = 0
+        self._emitted = 0  # batches
+        self._finished = 0  # of them, written or lost
         self._lock = new_lock()
         self._rounds = 0  # times that the thread has tried to write all there was
         self._worker = Worker(self._run, "cirron-spool")
@@ -58,6 +60,7 @@ class Spool(Sink):
 
     def emit(self, batch: Sealed) -> Outcome:
         with self._lock:
+            self._emitted += 1
             self._held.append(batch)
             self._held_bytes += batch.size
             self.held_records += batch.records
@@ -71,14 +74,15 @@ class Spool(Sink):
     def tick(self) -> None:
         self._worker.wake()
 
-    def settle(self, deadline_ns: int) -> None:
-        """Waits until all is written, or until the disk has refused it."""
-        wanted = self._rounds + 2  # the present round may be over before it sees the last batch
-        self._worker.wake()
-        while self._held and self._worker.is_alive and clock.now() < deadline_ns:
-            if self.problem is not None and self._rounds >= wanted:
-                return
+    def settle(self, deadline_ns: int) -> bool:
+        """False: the disk has refused it, or hangs."""
+        wanted, rounds = self._emitted, self._rounds + 2  # the present round may miss the last
+        while self._finished < wanted and self._worker.is_alive and clock.now() < deadline_ns:
+            if self.problem is not None and self._rounds >= rounds:
+                break
+            self._worker.wake()
             sleep(0.001)
+        return self._finished >= wanted
 
     def close(self, deadline_ns: int) -> None:
         self._worker.stop()
@@ -151,6 +155,7 @@ class Spool(Sink):
 
     def _release(self) -> Sealed:
         batch = self._held.popleft()
+        self._finished += 1
         self._held_bytes -= batch.size
         self.held_records -= batch.records
         return batch
