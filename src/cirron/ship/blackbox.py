@@ -14,10 +14,12 @@ import os
 import sys
 import threading
 import traceback
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard, system, wire
 from cirron.record import clock, hot
+from cirron.record.value import clip
 from cirron.ship.collect import STEP_NAMES, typed, weigh
 from cirron.ship.threads import Worker, sleep
 
@@ -28,7 +30,12 @@ if TYPE_CHECKING:
     from cirron.ship.collect import Collector
 
 MAX_OPEN = 1_000  # a server with more requests in flight than this shows the oldest
-MAX_BYTES = 2**20  # of the open spans; what comes after is left out, and `open_count` tells
+# Of what the open spans hold, and of the stacks, about. Past it spans are there without attributes
+# and values: which ones are open says more than what the outer ones hold.
+MAX_BYTES = 2**20
+LEFT_OUT = {"...": "left out"}
+MAX_PATH = 500  # characters of a file's name in a stack: its end
+MAX_SIGNALS = 100  # the newest
 OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STACKS_EVERY_NS = 10_000_000_000
 LATE = 1.5  # flush intervals after which it is written although no flush has woken it
@@ -62,7 +69,7 @@ class BlackBox:
         self._stacks_at = 0
         self._frozen: dict[str, Any] | None = None
         self._ended: dict[str, Any] | None = None
-        self.signals: list[dict[str, Any]] = []
+        self.signals: deque[dict[str, Any]] = deque(maxlen=MAX_SIGNALS)
         self._begun = 0  # writes
         self._written = 0
         self._worker = Worker(self._run, "cirron-blackbox")
@@ -121,7 +128,7 @@ class BlackBox:
             "ended": ended,
             **(self._frozen or self._doing(now)),
             "memory_rss_bytes": system.resident_bytes(),
-            "signals": self.signals,
+            "signals": list(self.signals),
             "counters": self._counters(),
         }
         try:
@@ -147,17 +154,19 @@ class BlackBox:
         }
 
     def _open(self, spans: list[hot.Span]) -> list[dict[str, Any]]:
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        names = thread_names()
         found: list[dict[str, Any]] = []
         left = MAX_BYTES
         for span in spans:
             record = self._collector.open_record(span)
-            left -= 1_000 + weigh(record.attrs) + 40 * len(record.mark_ids)
-            if left < 0:
-                break
+            latest = self._latest(span.sequence)
+            size = weigh(record.attrs) + weigh(latest) + 40 * len(record.mark_ids)
+            if size > left:
+                record.attrs, record.mark_ids, latest = LEFT_OUT, [], {}
+            else:
+                left -= size
             found.append(
-                wire.builtins(record)
-                | {"thread_name": names.get(span.thread), "latest": self._latest(span.sequence)}
+                wire.builtins(record) | {"thread_name": names.get(span.thread), "latest": latest}
             )
         return found
 
@@ -204,16 +213,29 @@ class BlackBox:
 
 def all_stacks() -> list[dict[str, Any]]:
     """The stacks of all threads but this one, innermost call last, without our own calls there."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    names = thread_names()
     found = []
-    for thread, stack in sys._current_frames().items():
+    left = MAX_BYTES
+    main = threading.main_thread().ident
+    for thread, stack in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
         frames = traceback.StackSummary.extract(
             traceback.walk_stack(stack), limit=64, lookup_lines=False
         )
         inner = itertools.dropwhile(lambda frame: frame.filename.startswith(OUR_FOLDER), frames)
-        calls = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in inner]
+        calls = [
+            f"{frame.filename[-MAX_PATH:]}:{frame.lineno} in {frame.name[:MAX_PATH]}"
+            for frame in inner
+        ]
         if calls and thread != threading.get_ident():
+            left -= 400 + sum(map(len, calls))
+            if left < 0:
+                break
             found.append(
                 {"thread_id": thread, "name": names.get(thread, "?"), "frames": calls[::-1]}
             )
     return found
+
+
+def thread_names() -> dict[int | None, str]:
+    """What threads are called, by their idents."""
+    return {thread.ident: clip(thread.name) for thread in threading.enumerate()}
