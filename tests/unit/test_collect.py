@@ -6,9 +6,8 @@ import itertools
 import random
 import threading
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,9 @@ from cirron.record.value import Deferred
 from cirron.ship import collect
 from cirron.ship.collect import SLICE, Collector, as_float, typed
 from cirron.ship.sinks.memory import Memory
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Ring:
