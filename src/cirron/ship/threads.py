@@ -49,6 +49,7 @@ class Worker:
         self.ident: int | None = None
         self.is_stopping = False
         self.has_ended = False
+        self._has_started = False
         self._run = run
         self._name = name
         self._wake = new_lock()
@@ -65,6 +66,7 @@ class Worker:
                 real("_thread", "start_new_thread")(self._main, ())
         except RuntimeError:
             return False
+        self._has_started = True
         return True
 
     def _main(self) -> None:
@@ -80,7 +82,7 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        return self.ident is not None and not self.has_ended
+        return self._has_started and not self.has_ended
 
     def wake(self) -> None:
         """Ends a `rest`, the present one or the next."""
