@@ -253,7 +253,10 @@ class Session:
             sink.settle(deadline_ns if sink.is_patient else soon_ns)
         if self.black_box is not None:
             self.black_box.refresh(min(deadline_ns, clock.now() + SETTLE_NS))
-        return self.stored(None if in_time else "the background thread did not finish in time")
+        found = self.stored(None if in_time else "the background thread did not finish in time")
+        if found.held and found.why is None:
+            found = found._replace(why=f"{self.sinks.folder.path} did not answer in time")
+        return found
 
     def stored(self, problem: str | None = None) -> Flushed:
         """Where the session's records are."""
