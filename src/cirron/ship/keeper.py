@@ -96,7 +96,7 @@ class Keeper:
         self._boxes_tick = 0  # when black boxes are looked at next
         self._worker: Worker | None = None
 
-    # -- the flusher's thread ---------------------------------------------------------------
+    # -- the spool's thread -----------------------------------------------------------------
 
     def add(self, batch: Sealed) -> None:
         """Notes a file that was written."""
@@ -137,21 +137,23 @@ class Keeper:
 
     def keep(self, *, is_last: bool = False) -> None:
         """Looks after the folder once."""
-        self._attempt(self._merge)
-        self._attempt(self._keep_cap)
+        actions = [self._merge, self._keep_cap]
         if is_last or self._ticks >= self._boxes_tick:
             self._boxes_tick = self._ticks + BOXES_EVERY
-            self._attempt(self._keep_boxes)
+            actions.append(self._keep_boxes)
+        problems = [self._attempt(action) for action in actions]
+        self.problem = next((problem for problem in problems if problem is not None), None)
 
-    def _attempt(self, action: Callable[[], None]) -> None:
+    def _attempt(self, action: Callable[[], None]) -> str | None:
+        """Why it failed, if it did."""
         with guard.contained("keeping the folder in order"):
             try:
                 action()
-                self.problem = None
             except FileNotFoundError:  # the folder was not made yet, or was removed
                 pass
             except OSError as error:
-                self.problem = error.strerror or str(error)
+                return error.strerror or str(error)
+        return None
 
     # -- merging ----------------------------------------------------------------------------
 
