@@ -39,6 +39,7 @@ STALE_TMP_NS = 3600 * 10**9
 MAX_BOXES = 1_000
 SILENT_NS = 600 * 10**9
 BOXES_EVERY = 600
+MAX_BOX_BYTES = 64 * 2**20  # a larger file is no black box
 PAUSE_S = 0.002  # after so many black boxes are read, since each takes the interpreter lock:
 PAUSE_EVERY = 50
 LAST_NS = 500_000_000  # what the end of a session may wait for the thread
@@ -219,9 +220,7 @@ class Keeper:
 
     def _measure(self) -> None:
         if self._spool.is_ours:
-            for tmp in self._spool.entries(files.TMP):
-                if clock.wall() - tmp.modified_ns > STALE_TMP_NS:
-                    self._spool.remove(tmp.name)  # a process died while writing it
+            remove_stale(self._spool)
         self._unmeasured_bytes = 0
         entries = sorted(self._spool.entries())
         self.bytes = sum(entry.size for entry in entries)
@@ -251,6 +250,7 @@ class Keeper:
         entries = sorted(self._boxes.entries(), key=lambda entry: entry.modified_ns)
         if not self._boxes.is_ours:
             return
+        remove_stale(self._boxes)
         for number, entry in enumerate(entries[:-MAX_BOXES]):
             if number % PAUSE_EVERY == 0:
                 sleep(PAUSE_S)
@@ -260,7 +260,8 @@ class Keeper:
     def _is_gone(self, entry: Entry) -> bool:
         age_ns = clock.wall() - entry.modified_ns
         try:
-            box = msgspec.json.decode(self._boxes.read(entry.name), type=BoxHead)
+            content = b"" if entry.size > MAX_BOX_BYTES else self._boxes.read(entry.name)
+            box = msgspec.json.decode(content, type=BoxHead)
         except (OSError, ValueError, RecursionError):  # not a black box, or not readable
             return age_ns > SILENT_NS
         if box.ended is not None:
@@ -268,6 +269,13 @@ class Keeper:
         if box.session.host == self._host:
             return system.is_alive(box.pid, box.process_start) is False
         return age_ns > max(SILENT_NS, 10 * box.interval_s * 1e9)
+
+
+def remove_stale(folder: Folder) -> None:
+    """Removes what processes left that died while writing a file."""
+    for tmp in folder.entries(files.TMP):
+        if clock.wall() - tmp.modified_ns > STALE_TMP_NS:
+            folder.remove(tmp.name)
 
 
 def part_of(batch: Sealed) -> Part:
