@@ -85,15 +85,11 @@ class Lane(Sink):
                 after_fork()
 
     def health(self) -> dict[str, object]:
-        found: dict[str, object] = {}
+        found = self._sink.health() if isinstance(self._sink, Sink) else {}
         if self.dropped:
             found[f"{self.name}_dropped"] = self.dropped
         if self._queue:
             found[f"{self.name}_pending"] = len(self._queue)
-        health = getattr(self._sink, "health", None)
-        if health is not None:
-            with guard.contained("sink"):
-                found.update(health())
         return found
 
     # -- the lane's own thread --------------------------------------------------------------
