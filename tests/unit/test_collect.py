@@ -6,7 +6,7 @@ import itertools
 import random
 import threading
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +15,12 @@ import cirron as ci
 from cirron import testing, wire
 from cirron.record import clock, hot
 from cirron.record.value import Deferred
+from cirron.ship import collect
 from cirron.ship.collect import SLICE, Collector, as_float, typed
 from cirron.ship.sinks.memory import Memory
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Ring:
@@ -96,7 +100,7 @@ def test_what_a_full_ring_drops_is_counted() -> None:
     ring = Ring(size=100)
     for i in range(250):
         ring.span(str(i))
-    assert 0 == ring.collector.dropped()  # nobody looked yet
+    assert 150 == dropped(ring)  # also while nobody takes any out
     ring.collector.drain()
 
     assert [str(i) for i in range(150, 250)] == [span.name for span in ring.spans]
@@ -110,6 +114,16 @@ def dropped(ring: Ring) -> int:
         return ring.collector.dropped()
     finally:
         hot.attach(before)
+
+
+def test_drops_are_counted_while_the_worker_is_stuck() -> None:
+    """The count of dropped records needs no lock that a stuck worker may hold."""
+    ring = Ring(size=100)
+    with ring.collector.lock:
+        for _ in range(250):
+            ring.span()
+
+        assert 150 == dropped(ring)
 
 
 def test_nothing_is_dropped_below_the_bound() -> None:
@@ -195,6 +209,116 @@ def test_a_value_that_becomes_ready_meanwhile(monkeypatch: Any) -> None:
         ring.collector.step()
 
     assert [0.5] == [mark.value for mark in ring.marks]
+
+
+class Stuck:
+    """A device's value that never comes."""
+
+    def item(self) -> float:
+        raise AssertionError("nobody asked for it here")
+
+
+def test_values_that_never_come_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past a limit the marks that have waited longest are given up, and counted."""
+    monkeypatch.setattr(collect, "MAX_WAITING", 3)
+    ring = Ring()
+    values = [Deferred(Stuck()) for _ in range(5)]
+    for value in values:
+        ring.mark(value=value)
+    ring.collector.drain()
+
+    assert values[2:] == ring.collector.waiting_values()
+    assert [True, True, False, False, False] == [value.is_lost for value in values]
+    assert 2 == ring.collector.lost_values
+
+
+def test_the_ids_of_very_many_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A span that got very many marks lists the newest, and says so; every mark names its span."""
+    monkeypatch.setattr(collect, "MAX_MARK_IDS", 3)
+    ring = Ring()
+    number = next(ring.numbers)
+    for _ in range(20):
+        ring.mark(number)
+    ring.state.append((number, 0, "step", None, {"k": 1}, 1, 2, 3))
+    ring.collector.drain()
+    (span,) = ring.spans
+
+    assert [mark.id for mark in ring.marks[-3:]] == span.mark_ids
+    assert {"k": 1, "mark_ids": "the newest 3 only"} == span.attrs
+    assert {span.id} == {mark.span_id for mark in ring.marks}
+
+
+def test_the_latest_values_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an open span with very many names of marks the first ones are remembered, and updated."""
+    monkeypatch.setattr(collect, "MAX_LATEST", 2)
+    ring = Ring()
+    number = next(ring.numbers)
+    for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0), ("a", 4.0)):
+        ring.state.append((next(ring.numbers), number, name, value, "point", None, 4))
+    ring.collector.drain()
+
+    assert {number: {"a": 4.0, "b": 2.0}} == ring.collector.latest
+    assert 4 == len(ring.marks)
+
+
+def test_a_slice_ends_early_at_large_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large attributes make slices of fewer records, in the same order, and lose none."""
+    monkeypatch.setattr(collect, "MAX_SLICE_BYTES", 2_500)
+    ring = Ring(keep_chunks=True)
+    for i in range(10):
+        ring.span(str(i), attrs={"text": "x" * 1_000})
+        ring.mark()
+
+    assert (15, 15) == (ring.collector.step(), ring.collector.pending)
+    ring.collector.drain()
+    assert [str(i) for i in range(10)] == [span.name for span in ring.spans]
+    assert (10, 20, 0) == (len(ring.marks), ring.collector.seen, ring.collector.pending)
+    assert max(chunk.records for chunk in ring.collector.take_chunks()) <= 6
+
+
+def test_a_record_that_fails_loses_itself_only() -> None:
+    """A record that cannot be encoded is counted, and its neighbours are all there."""
+
+    class Rude:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    late = Deferred(None)
+    late.value, late.is_ready = Rude(), True  # a hook's mistake
+    ring = Ring()
+    for i in range(9):
+        # What has no wire form, what JSON refuses, and a good one.
+        attrs = ({"a": Rude()}, {"a": late}, {"a": 1})[i % 3]
+        number = next(ring.numbers)
+        ring.state.append((next(ring.numbers), number, "m", float(i), "point", attrs, 4))
+        ring.state.append((number, 0, str(i), None, attrs, 1, 2, 3))
+    ring.collector.drain()
+
+    assert [("2", {"a": 1}), ("5", {"a": 1}), ("8", {"a": 1})] == [
+        (span.name, span.attrs) for span in ring.spans
+    ]
+    assert [2.0, 5.0, 8.0] == [mark.value for mark in ring.marks]
+    assert 12 == ring.collector.failed
+
+
+def test_how_far_it_is_behind() -> None:
+    """The lag is the age of the oldest record that was not handed on; 0 when there is none."""
+    fake = testing.FakeClock(tick_ns=0)
+    state = hot.State(deque(), now=fake, sequence=itertools.count(1))
+    collector = Collector(state, Memory(), clock.Anchor(0, 0, 0), keep_chunks=True)
+    assert 0 == collector.lag_ns()
+
+    for end in (1_000, 5_000):
+        state.append((next(state.sequence), 0, "s", None, None, 1, end, 3))
+    fake.now_ns = 10_000
+    assert 9_000 == collector.lag_ns()  # in the ring
+    collector.step(1)
+    assert 9_000 == collector.lag_ns()  # encoded
+    collector.take_chunks()
+    assert 5_000 == collector.lag_ns()  # the second one
+    collector.drain()
+    collector.take_chunks()
+    assert 0 == collector.lag_ns()
 
 
 def test_finish_closes_what_is_open() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from asyncio import CancelledError
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,8 @@ class Rig:
         *sinks: Any,
         interval_s: float = NEVER_S,
         each_tick: Callable[[], None] = lambda: None,
+        max_batch_bytes: int = flusher.MAX_BATCH_BYTES,
+        backlog: int = 0,
     ) -> None:
         self.state = hot.State(deque(maxlen=1_000_000))
         self.collector = Collector(self.state, Memory(), clock.Anchor(0, 0, 0), keep_chunks=True)
@@ -70,7 +73,10 @@ class Rig:
             interval_s=interval_s,
             header=new_header,
             each_tick=each_tick,
+            max_batch_bytes=max_batch_bytes,
         )
+        for _ in range(backlog):
+            self.record()
         self.flusher.start()
 
     def record(self, name: str = "step") -> None:
@@ -110,11 +116,10 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "strict", False)
 
 
-def test_exported_at_batch_size(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exported_at_batch_size(rig: Any) -> None:
     """A batch that grows large is handed on before the interval is over."""
-    monkeypatch.setattr(flusher, "MAX_BATCH_BYTES", 100_000)
     sink = Told()
-    made = rig(sink)
+    made = rig(sink, max_batch_bytes=100_000)
     for _ in range(3_000):
         made.record()
 
@@ -122,6 +127,28 @@ def test_exported_at_batch_size(rig: Any, monkeypatch: pytest.MonkeyPatch) -> No
     made.stop()
     assert (3_000, True) == (len(sink.names), len(sink.sealed) > 1)
     assert max(batch.size for batch in sink.sealed) < 1_000_000
+
+
+def test_larger_batches_when_behind(rig: Any) -> None:
+    """A worker that is behind makes larger batches, within a bound, and loses nothing."""
+    sink = Told()
+    made = rig(sink, max_batch_bytes=2_000_000, backlog=100_000)
+    made.flusher.flush(PATIENCE_S)
+    slice_bytes = flusher.MAX_SLICE * sink.sealed[0].size / sink.sealed[0].records
+
+    assert 100_000 == len(sink.names)
+    assert 2_000_000 < max(batch.size for batch in sink.sealed)
+    assert max(batch.size for batch in sink.sealed) < flusher.BEHIND_BATCH * 2e6 + slice_bytes
+
+
+def test_sealed_when_the_interval_is_over(rig: Any) -> None:
+    """What was collected is handed on when the interval is over, not when the ring is empty."""
+    sink = Told()
+    made = rig(sink, interval_s=0.001, max_batch_bytes=2**40, backlog=100_000)
+    made.flusher.flush(PATIENCE_S)
+    most = max(batch.records for batch in sink.sealed)
+
+    assert (100_000, True) == (len(sink.names), most <= 2 * flusher.MAX_SLICE)
 
 
 def test_exported_at_the_interval(rig: Any) -> None:
@@ -233,20 +260,27 @@ def test_records_during_shutdown_are_bounded(rig: Any) -> None:
         thread.join()
 
 
-def test_the_last_tick_comes_last(rig: Any) -> None:
-    """The black box is told before spans are closed, and closed when the sinks are."""
-    order: list[str] = []
+def test_told_before_spans_are_closed(rig: Any) -> None:
+    """The black box is told while spans are still open; the sinks close after the last batch."""
+    order: list[Any] = []
 
     class Closing(Told):
+        def emit(self, batch: Sealed) -> Outcome:
+            order.append([span.name for span in batch.decode().spans])
+            return Outcome.DONE
+
         def close(self, deadline_ns: int) -> None:
             order.append("sink")
 
     made = rig(Closing())
+    span = hot.new_root("open", None, depth=1, number=next(made.state.sequence))
+    made.state.opened.add(span)
     made.flusher.stop(
-        clock.now() + 10**10, lambda: order.append("freeze"), lambda: order.append("black box")
+        clock.now() + 10**10, lambda: order.append([s.name for s in made.collector.open_spans()])
     )
 
-    assert ["freeze", "sink", "black box"] == order
+    assert [["open"], ["open"], "sink"] == order
+    assert [] == made.collector.open_spans()
 
 
 def test_one_export_may_finish(rig: Any) -> None:
@@ -271,15 +305,16 @@ def test_one_export_may_finish(rig: Any) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, CancelledError])
 @pytest.mark.parametrize("method", ["emit", "tick", "close"])
-def test_a_sink_that_raises(method: str, rig: Any) -> None:
+def test_a_sink_that_raises(method: str, error: type[BaseException], rig: Any) -> None:
     """A sink that fails stops neither the others nor the worker, and is counted."""
 
     class Broken(Told):
         pass
 
     def fail(*args: Any) -> Any:
-        raise RuntimeError("broken")
+        raise error("broken")
 
     setattr(Broken, method, fail)
     sink = Told()
@@ -290,16 +325,17 @@ def test_a_sink_that_raises(method: str, rig: Any) -> None:
 
     assert made.stop()
     assert (["a", "b"], True) == (sink.names, sink.is_closed)
-    assert guard.errors["sink: RuntimeError"] >= 2
+    assert guard.errors[f"sink: {error.__name__}"] >= 2
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_tick_that_raises(rig: Any) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_a_tick_that_raises(error: type[BaseException], rig: Any) -> None:
     """A black box that fails does not stop the worker."""
     sink = Told()
 
     def fail() -> None:
-        raise RuntimeError("broken")
+        raise error("broken")
 
     made = rig(sink, each_tick=fail)
     made.record()
@@ -337,11 +373,27 @@ def test_sinks_hear_of_the_deadline(rig: Any) -> None:
             told.append(deadline_ns)
 
     deadline_ns = clock.now() + 10**9
-    rig(Closing()).flusher.stop(deadline_ns, lambda: None)
-    rig(Closing()).flusher.stop(clock.now() + 10**12, lambda: None)
+    rig(Closing()).flusher.stop(deadline_ns)
+    rig(Closing()).flusher.stop(clock.now() + 10**12)
 
     assert deadline_ns == told[0]
     assert told[1] - clock.now() < 2.1e9
+
+
+def test_a_patient_sink_gets_all_the_time(rig: Any) -> None:
+    """The spool, which is the truth, may take all the time that there is."""
+    told: list[int] = []
+
+    class Closing(Told):
+        is_patient = True
+
+        def close(self, deadline_ns: int) -> None:
+            told.append(deadline_ns)
+
+    deadline_ns = clock.now() + 10**12
+    rig(Closing()).flusher.stop(deadline_ns)
+
+    assert [deadline_ns] == told
 
 
 FORK = """
@@ -375,8 +427,10 @@ def test_after_a_fork() -> None:
 def test_a_stopped_flusher_is_collected() -> None:
     """Nothing holds a flusher that has ended."""
     made = Rig(Told())
+    threads = [thread for thread in threading.enumerate() if thread.name == "cirron-flush"]
     made.stop()
-    made.flusher._thread.join()
+    for thread in threads:
+        thread.join()
     gone = weakref.ref(made.flusher)
     del made
     gc.collect()

@@ -267,7 +267,9 @@ class Session:
         stored = self.stored()
         if in_time:
             return stored._replace(ok=True, why=None)
-        return stored._replace(ok=False, why=stored.why or "not everything was stored in time")
+        return stored._replace(
+            ok=False, why=stored.why or f"{self.sinks.folder.path} did not answer in time"
+        )
 
     def stored(self, dropped: int | None = None) -> Flushed:
         """Where the session's records are, and what keeps them from where they should be."""

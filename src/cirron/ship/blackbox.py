@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from cirron import guard, system, wire
 from cirron.record import clock, hot
-from cirron.ship.collect import STEP_NAMES, typed
+from cirron.record.value import clip
+from cirron.ship.collect import STEP_NAMES, typed, weigh
 from cirron.ship.threads import Worker, sleep
 
 if TYPE_CHECKING:
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
 
 MAX_OPEN = 1_000  # a server with more requests in flight than this shows the oldest
 MAX_HELD = 1_000  # spans that have closed and wait for their GPU time, so no batch has them yet
-MAX_BYTES = 2**20  # of the open spans, and of those that wait; what comes after is left out
-MAX_STACKS = 100
-MAX_SIGNALS = 100
+# Of what the open spans hold, and of the stacks, about. Past it spans are there without attributes
+# and values: which ones are open says more than what the outer ones hold.
+MAX_BYTES = 2**20
+LEFT_OUT = {"...": "left out"}
+MAX_PATH = 500  # characters of a file's name in a stack: its end
+MAX_SIGNALS = 100  # the newest
 OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STACKS_EVERY_NS = 10_000_000_000
 LATE = 1.5  # flush intervals after which it is written although no flush has woken it
@@ -151,16 +155,22 @@ class BlackBox:
             "stacks": self._stacks,
         }
 
-    def _open(self, spans: list[hot.Span]) -> list[Any]:
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        return within(
-            MAX_BYTES,
-            (
-                wire.builtins(self._collector.open_record(span))
-                | {"thread_name": names.get(span.thread), "latest": self._latest(span.sequence)}
-                for span in spans
-            ),
-        )
+    def _open(self, spans: list[hot.Span]) -> list[dict[str, Any]]:
+        names = thread_names()
+        found: list[dict[str, Any]] = []
+        left = MAX_BYTES
+        for span in spans:
+            record = self._collector.open_record(span)
+            latest = self._latest(span.sequence)
+            size = weigh(record.attrs) + weigh(latest) + 40 * len(record.mark_ids)
+            if size > left:
+                record.attrs, record.mark_ids, latest = LEFT_OUT, [], {}
+            else:
+                left -= size
+            found.append(
+                wire.builtins(record) | {"thread_name": names.get(span.thread), "latest": latest}
+            )
+        return found
 
     def _step(self, last: hot.Closed | None, spans: list[hot.Span]) -> dict[str, Any] | None:
         """The newest step: one that is open, or else the one that closed last."""
@@ -216,16 +226,29 @@ def within(limit: int, entries: Iterable[Any]) -> list[Any]:
 
 def all_stacks() -> list[dict[str, Any]]:
     """The stacks of all threads but this one, innermost call last, without our own calls there."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    names = thread_names()
     found = []
-    for thread, stack in itertools.islice(sys._current_frames().items(), MAX_STACKS):
+    left = MAX_BYTES
+    main = threading.main_thread().ident
+    for thread, stack in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
         frames = traceback.StackSummary.extract(
             traceback.walk_stack(stack), limit=64, lookup_lines=False
         )
         inner = itertools.dropwhile(lambda frame: frame.filename.startswith(OUR_FOLDER), frames)
-        calls = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in inner]
+        calls = [
+            f"{frame.filename[-MAX_PATH:]}:{frame.lineno} in {frame.name[:MAX_PATH]}"
+            for frame in inner
+        ]
         if calls and thread != threading.get_ident():
+            left -= 400 + sum(map(len, calls))
+            if left < 0:
+                break
             found.append(
                 {"thread_id": thread, "name": names.get(thread, "?"), "frames": calls[::-1]}
             )
     return found
+
+
+def thread_names() -> dict[int | None, str]:
+    """What threads are called, by their idents."""
+    return {thread.ident: clip(thread.name) for thread in threading.enumerate()}

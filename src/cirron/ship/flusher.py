@@ -162,7 +162,7 @@ class Flusher:
         for sink in self._sinks:
             with guard.contained("sink"):
                 if last:
-                    soon_ns = clock.now() + CLOSE_NS
+                    soon_ns = min(self._deadline_ns, clock.now() + CLOSE_NS)
                     sink.close(self._deadline_ns if sink.is_patient else soon_ns)
                 else:
                     sink.tick()

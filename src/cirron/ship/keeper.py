@@ -100,7 +100,7 @@ class Keeper:
         self._boxes_tick = 0  # when black boxes are looked at next
         self._worker = Worker(self._run, "cirron-keeper")
 
-    # -- the flusher's thread ---------------------------------------------------------------
+    # -- the spool's thread -----------------------------------------------------------------
 
     def start(self) -> None:
         self._worker.start()
@@ -134,21 +134,23 @@ class Keeper:
 
     def keep(self, *, is_last: bool = False) -> None:
         """Looks after the folder once."""
-        self._attempt(self._merge)
-        self._attempt(self._keep_cap)
+        actions = [self._merge, self._keep_cap]
         if is_last or self._ticks >= self._boxes_tick:
             self._boxes_tick = self._ticks + BOXES_EVERY
-            self._attempt(self._keep_boxes)
+            actions.append(self._keep_boxes)
+        problems = [self._attempt(action) for action in actions]
+        self.problem = next((problem for problem in problems if problem is not None), None)
 
-    def _attempt(self, action: Callable[[], None]) -> None:
+    def _attempt(self, action: Callable[[], None]) -> str | None:
+        """Why it failed, if it did."""
         with guard.contained("keeping the folder in order"):
             try:
                 action()
-                self.problem = None
             except FileNotFoundError:  # the folder was not made yet, or was removed
                 pass
             except OSError as error:
-                self.problem = error.strerror or str(error)
+                return error.strerror or str(error)
+        return None
 
     # -- merging ----------------------------------------------------------------------------
 
@@ -214,9 +216,7 @@ class Keeper:
 
     def _measure(self) -> None:
         if self._spool.is_ours:
-            for tmp in self._spool.entries(files.TMP):
-                if clock.wall() - tmp.modified_ns > STALE_TMP_NS:
-                    self._spool.remove(tmp.name)  # a process died while writing it
+            remove_stale(self._spool)
         self._unmeasured_bytes = 0
         entries = sorted(self._spool.entries())
         self.bytes = sum(entry.size for entry in entries)
@@ -246,6 +246,7 @@ class Keeper:
         entries = sorted(self._boxes.entries(), key=lambda entry: entry.modified_ns)
         if not self._boxes.is_ours:
             return
+        remove_stale(self._boxes)
         for number, entry in enumerate(entries[:-MAX_BOXES]):
             if number % PAUSE_EVERY == 0:
                 sleep(PAUSE_S)
@@ -263,6 +264,13 @@ class Keeper:
         if box.session.host == self._host:
             return system.is_alive(box.pid, box.process_start) is False
         return age_ns > max(SILENT_NS, 10 * box.interval_s * 1e9)
+
+
+def remove_stale(folder: Folder) -> None:
+    """Removes what processes left that died while writing a file."""
+    for tmp in folder.entries(files.TMP):
+        if clock.wall() - tmp.modified_ns > STALE_TMP_NS:
+            folder.remove(tmp.name)
 
 
 def part_of(batch: Sealed) -> Part:

@@ -85,7 +85,7 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        return self.ident is not None and not self.has_ended
+        return self.has_started and not self.has_ended
 
     def wake(self) -> None:
         """Ends a `rest`, the present one or the next."""

@@ -41,6 +41,7 @@ class Spool(Sink):
         self.lost_records = 0
         self.problem: str | None = None  # why the disk refuses, while it does
         self._lost_batches = 0
+        self._lost_bytes = 0
         self._keeper = keeper
         self._prepare = prepare
         self._is_prepared = False
@@ -65,9 +66,7 @@ class Spool(Sink):
             self._held_bytes += batch.size
             self.held_records += batch.records
             while self._held_bytes > MAX_HELD_BYTES and len(self._held) > 1:
-                lost = self._release()
-                self.lost_records += lost.records
-                self._lost_batches += 1
+                self._give_up()
         self._worker.wake()
         return Outcome.HELD
 
@@ -87,11 +86,12 @@ class Spool(Sink):
     def close(self, deadline_ns: int) -> None:
         self._worker.stop()
         self._worker.wait_for_end(deadline_ns)
-        if self._held:
-            path, left = self.folder.path, self.held_records
-            guard.warn("%d records are lost: %s stayed unwritable", left, path)
-            self.lost_records += left
-            self.held_records = 0
+        left = self.held_records
+        with self._lock:
+            while self._held:
+                self._give_up()
+        if left:
+            guard.warn("%d records are lost: %s stayed unwritable", left, self.folder.path)
         self._keeper.close(deadline_ns)
 
     @property
@@ -108,7 +108,7 @@ class Spool(Sink):
             "spool_dir": str(self.folder.path),
             "spool_bytes": keeper.bytes,
             "spool_drop_count": keeper.evicted_files + self._lost_batches,
-            "spool_dropped_bytes": keeper.evicted_bytes,
+            "spool_dropped_bytes": keeper.evicted_bytes + self._lost_bytes,
             "spool_held_bytes": self._held_bytes,
             "spool_problem": self.problem or keeper.problem,
         }
@@ -133,14 +133,15 @@ class Spool(Sink):
                 self.folder.make()
                 self._prepare()
                 self._is_prepared = True
-            while self._held:
-                batch = self._held[0]
+            while (batch := self._first()) is not None:
                 self.folder.put(batch.file_name, batch.pieces)
                 self._keeper.add(batch)
                 with self._lock:
-                    if self._held and self._held[0] is batch:  # else it was given up meanwhile
+                    if self._held and self._held[0] is batch:
                         self._release()
-                self.written_records += batch.records
+                    else:  # it was given up meanwhile, too early
+                        self._count_lost(batch, -1)
+                    self.written_records += batch.records
             self.problem = None
         except OSError as error:
             if self.problem is None:
@@ -153,9 +154,21 @@ class Spool(Sink):
                 )
             self.problem = error.strerror or str(error)
 
+    def _first(self) -> Sealed | None:
+        with self._lock:
+            return self._held[0] if self._held else None
+
     def _release(self) -> Sealed:
         batch = self._held.popleft()
         self._finished += 1
         self._held_bytes -= batch.size
         self.held_records -= batch.records
         return batch
+
+    def _give_up(self) -> None:
+        self._count_lost(self._release(), 1)
+
+    def _count_lost(self, batch: Sealed, times: int) -> None:
+        self.lost_records += times * batch.records
+        self._lost_batches += times
+        self._lost_bytes += times * batch.size
