@@ -314,8 +314,7 @@ class TestMerge:
         class Outbox:
             pending = True
 
-            def mark(self, batch: Sealed) -> None: ...
-            def put(self, batch: Sealed) -> None: ...
+            def open(self) -> None: ...
             def is_pending(self, name: str) -> bool:
                 return self.pending
 

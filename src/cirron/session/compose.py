@@ -7,6 +7,7 @@ stages of its own on its first record.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -139,6 +140,8 @@ class Session:
     def _build(self) -> None:
         values = self.settings
         self.pid = os.getpid()
+        # Batch ids are a random half and a counter, so that the outbox can tell this process's.
+        self._batches = clock.Ids(), itertools.count(1)
         self.collector = Collector(
             self.state,
             self.memory,
@@ -149,7 +152,9 @@ class Session:
             keep_lines=bool({"log", "stdout"} & set(values.output)),
         )
         folder = self._folder()
-        self.transport, self.sinks = build_sinks(values, folder, self.identity, self.header)
+        self.transport, self.sinks = build_sinks(
+            values, folder, self._batches[0].prefix, self.header
+        )
         self.black_box = (
             BlackBox(
                 folder,
@@ -173,10 +178,11 @@ class Session:
 
     def header(self) -> wire.Header:
         """The head of a batch that is sealed now."""
+        ids, numbers = self._batches
         return wire.Header(
             schema_version=wire.SCHEMA_VERSION,
             sdk_version=__version__,
-            batch_id=clock.random_id(),
+            batch_id=ids.hex(next(numbers)),
             created_ns=self.anchor.at(clock.now()),
             session=self.identity,
         )
@@ -248,7 +254,7 @@ class Session:
 def build_sinks(
     values: settings.Settings,
     folder: Path,
-    session: wire.Session,
+    prefix: str,
     header: Callable[[], wire.Header],
 ) -> tuple[str, list[Sink]]:
     """The transport's name, and the sinks: local ones first, since the spool is the truth."""
@@ -260,7 +266,7 @@ def build_sinks(
         from cirron.ship.outbox import DiskOutbox, MemoryOutbox
 
         spooled = "spool" in values.output
-        outbox = DiskOutbox(folder, session.id) if spooled else MemoryOutbox()
+        outbox = DiskOutbox(folder, prefix) if spooled else MemoryOutbox()
     if "spool" in values.output:
         from cirron.ship.sinks.spool import Spool
 

@@ -132,8 +132,6 @@ class Spool:
             self._problem = None
             self._let_go()
             self._remember(batch, level=0)
-            if self._outbox is not None:
-                self._outbox.put(batch)
             if self.bytes > self.max_bytes:
                 self._attempt(self._enforce_cap)
 
@@ -145,7 +143,9 @@ class Spool:
     def _write_first(self) -> None:
         batch = self._held[0]
         if self._outbox is not None:
-            self._outbox.mark(batch)  # first: a batch on disk without its marker is never sent
+            # First, so that a later run knows of the batch; this one sends it without, too.
+            with contextlib.suppress(OSError):
+                self._outbox.open()
         try:
             self._put(batch)
         except FileNotFoundError:  # somebody removed the folder
