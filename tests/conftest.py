@@ -38,6 +38,7 @@ def fresh(
         if name.startswith(MACHINE):
             monkeypatch.delenv(name)
     monkeypatch.setattr(guard, "strict", True)
+    monkeypatch.setattr(guard, "relay", None)  # warnings of background threads are said at once
     guard.errors.clear()
     yield
     ci.shutdown()

@@ -68,7 +68,11 @@ class Folder:
                 is_new = next(entries, None) is None
         if is_new and not self._is_listed():
             self._list()
-        self.is_ours = self._is_listed()
+        self.find()
+
+    def find(self) -> None:
+        """Finds out whether the folder, if it is there, is one that we made."""
+        self.is_ours = not os.path.islink(self.path) and self._is_listed()
 
     def _list(self) -> None:
         path = self.path.parent / MADE

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cirron.ship.sinks.base import Emitter, Sink
+    from cirron.ship.sinks.http import HttpSink
     from cirron.snapshot.taker import Taken
 
 ROOT = "cirron.session"
@@ -354,11 +355,17 @@ class Sinks:
         is_spooled = "spool" in values.output
         streaming = any(os.environ.get(name) for name in ("CIRRON_RUN_ID", "CIRRON_DEPLOYMENT_ID"))
         outbox: Any = None
+        http: HttpSink | None = None
         if values.api_key is not None and not streaming:
             from cirron.ship.outbox import DiskOutbox, MemoryOutbox
+            from cirron.ship.sinks.http import HttpSink
 
-            outbox = (
-                DiskOutbox(root, prefix, access=values.access) if is_spooled else MemoryOutbox()
+            outbox = MemoryOutbox()
+            if is_spooled:
+                outbox = DiskOutbox(root, prefix, access=values.access)
+            self.transport = "http"
+            self._sender = http = HttpSink(
+                values.api_endpoint, values.api_key, outbox, sdk_version=__version__
             )
         if is_spooled:
             keeper = Keeper(
@@ -368,11 +375,13 @@ class Sinks:
                 host=session.host,
                 header=header,
                 is_own=lambda name: f"-{prefix}" in name,
-                **({} if outbox is None else {"is_pending": outbox.is_pending}),
+                is_pending=(lambda name: False) if http is None else outbox.is_pending,
             )
-            prepare = {} if outbox is None else {"prepare": outbox.open}
-            self.spool = Spool(self.folder, keeper, **prepare)
+            announce = (lambda: None) if http is None else outbox.open
+            self.spool = Spool(self.folder, keeper, http, announce)
             self.all.append(self.spool)
+        elif http is not None:
+            self.all.append(http)
         if streaming or "stdout" in values.output:
             stdout = Stream(sys.stdout)
         if "log" in values.output:
@@ -383,15 +392,6 @@ class Sinks:
             self.transport = "event_stream"
             self.max_batch_bytes = min(self.max_batch_bytes, MAX_LINE_BYTES)
             self._sender = Lane(EventStream(stdout), "event_stream")
-            self.all.append(self._sender)
-        elif outbox is not None:
-            from cirron.ship.sinks.http import HttpSink
-
-            assert values.api_key is not None
-            self.transport = "http"
-            self._sender = HttpSink(
-                values.api_endpoint, values.api_key, outbox, sdk_version=__version__
-            )
             self.all.append(self._sender)
         for number, sink in enumerate(of_user):
             name = type(sink).__name__ if number == 0 else f"{type(sink).__name__}_{number}"

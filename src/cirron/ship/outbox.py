@@ -1,114 +1,99 @@
 """What still has to be sent, oldest first, and what happens to it when a process dies.
 
-`DiskOutbox` keeps one small marker a batch next to the spool, which holds the batch itself; nothing
-is stored twice. `MemoryOutbox` is for runs that write no spool. Neither knows of a network.
+The spool holds the batches. All that `DiskOutbox` adds is one small file per process with the name
+of the last batch that is done: batches are sent in the order of their names, so those with later
+names still have to be sent. `MemoryOutbox` is for runs without a spool. Neither opens a socket.
 
-The flusher's thread puts batches in (`mark`, `put`, `is_pending`), the sender's takes them out
-(`adopt`, `head`, `done`, `reject`, `drop`); one lock lies between them and is never held for I/O on
-a payload.
+The spool's thread calls `open` and `put`, the keeper's `is_pending`, the sender's the rest.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
+import errno
 import os
-import threading
-from collections import OrderedDict
-from pathlib import Path
+import re
+from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from cirron import guard, wire
+from cirron import files, guard, system, wire
 from cirron.record import clock
-from cirron.ship.sinks.base import Blob, Outcome
-
-try:
-    import fcntl
-
-    HAS_LOCKS = True
-except ImportError:  # Windows
-    HAS_LOCKS = False
+from cirron.ship.sinks.base import Outcome
+from cirron.ship.threads import new_lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from cirron.ship.sinks.base import Sealed
 
 # Payloads kept in memory: at 2 MB a batch, the most that the flusher seals, half a minute of it; at
 # the 1 KB a second of an ordinary loop, 18 hours.
 MAX_MEMORY_BYTES = 64 * 2**20
-# Batches that wait on disk, at about 400 bytes of memory each: 28 hours at one a second.
+# Batches that wait on disk, at about 250 bytes of memory each: 28 hours at one a second.
 MAX_ITEMS = 100_000
-# Names of batches that are done with, against a second `put`. A disk that refuses for longer than
-# these last (3 hours at one a second) costs second copies, which the server drops.
-MAX_FINISHED = 10_000
-# Where there are no locks, an outbox that nothing has touched for a day counts as dead. A wrong
+# A spool file that is larger is no batch of ours.
+MAX_FILE_BYTES = 64 * 2**20
+# Dead processes that are taken over at a time: each costs a descriptor, of which there may be 1024.
+MAX_ADOPTED = 64
+# Where there are no locks, a process whose file was not touched for a day counts as dead. A wrong
 # guess costs a second copy, which the server drops by its batch id.
 UNTOUCHED_NS = 24 * 3600 * 10**9
 
-LOCK = "lock"
-REJECTED = ".rejected"
+# Sorts before the name of every batch.
+NOTHING_DONE = f"{0:020d}-{0:032x}.json"
+
+# The only files that are ever sent besides batches: raw values, by the end of their address.
+BLOB = re.compile(
+    r"file:.*/(snapshots/[0-9a-f]{32}/(?:weights|gradients)(?:-[0-9]{1,4})?\.safetensors)", re.S
+)
 
 
-class Marker(msgspec.Struct):
-    """The content of a marker file. What it stands for is in its name."""
+class Item(msgspec.Struct, eq=False):
+    """A batch to send."""
 
-    blobs: list[tuple[str, str]] = []
-
-
-class Item:
-    """A batch to send. `sent` counts what the server has: the batch is 1, each blob one more."""
-
-    __slots__ = ("blobs", "folder", "name", "payload", "sent", "size", "spool")
-
-    def __init__(
-        self,
-        name: str,
-        blobs: Sequence[Blob],
-        size: int,
-        *,
-        payload: bytes | None = None,
-        spool: Path | None = None,
-        folder: Folder | None = None,
-    ) -> None:
-        self.name = name
-        self.blobs = blobs
-        self.size = size
-        self.payload = payload  # where there is no file
-        self.spool = spool
-        self.folder = folder  # where its marker lies
-        self.sent = 0
+    name: str
+    size: int
+    sender: Sender | None = None
+    records: int = 0  # of this process
+    pieces: list[bytes] | None = None  # where there is no file
+    blobs: list[str] | None = None  # that the server lacks; None: it lacks the batch
 
     @property
     def batch_id(self) -> str:
         """The id that a server drops a second copy by."""
-        return self.name.removesuffix(".json").partition("-")[2]
-
-    def read(self) -> bytes | None:
-        """The batch as JSON; None when its file is gone, or not ours to read."""
-        if self.payload is not None or self.spool is None:
-            return self.payload
-        try:
-            return (self.spool / self.name).read_bytes()
-        except (FileNotFoundError, PermissionError):
-            return None
+        return self.name[21:53]
 
 
-class Outbox(abc.ABC):
-    """A queue that nothing overtakes: the head stays the head until it is done or given up."""
+class MemoryOutbox:
+    """A queue that nothing overtakes: the head stays the head until it is done or given up.
 
-    def __init__(self) -> None:
-        self.dropped = 0  # batches that were lost before they could be sent
+    Payloads are in memory. Past `max_bytes` the oldest go, but not the one that is being sent.
+    """
+
+    def __init__(self, max_bytes: int = MAX_MEMORY_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.dropped = 0  # batches that were given up because too many waited
         self.rejected = 0  # batches that the server refused
-        self._items: OrderedDict[str, Item] = OrderedDict()  # a dict is slow to lose its first
+        self.unreadable = 0  # batches whose file was gone, or not to be read
+        self.pending_bytes = 0  # before compression
+        self._held_bytes = 0  # of that, in memory
+        self._adopted: deque[Item] = deque()  # from dead processes: these go first
+        self._own: deque[Item] = deque()
         self._out: Item | None = None  # the head, once it was asked for: it may be under way
-        self._lock = threading.Lock()
+        self._last = ""  # the name of the newest
+        self._lock = new_lock()
 
-    @abc.abstractmethod
     def put(self, batch: Sealed) -> Outcome:
-        """Takes a batch, once: a second time changes nothing."""
+        """Takes a batch, once: a second time changes nothing. They come in order."""
+        with self._lock:
+            if batch.file_name <= self._last:
+                return Outcome.HELD
+            while self._held_bytes + batch.size > self.max_bytes >= batch.size:
+                if not self._drop_oldest():
+                    break
+            return self._append(batch)
 
     def adopt(self) -> int:
         """Takes over what dead processes left; how many batches that was."""
@@ -117,81 +102,35 @@ class Outbox(abc.ABC):
     def head(self) -> Item | None:
         """The oldest batch."""
         with self._lock:
-            self._out = next(iter(self._items.values()), None)
+            queue = self._adopted or self._own
+            self._out = queue[0] if queue else None
             return self._out
+
+    def read(self, item: Item) -> bytes | None:
+        """The batch as JSON; None when it need not be sent after all. OSError: it is unreadable."""
+        return b"".join(item.pieces or ())
+
+    def open_blob(self, key: str) -> int:
+        """A descriptor of a file with raw values, for the caller to close; or OSError."""
+        raise FileNotFoundError(errno.ENOENT, "no such file", key)
 
     def done(self, item: Item) -> None:
         """It was sent."""
-        self._remove(item)
+        self._finish(item)
 
     def reject(self, item: Item) -> None:
         """The server refused it for good: it is not tried again."""
-        if self._remove(item):
-            self.rejected += 1
+        self.rejected += self._finish(item)
 
     def drop(self, item: Item) -> None:
-        """Its payload is gone."""
-        if self._remove(item):
-            self.dropped += 1
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Lets go of everything outside; what is left stays for a later process, if it can."""
-
-    def after_fork(self) -> None:
-        """In a forked child: what waits here is the parent's to send."""
-        self._lock = threading.Lock()
-        self._items = OrderedDict()
-        self._out = None
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @property
-    def pending_bytes(self) -> int:
-        """The size of what waits, before compression."""
-        with self._lock:
-            return sum(item.size for item in self._items.values())
-
-    def _oldest(self) -> Item | None:
-        """What to give up first: the oldest batch that is not just being sent."""
-        return next((item for item in self._items.values() if item is not self._out), None)
-
-    def _remove(self, item: Item) -> bool:
-        with self._lock:
-            return self._items.pop(item.name, None) is not None
-
-
-class MemoryOutbox(Outbox):
-    """Payloads in memory. Past the cap the oldest go, but not the one that is being sent."""
-
-    def __init__(self, max_bytes: int = MAX_MEMORY_BYTES) -> None:
-        super().__init__()
-        self.max_bytes = max_bytes
-
-    def put(self, batch: Sealed) -> Outcome:
-        size = batch.size
-        with self._lock:
-            if batch.file_name in self._items:
-                return Outcome.HELD
-            waiting = sum(item.size for item in self._items.values())
-            while waiting + size > self.max_bytes:
-                self.dropped += 1
-                oldest = self._oldest()
-                if oldest is None or size > self.max_bytes:
-                    return Outcome.DROPPED
-                del self._items[oldest.name]
-                waiting -= oldest.size
-            self._items[batch.file_name] = Item(
-                batch.file_name, batch.blobs, size, payload=batch.payload
-            )
-            return Outcome.HELD
+        """It cannot be read: it is skipped, so that those behind it can go."""
+        self.unreadable += self._finish(item)
 
     def close(self) -> None:
         """What is left is lost, counted and said: there is no later process for it."""
         with self._lock:
-            lost = len(self._items)
-            self._items.clear()
+            lost = len(self)
+            self._clear()
         self.dropped += lost
         if lost:
             guard.warn(
@@ -200,306 +139,316 @@ class MemoryOutbox(Outbox):
                 lost,
             )
 
+    def after_fork(self) -> None:
+        """In a forked child: what waits here is the parent's to send."""
+        self._lock = new_lock()
+        self._clear()
 
-class DiskOutbox(Outbox):
-    """Markers in `<root>/outbox/<session_id>-<pid>/`, payloads in `<root>/spool/`.
+    def __len__(self) -> int:
+        return len(self._adopted) + len(self._own)
 
-    A marker is there before its spool file and until the server has the batch, so a process that
-    dies at any moment leaves a list of what a later one must send. Past `max_items` the oldest are
-    given up: they stay in the spool, and are not sent.
+    def _clear(self) -> None:
+        self._adopted.clear()
+        self._own.clear()
+        self._out = None
+        self.pending_bytes = self._held_bytes = 0
+
+    def _append(self, batch: Sealed, sender: Sender | None = None, *, held: bool = True) -> Outcome:
+        self._last = batch.file_name
+        item = Item(batch.file_name, batch.size, sender, batch.records)
+        if held:
+            if self._held_bytes + batch.size > self.max_bytes:
+                self.dropped += 1
+                return Outcome.DROPPED
+            self._held_bytes += batch.size
+            item.pieces = batch.pieces  # not joined: the spool holds these too, if there is one
+        self._own.append(item)
+        self.pending_bytes += batch.size
+        return Outcome.HELD
+
+    def _finish(self, item: Item) -> bool:
+        """Whether it was still waiting."""
+        with self._lock:
+            for queue in (self._adopted, self._own):
+                if queue and queue[0] is item:
+                    self._out = None
+                    if item.sender is not None:
+                        item.sender.advance(item.name)
+                    self._remove(queue, 0)
+                    return True
+            return False
+
+    def _drop_oldest(self) -> bool:
+        """Gives up the oldest batch that is not just being sent; False: there is none."""
+        for queue in (self._adopted, self._own):
+            place = 1 if queue and queue[0] is self._out else 0
+            if len(queue) > place:
+                self._remove(queue, place)
+                self.dropped += 1
+                return True
+        return False
+
+    def _remove(self, queue: deque[Item], place: int) -> None:
+        item = queue[place]
+        del queue[place]
+        self.pending_bytes -= item.size
+        if item.pieces is not None:
+            self._held_bytes -= item.size
+
+
+class DiskOutbox(MemoryOutbox):
+    """Spool files: those of the batches whose ids begin with `prefix`, and of dead processes.
+
+    Past `max_items` the oldest are given up: they stay in the spool, and are not sent. What the
+    disk refuses is sent from memory; past `max_held_bytes` of that, the newest is given up.
     """
 
     def __init__(
         self,
         root: Path,
-        session_id: str,
+        prefix: str,
         *,
-        max_held_bytes: int = MAX_MEMORY_BYTES,
+        access: str = "private",
         max_items: int = MAX_ITEMS,
+        max_held_bytes: int = MAX_MEMORY_BYTES,
     ) -> None:
-        super().__init__()
-        self.unmarked = 0  # failed tries to write a marker: only this process knows of the batch
-        self.max_held_bytes = max_held_bytes
+        super().__init__(max_held_bytes)
         self.max_items = max_items
-        root = root.absolute()  # the program may change its working directory
+        self._root = root
         self._spool = root / "spool"
-        self._home = root / "outbox"
-        self._session_id = session_id
-        self._own: Folder | None = None  # made with the first batch
-        self._adopted: dict[Folder, int] = {}  # and how many of each still wait
-        self._marked: dict[str, Item] = {}  # announced by `mark`, not yet there
-        self._finished: OrderedDict[str, None] = OrderedDict()  # the last ones, oldest first
+        self._folder = files.Folder(root / "outbox", files.SENDER, access)
+        self._sender = Sender(self._folder, prefix)
+        self._dead: dict[str, Sender] = {}  # whose batches are in `_adopted`
+        self._has_more_dead = False
 
-    def mark(self, batch: Sealed) -> None:
-        """Notes, on disk, that this batch has to be sent. To be called before it is spooled."""
+    def open(self) -> None:
+        """Makes sure that a later process finds what this one leaves. OSError: it will not.
+
+        Called before each batch is stored: somebody may have removed the folder.
+        """
         with self._lock:
-            if batch.file_name not in self._finished:
-                self._mark(batch)
+            self._sender.open()
 
     def put(self, batch: Sealed) -> Outcome:
-        """Takes a batch that is in the spool; one that the disk refused is kept in memory.
-
-        The spool puts it in when it is written, the sender's sink when it is made: the second of
-        them finds it waiting, or finished.
-        """
+        """Takes a batch that the spool has had its turn with."""
         name = batch.file_name
-        spooled = (self._spool / name).exists()
+        is_stored = os.path.lexists(self._spool / name)
         with self._lock:
-            if name in self._finished:
-                return Outcome.DONE
-            item = self._mark(batch)
-            if name in self._items:
-                if spooled:
-                    item.payload = None
-                return Outcome.HELD
-            del self._marked[name]
-            if not spooled:
-                held = sum(len(other.payload or b"") for other in self._items.values())
-                if held + item.size > self.max_held_bytes:
-                    self._finish(item)
-                    self.dropped += 1
-                    return Outcome.DROPPED
-                item.payload = batch.payload
-            self._items[name] = item
+            if name <= self._last:
+                return Outcome.HELD if self.is_pending(name) else Outcome.DONE
+            outcome = self._append(batch, self._sender, held=not is_stored)
             self._enforce_cap()
-            return Outcome.HELD
+            return outcome
 
     def is_pending(self, name: str) -> bool:
-        """Whether this process still has to send that spool file, under that name."""
-        return name in self._items or name in self._marked
+        """Whether this process still has to send its spool file of that name."""
+        return name > self._sender.watermark
+
+    def head(self) -> Item | None:
+        while self._has_more_dead and not self._adopted:
+            self.adopt()
+        return super().head()
 
     def adopt(self) -> int:
-        """Takes over the outboxes whose owner is dead; how many batches that was.
+        """Takes over from dead processes, so many at a time; how many batches that was.
 
-        A folder's lock goes to one process, and the markers stay in it until they are done, so
-        the next process can take over from this one.
+        A process's lock goes to one other. Its file says all along what is left, and goes when
+        nothing is, so the next process can take over from this one.
         """
-        found: OrderedDict[str, Item] = OrderedDict()
-        for folder in self._dead():
-            folder.sweep(self._spool)
-            for name in folder.names():
-                try:
-                    size = (self._spool / name).stat().st_size
-                except OSError:  # evicted, or never written
-                    folder.remove(name)
-                    self.dropped += 1
-                else:
-                    found[name] = Item(
-                        name, folder.blobs(name), size, spool=self._spool, folder=folder
-                    )
-            waiting = sum(item.folder is folder for item in found.values())
-            if waiting:
-                self._adopted[folder] = waiting
-            else:
-                folder.release()
+        taken = self._take_over()
+        self._has_more_dead = len(taken) == MAX_ADOPTED
+        try:
+            names = os.listdir(self._spool)
+        except FileNotFoundError:
+            names = []
+        except OSError:  # a later process may be able to list it
+            self._has_more_dead = False
+            close_all(taken, remove=False)
+            return 0
+        found = [
+            Item(name, size_of(self._spool / name), sender)
+            for name in names
+            if (sender := taken.get(name[21:37])) is not None and sender.is_waiting(name)
+        ]
         with self._lock:
-            self._items = OrderedDict(sorted((found | self._items).items()))
+            self._dead |= taken
+            self._adopted = deque(sorted([*self._adopted, *found], key=lambda item: item.name))
+            self.pending_bytes += sum(item.size for item in found)
             self._enforce_cap()
+            self._release()
         return len(found)
 
-    def reject(self, item: Item) -> None:
-        if item.folder is not None:
-            item.folder.reject(item.name)
-        super().reject(item)
+    def _take_over(self) -> dict[str, Sender]:
+        taken: dict[str, Sender] = {}
+        with contextlib.suppress(OSError):
+            self._folder.find()
+            if not self._folder.is_ours:  # the files may be a user's, and ours are removed
+                return taken
+            for entry in self._folder.entries(files.TMP):  # a process died while making its file
+                if clock.wall() - entry.modified_ns > UNTOUCHED_NS:
+                    self._folder.remove(entry.name)
+            for entry in self._folder.entries():
+                if len(taken) == MAX_ADOPTED:
+                    break
+                sender = Sender(self._folder, entry.name)
+                if entry.name not in (self._sender.prefix, *self._dead) and sender.take():
+                    taken[entry.name] = sender
+        return taken
+
+    def read(self, item: Item) -> bytes | None:
+        if item.pieces is not None:
+            return super().read(item)
+        with open(system.open_regular(self._spool / item.name), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_FILE_BYTES:
+                raise OSError(errno.EFBIG, "larger than a batch can be")
+            payload = file.read(size)
+        header = payload[: payload.find(b',"spans":[')]
+        if f'"batch_id":"{item.batch_id}"'.encode() not in header:
+            raise OSError(errno.EINVAL, "not the batch that its name says")
+        # A merged file is made of batches that are done. It can look new after a power failure.
+        return None if b'"merged":[' in header else payload
+
+    def open_blob(self, key: str) -> int:
+        path = self._root / key
+        if os.path.realpath(path) != os.path.join(os.path.realpath(self._root), *key.split("/")):
+            raise OSError(errno.ELOOP, "reached through a link")
+        file = system.open_regular(path)
+        if os.fstat(file).st_nlink > 1:
+            os.close(file)
+            raise OSError(errno.EMLINK, "has another name too")
+        return file
 
     def close(self) -> None:
+        """What is left stays for a later process."""
         with self._lock:
-            for folder in self._folders():
-                folder.release()
-            self._own = None
-            self._adopted = {}
+            left = len(self._own)
+            if left and self._sender.file is None:
+                guard.warn(
+                    "%d batches were not sent before the session ended, and no later run will send"
+                    " them: %s could not be written",
+                    left,
+                    self._folder.path,
+                )
+            self._sender.close(remove=not left)
+            close_all(self._dead, remove=False)
 
     def after_fork(self) -> None:
         super().after_fork()
-        for folder in self._folders():
-            folder.forget()
-        self._own = None
-        self._adopted = {}
-        self._marked = {}
-        self._finished = OrderedDict()
-
-    def _folders(self) -> list[Folder]:
-        return [*([] if self._own is None else [self._own]), *self._adopted]
-
-    def _dead(self) -> Iterator[Folder]:
-        """The outboxes of dead processes, oldest session first, each locked."""
-        mine = {folder.path for folder in self._folders()}
-        try:
-            paths = sorted(self._home.iterdir())
-        except OSError:
-            return
-        for path in paths:
-            if path not in mine and not path.name.startswith("."):
-                folder = Folder.take(path)
-                if folder is not None:
-                    yield folder
-
-    def _mark(self, batch: Sealed) -> Item:
-        name = batch.file_name
-        item = self._items.get(name) or self._marked.get(name)
-        if item is None:
-            item = Item(name, batch.blobs, batch.size, spool=self._spool)
-            self._marked[name] = item
-        if item.folder is None:  # also when an earlier try failed
-            try:
-                item.folder = self._write(name, batch.blobs)
-            except OSError:  # a disk that refuses this refuses the spool too, which says so
-                self.unmarked += 1
-        return item
-
-    def _write(self, name: str, blobs: Sequence[Blob]) -> Folder:
-        if self._own is not None:
-            with contextlib.suppress(FileNotFoundError):  # somebody removed the folder
-                self._own.write(name, blobs)
-                return self._own
-        self._own = Folder.create(self._home, f"{self._session_id}-{os.getpid()}")
-        self._own.write(name, blobs)
-        return self._own
+        self._sender.close(remove=False)  # our descriptor; the parent's keeps the lock
+        close_all(self._dead, remove=False)
 
     def _enforce_cap(self) -> None:
-        while len(self._items) > self.max_items and (oldest := self._oldest()) is not None:
-            self._finish(oldest)
-            self.dropped += 1
-
-    def _finish(self, item: Item) -> bool:
-        self._unmark(item)
-        self._finished[item.name] = None
-        if len(self._finished) > MAX_FINISHED:
-            self._finished.popitem(last=False)
-        return self._items.pop(item.name, None) is not None
-
-    def _unmark(self, item: Item) -> None:
-        folder = item.folder
-        if folder is None:
-            return
-        folder.remove(item.name)
-        if folder in self._adopted:
-            self._adopted[folder] -= 1
-            if not self._adopted[folder]:
-                del self._adopted[folder]
-                folder.release()
-
-    def _remove(self, item: Item) -> bool:
-        with self._lock:
-            return self._finish(item)
-
-
-class Folder:
-    """One process's markers, and the lock that tells whether that process lives."""
-
-    def __init__(self, path: Path, lock: int | None) -> None:
-        self.path = path
-        self._lock = lock  # a descriptor; None where there are no locks
-
-    @classmethod
-    def create(cls, home: Path, name: str) -> Folder:
-        """A new folder. It appears with its lock held, so nobody can take it for a dead one."""
-        home.mkdir(parents=True, exist_ok=True)
-        hidden = home / f".{name}-{clock.random_id()}"
-        hidden.mkdir()
-        (hidden / LOCK).touch()
-        lock = acquire(hidden / LOCK)
-        path = home / name
-        try:
-            hidden.rename(path)
-        except OSError:  # the name is taken: this session had one here, and it was adopted
-            path = home / f"{name}-{clock.random_id()}"
-            hidden.rename(path)
-        return cls(path, lock)
-
-    @classmethod
-    def take(cls, path: Path) -> Folder | None:
-        """A dead process's folder, now ours; None when its owner lives or it is gone."""
-        try:
-            lock = acquire(path / LOCK)
-            if lock is None:
-                entries = [path, *path.iterdir()]
-                touched_ns = max(entry.stat().st_mtime_ns for entry in entries)
-                return cls(path, None) if clock.wall() - touched_ns > UNTOUCHED_NS else None
-            try:
-                # Between our opening the lock and having it, another process may have emptied and
-                # removed the folder: then the lock is on a file that has no name any more.
-                if os.path.samestat(os.fstat(lock), (path / LOCK).stat()):
-                    return cls(path, lock)
-            except OSError:
-                pass
-            os.close(lock)
-        except FileNotFoundError:
-            with contextlib.suppress(OSError):  # it died between the two steps of `release`
-                path.rmdir()
-        except OSError:  # it is alive, or belongs to another user
+        while len(self) > self.max_items and self._drop_oldest():
             pass
-        return None
 
-    def names(self) -> list[str]:
-        """The batches that wait, oldest first."""
-        return sorted(name for name in os.listdir(self.path) if name.endswith(".json"))
+    def _remove(self, queue: deque[Item], place: int) -> None:
+        super()._remove(queue, place)
+        self._release()
 
-    def blobs(self, name: str) -> list[Blob]:
-        """The blobs that a marker lists; none when it cannot be read: the batch still can be."""
+    def _release(self) -> None:
+        if not self._adopted:
+            close_all(self._dead, remove=True)
+
+
+class Sender:
+    """How far one process's batches are done, in a file that is locked while the process lives."""
+
+    def __init__(self, folder: files.Folder, prefix: str) -> None:
+        self.prefix = prefix
+        self.watermark = NOTHING_DONE  # the name of the last batch that is done
+        self.file: int | None = None
+        self._is_locked: bool | None = None
+        self._folder = folder
+        self._path = folder.path / prefix
+
+    def open(self) -> None:
+        """Puts the file in place, locked before it can be seen; anew if somebody removed it."""
+        if self.file is not None and os.fstat(self.file).st_nlink:
+            if self._is_locked is None:
+                os.utime(self._path)  # says that this process lives
+            return
+        self.close(remove=False)
+        # Without locks it may as well be seen; Windows cannot rename a file that is open.
+        name = self.prefix + files.TMP if system.HAS_FCNTL else self.prefix
+        self._folder.make()
+        self._folder.remove(name)
+        self.file = self._folder.create(name)
         try:
-            marker = msgspec.json.decode((self.path / name).read_bytes(), type=Marker)
-        except (OSError, msgspec.MsgspecError):
-            return []
-        return [Blob(Path(path), key) for path, key in marker.blobs]
+            self._is_locked = system.lock(self.file)
+            self._write()
+            if name != self.prefix:
+                os.replace(self._folder.path / name, self._path)
+        except OSError:
+            self.close(remove=False)
+            raise
 
-    def write(self, name: str, blobs: Sequence[Blob]) -> None:
-        """Puts a marker in place, whole or not at all."""
-        partial = self.path / f"{name}.tmp"
-        partial.write_bytes(
-            wire.encode(Marker([(str(blob.path.absolute()), blob.key) for blob in blobs]))
-        )
-        partial.replace(self.path / name)
+    def take(self) -> bool:
+        """Takes over from a dead process. False: it lives, or another process was faster."""
+        with contextlib.suppress(OSError):  # it is gone, or another user's
+            self.file = system.open_regular(self._path, os.O_RDWR)
+            self._is_locked = system.lock(self.file)
+            status = os.fstat(self.file)
+            is_old = clock.wall() - status.st_mtime_ns > UNTOUCHED_NS
+            is_dead = is_old if self._is_locked is None else self._is_locked
+            # Another process may have finished and removed it since it was opened here.
+            if is_dead and os.path.samestat(status, os.lstat(self._path)):
+                found = os.read(self.file, len(NOTHING_DONE)).decode("ascii", "replace")
+                if self.is_waiting(found):  # else it is damaged, and all of them go once more
+                    self.watermark = found
+                return True
+        self.close(remove=False)
+        return False
 
-    def remove(self, name: str) -> None:
-        """Takes a marker away."""
+    def is_waiting(self, name: str) -> bool:
+        """Whether this is a batch of that process, and not done."""
+        is_its_own = files.BATCH.fullmatch(name) is not None and name[21:37] == self.prefix
+        return is_its_own and name > self.watermark
+
+    def advance(self, name: str) -> None:
+        """Notes that this batch is done, and so are those before it."""
+        self.watermark = name
         with contextlib.suppress(OSError):  # at worst it is sent again, and dropped by the server
-            (self.path / name).unlink()
+            self._write()
 
-    def reject(self, name: str) -> None:
-        """Renames a marker, so that it is never tried again."""
-        with contextlib.suppress(OSError):
-            (self.path / name).replace(self.path / (name + REJECTED))
+    def close(self, *, remove: bool) -> None:
+        """Lets go of the file, and removes it when all is done."""
+        file, self.file = self.file, None
+        if file is not None:
+            os.close(file)
+            if remove:
+                with contextlib.suppress(OSError):
+                    self._folder.remove(self.prefix)
 
-    def sweep(self, spool: Path) -> None:
-        """Removes half-written markers, and rejected ones whose spool file is gone."""
-        for name in os.listdir(self.path):
-            is_rejected = name.endswith(REJECTED)
-            if name.endswith(".tmp") or (
-                is_rejected and not (spool / name.removesuffix(REJECTED)).exists()
-            ):
-                self.remove(name)
-
-    def release(self) -> None:
-        """Lets go of the folder, and removes it when nothing is in it."""
-        with contextlib.suppress(OSError):
-            if os.listdir(self.path) == [LOCK]:
-                (self.path / LOCK).unlink()
-                self.path.rmdir()
-        self.forget()
-
-    def forget(self) -> None:
-        """Closes our descriptor. In a forked child that leaves the parent's lock as it is."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def _write(self) -> None:
+        """In place: a full disk allows that."""
+        if self.file is not None:
+            os.lseek(self.file, 0, os.SEEK_SET)
+            os.write(self.file, f"{self.watermark}\n".encode())
 
 
-def acquire(path: Path) -> int | None:
-    """A descriptor that holds the lock until it is closed, if only by a kill -9.
+def close_all(senders: dict[str, Sender], *, remove: bool) -> None:
+    """Lets go of dead processes; `remove` when nothing of theirs is left."""
+    while senders:
+        senders.popitem()[1].close(remove=remove)
 
-    None where there are no locks: on Windows, or on Lustre mounted without `-o flock`.
-    BlockingIOError when somebody else has it.
-    """
-    if not HAS_LOCKS:
-        return None
-    lock = os.open(path, os.O_RDWR)
+
+def size_of(path: Path) -> int:
+    """The size of a file; 0 when it is gone."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise
+        return path.lstat().st_size
     except OSError:
-        os.close(lock)
-        return None
-    return lock
+        return 0
+
+
+def blob_keys(payload: bytes) -> tuple[list[str], int]:
+    """The keys of the files that belong to a batch, and how many it names that are not ours."""
+    if b'"blob_uri":"file' not in payload:
+        return [], 0
+    try:
+        snapshots = wire.decode_batch(payload).snapshots
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # planted; the server's to judge
+        return [], 1
+    addresses = {snapshot.blob_uri or "" for snapshot in snapshots} - {""}
+    found = [match[1] for address in addresses if (match := BLOB.fullmatch(address))]
+    return sorted(set(found)), len(addresses) - len(found)

@@ -60,7 +60,9 @@ class Worker:
         self._ended.acquire()
 
     def start(self) -> bool:
-        """False: Python starts no more threads, since the interpreter is ending."""
+        """Starts it, once. False: Python starts no more threads, the interpreter is ending."""
+        if self.has_started:
+            return True
         self.has_started = True
         try:
             if real("_thread", "start_new_thread") is _thread.start_new_thread:

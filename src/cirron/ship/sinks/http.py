@@ -1,55 +1,53 @@
 """Sends batches over HTTP: `POST <endpoint>/api/traces`, then the batch's blobs.
 
-`emit`, `tick` and `close` run on the flusher's thread and never wait for the network (`close` waits
-until its deadline). A thread of its own, "cirron-http", started on first need, takes the oldest
-batch from the outbox and tries until the server has it or refuses it; nothing overtakes it. A
-request has a deadline as a whole, which `tick` enforces by cutting the connection, so an endpoint
-that sends a byte a second holds up no more than that thread, and not for long.
+`emit` and `tick` never wait for the network, `close` until its deadline. A thread of its own,
+"cirron-http", takes the oldest batch from the outbox and tries until the server has it or refuses
+it; nothing overtakes it.
 
-urllib3 makes connections and reads answers; it is imported with the first request. What an answer
-means, when to try again and what to say is decided here, in one place. Our messages quote nothing
-that a server sent: it may be the key.
+What an answer means, when to try again and what to say is decided here, in one place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
-import socket
-import threading
+import errno
+import os
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from cirron import guard
 from cirron.record import clock
+from cirron.ship.outbox import blob_keys
+from cirron.ship.sinks.base import Outcome, Sink
+from cirron.ship.threads import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
-    from urllib3.connection import HTTPConnection
-
-    from cirron.ship.outbox import Item, Outbox
-    from cirron.ship.sinks.base import Blob, Outcome, Sealed
+    from cirron.ship.connection import Body, Connection, Reply
+    from cirron.ship.outbox import Item, MemoryOutbox
+    from cirron.ship.sinks.base import Sealed
 
 # Below this, gzip saves less than one packet.
 GZIP_BYTES = 1024
 # 1 MB of spans: level 1 takes 3.7 ms for a ratio of 7.7, level 6 takes 7.2 ms for 8.7.
 GZIP_LEVEL = 1
+BLOCK_BYTES = 64 * 1024
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 60.0
 LONGEST_RETRY_AFTER_S = 120.0
 SETTING_PAUSE_S = 300.0  # a wrong key or address is put right by a person, if at all
+MISTAKE_PAUSE_S = 5.0  # of ours
+PAUSE_LOOK_S = 0.05  # how often a pause at the end looks whether time is up
 
 # While closing: with the pauses above, an endpoint that is down holds up the exit for 1.5 s.
 LAST_TRIES = 3
 
-# An answer's body says nothing that we use; this much is read so that the connection can be kept.
-BODY_BYTES = 64 * 1024
-BLOCK_BYTES = 64 * 1024
-# On top of `request_s`, a request may take as long as its body does at half a megabit a second.
-SLOWEST_BYTES_PER_S = 64 * 1024
+# The program has too much open: not the file's fault, and over some time.
+SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Verdict(enum.Enum):
@@ -60,6 +58,7 @@ class Verdict(enum.Enum):
         "%s refused a batch (%s), and would again: it is not sent any more, and stays in the spool."
         " A newer cirron may help: pip install -U cirron"
     )
+    UNREADABLE = "a batch for %s cannot be read from the spool (%s): it is skipped"
     BLOB_LOST = "raw values of a snapshot were not sent to %s (%s), and are not tried again"
     BUSY = "%s asks to wait (%s); batches are kept and sent later"
     FAILING = "%s has a problem (%s); batches are kept and sent later"
@@ -80,53 +79,80 @@ class Verdict(enum.Enum):
         " along; batches are kept. Set CIRRON_API_ENDPOINT, or ci.Cirron(api_endpoint=...), to the"
         " final address"
     )
+    BAD_PROXY = (
+        "the proxy for %s does not let us through (%s); batches are kept. Set HTTPS_PROXY (for an"
+        " http:// endpoint HTTP_PROXY) to http://name:password@host:port, or name the endpoint's"
+        " host in NO_PROXY"
+    )
 
 
-# The server's wish, or a person's turn: no use in one more try at exit.
-WAITING = (Verdict.BUSY, Verdict.BAD_KEY, Verdict.WRONG_ADDRESS, Verdict.MOVED)
+# A person's turn. A blob is given up instead: its batch went through with the same settings.
+SETTING = (Verdict.BAD_KEY, Verdict.WRONG_ADDRESS, Verdict.MOVED, Verdict.BAD_PROXY)
+
+# What a status says, where its hundred does not (see `judge`). A 4xx that is not here is about this
+# batch, and final: 400, 406, 413, 415, 422, ...
+MEANINGS = {
+    401: Verdict.BAD_KEY,
+    402: Verdict.BAD_KEY,  # the account is to be put right
+    403: Verdict.BAD_KEY,
+    404: Verdict.WRONG_ADDRESS,
+    405: Verdict.WRONG_ADDRESS,
+    407: Verdict.BAD_PROXY,
+    408: Verdict.BUSY,  # it was too slow to take the batch
+    409: Verdict.ACCEPTED,  # it has this batch already; its blobs may be missing
+    410: Verdict.WRONG_ADDRESS,  # moved away for good
+    421: Verdict.BUSY,  # the wrong one of several servers: the next connection may find the right
+    423: Verdict.BUSY,  # locked for now
+    424: Verdict.BUSY,  # something behind it failed
+    425: Verdict.BUSY,  # too early
+    426: Verdict.WRONG_ADDRESS,  # it wants another protocol, such as https
+    429: Verdict.BUSY,
+    499: Verdict.BUSY,  # nginx: the connection was lost
+    501: Verdict.WRONG_ADDRESS,  # it knows no POST: no server of ours
+    505: Verdict.WRONG_ADDRESS,  # it wants another version of HTTP
+}
 
 
 class Answer(NamedTuple):
-    """How a request ended."""
+    """What became of a try."""
 
     verdict: Verdict
-    reason: str
+    reason: str = ""
     retry_after: str | None = None
 
 
-class HttpSink:
+ACCEPTED = Answer(Verdict.ACCEPTED)
+
+
+class HttpSink(Sink):
     """Hands batches to the sender. Cap and policy when full are the outbox's."""
 
     def __init__(
         self,
         endpoint: str,
         api_key: str,
-        outbox: Outbox,
+        outbox: MemoryOutbox,
         *,
         sdk_version: str,
         connect_s: float = 5.0,
         request_s: float = 30.0,
         now: Callable[[], int] = clock.now,
-        wall: Callable[[], int] = clock.wall,
         random: Callable[[], float] | None = None,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        self.sent = 0  # batches
-        self.blobs_lost = 0  # refused, or gone from the disk
+        self.sent = 0  # batches that the server has
+        self.sent_records = 0  # of this process, in batches that the server has
+        self.blobs_lost = 0  # refused, gone from the disk, or not ours to send
         self.last_error: str | None = None
-        parts = urlsplit(endpoint)  # which the settings have checked, as they have the key
-        self._is_https, self._path = parts.scheme == "https", parts.path.rstrip("/")
-        self._host, self._port = parts.hostname or "", parts.port
+        self._endpoint, self._host = endpoint, urlsplit(endpoint).hostname
         self._headers = {
             "Authorization": f"Bearer {api_key}",
             "User-Agent": f"cirron/{sdk_version}",
             "X-Cirron-SDK-Version": sdk_version,
         }
         self._outbox = outbox
-        self._connect_s = connect_s
-        self._request_s = request_s
+        self._connect_s, self._request_s = connect_s, request_s
         self._now = now
-        self._wall = wall
         self._random = fraction if random is None else random
         self._sleep = sleep
         self._said: set[Verdict] = set()
@@ -135,51 +161,49 @@ class HttpSink:
         self._reset()
 
     def _reset(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
-        self._closing = threading.Event()
-        self._stopped = threading.Event()  # the deadline of `close` has passed
+        self._worker = Worker(self._run, "cirron-http")
+        self._is_stopped = False  # the deadline of `close` has passed
         self._deadline_ns = 0
-        self._connection: HTTPConnection | None = None
-        self._socket: socket.socket | None = None
-        self._cut_at_ns: int | None = None
-        self._is_cut = False
+        self._connection: Connection | None = None
 
-    # -- the flusher's thread ---------------------------------------------------------------
+    # -- other threads ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._worker.start()
 
     def emit(self, batch: Sealed) -> Outcome:
         """Notes that a batch has to be sent."""
         outcome = self._outbox.put(batch)
-        self._start()
-        self._wake.set()
+        self._worker.start()
+        self._worker.wake()
         return outcome
 
     def tick(self) -> None:
-        """Sees to it that the sender runs, and that no request takes for ever."""
-        self._start()
-        cut_at_ns = self._cut_at_ns
-        if cut_at_ns is not None and self._now() > cut_at_ns:
-            self._cut()
+        """Sees to it that no request takes for ever."""
+        self._worker.start()
+        if self._connection is not None:
+            self._connection.cut_if_late()
 
     def close(self, deadline_ns: int) -> None:
         """Sends what is left, until the deadline; the rest stays in the outbox."""
         self._deadline_ns = deadline_ns
-        self._closing.set()
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(max(0.0, (deadline_ns - self._now()) / 1e9))
-            self._stopped.set()
-            self._cut()
+        self._worker.stop()
+        self._worker.wait_for_end(clock.now() + deadline_ns - self._now())
+        self._is_stopped = True
+        if self._connection is not None:
+            self._connection.stop()
         self._outbox.close()
 
     def health(self) -> dict[str, object]:
         """Counters, and the last thing that went wrong."""
         return {
             "http_sent": self.sent,
+            "http_sent_records": self.sent_records,
             "http_pending": len(self._outbox),
             "http_pending_bytes": self._outbox.pending_bytes,
             "http_rejected": self._outbox.rejected,
             "http_dropped": self._outbox.dropped,
+            "http_unreadable": self._outbox.unreadable,
             "http_blobs_lost": self.blobs_lost,
             "http_last_error": self.last_error,
         }
@@ -189,230 +213,186 @@ class HttpSink:
         self._reset()
         self._outbox.after_fork()
 
-    def _start(self) -> None:
-        if self._thread is None and not self._closing.is_set():
-            thread = threading.Thread(target=self._run, name="cirron-http", daemon=True)
-            # Python 3.12 starts no thread once the interpreter ends: a later run sends the batch.
-            with contextlib.suppress(RuntimeError):
-                thread.start()
-                self._thread = thread
-
-    def _cut(self) -> None:
-        """Ends the request that is under way: its thread wakes up with an error."""
-        self._is_cut = True
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                # Not `SSLSocket.shutdown`, which pulls the TLS state away from under the reader.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
     # -- the sender's thread ----------------------------------------------------------------
 
     def _run(self) -> None:
-        with guard.quiet("taking over unsent batches"):
+        with guard.contained("taking over unsent batches"):
             self._outbox.adopt()
-        while not self._stopped.is_set():
-            self._wake.clear()
-            item = self._outbox.head()
-            if item is None:
-                if self._closing.is_set():
-                    break
-                self._wake.wait()
-                continue
-            answer = Answer(Verdict.FAILING, "internal error")  # unless the next line gets past it
-            with guard.quiet("sending a batch"):
-                answer = self._send(item)
-            if answer.verdict is not Verdict.ACCEPTED:
-                self._failures += 1
-                if not self._rest(answer):
-                    break
-        self._disconnect()
+        is_going_on = True
+        while is_going_on and not self._is_stopped:
+            is_going_on = not self._worker.is_stopping  # unless the next line gets past it
+            is_mistaken = True
+            with guard.contained("sending a batch"):
+                is_going_on = self._take_turn()
+                is_mistaken = False
+            if is_mistaken:
+                self._pause(MISTAKE_PAUSE_S)
+        if self._connection is not None:
+            self._connection.close()
+        self._outbox.close()  # again, when `close` could not wait: nothing is kept from others
+
+    def _take_turn(self) -> bool:
+        """Tries to send the oldest batch, or waits for one; False: there is no more to do."""
+        item = self._outbox.head()
+        if item is None:
+            if self._worker.is_stopping:
+                return False
+            self._worker.rest(3600.0)
+            return True
+        answer = self._send(item)
+        if answer.verdict is Verdict.ACCEPTED:
+            self._failures = 0
+            return True
+        self._failures += 1
+        return self._rest(answer)
+
+    def _is_ending(self) -> bool:
+        return self._worker.is_stopping
+
+    def _pause(self, pause_s: float) -> None:
+        """Waits so long, or until the end: new batches do not shorten it."""
+        if self._sleep is not None:
+            self._sleep(pause_s)
+            return
+        was_stopping = self._worker.is_stopping
+        until_ns = self._now() + int(pause_s * 1e9)
+        while not self._is_stopped and self._worker.is_stopping == was_stopping:
+            left_s = (until_ns - self._now()) / 1e9
+            if left_s <= 0:
+                return
+            self._worker.rest(min(left_s, PAUSE_LOOK_S) if was_stopping else left_s)
 
     def _send(self, item: Item) -> Answer:
         """Sends what the server does not have yet. ACCEPTED: there is nothing more to do for it."""
-        accepted = Answer(Verdict.ACCEPTED, "")
-        while item.sent <= len(item.blobs):
-            if item.sent == 0:
-                payload = item.read()
-                if payload is None:
-                    self._outbox.drop(item)
-                    return accepted
-                answer = self._send_batch(item, payload)
-            else:
-                answer = self._send_blob(item, item.blobs[item.sent - 1])
-            if answer.verdict is Verdict.REFUSED:
-                if item.sent == 0:
-                    self._note(answer)
+        if item.blobs is None:
+            answer = self._send_batch(item)
+            if answer.verdict is not Verdict.ACCEPTED:
+                self._note(answer)
+                if answer.verdict is Verdict.REFUSED:
                     self._outbox.reject(item)
-                    return accepted
-                self._note(answer._replace(verdict=Verdict.BLOB_LOST))
-                self.blobs_lost += 1
-            elif answer.verdict is not Verdict.ACCEPTED:
+                elif answer.verdict is Verdict.UNREADABLE:
+                    self._outbox.drop(item)
+                else:
+                    return answer
+                return ACCEPTED
+        while item.blobs:
+            answer = self._send_blob(item, item.blobs[0])
+            if answer.verdict in (Verdict.BUSY, Verdict.FAILING, Verdict.UNREACHABLE):
                 self._note(answer)
                 return answer
-            item.sent += 1
+            if answer.verdict is not Verdict.ACCEPTED:
+                self._note(answer._replace(verdict=Verdict.BLOB_LOST))
+                self.blobs_lost += 1
+            del item.blobs[0]
         self._outbox.done(item)
-        self.sent += 1
-        self._failures = 0
         if self._is_in_trouble:
             self._is_in_trouble = False
             guard.warn(Verdict.ACCEPTED.value, self._host, len(self._outbox))
-        return accepted
+        return ACCEPTED
 
-    def _send_batch(self, item: Item, payload: bytes) -> Answer:
+    def _send_batch(self, item: Item) -> Answer:
         import gzip
 
-        headers = {"Content-Type": "application/json"}
-        if len(payload) >= GZIP_BYTES:
-            payload = gzip.compress(payload, GZIP_LEVEL, mtime=0)
-            headers["Content-Encoding"] = "gzip"
-        return self._request("POST", "/api/traces", item, headers, payload, len(payload))
-
-    def _send_blob(self, item: Item, blob: Blob) -> Answer:
-        from urllib.parse import quote
-
         try:
-            file = open(blob.path, "rb")  # noqa: SIM115  closed below, past the request
-            size = blob.path.stat().st_size
-        except (FileNotFoundError, PermissionError):
-            return Answer(Verdict.REFUSED, "the file is gone")
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+            payload = self._outbox.read(item)
+        except OSError as error:
+            return unreadable(error)
+        if payload is None:
+            item.blobs = []
+            return ACCEPTED
+        body, headers = payload, {"Content-Type": "application/json"}
+        if len(payload) >= GZIP_BYTES:
+            body = gzip.compress(payload, GZIP_LEVEL, mtime=0)
+            headers["Content-Encoding"] = "gzip"
+        answer = self._request("POST", "/api/traces", item, headers, body, len(body))
+        if answer.verdict is Verdict.ACCEPTED:
+            self.sent += 1
+            self.sent_records += item.records
+            item.blobs, strange = blob_keys(payload)
+            self.blobs_lost += strange
+        return answer
+
+    def _send_blob(self, item: Item, key: str) -> Answer:
+        try:
+            file = open(self._outbox.open_blob(key), "rb")  # noqa: SIM115  closed past the request
+        except OSError as error:
+            return unreadable(error)
         with file:
-            path = f"/api/traces/blobs/{quote(blob.key, safe='/')}"
+            size = os.fstat(file.fileno()).st_size
+            headers = {"Content-Type": "application/octet-stream"}
+            path = f"/api/traces/blobs/{key}"
             return self._request("PUT", path, item, headers, blocks(file, size), size)
 
     def _request(
-        self,
-        method: str,
-        path: str,
-        item: Item,
-        headers: dict[str, str],
-        body: bytes | Iterable[bytes],
-        size: int,
+        self, method: str, path: str, item: Item, headers: dict[str, str], body: Body, size: int
     ) -> Answer:
-        """One request. Whatever an endpoint can do wrong ends as an answer."""
-        from http.client import HTTPException
+        if self._connection is None:
+            from cirron.ship.connection import Connection
 
-        from urllib3.exceptions import HTTPError
-
-        headers = {**self._headers, "X-Cirron-Batch-Id": item.batch_id, **headers}
-        allowed_s = self._request_s + size / SLOWEST_BYTES_PER_S
-        self._is_cut = self._stopped.is_set()
-        self._cut_at_ns = self._now() + int(allowed_s * 1e9)
-        try:
-            connection = self._connect()
-            # A server that refuses a body may answer and hang up before it has all of it.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, self._path + path, body, headers, preload_content=False)
-            response = connection.getresponse()
-            verdict = judge(response.status)
-            left = BODY_BYTES
-            try:
-                while left > 0 and (block := response.read(left, decode_content=False)):
-                    left -= len(block)
-            except (OSError, HTTPException, HTTPError):
-                # Too slow is still what it said; cut short is trouble, and the same batch again
-                # does no harm.
-                if verdict is Verdict.ACCEPTED and not self._is_cut:
-                    raise
-                left = 0
-            if left <= 0:
-                self._disconnect()
-            return Answer(verdict, f"HTTP {response.status}", response.headers.get("Retry-After"))
-        except (OSError, HTTPException, HTTPError, ValueError) as error:
-            self._disconnect()
-            reason = describe(error)
-            if self._stopped.is_set():
-                reason = "no answer before the session ended"
-            elif self._is_cut:
-                reason = f"no answer within {allowed_s:.0f} s"
-            return Answer(Verdict.UNREACHABLE, reason)
-        finally:
-            self._cut_at_ns = None
-
-    def _connect(self) -> HTTPConnection:
-        """The connection that is open, or a new one."""
-        from urllib3.connection import HTTPConnection, HTTPSConnection
-
-        if self._connection is not None and self._connection.is_connected:
-            return self._connection
-        self._disconnect()
-        kind = HTTPSConnection if self._is_https else HTTPConnection
-        connection = kind(self._host, self._port, timeout=self._connect_s)
-        self._connection = connection
-        connection.connect()
-        connection.timeout = self._request_s
-        # Kept apart: the connection forgets its socket when the answer says `Connection: close`.
-        self._socket = connection.sock
-        if self._is_cut:  # while it was connecting
-            raise TimeoutError
-        return connection
-
-    def _disconnect(self) -> None:
-        connection, self._connection, self._socket = self._connection, None, None
-        if connection is not None:
-            connection.close()
+            self._connection = Connection(
+                self._endpoint, connect_s=self._connect_s, request_s=self._request_s, now=self._now
+            )
+        if self._is_stopped:  # before `close` could stop it
+            self._connection.stop()
+        its_own = {"X-Cirron-Batch-Id": item.batch_id, "Content-Length": str(size)}
+        return judge(
+            self._connection.request(method, path, self._headers | its_own | headers, body)
+        )
 
     def _rest(self, answer: Answer) -> bool:
         """Waits before the next try; False when there will be none."""
         pause_s = self._pause_s(answer)
-        if not self._closing.is_set():
-            (self._closing.wait if self._sleep is None else self._sleep)(pause_s)
-            return not (self._closing.is_set() and answer.verdict in WAITING)
-        if answer.verdict in WAITING or self._failures >= LAST_TRIES:
+        is_hopeless = answer.verdict in (Verdict.BUSY, *SETTING)  # in the seconds that an exit has
+        if not self._is_ending():
+            self._pause(pause_s)
+            return not is_hopeless or not self._is_ending()
+        if is_hopeless or self._failures >= LAST_TRIES:
             return False
         if self._now() + pause_s * 1e9 > self._deadline_ns:
             return False
-        return not self._stopped.wait(pause_s)
+        self._pause(pause_s)
+        return not self._is_stopped
 
     def _pause_s(self, answer: Answer) -> float:
-        if answer.verdict in (Verdict.BAD_KEY, Verdict.WRONG_ADDRESS, Verdict.MOVED):
+        from urllib3.exceptions import HTTPError
+        from urllib3.util.retry import RequestHistory, Retry
+
+        if answer.verdict in SETTING:
             return SETTING_PAUSE_S
-        asked_s = retry_after_s(answer.retry_after, self._wall())
-        if asked_s is not None:  # a little later, so that a thousand ranks do not come at once
-            asked_s *= 1 + self._random() / 10
-            return min(max(asked_s, FIRST_PAUSE_S), LONGEST_RETRY_AFTER_S)
-        doublings = min(max(self._failures - 1, 0), 16)
-        longest_s = min(FIRST_PAUSE_S * 2.0**doublings, LONGEST_PAUSE_S)
-        return longest_s * (1 + self._random()) / 2
+        # Not its jitter: that is from `random`, whose state belongs to the user's training. And not
+        # a longer history: past 1,023 failures the pause is more than a float can hold.
+        past = (RequestHistory(None, None, None, None, None),) * min(self._failures + 1, 16)
+        retry = Retry(backoff_factor=FIRST_PAUSE_S / 2, backoff_max=LONGEST_PAUSE_S, history=past)
+        if answer.retry_after is not None:
+            with contextlib.suppress(HTTPError, ValueError, OverflowError):  # it makes no sense
+                # A little later, so that a thousand ranks do not come at once.
+                asked_s = retry.parse_retry_after(answer.retry_after) * (1 + self._random() / 10)
+                return min(max(asked_s, FIRST_PAUSE_S), LONGEST_RETRY_AFTER_S)
+        return retry.get_backoff_time() * (1 + self._random()) / 2
 
     def _note(self, answer: Answer) -> None:
         """Keeps what went wrong for `health()`, and says it once of each kind."""
         self.last_error = answer.reason
         if answer.verdict not in self._said:
             self._said.add(answer.verdict)
-            self._is_in_trouble |= answer.verdict not in (Verdict.REFUSED, Verdict.BLOB_LOST)
+            is_past = answer.verdict in (Verdict.REFUSED, Verdict.UNREADABLE, Verdict.BLOB_LOST)
+            self._is_in_trouble |= not is_past
             guard.warn(answer.verdict.value, self._host, answer.reason)
 
 
-def judge(status: int) -> Verdict:
-    """What a status means."""
-    if 200 <= status < 300:
-        return Verdict.ACCEPTED
-    if 300 <= status < 400:
-        return Verdict.MOVED
-    if status in (401, 403):
-        return Verdict.BAD_KEY
-    if status in (404, 405):
-        return Verdict.WRONG_ADDRESS
-    if status in (408, 429):
-        return Verdict.BUSY
-    return Verdict.REFUSED if 400 <= status < 500 else Verdict.FAILING
+def judge(reply: Reply) -> Answer:
+    """What a reply means."""
+    by_hundred = {2: Verdict.ACCEPTED, 3: Verdict.MOVED, 4: Verdict.REFUSED}
+    verdict = MEANINGS.get(reply.status) or by_hundred.get(reply.status // 100, Verdict.FAILING)
+    if not reply.status:
+        verdict = Verdict.UNREACHABLE
+    return Answer(verdict, reply.reason, reply.retry_after)
 
 
-def retry_after_s(value: str | None, wall_ns: int) -> float | None:
-    """The seconds that a `Retry-After` asks for, as a number or a date; None when it is neither."""
-    from email.utils import parsedate_to_datetime
-
-    if value is None:
-        return None
-    try:
-        return float(int(value))
-    except (ValueError, OverflowError):
-        pass
-    try:
-        return parsedate_to_datetime(value).timestamp() - wall_ns / 1e9
-    except (ValueError, OverflowError):
-        return None
+def unreadable(error: OSError) -> Answer:
+    """What it means that a file cannot be read."""
+    verdict = Verdict.UNREACHABLE if error.errno in SHORTAGE else Verdict.UNREADABLE
+    return Answer(verdict, error.strerror or type(error).__name__)
 
 
 def blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
@@ -420,16 +400,6 @@ def blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
     while size > 0 and (block := file.read(min(size, BLOCK_BYTES))):
         size -= len(block)
         yield block
-
-
-def describe(error: BaseException) -> str:
-    """The kind of an error and the system's words for it, with nothing that came from a server."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    words = error.strerror if isinstance(error, OSError) else None
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def fraction() -> float:

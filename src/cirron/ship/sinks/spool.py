@@ -8,6 +8,7 @@ go, and are counted. Nothing here reads or lists the folder: that is the keeper'
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -25,15 +26,25 @@ if TYPE_CHECKING:
 
 # Held while the disk refuses or hangs, which should not become a full memory.
 MAX_HELD_BYTES = 64 * 2**20
+# What the sender may take at the end: a network that hangs should not hold up the exit for longer.
+SEND_NS = 2_000_000_000
 
 
 class Spool(Sink):
-    """Writes batches to a folder. `prepare` is called before the first, and may raise OSError."""
+    """Writes batches to a folder, then hands each to the sender, if there is one.
+
+    The sender gets a batch once it is on disk, or once the disk has refused it. `announce` is
+    called before a batch is written: a process that dies at any moment leaves word of it.
+    """
 
     is_patient = True
 
     def __init__(
-        self, folder: Folder, keeper: Keeper, prepare: Callable[[], None] = lambda: None
+        self,
+        folder: Folder,
+        keeper: Keeper,
+        sender: Sink | None = None,
+        announce: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
         self.written_records = 0
@@ -43,8 +54,10 @@ class Spool(Sink):
         self._lost_batches = 0
         self._lost_bytes = 0
         self._keeper = keeper
-        self._prepare = prepare
-        self._is_prepared = False
+        self._sender = sender
+        self._announce = announce
+        self._handed_on = ""  # the newest name that the sender got
+        self._is_made = False
         self._held: deque[Sealed] = deque()
         self._held_bytes = 0
         self._emitted = 0  # batches
@@ -58,6 +71,8 @@ class Spool(Sink):
     def start(self) -> None:
         self._worker.start()
         self._keeper.start()
+        if self._sender is not None:
+            self._sender.start()
 
     def emit(self, batch: Sealed) -> Outcome:
         with self._lock:
@@ -72,6 +87,8 @@ class Spool(Sink):
 
     def tick(self) -> None:
         self._worker.wake()
+        if self._sender is not None:
+            self._sender.tick()
 
     def settle(self, deadline_ns: int) -> bool:
         """False: the disk has refused it, or hangs."""
@@ -93,6 +110,12 @@ class Spool(Sink):
         if left:
             guard.warn("%d records are lost: %s stayed unwritable", left, self.folder.path)
         self._keeper.close(deadline_ns)
+        if self._sender is not None:
+            self._sender.close(min(deadline_ns, clock.now() + SEND_NS))
+
+    def after_fork(self) -> None:
+        if self._sender is not None:
+            self._sender.after_fork()
 
     @property
     def held_since_ns(self) -> int | None:
@@ -111,6 +134,7 @@ class Spool(Sink):
             "spool_dropped_bytes": keeper.evicted_bytes + self._lost_bytes,
             "spool_held_bytes": self._held_bytes,
             "spool_problem": self.problem or keeper.problem,
+            **(self._sender.health() if self._sender is not None else {}),
         }
 
     # -- its own thread ---------------------------------------------------------------------
@@ -129,13 +153,15 @@ class Spool(Sink):
     def write_held(self) -> None:
         """Writes what is held; where the disk refuses, it is tried again at the next wake."""
         try:
-            if not self._is_prepared:
+            if not self._is_made:
                 self.folder.make()
-                self._prepare()
-                self._is_prepared = True
+                self._is_made = True
             while (batch := self._first()) is not None:
+                with contextlib.suppress(OSError):  # at worst it is sent by this process alone
+                    self._announce()
                 self.folder.put(batch.file_name, batch.pieces)
                 self._keeper.add(batch)
+                self._hand_on(batch)
                 with self._lock:
                     if self._held and self._held[0] is batch:
                         self._release()
@@ -153,6 +179,16 @@ class Spool(Sink):
                     MAX_HELD_BYTES // 2**20,
                 )
             self.problem = error.strerror or str(error)
+            with self._lock:
+                held = list(self._held)
+            for batch in held:
+                self._hand_on(batch)
+
+    def _hand_on(self, batch: Sealed) -> None:
+        """Gives a batch to the sender, once: they come in order."""
+        if self._sender is not None and batch.file_name > self._handed_on:
+            self._handed_on = batch.file_name
+            self._sender.emit(batch)
 
     def _first(self) -> Sealed | None:
         with self._lock:
