@@ -85,9 +85,14 @@ def not_a_value(name: str, given: object) -> InputError:
         f"ci.mark({name!r}, ...) takes one float, int, bool or str, or a scalar with .item()"
         " (NumPy, torch, JAX)"
     )
-    shape = getattr(given, "shape", None)
+    try:
+        shape = tuple(getattr(given, "shape", None) or ())
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  protects the message from an object whose attributes fail
+        shape = ()
     if shape:
-        got = f"{type(given).__name__} of shape {tuple(shape)}"
+        got = f"{type(given).__name__} of shape {shape}"
         return InputError(f"{takes}; got {got}. Reduce it first, as in value.mean()")
     if given is None:
         return InputError(f"{takes}; got NoneType. Mark a value only where there is one")
