@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 
 TYPE_CHECKING = False
@@ -156,6 +155,9 @@ def is_for_program(error: BaseException) -> bool:
 
     That is Ctrl-C, and what a signal handler or another thread raises here in the meantime.
     """
+    import signal
+    import threading
+
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is threading.main_thread()
     frames = []
@@ -165,8 +167,6 @@ def is_for_program(error: BaseException) -> bool:
         trace = trace.tb_next
     if frames[-1].co_filename.startswith(HERE):  # native code, or nothing of the value's at all
         return not isinstance(error, Exception)
-    import signal
-
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = [getattr(getattr(handler, "func", handler), "__code__", None) for handler in handlers]
     return any(code in codes for code in frames)
