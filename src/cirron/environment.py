@@ -1,6 +1,7 @@
-"""`ci.env`: a variable of the environment, else of the nearest `.env` file.
+"""`ci.env`: a variable of the environment, else of the nearest `.env` file that the user wrote.
 
-The file is read anew when it has changed, and the process's environment is never written to.
+The file is read at each call, so that a change counts at once, and the process's environment is
+never written to.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ import functools
 import json
 import os
 import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cirron import errors, guard
+from cirron import errors, project
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_LINES = 5  # broken lines that a warning names
 
 LINE = re.compile(
     r"""
@@ -46,8 +51,7 @@ def env(name: str, default: Any = None) -> Any:
         raise errors.InputError(f"ci.env() needs the name of a variable; got {name!r}")
     value, where = os.environ.get(name), "the environment"
     if value is None:
-        path = find()
-        value, where = (None, "") if path is None else (variables(path).get(name), str(path))
+        value, where = from_file(name)
     if value is None:
         return default
     if not value.startswith(("{", "[")):
@@ -63,45 +67,43 @@ def env(name: str, default: Any = None) -> Any:
         ) from None
 
 
-def find() -> Path | None:
-    """The nearest `.env` file: in the working directory, or in a folder above."""
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:  # it was deleted
-        return None
-    paths = (folder / ".env" for folder in (here, *here.parents))
-    return next((path for path in paths if os.path.isfile(path)), None)
-
-
-def variables(path: Path) -> dict[str, str]:
-    """The variables of a file; {} if it cannot be read."""
-    try:
-        found = path.stat()
-        return read(path, found.st_mtime_ns, found.st_size)
-    except OSError as error:
-        tell(f"{path} could not be read: {error.strerror}")
-        return {}
+def from_file(name: str) -> tuple[str | None, str]:
+    """The variable in the nearest `.env` that may be used, and where that is."""
+    for file in project.files(".env"):
+        if file.fault is None:
+            return variables(file.path, file.content).get(name), str(file.path)
+        project.tell(f"{file.path} is ignored: {file.fault}")
+    return None, ""
 
 
 @functools.lru_cache(maxsize=16)
-def read(path: Path, modified_ns: int, size_bytes: int) -> dict[str, str]:
+def variables(path: Path, content: bytes) -> dict[str, str]:
     """The variables of this version of a file. Cached, so what is wrong with it is said once."""
-    content = path.read_bytes()
     is_wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))  # as PowerShell's `>` writes it
     text = content.decode("utf-16" if is_wide else "utf-8-sig", "replace")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     found: dict[str, str] = {}
-    at = 0
+    broken: list[int] = []
+    at, number = 0, 1
     while at < len(text):
         line = LINE.match(text, at)
         if line is not None:
             found[line["name"]] = value_of(line)
         elif not BLANK.match(text, at):
-            number = text.count("\n", 0, at) + 1
-            tell(f"{path}, line {number}, is not NAME=value, and is ignored")
+            broken.append(number)
         end = line or ANY.match(text, at)
         assert end is not None
+        number += text.count("\n", at, end.end())
         at = end.end()
+    if broken:
+        numbers = ", ".join(map(str, broken[:MAX_LINES]))
+        more = f" and {len(broken) - MAX_LINES} more" if len(broken) > MAX_LINES else ""
+        is_one = len(broken) == 1
+        project.tell(
+            f"{path}, line {numbers}, is not NAME=value, and is ignored"
+            if is_one
+            else f"{path}, lines {numbers}{more}, are not NAME=value, and are ignored"
+        )
     return found
 
 
@@ -112,9 +114,3 @@ def value_of(line: re.Match[str]) -> str:
     if double is not None:
         return ESCAPE.sub(lambda escape: ESCAPED.get(escape[1], escape[0]), double)
     return COMMENT.sub("", line["plain"]).strip()
-
-
-@functools.lru_cache(maxsize=64)
-def tell(message: str) -> None:
-    """Warns once of the same thing."""
-    guard.warn("%s", message)

@@ -37,15 +37,27 @@ class MissingDependencyError(CirronError, ImportError):
     """Something needs a package that is not installed."""
 
 
+MAX_SHOWN = 1_000  # characters of a value that a message shows
+
+
+def shown(given: object) -> str:
+    """The value as a message shows it, however long it is and whatever its own repr does."""
+    try:
+        text = repr(given)
+    except Exception:  # noqa: BLE001  protects the message: a repr of the user's, an int too long
+        return f"<{type(given).__name__}>"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def one_of(what: str, given: object, allowed: Iterable[object]) -> SettingError:
     """The error for a value outside a fixed list."""
     names = ", ".join(repr(name) for name in allowed)
-    return SettingError(f"{what}={given!r} is not valid; use one of {names}")
+    return SettingError(f"{what}={shown(given)} is not valid; use one of {names}")
 
 
 def out_of_range(what: str, given: object, rule: str) -> SettingError:
     """The error for a number (or something that should be one) outside its range."""
-    return SettingError(f"{what}={given!r} is not valid; {rule}")
+    return SettingError(f"{what}={shown(given)} is not valid; {rule}")
 
 
 def not_a_name(where: str, given: object) -> InputError:
@@ -73,9 +85,14 @@ def not_a_value(name: str, given: object) -> InputError:
         f"ci.mark({name!r}, ...) takes one float, int, bool or str, or a scalar with .item()"
         " (NumPy, torch, JAX)"
     )
-    shape = getattr(given, "shape", None)
+    try:
+        shape = tuple(getattr(given, "shape", None) or ())
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  protects the message from an object whose attributes fail
+        shape = ()
     if shape:
-        got = f"{type(given).__name__} of shape {tuple(shape)}"
+        got = f"{type(given).__name__} of shape {shape}"
         return InputError(f"{takes}; got {got}. Reduce it first, as in value.mean()")
     if given is None:
         return InputError(f"{takes}; got NoneType. Mark a value only where there is one")

@@ -1,26 +1,35 @@
 """Every setting, in one table, and where its value comes from. The only reader of the environment.
 
 A value comes from the call, else the environment, else `[tool.cirron]` in the nearest
-`pyproject.toml`, else the default. A bad one raises, and names what is allowed.
+`pyproject.toml`, else the default. A bad one in the call or the environment raises, and names what
+is allowed. A bad one in a file is ignored with a warning. A key goes only where the user meant it
+to go.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from cirron import errors, guard
+from cirron import errors, project
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 SNAPSHOTS = ("stats", "sampled", "full")
 OUTPUTS = ("spool", "log", "stdout", "none")
+ACCESS = ("private", "group", "all")
+
+MAX_FAULTS = 5  # of one file that a warning names
+
+HEADER = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*cirron[ \t]*\]", re.MULTILINE)
+# tomllib takes 36 s for a key of 40,000 parts.
+LONG_KEY = re.compile(r"""(?:\.[ \t]*+[\w"'-]++[ \t]*+){100}""")
 
 
 class Setting(NamedTuple):
@@ -30,6 +39,7 @@ class Setting(NamedTuple):
     check: Callable[[str, Any], Any]  # (what to call it in an error, given) -> value
     default: Any
     doc: str
+    is_in_files: bool = True  # whether a pyproject.toml may set it
 
     @property
     def variable(self) -> str:
@@ -49,13 +59,47 @@ def key(what: str, given: Any) -> str:
 
 
 def address(what: str, given: Any) -> str:
+    """An address without a user name or password, which are not shown in the error either."""
+    text = given.strip() if isinstance(given, str) else ""
     try:
-        parts = urlsplit(given) if isinstance(given, str) else urlsplit("")
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return str(given).rstrip("/")
+        parts = urlsplit(text)
+        is_good = (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and parts.port != 0
+            and "@" not in parts.netloc
+            # urlsplit() leaves out line breaks, and other programs read a backslash as a slash.
+            and text.isprintable()
+            and not {" ", "\\"} & set(text)
+        )
     except ValueError:  # a port that is no number, a broken IPv6 address
-        pass
+        is_good = False
+    if is_good:
+        return text.rstrip("/")
+    if "@" in text:
+        raise errors.SettingError(
+            f"{what} has a user name or password before an '@', which is not shown here and never"
+            " sent; use an address such as https://api.cirron.com, and api_key for the key"
+        )
     raise errors.out_of_range(what, given, "it must be an address such as https://api.cirron.com")
+
+
+def is_encrypted_or_local(endpoint: str) -> bool:
+    """Whether nobody on the network can read what is sent there.
+
+    Only exact spellings are local: others, such as 127.1, 0x7f000001 or `localhost.`, may mean
+    something else to the resolver.
+    """
+    parts = urlsplit(endpoint)
+    if parts.scheme == "https" or parts.hostname == "localhost":
+        return True
+    import ipaddress
+
+    try:
+        host = ipaddress.ip_address(parts.hostname or "")
+    except ValueError:  # a name
+        return False
+    return host in ipaddress.ip_network("127.0.0.0/8") or host == ipaddress.ip_address("::1")
 
 
 def folder(what: str, given: Any) -> str:
@@ -66,10 +110,13 @@ def folder(what: str, given: Any) -> str:
     raise errors.out_of_range(what, given, "it must be the path of a folder")
 
 
-def snapshots(what: str, given: Any) -> str:
-    if given in SNAPSHOTS:
-        return str(given)
-    raise errors.one_of(what, given, SNAPSHOTS)
+def choice(*allowed: str) -> Callable[[str, Any], str]:
+    def check(what: str, given: Any) -> str:
+        if isinstance(given, str) and given in allowed:
+            return str(given)
+        raise errors.one_of(what, given, allowed)
+
+    return check
 
 
 def fraction(what: str, given: Any) -> float:
@@ -130,9 +177,27 @@ TABLE = (
     Setting("enabled", switch, True, "False: record nothing, at next to no cost"),
     Setting("api_key", key, None, "send batches to the platform with this key"),
     Setting("api_endpoint", address, "https://api.cirron.com", "where the platform is"),
+    Setting(
+        "allow_insecure",
+        switch,
+        False,
+        "send the key over http:// to other machines too",
+        is_in_files=False,
+    ),
     Setting("output_dir", folder, "./.cirron", "the folder for spool, black box and snapshots"),
+    Setting(
+        "access",
+        choice(*ACCESS),
+        "private",
+        "who may read what is written: private, group, all",
+    ),
     Setting("output", outputs, ("spool",), "local sinks: spool, log, stdout, none, or several"),
-    Setting("snapshots", snapshots, "stats", "weight and gradient capture: stats, sampled, full"),
+    Setting(
+        "snapshots",
+        choice(*SNAPSHOTS),
+        "stats",
+        "weight and gradient capture: stats, sampled, full",
+    ),
     Setting("sample_rate", fraction, 0.01, "fraction of epochs whose raw tensors are kept"),
     Setting("steps_per_epoch", count, 1000, "optimizer steps of an epoch that nothing else bounds"),
     Setting("flush_interval", seconds, 1.0, "seconds between flushes"),
@@ -140,11 +205,6 @@ TABLE = (
     Setting("max_pending_records", count, 1_000_000, "records that may wait for the flusher"),
     Setting("silence_after", seconds, 60.0, "seconds of silence in a scope before stacks are kept"),
     Setting("exit_timeout", seconds, 5.0, "seconds that the end of the process may take"),
-)
-TABLE = (
-    *TABLE,
-    Setting("access", lambda what, given: str(given), "private", "who may read what is written"),
-    Setting("allow_insecure", switch, False, "a key over plain http"),
 )
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 
@@ -155,7 +215,9 @@ class Settings:
     enabled: bool
     api_key: str | None
     api_endpoint: str
+    allow_insecure: bool
     output_dir: str
+    access: str
     output: tuple[str, ...]
     snapshots: str
     sample_rate: float
@@ -165,8 +227,6 @@ class Settings:
     max_pending_records: int
     silence_after: float
     exit_timeout: float
-    access: str
-    allow_insecure: bool
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.__dict__.update(values)
@@ -184,69 +244,146 @@ def check(given: Mapping[str, Any], **called: str) -> dict[str, Any]:
     }
 
 
+class Table(NamedTuple):
+    """What the `[tool.cirron]` of a file says."""
+
+    file: project.File
+    values: Mapping[str, Any]
+    faults: Mapping[str, str]  # keys that are not used, and why
+
+
 def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
     """All settings, each from the best place that has it. `arguments` went through `check`."""
     environ = os.environ if environ is None else environ
-    try:
-        project = from_project(Path.cwd())
-    except FileNotFoundError:  # the working directory was deleted
-        project = {}
-    values = {}
+    table = from_project()
+    values: dict[str, Any] = {}
     for setting in TABLE:
         name = setting.name
         if name in arguments:
             values[name] = arguments[name]
         elif environ.get(setting.variable):
             values[name] = setting.check(setting.variable, environ[setting.variable])
-        elif name in project:
-            values[name] = project[name]
-        else:
-            values[name] = setting.default
+    keep_key_safe(values, table)
     # A switch in the environment turns a run off whatever the code says: that is what it is for.
     if environ.get("CIRRON_ENABLED") and not switch("CIRRON_ENABLED", environ["CIRRON_ENABLED"]):
         values["enabled"] = False
-    return Settings(values)
+    defaults = {setting.name: setting.default for setting in TABLE}
+    return Settings({**defaults, **(table.values if table else {}), **values})
 
 
-def from_project(start: Path) -> Mapping[str, Any]:
-    """The nearest `[tool.cirron]` in a `pyproject.toml` here or above, checked; or nothing."""
-    for parent in (start, *start.parents):
-        path = parent / "pyproject.toml"
-        if os.path.isfile(path):  # Path.is_file() raises in a folder that we may not search
-            table = read_project(path)
+def keep_key_safe(given: dict[str, Any], table: Table | None) -> None:
+    """Sees to it that a key is sent only to where it belongs, and not in the clear.
+
+    `given` is what the call and the environment say. There the wrong combination raises. Where a
+    file has a part in it, no key is used at all, so that nothing is sent. (To send to the default
+    address instead would hand a key and records to somebody whom the file did not name.)
+    """
+    found: Mapping[str, Any] = {**(table.values if table else {}), **given}
+    if found.get("api_key") is None:
+        return
+    endpoint = found.get("api_endpoint", BY_NAME["api_endpoint"].default)
+    is_clear = not is_encrypted_or_local(endpoint) and not given.get("allow_insecure")
+    advice = (
+        "use https://, or allow it with CIRRON_ALLOW_INSECURE=1 or ci.Cirron(allow_insecure=True)"
+    )
+    if table is None or {"api_key", "api_endpoint"} <= given.keys():
+        if is_clear:
+            raise errors.SettingError(
+                f"api_endpoint={errors.shown(endpoint)} is not encrypted, and api_key would be"
+                f" readable on the way; {advice}"
+            )
+        return
+    is_named_there = "api_endpoint" not in given
+    if is_clear:
+        problem = f"would be readable on the way to {endpoint}; {advice}"
+    elif is_named_there and "api_endpoint" in table.faults:
+        problem = "has no address to go to, since the api_endpoint there is not used"
+    elif (
+        is_named_there
+        and "api_endpoint" in table.values
+        and not (table.file.is_inside or "api_key" not in given)
+    ):
+        problem = (
+            f"was not given for {endpoint}, which a file outside of the project names; put both"
+            " into that file, or set CIRRON_API_ENDPOINT"
+        )
+    else:
+        return
+    project.tell(f"{table.file.path}: nothing is sent, since the API key {problem}")
+    given["api_key"] = None
+    if is_named_there:
+        given["api_endpoint"] = BY_NAME["api_endpoint"].default
+
+
+def from_project() -> Table | None:
+    """The nearest `[tool.cirron]` in a `pyproject.toml` here or above that the user wrote."""
+    for file in project.files("pyproject.toml"):
+        if file.fault is None:
+            table = read_table(file)
             if table is not None:
                 return table
-    return {}
+        elif not file.content or HEADER.search(file.content):
+            project.tell(
+                f"{file.path} is ignored: {file.fault}. Settings may also come from the"
+                " environment, such as CIRRON_OUTPUT_DIR"
+            )
+    return None
 
 
-def read_project(path: Path) -> Mapping[str, Any] | None:
-    """The `[tool.cirron]` of a file, if it has one; an unreadable file is only warned about.
+def read_table(file: project.File) -> Table | None:
+    """The `[tool.cirron]` of a file, as far as it is good; what is not good is warned about.
 
     A relative `output_dir` is in the file's folder, wherever below it the program is started.
     """
+    if b"cirron" not in file.content:  # so that most programs do without a parser
+        return None
     import tomllib
 
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        guard.warn("%s could not be read, so its [tool.cirron] is ignored: %s", path, error)
+        text = file.content.decode("utf-8")
+        if LONG_KEY.search(text):
+            raise ValueError("a key has more than 100 parts")
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        project.tell(f"{file.path} could not be read, so its [tool.cirron] is ignored: {error}")
         return None
     tool = content.get("tool")
-    table: Any = tool.get("cirron") if isinstance(tool, dict) else None
-    if table is None:
+    given: Any = tool.get("cirron") if isinstance(tool, dict) else None
+    if given is None:
         return None
-    if not isinstance(table, dict):
-        raise errors.out_of_range(f"{path}: [tool.cirron]", table, "it must be a table of settings")
-    for name in table:
-        if name not in BY_NAME:
-            raise errors.one_of(f"{path}: [tool.cirron] key", name, BY_NAME)
-    checked = {
-        name: BY_NAME[name].check(f"{path}: [tool.cirron] {name}", value)
-        for name, value in table.items()
-    }
-    if "output_dir" in checked:
-        checked["output_dir"] = str(path.parent / checked["output_dir"])
-    return checked
+    values: dict[str, Any] = {}
+    faults: dict[str, str] = {}
+    if not isinstance(given, dict):
+        faults[""] = str(
+            errors.out_of_range("[tool.cirron]", given, "it must be a table of settings")
+        )
+        given = {}
+    for name, value in given.items():
+        try:
+            values[name] = in_file(name)("[tool.cirron] " + name, value)
+        except errors.SettingError as error:
+            faults[name] = str(error)
+    if faults:
+        more = f"; and {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
+        text = "; ".join([*faults.values()][:MAX_FAULTS])
+        project.tell(f"{file.path} has settings that are ignored: {text}{more}")
+    if "output_dir" in values:
+        values["output_dir"] = str(file.path.parent / values["output_dir"])
+    return Table(file, values, faults)
+
+
+def in_file(name: str) -> Callable[[str, Any], Any]:
+    """The check of a setting that a file gives; raises if there is none, or a file may not."""
+    setting = BY_NAME.get(name)
+    if setting is None:
+        known = [setting.name for setting in TABLE if setting.is_in_files]
+        raise errors.one_of("[tool.cirron] key", name, known)
+    if not setting.is_in_files:
+        raise errors.SettingError(
+            f"[tool.cirron] {name} is not taken from a file; set {setting.variable},"
+            f" or ci.Cirron({name}=...)"
+        )
+    return setting.check
 
 
 def flags(explicit: Any, environ: Mapping[str, str] | None = None) -> Mapping[str, Any]:

@@ -111,6 +111,17 @@ def test_broken_lines(line: str, tmp_path: Path, caplog: pytest.LogCaptureFixtur
     ] == caplog.messages
 
 
+def test_many_broken_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Many broken lines are one warning, which names the first five."""
+    write(tmp_path, "no\n\nA='1\n2'\n" + "no\n" * 6)
+
+    assert "1\n2" == ci.env("A")
+    assert [
+        f"cirron: {tmp_path / '.env'}, lines 1, 5, 6, 7, 8 and 2 more, are not NAME=value,"
+        " and are ignored"
+    ] == caplog.messages
+
+
 def test_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nearest file counts, here or in a folder above; a folder of that name is passed by."""
     write(tmp_path, "A=top\nB=top\n")
@@ -141,7 +152,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFix
     (tmp_path / ".env").chmod(0)
 
     assert (3, 3) == (ci.env("A", 3), ci.env("A", 3))
-    assert [f"cirron: {tmp_path / '.env'} could not be read: Permission denied"] == caplog.messages
+    assert [
+        f"cirron: {tmp_path / '.env'} is ignored: it could not be read: Permission denied"
+    ] == caplog.messages
 
 
 def test_no_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,9 @@ PLACES: list[tuple[str, Any, Any, tuple[str, Any], tuple[str, Any]]] = [
         ("http://e/", "http://e"),
         ('"http://p"', "http://p"),
     ),
+    ("allow_insecure", False, True, ("1", True), ("true", False)),  # not from a file
     ("output_dir", "./.cirron", "a", ("e", "e"), ('"/p"', "/p")),
+    ("access", "private", "group", ("all", "all"), ('"group"', "group")),
     ("output", ("spool",), "log", ("spool,stdout", ("spool", "stdout")), ('["log"]', ("log",))),
     ("snapshots", "stats", "full", ("sampled", "sampled"), ('"full"', "full")),
     ("sample_rate", 0.01, 0.5, ("0.25", 0.25), ("1", 1.0)),
@@ -110,12 +112,12 @@ def test_a_broken_project_file_only_warns(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize("content", ["[tool]\ncirron = 3", "[[tool.cirron]]\na = 1"])
-def test_a_project_file_without_a_table(content: str) -> None:
-    """A [tool.cirron] that is no table is an error that says so."""
+def test_a_project_file_without_a_table(content: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A [tool.cirron] that is no table is ignored, with a warning that says so."""
     write_project(content)
 
-    with pytest.raises(ValueError, match=r"\[tool\.cirron\]=.* is not valid; it must be a table"):
-        resolve()
+    assert 1.0 == resolve().flush_interval
+    assert re.search(r"\[tool\.cirron\]=.* is not valid; it must be a table", caplog.text)
 
 
 def test_a_project_file_of_another_shape() -> None:
@@ -125,16 +127,24 @@ def test_a_project_file_of_another_shape() -> None:
     assert 1.0 == resolve().flush_interval
 
 
-def test_an_unknown_key() -> None:
-    """A key that does not exist is an error that names the file and the keys that do."""
-    write_project("[tool.cirron]\nflush_intervall = 1\n")
+def test_an_unknown_key(caplog: pytest.LogCaptureFixture) -> None:
+    """A key that does not exist is ignored, with a warning that names it and those that do."""
+    write_project("[tool.cirron]\nflush_intervall = 1\nsilence_after = 7\n")
 
-    with pytest.raises(
-        ValueError,
-        match=r"pyproject\.toml: \[tool\.cirron\] key='flush_intervall' is not valid; use",
-    ) as caught:
-        resolve()
-    assert all(repr(name) in str(caught.value) for name in settings.BY_NAME)
+    assert (1.0, 7.0) == (resolve().flush_interval, resolve().silence_after)
+    (message,) = caplog.messages
+    assert "[tool.cirron] key='flush_intervall' is not valid; use one of 'enabled', " in message
+    assert "pyproject.toml has settings that are ignored: " in message
+    assert all(repr(name) in message for name in settings.BY_NAME if name != "allow_insecure")
+
+
+def test_many_unknown_keys(caplog: pytest.LogCaptureFixture) -> None:
+    """A warning names five faults of a file and counts the others."""
+    write_project("[tool.cirron]\n" + "".join(f"k{i} = 1\n" for i in range(8)))
+    resolve()
+
+    (message,) = caplog.messages
+    assert (5, True) == (message.count("is not valid"), message.endswith("; and 3 more"))
 
 
 BAD: list[tuple[str, list[Any], str]] = [
@@ -145,6 +155,8 @@ BAD: list[tuple[str, list[Any], str]] = [
         "it must be an address such as https://api.cirron.com",
     ),
     ("output_dir", ["", 5, b"x"], "it must be the path of a folder"),
+    ("allow_insecure", ["maybe", 2], "use one of True, False"),
+    ("access", ["everyone", "", 0o755, ["all"]], "use one of 'private', 'group', 'all'"),
     ("output", ["disk", ["spool", "x"], ["none", "log"], [], 5, {"spool": 1}], ""),
     ("snapshots", ["all", "", 1, ["stats"]], "use one of 'stats', 'sampled', 'full'"),
     ("sample_rate", [-0.1, 1.1, "x", float("nan"), True, [0.5]], "it must be a number from 0 to 1"),
@@ -205,19 +217,47 @@ def test_bad_outputs(given: Any, text: str) -> None:
         settings.check({"output": given})
 
 
+def test_bad_values_from_the_environment() -> None:
+    """The error names the variable that the bad value came from."""
+    with pytest.raises(ValueError, match="CIRRON_SAMPLE_RATE='2' is not valid"):
+        resolve({"CIRRON_SAMPLE_RATE": "2"})
+
+
 @pytest.mark.parametrize(
-    ("environ", "content", "text"),
+    ("name", "text"),
     [
-        ({"CIRRON_SAMPLE_RATE": "2"}, "", "CIRRON_SAMPLE_RATE='2' is not valid"),
-        ({}, "sample_rate = 2", "[tool.cirron] sample_rate=2 is not valid"),
+        ("sample_rate", "2"),
+        ("output", '["disk"]'),
+        ("output_dir", '"a\\u0000b"'),
+        ("enabled", "{}"),
     ],
 )
-def test_bad_values_from_elsewhere(environ: dict[str, str], content: str, text: str) -> None:
-    """The error names the place that the bad value came from."""
-    write_project(f"[tool.cirron]\n{content}\n")
+def test_bad_values_from_a_file(name: str, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A bad value in a file is ignored, and named in a warning; what is good there counts."""
+    write_project(f"[tool.cirron]\n{name} = {text}\nsilence_after = 7\n")
+    found = resolve()
 
-    with pytest.raises(ValueError, match=re.escape(text)):
-        resolve(environ)
+    assert settings.BY_NAME[name].default == getattr(found, name)
+    assert 7.0 == found.silence_after
+    (message,) = caplog.messages
+    assert f"pyproject.toml has settings that are ignored: [tool.cirron] {name}=" in message
+
+
+def test_a_warning_comes_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However often settings are read, a file's fault is told once."""
+    write_project("[tool.cirron]\nsample_rate = 2\n")
+    resolve()
+    resolve()
+
+    assert 1 == len(caplog.messages)
+
+
+def test_an_error_shows_no_more_than_needed() -> None:
+    """The error for a bad value shows at most a thousand characters of it, and never fails."""
+    with pytest.raises(ValueError, match=re.escape("output='" + "x" * 999 + "... is not valid")):
+        settings.check({"output": "x" * 100_000})
+    with pytest.raises(ValueError, match="sample_rate=<int> is not valid"):
+        settings.check({"sample_rate": 1 << 100_000})
 
 
 def test_duplicates_and_order_of_outputs() -> None:

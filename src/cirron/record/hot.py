@@ -305,7 +305,7 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
         name = _as_name("ci.mark", name)
     if kind != "point" and kind != "summary":
         raise errors.one_of("kind", kind, ("point", "summary"))
-    plain = value.__class__
+    plain = type(value)
     if plain is not float and plain is not int:
         value = _capture(name, value)
     span = _get()

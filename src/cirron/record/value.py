@@ -3,20 +3,26 @@
 A value that the host already has becomes a plain Python scalar at once, so that what the user
 changes in place afterwards does not change the record. A value that a device still computes is kept
 as `Deferred`, and the background resolver asks for it. So is the time that a device took for a
-span.
+span. A value that nobody can have, as while a function is traced, is a `Deferred` that is lost.
+`readers.py` knows the scalars of each library.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeAlias
 
     from cirron.record.hot import DeviceClock
+
+    Reader: TypeAlias = Callable[[Any, DeviceClock | None], Any]
+
+HERE = os.path.join(os.path.dirname(__file__), "")  # where frames are ours
 
 MAX_TEXT_BYTES = 256
 
@@ -26,6 +32,8 @@ POLL_S = 0.02
 
 # Who takes the scalars of a library, while its hooks are in.
 TAKERS: dict[str, Callable[[Any], Deferred]] = {}
+
+MAX_READERS = 500  # types that are remembered; of others the reader is found each time
 
 
 class NotAScalarError(Exception):
@@ -68,14 +76,16 @@ class Deferred:
         if self.is_ready:
             return True
         try:
-            if isinstance(source, Polled):
+            if issubclass(type(source), Polled):  # isinstance() may ask the source for its class
                 found = source.poll()
                 if found is None:
                     return self.is_ready
                 self.value = found
             else:
                 self.value = plain(source.item())
-        except Exception:  # noqa: BLE001  protects the resolver from a foreign .item()
+        except BaseException as error:  # protects the resolver from a foreign .item()
+            if is_for_program(error):
+                raise
             self.is_lost = True
         self.is_ready = True
         self.source = None
@@ -104,29 +114,62 @@ class Several(Deferred):
 
 
 def capture(value: Any, device_clock: DeviceClock | None = None) -> Any:
-    """A plain scalar, or `Deferred`; raises `NotAScalarError` for anything else."""
-    if isinstance(value, (bool, str, int, float)):
-        return plain(value)
-    if isinstance(value, Deferred):  # captured before
-        return value
-    if not hasattr(value, "item"):
-        return plain(value)
-    shape = getattr(value, "shape", ())
-    if shape and isinstance(shape, tuple) and math.prod(shape) != 1:
-        raise NotAScalarError
-    library = type(value).__module__.partition(".")[0]
-    if library == "numpy":
-        return plain(value.item())
-    if library == "torch":
-        if value.is_cpu:
-            scalar = value.item()
-            return scalar if scalar.__class__ is float else plain(scalar)
-        copy = None if device_clock is None else device_clock.copy(value)
-        # In each case an own copy: `total += loss` may follow.
-        return Deferred(value.detach().clone()) if copy is None else copy
-    if "Tracer" in type(value).__name__:  # inside jax.jit there is no value, now or later
+    """A plain scalar, or `Deferred`; raises `NotAScalarError` for what is plainly something else.
+
+    Nothing else is raised, whatever the value does: then it is lost.
+    """
+    try:
+        kind = type(value)  # `value.__class__` may be a property that fails
+        reader = READERS.get(kind)
+        if reader is None:
+            reader = learn(kind)
+        return reader(value, device_clock)
+    except NotAScalarError:
+        raise
+    except BaseException as error:  # protects the program from a foreign method
+        if is_for_program(error):
+            raise
         return lost()
-    return TAKERS.get(library, Deferred)(value)
+
+
+# TensorFlow's AutoGraph would rewrite it, so that `float(value)` became part of the user's graph.
+capture.autograph_info__ = True  # type: ignore[attr-defined]
+
+
+def learn(kind: type) -> Reader:
+    """The function that takes values of this type."""
+    from cirron.record import readers
+
+    reader = readers.reader_of(kind)
+    if len(READERS) < MAX_READERS:
+        READERS[kind] = reader
+    return reader
+
+
+def keep(value: Any, device_clock: DeviceClock | None) -> Any:
+    return value
+
+
+def is_for_program(error: BaseException) -> bool:
+    """Whether an exception was meant for the program, and not made by the value that was asked.
+
+    That is Ctrl-C, and what a signal handler or another thread raises here in the meantime.
+    """
+    import signal
+    import threading
+
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame.f_code)
+        trace = trace.tb_next
+    if frames[-1].co_filename.startswith(HERE):  # native code, or nothing of the value's at all
+        return not isinstance(error, Exception)
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = [getattr(getattr(handler, "func", handler), "__code__", None) for handler in handlers]
+    return any(code in codes for code in frames)
 
 
 def lost() -> Deferred:
@@ -138,15 +181,16 @@ def lost() -> Deferred:
 
 def plain(value: Any) -> float | int | bool | str:
     """The Python scalar for what `.item()` gave, or for a subclass of a scalar."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int):
+    kind = type(value)
+    if kind is bool:
+        return bool(value)
+    if issubclass(kind, int):  # whatever a subclass makes of int(), float() and str()
         return int.__int__(value)
-    if isinstance(value, float):
+    if issubclass(kind, float):
         return float.__float__(value)
-    if isinstance(value, str):
+    if issubclass(kind, str):
         return clip(str.__str__(value))  # of an enum that is a str: its value, not its name
-    if hasattr(type(value), "__float__"):  # Fraction, Decimal
+    if hasattr(kind, "__float__"):  # Fraction, Decimal
         try:
             return float(value)
         except OverflowError:  # as of an integer of that size
@@ -158,6 +202,11 @@ def plain(value: Any) -> float | int | bool | str:
 
 def clip(text: str, limit: int = MAX_TEXT_BYTES) -> str:
     """The text, cut to at most `limit` bytes of UTF-8, between characters."""
+    text = str.__str__(text)  # of an enum that is a str: its value, not its name
     if len(text) * 4 <= limit:
         return text
     return text[:limit].encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+
+
+# How the values of a type are taken. Each type is looked up in `readers.py` once.
+READERS: dict[type, Reader] = {bool: keep, float: keep, int: keep}

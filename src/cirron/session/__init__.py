@@ -20,6 +20,18 @@ from cirron.ship.collect import Collector
 from cirron.ship.sinks.memory import Memory
 from cirron.snapshot.taker import check, refer, stand_in
 
+__all__ = [
+    "Cirron",
+    "Flushed",
+    "Profiler",
+    "flush",
+    "health",
+    "profile",
+    "shutdown",
+    "trace",
+    "watch",
+]
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
