@@ -33,6 +33,14 @@ class Compiling:
         self._watch.when_imported(
             "torch._dynamo.variables.nn_module", lambda: self._be_transparent(original)
         )
+        self._watch.when_imported("torch._dynamo.config", self._leave_marks_out)
+
+    def _leave_marks_out(self) -> None:
+        """Has Dynamo skip `ci.mark`: inside compiled code there is no value to take, and a call
+        into Python would break the graph, or fail where the program wants it whole.
+        """
+        if (ignored := ignored_functions()) is not None:
+            ignored.add(hot.mark)
 
     def _be_transparent(self, original: Any) -> None:
         """Has Dynamo go straight to a module's forward, as it does when `__call__` is torch's own.
@@ -53,6 +61,8 @@ class Compiling:
         handler.register_end_callback(self._after)
 
     def uninstall(self) -> None:
+        if (ignored := ignored_functions()) is not None:
+            ignored.discard(hot.mark)
         module = sys.modules.get("torch._dynamo.callback")
         if module is None:
             return
@@ -70,6 +80,11 @@ class Compiling:
         with guard.quiet("torch compile"):
             if self._open:
                 hot.close(self._open.pop())
+
+
+def ignored_functions() -> set[Any] | None:
+    """The calls that Dynamo leaves out; None for a torch that has no such list."""
+    return getattr(sys.modules.get("torch._dynamo.config"), "ignore_logging_functions", None)
 
 
 def run_uncompiled(function: Any, *, with_callees: bool) -> None:
