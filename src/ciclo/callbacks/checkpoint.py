@@ -200,7 +200,8 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
 
     def _check(self, step: int) -> None:
         """A run that begins again must not mix its checkpoints with those of an earlier one."""
-        others = [s for s in self.folder.whole() if s >= step and s not in self._ours]
+        found = [s for s in self.folder.steps() if s >= step and s not in self._ours]
+        others = list(self.folder.whole(found))
         if others and not self.overwrite:
             raise CheckpointError(
                 f"{self.folder.path} has the checkpoint of step {others[-1]} of an earlier run;"
@@ -222,7 +223,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         sign = 1 if self.mode == "min" else -1
         found = [
             (sign * manifest.value, -step)
-            for step, manifest in self.folder.whole().items()
+            for step, manifest in self.folder.whole(self.folder.steps()).items()
             if manifest.value is not None and manifest.monitor == self.monitor
         ]
         return [-step for _, step in sorted(found)]

@@ -22,7 +22,7 @@ from ciclo.elapsed import clock, now
 from ciclo.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 PLACE = re.compile(r"step-([0-9]{8,})")
 MAX_WAIT_S = 600.0  # for the parts of other processes
@@ -58,10 +58,10 @@ class Folder:
         """What a checkpoint says of itself; an error if it is not whole."""
         return Manifest(self.place(step))
 
-    def whole(self) -> dict[int, Manifest]:
-        """The checkpoints that are whole, in order."""
+    def whole(self, steps: Iterable[int]) -> dict[int, Manifest]:
+        """The checkpoints of these steps that are whole."""
         found = {}
-        for step in self.steps():
+        for step in steps:
             with suppress(CheckpointError):
                 found[step] = self.manifest(step)
         return found

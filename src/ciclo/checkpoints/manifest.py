@@ -99,7 +99,10 @@ class Manifest:
         except (AttributeError, OSError, ValueError):  # a system that does not say
             return
         if size > memory:
-            raise self.damaged(f"{what} needs {size:,} bytes; this machine has {memory:,}")
+            raise CheckpointError(
+                f"{self.place} cannot be read here: {what} needs {size:,} bytes of memory, and this"
+                f" machine has {memory:,}"
+            )
 
     def _stat(self, path: Path) -> os.stat_result:
         try:
@@ -139,7 +142,7 @@ class Manifest:
 def _is_inside(name: str) -> bool:
     """Whether a name leads to a place inside of a folder, on any system."""
     path = PurePosixPath(name)
-    is_plain = path.as_posix() == name and name.isprintable() and "\\" not in name
+    is_plain = path.as_posix() == name and name.isprintable() and not set(name) & {"\\", ":"}
     return is_plain and bool(path.name) and not path.is_absolute() and ".." not in path.parts
 
 

@@ -107,8 +107,10 @@ def _read_spread(
         return {}
     torch = need("torch", WHAT)
     checkpoints = need("torch.distributed.checkpoint", WHAT)
-    source: dict[str, Any] = {"checkpoint_id": manifest.folder(folder)}
-    if not is_trusted:
+    source: dict[str, Any]
+    if is_trusted:
+        source = {"checkpoint_id": manifest.folder(folder)}
+    else:
         from ciclo.checkpoints.spread import Reader
 
         wanted = {name: (shape, dtype) for name, (shape, dtype, _) in spread.items()}

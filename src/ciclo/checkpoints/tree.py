@@ -39,9 +39,7 @@ FORMATS: dict[str, Any] = {"plain": plain, "torch": torch, "jax": jax}
 SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 MAPPINGS: dict[str, type] = {"dict": dict, "ordered_dict": OrderedDict, "counter": Counter}
 # All that a node of a structure can be, beside a list and a plain value.
-TAGS = {*SEQUENCES, *MAPPINGS, "deque", "int", "float", "complex"} | {
-    *("leaf", "in_place", "parts", "code", "pickle")
-}
+TAGS = {*SEQUENCES, *MAPPINGS, *"deque int float complex leaf in_place parts code pickle".split()}
 # How an object that is filled in place gives its state, and takes it.
 IN_PLACE = (
     ("state_dict", "load_state_dict"),
@@ -363,7 +361,7 @@ class Plan:
             key: self._plan(node, like.get(key, NOTHING), f"{path}[{key!r}]")
             for key, node in nodes.items()
         }
-        return lambda leaves: kind((key, build(leaves)) for key, build in builds.items())
+        return lambda leaves: kind({key: build(leaves) for key, build in builds.items()})
 
     def _deque(self, content: Node, like: Any, path: str) -> Build:
         maxlen, nodes = content

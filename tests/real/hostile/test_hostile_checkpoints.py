@@ -96,8 +96,10 @@ def state(kind: str, n: int) -> Any:
         optimizer = torch.optim.Adam(module.parameters())
         module(torch.ones(1, 3)).sum().backward()
         optimizer.step()
-        rates = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
-        return {"module": module, "optimizer": optimizer, "rates": rates, "n": torch.tensor(n)}
+        made = {"module": module, "optimizer": optimizer, "n": torch.tensor(n)}
+        if kind == "loop":
+            made["rates"] = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
+        return made
     if kind == "spread":
         return {"w": torch.arange(12.0).reshape(4, 3) * n, "b": torch.ones(2) * n}
     return {"w": jax.numpy.arange(6.0) * n, "key": jax.random.key(n), "z": jax.numpy.ones((2, 2))}
@@ -362,7 +364,8 @@ def test_pickles_wherever_they_stand(nest: str, copy: Callable[[str], Path], can
         listed(place)
 
         assert all_refused(attempt(place, kind))
-    for like in (state("torch", 1)["module"], Pair(1, 2), {}, None, np.ones(3)):
+    likes: list[Any] = [state("torch", 1)["module"], Pair(1, 2), {}, None, np.ones(3)]
+    for like in likes:
         with pytest.raises(ciclo.CheckpointError):
             ciclo.checkpoint(place.parent).restore(like)
 
