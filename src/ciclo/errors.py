@@ -3,7 +3,7 @@
     CicloError
       PeriodError (ValueError)       a period or schedule that could never be right
       CallbackError (TypeError)      a callback of the wrong form, or with a wrong result
-      CheckpointError                a checkpoint that cannot be written, or does not fit
+      CheckpointError                a checkpoint that cannot be written or read, or does not fit
       MissingDependencyError (ImportError)   a package is not installed; says the pip line
 
 An error of the user's own code keeps its type: the loop only adds a note to it.
@@ -14,6 +14,9 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+
+
+MAX_MESSAGE = 4000  # characters
 
 
 class CicloError(Exception):
@@ -29,7 +32,16 @@ class CallbackError(CicloError, TypeError):
 
 
 class CheckpointError(CicloError):
-    """A checkpoint cannot be written, or does not fit this run."""
+    """A checkpoint cannot be written or read, or does not fit this run."""
+
+    def __init__(self, message: str) -> None:
+        # It may quote the file of a stranger, and goes to a terminal.
+        super().__init__(
+            "".join(
+                one if one == "\n" or one.isprintable() else f"\\u{ord(one):04x}"
+                for one in message[:MAX_MESSAGE]
+            )
+        )
 
 
 class MissingDependencyError(CicloError, ImportError):

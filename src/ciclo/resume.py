@@ -10,13 +10,15 @@ import itertools
 import logging
 import os
 import random
+import re
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ciclo.binding import Bound
 from ciclo.checkpoints import tree
 from ciclo.checkpoints.folder import Folder, Process
-from ciclo.errors import CheckpointError, need
+from ciclo.errors import CheckpointError, CicloError, need
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 # How what is read says where it is, and is told.
 SAYS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
+LOOP = re.compile(r"loop-[0-9]+\.json")  # of a process that is not the first
 
 
 class Feed:
@@ -112,6 +115,12 @@ class Feed:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
+        count, ahead = saved["count"], saved["ahead"]
+        is_read = type(ahead) is int and 0 <= ahead <= count <= sys.maxsize
+        if not (is_read if saved["kind"] == "count" else isinstance(ahead, list)):
+            raise ValueError(f"{count!r} batches were read, {ahead!r} of them ahead")
+        if type(count) is not int or not {"state", "before", "now"} <= saved.keys():
+            raise ValueError("the place in the data is missing")
         self._saved = saved
 
     def _owner(self) -> tuple[Any, str, str]:
@@ -140,7 +149,7 @@ class Feed:
         # A loader is told before it begins, an iterator when it is there.
         owner, _, put = self._owner()
         if owner is not None:
-            getattr(owner, put)(saved["state"])
+            _tell(owner, put, saved["state"])
         self._items = iter(dataset)
         if owner is None:
             owner, _, put = self._owner()
@@ -149,7 +158,12 @@ class Feed:
                     f"the run read its data by {saved['kind']}, which {type(dataset).__name__} does"
                     " not have; give the same kind of dataset"
                 )
-            getattr(owner, put)(saved["state"])
+            _tell(owner, put, saved["state"])
+
+
+def _tell(owner: Any, put: str, state: Any) -> None:
+    with checked(f"{type(owner).__name__} cannot go on where the checkpoint says"):
+        getattr(owner, put)(state)
 
 
 def check_source(dataset: Any) -> None:
@@ -190,8 +204,14 @@ def set_random_state(saved: dict[str, Any], dataset: Any = None) -> None:
     """Sets them all."""
     if not saved:
         return
+    with checked("the random state of the checkpoint cannot be set"):
+        _set_random_state(saved, dataset)
+
+
+def _set_random_state(saved: dict[str, Any], dataset: Any) -> None:
     random.setstate(saved["python"])
     if "numpy" in saved:
+        tree.check_generator(saved["numpy"])
         need("numpy", "the random state of the run").random.set_state(saved["numpy"])
     if "torch" in saved:
         torch = need("torch", "the random state of the run")
@@ -201,7 +221,7 @@ def set_random_state(saved: dict[str, Any], dataset: Any = None) -> None:
     for generator, state in zip(_generators(dataset), saved["loader"], strict=False):
         generator.set_state(state)
     if "epoch" in saved and (sampler := _sampler(dataset)) is not None:
-        sampler.set_epoch(saved["epoch"])
+        sampler.set_epoch(int(saved["epoch"]))
 
 
 def _generators(dataset: Any) -> list[Any]:
@@ -222,21 +242,21 @@ def _sampler(dataset: Any) -> Any:
 # -- the loop ------------------------------------------------------------------------------------
 
 
-def take_up(run: LoopState[Any], folder: Folder) -> bool:
+def take_up(run: LoopState[Any], folder: Folder, is_trusted: bool = False) -> bool:
     """Puts back into a loop what its newest checkpoint holds; False if there is none."""
     step = folder.latest()
     if step is None:
         return False
-    place = folder.place(step)
-    meta = folder.meta(step)
-    if meta is None or not meta["is_resumable"]:
+    manifest = folder.manifest(step)
+    place = manifest.place
+    if not manifest.is_resumable:
         raise CheckpointError(
             f"{place} was saved by hand and has only a state; take that with"
             " ciclo.checkpoint(...).restore(state)"
         )
     process = Process()
     name = f"loop-{process.rank}" if process.rank else "loop"
-    count = 1 + len(list(place.glob("loop-*.json")))
+    count = 1 + sum(LOOP.fullmatch(one) is not None for one in manifest.files)
     if count != process.count:
         name = "loop"
         logging.getLogger("ciclo").warning(
@@ -246,11 +266,25 @@ def take_up(run: LoopState[Any], folder: Folder) -> bool:
             count,
             process.count,
         )
-    saved = tree.load(place, name, source=str(place), is_trusted=True)
-    _check_tasks(saved["tasks"], run.described_tasks(), place)
-    run.state = tree.load(place, "state", run.state, source=str(place), is_trusted=True)
-    run.load_state_dict(saved)
+    saved = tree.load(manifest, name, is_trusted=is_trusted)
+    with checked(f"{place} has no loop in {name}.json"):
+        _check_tasks(saved["tasks"], run.described_tasks(), place)
+        _check_loop(saved)
+    run.state = tree.load(manifest, "state", run.state, is_trusted=is_trusted)
+    with checked(f"{place} has another loop in {name}.json"):
+        run.load_state_dict(saved)
     return True
+
+
+@contextmanager
+def checked(what: str) -> Iterator[None]:
+    """An error about the checkpoint, for what the code that takes it up raises."""
+    try:
+        yield
+    except CicloError:
+        raise
+    except Exception as error:  # the values in a checkpoint may be anything
+        raise CheckpointError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def set_up(run: LoopState[Any], callbacks: list[Bound], resume: Any) -> bool:
@@ -280,11 +314,35 @@ def set_up(run: LoopState[Any], callbacks: list[Bound], resume: Any) -> bool:
         )
     folder = found if isinstance(found, Folder) else Folder(resume)
     folder.check()
+    known = (resume, *savers.values())
+    is_trusted = any(
+        one.trusted
+        for one in known
+        if isinstance(one, checkpoint) and one.folder.path == folder.path
+    )
     run._feed.is_resumable = True
     if not savers:
         saver = checkpoint(folder.path, keep=None)
         callbacks.append(Bound("checkpoint", saver.__loop_callback__, saver))
-    return take_up(run, folder)
+    return take_up(run, folder, is_trusted)
+
+
+def _check_loop(saved: dict[str, Any]) -> None:
+    """Whether counts are numbers, and rows of the history are there: a loop believes both."""
+    last, *counts = [{}] if saved["last"] is None else saved["last"]
+    counts += [] if saved["epoch"] is None else [saved["epoch"]]
+    for one in (saved["elapsed"], last):
+        counts += [value for name, value in one.items() if name != "before"]
+        counts += one.get("before", ())
+    for count in counts:
+        if type(count) not in (int, float):
+            raise TypeError(f"{count!r} is not a count")
+    rows = {len(column) for column in saved["history"]["index"].values()}
+    for _, name, places, held in saved["history"]["columns"]:
+        if len(places) != len(held) or (places and not 0 <= min(places) <= max(places) < max(rows)):
+            raise ValueError(f"{name!r} was logged in other steps")
+    if len(rows) > 1 or type(saved["is_stopped"]) is not bool:
+        raise ValueError("its history is not whole")
 
 
 def _check_tasks(saved: list[str], given: list[str], place: Any) -> None:

@@ -9,6 +9,7 @@ from ciclo import values
 from ciclo.callbacks.base import LoopCallback, number
 from ciclo.checkpoints import tree
 from ciclo.checkpoints.folder import Folder, Process, Writer, warn
+from ciclo.checkpoints.manifest import HOW_TO_TRUST
 from ciclo.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
     keep_every_n_steps: of each so many steps, the first one saved stays for good
     overwrite: whether a run that begins again replaces the checkpoints of an earlier one
     asynchronous: whether the loop goes on while it is written
+    trusted: whether pickles in the folder are read, also by `resume=`; pickles can run code
 
     >>> save = ciclo.checkpoint("runs/a", keep=2, monitor="loss_valid")
     >>> ciclo.loop(state, data, {ciclo.every(1): step, ciclo.every(1000): save}, resume="runs/a")
@@ -47,6 +49,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         keep_every_n_steps: int | None = None,
         overwrite: bool = False,
         asynchronous: bool = True,
+        trusted: bool = False,
     ) -> None:
         if mode not in ("min", "max"):
             raise ValueError(f'mode={mode!r} is not valid; use "min" or "max"')
@@ -60,10 +63,12 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         self.keep_every_n_steps = keep_every_n_steps
         self.overwrite = overwrite
         self.asynchronous = asynchronous
+        self.trusted = trusted
         self._writer = Writer()
         self._ours: set[int] = set()  # steps of the run that goes on; others are in its way
         self._is_checked = False
         self._is_deferred = False
+        self._is_warned = False
 
     # -- in a loop -----------------------------------------------------------------------------
 
@@ -145,12 +150,12 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
                 raise ValueError(f'step={step!r} is not valid; use a number, "latest" or "best"')
             found = self.latest_step if step == "latest" else self.best_step
         else:
-            found = step if self.folder.meta(step) is not None else None
+            found = step if step in self.folder.steps() else None
         if found is None:
             there = ", ".join(map(str, self.folder.steps())) or "no step"
             raise CheckpointError(f"{self.folder.path} has no {step} checkpoint; it has {there}")
-        place = self.folder.place(found)
-        return tree.load(place, "state", like, source=str(place), is_trusted=trusted)
+        manifest = self.folder.manifest(found)
+        return tree.load(manifest, "state", like, is_trusted=trusted or self.trusted)
 
     # -- both ----------------------------------------------------------------------------------
 
@@ -167,10 +172,17 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
             process.wait_for_all()
         draft = self.folder.begin(step, process)
         value = self._value(logs)
-        work = tree.begin_state(state, draft, process, self.asynchronous)
+        frozen = tree.freeze(state, "state")
+        pickled = frozen.pickled
+        work = tree.begin_state(frozen, draft, process, self.asynchronous)
         if loop is not None:
             name = f"loop-{process.rank}" if process.rank else "loop"
-            work += tree.begin(tree.freeze(loop, "loop"), draft, name, self.asynchronous)
+            frozen = tree.freeze(loop, "loop")
+            pickled = pickled + frozen.pickled
+            work += tree.begin(frozen, draft, name, self.asynchronous)
+        if pickled and not self.trusted and not self._is_warned:
+            self._is_warned = True
+            warn("%s is saved as a pickle, which can run code; %s", pickled[0], HOW_TO_TRUST)
         replaced = set(self.folder.steps()) - self._ours if self.overwrite else set()
         self._ours.add(step)
         about = {"monitor": self.monitor, "value": value, "is_resumable": loop is not None}
@@ -189,7 +201,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
     def _check(self, step: int) -> None:
         """A run that begins again must not mix its checkpoints with those of an earlier one."""
         found = [s for s in self.folder.steps() if s >= step and s not in self._ours]
-        others = [s for s in found if self.folder.meta(s) is not None]
+        others = list(self.folder.whole(found))
         if others and not self.overwrite:
             raise CheckpointError(
                 f"{self.folder.path} has the checkpoint of step {others[-1]} of an earlier run;"
@@ -208,11 +220,12 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
 
     def _best(self) -> list[int]:
         """The steps that have a value, best first; of the same value, the newest."""
-        found = []
-        for step in self.folder.steps():
-            meta = self.folder.meta(step)
-            if meta is not None and meta["value"] is not None and meta["monitor"] == self.monitor:
-                found.append((meta["value"] if self.mode == "min" else -meta["value"], -step))
+        sign = 1 if self.mode == "min" else -1
+        found = [
+            (sign * manifest.value, -step)
+            for step, manifest in self.folder.whole(self.folder.steps()).items()
+            if manifest.value is not None and manifest.monitor == self.monitor
+        ]
         return [-step for _, step in sorted(found)]
 
     def _prune(self, replaced: set[int]) -> None:

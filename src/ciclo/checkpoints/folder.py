@@ -17,15 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ciclo.checkpoints.manifest import FORMAT, META, Manifest
 from ciclo.elapsed import clock, now
 from ciclo.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-FORMAT = 1
-META = "meta.json"
-PLACE = re.compile(r"step-(\d{8,})")
+PLACE = re.compile(r"step-([0-9]{8,})")
 MAX_WAIT_S = 600.0  # for the parts of other processes
 POLL_S = 0.02
 
@@ -52,32 +51,36 @@ class Folder:
     def steps(self) -> list[int]:
         """The steps that there is a checkpoint of, in order."""
         names = os.listdir(self.path) if self.path.is_dir() else []
-        found = (PLACE.fullmatch(name) for name in names)
-        return sorted(int(match[1]) for match in found if match)
+        found = sorted(int(match[1]) for match in map(PLACE.fullmatch, names) if match)
+        return [step for step in found if self.place(step).name in names]
 
-    def meta(self, step: int) -> dict[str, Any] | None:
-        """What a checkpoint says of itself; None if it is not whole."""
-        place = self.place(step)
-        try:
-            meta: dict[str, Any] = json.loads((place / META).read_text())
-            sizes = {name: (place / name).stat().st_size for name in meta["files"]}
-        except (OSError, ValueError, KeyError):
-            return None
-        return meta if sizes == meta["files"] else None
+    def manifest(self, step: int) -> Manifest:
+        """What a checkpoint says of itself; an error if it is not whole."""
+        return Manifest(self.place(step))
+
+    def whole(self, steps: Iterable[int]) -> dict[int, Manifest]:
+        """The checkpoints of these steps that are whole."""
+        found = {}
+        for step in steps:
+            with suppress(CheckpointError):
+                found[step] = self.manifest(step)
+        return found
 
     def latest(self) -> int | None:
         """The newest checkpoint that is whole; an error where there are some and none is."""
-        broken: list[Path] = []
+        newest: CheckpointError | None = None
         for step in reversed(self.steps()):
-            if self.meta(step) is not None:
-                if broken:
-                    warn("%s is not whole; the checkpoint of step %d is used", broken[0], step)
-                return step
-            broken.append(self.place(step))
-        if broken:
+            try:
+                self.manifest(step)
+            except CheckpointError as error:
+                newest = newest or error
+                continue
+            if newest is not None:
+                warn("the newest is not whole; that of step %d is used: %s", step, newest)
+            return step
+        if newest is not None:
             raise CheckpointError(
-                f"the checkpoint {broken[0]} is damaged, and there is no other; remove it to begin"
-                " again, or name another folder"
+                f"{newest}. There is no other; remove it to begin again, or name another folder"
             )
         return None
 
@@ -105,7 +108,7 @@ class Folder:
             return
         self._wait_for_the_others(draft, process.count)
         files = {
-            str(path.relative_to(draft)): path.stat().st_size
+            path.relative_to(draft).as_posix(): path.stat().st_size
             for path in sorted(draft.rglob("*"))
             if path.is_file()
         }

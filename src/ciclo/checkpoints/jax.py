@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ciclo.errors import need
-from ciclo.values import library_of
+from ciclo.values import describe, library_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from ciclo.checkpoints.manifest import Manifest
 
 WHAT = "a checkpoint with JAX arrays"
 
@@ -39,22 +42,31 @@ def begin(path: Path, leaves: list[Any], is_copied: bool) -> Callable[[], None]:
     return lambda: writer.close()  # waits, and raises what went wrong
 
 
-def read(path: Path, likes: dict[int, Any]) -> list[Any]:
+def read(
+    manifest: Manifest, name: str, saved: list[str], likes: dict[int, Any], is_trusted: bool
+) -> list[Any]:
     jax = need("jax", WHAT)
     orbax = need("orbax.checkpoint", WHAT, "orbax-checkpoint")
+    path = manifest.folder(name)
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    targets, needed = {}, 0
     with orbax.Checkpointer(orbax.StandardCheckpointHandler()) as reader:
-        saved = reader.metadata(path).item_metadata.tree
-        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        targets = {
-            name: jax.ShapeDtypeStruct(
-                one.shape,
-                one.dtype,
-                sharding=getattr(likes.get(int(name)), "sharding", None) or here,
-            )
-            for name, one in saved.items()
-        }
-        found = reader.restore(path, args=orbax.args.StandardRestore(targets))
-    return [found[str(i)] for i in range(len(found))]
+        tree = reader.metadata(path).item_metadata.tree
+        for i, described in enumerate(saved):
+            one = tree[str(i)]
+            # Of a key Orbax has the numbers that it is made of, which have another shape.
+            if describe(one) != described and not described.startswith("key<"):
+                raise manifest.damaged(f"{name} has {describe(one)} in place of {described}")
+            sharding = getattr(likes.get(i), "sharding", None)
+            # A few bytes can say that all of a large array is zero. What `like` holds is not asked
+            # here: it may lie on many machines.
+            chunk = getattr(one.storage, "chunk_shape", None) or ()
+            lengths = (one.shape if sharding is None else (), chunk)
+            needed += max(map(prod, lengths)) * one.dtype.itemsize
+            targets[str(i)] = jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding or here)
+        manifest.check_memory(needed, name)
+        arrays = reader.restore(path, args=orbax.args.StandardRestore(targets))
+    return [arrays[str(i)] for i in range(len(arrays))]
 
 
 def fitted(leaf: Any, like: Any, is_weak: bool = False) -> Any:

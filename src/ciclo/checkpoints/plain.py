@@ -6,9 +6,11 @@ The header says of each its type, shape and place, so that reading needs no trus
 from __future__ import annotations
 
 import json
+import re
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ciclo.checkpoints.manifest import MAX_BYTES
 from ciclo.errors import CheckpointError, need
 from ciclo.values import library_of
 
@@ -16,8 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ciclo.checkpoints.manifest import Manifest
+
 BUFFERS = (array, bytes, bytearray)
 MAGIC = b"ciclo\x001"
+START_BYTES = len(MAGIC) + 8  # and the length of the header
+DTYPE = re.compile(r"[<>|=]?[A-Za-z]\w*(\[\w+\])?")  # one type, no record
 
 
 def owns(value: Any) -> bool:
@@ -72,29 +78,39 @@ def _memory(leaf: Any, is_copied: bool) -> tuple[list[Any], Any]:
     return ["numpy", [dtype, list(leaf.shape)], leaf.nbytes], memory
 
 
-def read(path: Path, likes: dict[int, Any]) -> list[Any]:
-    content = memoryview(bytearray(path.read_bytes()))  # NumPy makes arrays that can be written to
-    if content[:7] != MAGIC:
-        raise CheckpointError(f"{path} is not a file of ciclo")
-    at = 15 + int.from_bytes(content[7:15], "little")
-    found = []
-    for kind, form, size in json.loads(bytes(content[15:at])):
-        found.append(_made(kind, form, content[at : at + size]))
-        at += size
-    return found
+def read(
+    manifest: Manifest, name: str, saved: list[str], likes: dict[int, Any], is_trusted: bool
+) -> list[Any]:
+    with manifest.open(name) as file:
+        start = file.read(START_BYTES)
+        length = int.from_bytes(start[len(MAGIC) :], "little")
+        size = manifest.files[name] - START_BYTES - length
+        if not start.startswith(MAGIC) or not 0 <= length <= MAX_BYTES or size < 0:
+            raise manifest.damaged(f"{name} is not a file of ciclo")
+        header = manifest.parsed(name, file.read(length))
+        if [one[2] for one in header if type(one[2]) is not int or one[2] < 0]:
+            raise manifest.damaged(f"{name} has an array of no size")
+        if sum(one[2] for one in header) != size:
+            raise manifest.damaged(f"{name} does not have the size that its header says")
+        manifest.check_memory(size, name)
+        return [_made(kind, form, file, size) for kind, form, size in header]
 
 
-def _made(kind: str, form: Any, memory: memoryview) -> Any:
+def _made(kind: str, form: Any, file: BinaryIO, size: int) -> Any:
+    memory = bytearray(size)  # NumPy makes arrays of it that can be written to
+    file.readinto(memory)  # type: ignore[attr-defined]
     if kind == "bytes":
         return bytes(memory)
     if kind == "bytearray":
-        return bytearray(memory)
+        return memory
     if kind == "array":
         made = array(form)
         made.frombytes(memory)
         return made
     numpy = need("numpy", "a checkpoint with NumPy arrays")
     code, shape = form
+    if DTYPE.fullmatch(code) is None or min(shape, default=0) < 0:
+        raise CheckpointError(f"there is no array of the type {code!r} and the shape {shape}")
     if code[0] not in "<>|=":
         need("ml_dtypes", f"a checkpoint with arrays of {code}")
     return numpy.frombuffer(memory, numpy.dtype(code)).reshape(shape)

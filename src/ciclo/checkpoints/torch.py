@@ -1,24 +1,42 @@
 """Tensors of torch: `torch.save` of a list, read without pickle's powers (`weights_only`).
 
-Those that are spread over processes (DTensor, of FSDP and tensor parallelism) are written by
+Before torch reads a file, its instructions are read as data: they may make plain tensors of what
+is in the file, and nothing else.
+
+Tensors that are spread over processes (DTensor, of FSDP and tensor parallelism) are written by
 `torch.distributed.checkpoint`, each process its part; as that talks to the others, it is done at
-once and not behind the loop.
+once and not behind the loop. `spread.py` reads them.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ciclo.errors import need
+from ciclo.checkpoints import inert
+from ciclo.checkpoints.manifest import HOW_TO_TRUST
+from ciclo.errors import CheckpointError, need
 from ciclo.values import library_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ciclo.checkpoints.manifest import Manifest
+
 WHAT = "a checkpoint with tensors"
+REBUILDS = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
+# The bytes of one element, for each kind of memory that a file may have.
+STORAGES = re.compile(r"torch\.(?:storage\.)?(\w+)Storage")
+SIZES = (
+    dict.fromkeys(("Untyped", "Byte", "Char", "Bool"), 1)
+    | dict.fromkeys(("Short", "Half", "BFloat16"), 2)
+    | dict.fromkeys(("Int", "Float"), 4)
+    | dict.fromkeys(("Long", "Double", "ComplexFloat"), 8)
+    | {"ComplexDouble": 16}
+)
 
 
 def owns(value: Any) -> bool:
@@ -64,12 +82,39 @@ def _kept(leaf: Any, is_copied: bool) -> Any:
     return leaf.detach()
 
 
-def read(path: Path, likes: dict[int, Any]) -> list[Any]:
+def read(
+    manifest: Manifest, name: str, saved: list[str], likes: dict[int, Any], is_trusted: bool
+) -> list[Any]:
     torch = need("torch", WHAT)
-    found: list[Any] = torch.load(path, map_location="cpu", weights_only=True)
+    manifest.check_memory(manifest.files.get(name, 0), name)
+    with manifest.open(name) as file:
+        found: list[Any] = load(file, is_trusted)
+    for one in found:
+        # One element for a whole tensor, as `expand` has it, is never saved.
+        is_whole = isinstance(one, torch.Tensor)
+        if is_whole and one.numel() * one.element_size() > one.untyped_storage().nbytes():
+            raise manifest.damaged(f"a tensor in {name} is larger than its memory")
     spread = {str(i): one for i, one in enumerate(found) if isinstance(one, tuple)}
+    for i, one in _read_spread(manifest, f"{name}.spread", spread, likes, is_trusted).items():
+        found[int(i)] = one
+    return found
+
+
+def _read_spread(
+    manifest: Manifest, folder: str, spread: dict[str, Any], likes: dict[int, Any], is_trusted: bool
+) -> dict[str, Any]:
     if not spread:
-        return found
+        return {}
+    torch = need("torch", WHAT)
+    checkpoints = need("torch.distributed.checkpoint", WHAT)
+    source: dict[str, Any]
+    if is_trusted:
+        source = {"checkpoint_id": manifest.folder(folder)}
+    else:
+        from ciclo.checkpoints.spread import Reader
+
+        wanted = {name: (shape, dtype) for name, (shape, dtype, _) in spread.items()}
+        source = {"storage_reader": Reader(manifest, folder, wanted)}
     meshes = [like.device_mesh for like in likes.values() if _is_spread(like)]
     tensor = need("torch.distributed.tensor", WHAT) if meshes else None
     targets = {}
@@ -82,10 +127,52 @@ def read(path: Path, likes: dict[int, Any]) -> list[Any]:
         targets[name] = tensor.zeros(shape, dtype=dtype, device_mesh=mesh, placements=places)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process may read
-        need("torch.distributed.checkpoint", WHAT).load(targets, checkpoint_id=_folder(path))
-    for name, one in targets.items():
-        found[int(name)] = one
-    return found
+        try:
+            checkpoints.load(targets, **source)
+        except checkpoints.CheckpointException as error:  # no Exception, and has all tracebacks
+            reasons = {str(reason) for reason, _ in error.failures.values()}
+            raise manifest.damaged("; ".join(sorted(reasons))) from error
+    return targets
+
+
+def load(file: BinaryIO, is_trusted: bool) -> Any:
+    """What `torch.save` wrote; without trust, only if it made plain tensors."""
+    if not is_trusted:
+        try:
+            _check_archive(file)
+        except Exception as error:  # what hostile bytes make a ZipFile or pickletools raise
+            raise CheckpointError(
+                f"a file of tensors is not as torch writes it ({error}); {HOW_TO_TRUST}"
+            ) from error
+    file.seek(0)
+    return need("torch", WHAT).load(file, map_location="cpu", weights_only=not is_trusted)
+
+
+def _check_archive(file: BinaryIO) -> None:
+    """Checks what torch would call, and the sizes, which torch before 2.10 believes."""
+    from zipfile import ZIP_STORED, ZipFile
+
+    found = ZipFile(file).infolist()
+    entries = {one.filename.partition("/")[2]: one for one in found}
+    sizes = {name: one.file_size for name, one in entries.items()}
+    if len(entries) < len(found) or any(one.compress_type != ZIP_STORED for one in found):
+        raise ValueError("it has an entry twice, or one that is compressed")
+    if sum(sizes.values()) > file.seek(0, 2):
+        raise ValueError("it is cut off")
+    # Not `ZipFile.read`, which refuses a file that was written without check sums.
+    file.seek(entries["data.pkl"].header_offset + 26)
+    to_skip = sum(int.from_bytes(file.read(2), "little") for _ in range(2))
+    file.seek(to_skip, 1)
+    for call in inert.read(file.read(sizes["data.pkl"]))[1]:
+        if call.name == inert.STORED:
+            _, storage, key, _, count = call.args[0]
+            kind = STORAGES.fullmatch(storage.name)
+            is_plain = kind is not None and sizes[f"data/{key}"] == count * SIZES[kind[1]]
+        else:
+            is_empty = call.name == "collections.OrderedDict" and call.args == ()
+            is_plain = (is_empty or call.name in REBUILDS) and call.state is None
+        if not is_plain:
+            raise ValueError(f"it calls {call.name}")
 
 
 def fitted(leaf: Any, like: Any, requires_grad: bool = False) -> Any:

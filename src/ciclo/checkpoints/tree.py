@@ -14,13 +14,14 @@ import copy
 import functools
 import sys
 import types
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ciclo.checkpoints import jax, plain, torch
-from ciclo.errors import CheckpointError
-from ciclo.values import describe
+from ciclo.checkpoints.manifest import HOW_TO_TRUST
+from ciclo.errors import CheckpointError, CicloError
+from ciclo.values import describe, library_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from ciclo.checkpoints.folder import Process
+    from ciclo.checkpoints.manifest import Manifest
 
     Node: TypeAlias = Any  # what JSON can hold
     Build: TypeAlias = Callable[["Leaves"], Any]
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 
 FORMATS: dict[str, Any] = {"plain": plain, "torch": torch, "jax": jax}
 SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
-MAPPINGS: dict[str, type] = {"dict": dict, "ordered_dict": OrderedDict}
+MAPPINGS: dict[str, type] = {"dict": dict, "ordered_dict": OrderedDict, "counter": Counter}
+# All that a node of a structure can be, beside a list and a plain value.
+TAGS = {*SEQUENCES, *MAPPINGS, *"deque int float complex leaf in_place parts code pickle".split()}
 # How an object that is filled in place gives its state, and takes it.
 IN_PLACE = (
     ("state_dict", "load_state_dict"),
@@ -55,21 +59,23 @@ MAX_DIFFERENCES = 8
 
 
 class Frozen(NamedTuple):
-    """A tree, taken apart."""
+    """A tree, taken apart; `pickled` says where only pickle could save it."""
 
     structure: Node
     leaves: Leaves
+    pickled: list[str]
 
 
 class Loose:
     """A part of a tree that had types which nobody has said yet: `typed(like)` gives them back."""
 
-    def __init__(self, node: Node, leaves: Leaves) -> None:
+    def __init__(self, node: Node, leaves: Leaves, is_trusted: bool) -> None:
         self._node = node
         self._leaves = leaves
+        self._is_trusted = is_trusted
 
     def typed(self, like: Any) -> Any:
-        return Plan(self._node, like, is_trusted=True).build(self._leaves)
+        return Plan(self._node, like, is_trusted=self._is_trusted).build(self._leaves)
 
 
 def typed(value: Any, like: Any) -> Any:
@@ -86,13 +92,14 @@ def typed(value: Any, like: Any) -> Any:
 
 def freeze(tree: Any, name: str) -> Frozen:
     """Takes a tree apart; nothing is copied yet. `name` is what errors call it."""
-    leaves: Leaves = {}
-    return Frozen(_Freezer(leaves).node(tree, name), leaves)
+    freezer = _Freezer()
+    return Frozen(freezer.node(tree, name), freezer.leaves, freezer.pickled)
 
 
 class _Freezer:
-    def __init__(self, leaves: Leaves) -> None:
-        self.leaves = leaves
+    def __init__(self) -> None:
+        self.leaves: Leaves = {}
+        self.pickled: list[str] = []
         self._above: set[int] = set()
 
     def leaf(self, format: str, value: Any, *traits: Any) -> Node:
@@ -142,7 +149,14 @@ class _Freezer:
         return self._pickled(value, path)
 
     def _pairs(self, items: Any, path: str) -> Node:
-        return [[self.node(k, path), self.node(v, f"{path}[{k!r}]")] for k, v in items]
+        pairs = [[self.node(k, path), self.node(v, f"{path}[{k!r}]")] for k, v in items]
+        for key, _ in pairs:
+            if not _is_key(key):
+                raise CheckpointError(
+                    f"{path} has the key {_described(key)}, which cannot be saved; use numbers,"
+                    " strings, or tuples of these"
+                )
+        return pairs
 
     def _pickled(self, value: Any, path: str) -> Node:
         import pickle
@@ -155,6 +169,7 @@ class _Freezer:
                 f"{path} is a {kind}, which cannot be saved ({error}); give its class state_dict()"
                 " and load_state_dict(state)"
             ) from error
+        self.pickled.append(f"{path} ({kind})")
         return {"pickle": [kind, self.leaf("plain", content)]}
 
 
@@ -180,6 +195,14 @@ def _held(value: Any) -> tuple[Any, Callable[[Any], None]] | None:
     if generator is not None:  # of NumPy
         return generator.state, lambda state: setattr(generator, "state", state)
     return None
+
+
+def check_generator(state: Any) -> None:
+    """NumPy believes the position in a table of random numbers, and would read beyond its end."""
+    is_dict = isinstance(state, dict)
+    found = [state["state"].get("pos", 0), state.get("buffer_pos", 0)] if is_dict else [state[2]]
+    if not all(type(one) is int and 0 <= one <= 624 for one in found):
+        raise ValueError("a random generator is at no place in its table")
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
@@ -318,8 +341,12 @@ class Plan:
         return lambda leaves: kind([build(leaves) for build in builds])
 
     def _mapping(self, kind: type, pairs: list[Node], like: Any, path: str) -> Build:
+        if not all(_is_key(key) for key, _ in pairs):
+            raise ValueError(f"{path} has a key that is not a plain value")
         keys = [self._plan(key, NOTHING, path)({}) for key, _ in pairs]
         nodes = dict(zip(keys, (node for _, node in pairs), strict=True))
+        if len(nodes) < len(pairs):
+            raise ValueError(f"{path} has a key twice")
         if not isinstance(like, dict):
             if _holds_arrays(like):
                 return self._differ(path, _described({"dict": pairs}), describe(like))
@@ -334,7 +361,7 @@ class Plan:
             key: self._plan(node, like.get(key, NOTHING), f"{path}[{key!r}]")
             for key, node in nodes.items()
         }
-        return lambda leaves: kind((key, build(leaves)) for key, build in builds.items())
+        return lambda leaves: kind({key: build(leaves) for key, build in builds.items()})
 
     def _deque(self, content: Node, like: Any, path: str) -> Build:
         maxlen, nodes = content
@@ -353,8 +380,13 @@ class Plan:
 
         def filled(leaves: Leaves) -> Any:
             try:
-                held[1](build(leaves))
-            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                state = build(leaves)
+                if library_of(like) == "numpy":
+                    check_generator(state)
+                held[1](state)
+            except CheckpointError:
+                raise
+            except Exception as error:  # what the object's own code raises on another's state
                 raise CheckpointError(f"{path} does not fit this {kind}: {error}") from error
             return like
 
@@ -364,7 +396,7 @@ class Plan:
         kind, pairs = content
         if like is NOTHING or like is None:
             node = {"parts": content}
-            return lambda leaves: Loose(node, leaves)
+            return lambda leaves: Loose(node, leaves, self.is_trusted)
         if kind != type(like).__qualname__ or (parts := _parts(like)) is None:
             return self._differ(path, f"a {kind}", describe(like))
         build = self._mapping(dict, pairs, parts, path)
@@ -382,9 +414,9 @@ class Plan:
         kind, node = content
         if not self.is_trusted:
             self.differences.append(
-                f"{path}: a {kind} is saved as a pickle, which can run code; if you trust the"
-                " folder, say restore(like, trusted=True)"
+                f"{path}: a {kind} is saved as a pickle, which can run code; {HOW_TO_TRUST}"
             )
+            return lambda leaves: None
         build = self._plan(node, NOTHING, path)
 
         def loaded(leaves: Leaves) -> Any:
@@ -418,6 +450,15 @@ def _node_holds_arrays(node: Node) -> bool:
     return tag in ("leaf", "in_place") or _node_holds_arrays(content)
 
 
+def _is_key(node: Node) -> bool:
+    """Whether a node is a key of a dict: a plain value, which needs no leaf and no trust."""
+    if not isinstance(node, dict):
+        return not isinstance(node, list)
+    ((tag, content),) = node.items()
+    is_inner = tag in ("tuple", "frozenset") and all(map(_is_key, content))
+    return is_inner or tag in ("int", "float", "complex")
+
+
 def _described(node: Node) -> str:
     """A node in a few words."""
     if isinstance(node, list):
@@ -438,10 +479,9 @@ def _described(node: Node) -> str:
 
 
 def begin_state(
-    state: Any, folder: Path, process: Process, is_copied: bool
+    frozen: Frozen, folder: Path, process: Process, is_copied: bool
 ) -> list[Callable[[], None]]:
     """The state: the first process writes it, and all of them what each has a part of."""
-    frozen = freeze(state, "state")
     if process.rank == 0:
         return begin(frozen, folder, "state", is_copied)
     return [
@@ -466,18 +506,62 @@ def begin(frozen: Frozen, folder: Path, name: str, is_copied: bool) -> list[Call
     return [*begun, structure]
 
 
-def load(
-    folder: Path, name: str, like: Any = NOTHING, *, source: str, is_trusted: bool = False
-) -> Any:
+def load(manifest: Manifest, name: str, like: Any = NOTHING, *, is_trusted: bool = False) -> Any:
     """Reads what was written, in the shape of `like`; says what differs before it reads much."""
-    import json
+    try:
+        structure = manifest.json(f"{name}.json")
+        saved, is_pickled = _surveyed(structure)
+        plan = Plan(structure, like, name=name, is_trusted=is_trusted)
+        plan.check(str(manifest.place))
+        if is_pickled and not is_trusted:
+            raise CheckpointError(
+                f"{manifest.place} has a pickle in {name}.json, which can run code; {HOW_TO_TRUST}"
+            )
+        leaves = {
+            format: FORMATS[format].read(
+                manifest, f"{name}.{format}", described, plan.likes.get(format, {}), is_trusted
+            )
+            for format, described in saved.items()
+        }
+        for format in saved.keys() - {"jax"}:  # of JAX, where the types of this run may be narrower
+            if saved[format] != list(map(describe, leaves[format])):
+                raise manifest.damaged(f"{name}.{format} is not what {name}.json says of it")
+        return plan.build(leaves)
+    except CicloError:
+        raise
+    except (
+        Exception
+    ) as error:  # whatever JSON, NumPy, torch or Orbax make of a file that is not ours
+        reason = f"{type(error).__name__}: {error}"
+        raise manifest.damaged(f"{name} cannot be read ({reason})") from error
 
-    structure = json.loads((folder / f"{name}.json").read_text())
-    plan = Plan(structure, like, name=name, is_trusted=is_trusted)
-    plan.check(source)
-    leaves = {
-        format: module.read(folder / f"{name}.{format}", plan.likes.get(format, {}))
-        for format, module in FORMATS.items()
-        if (folder / f"{name}.{format}").exists()
-    }
-    return plan.build(leaves)
+
+def _surveyed(structure: Node) -> tuple[dict[str, list[str]], bool]:
+    """What each leaf is said to be, by format, and whether there are pickles.
+
+    Nothing is built before all of the structure is known to be one of ours: each leaf is there
+    once, as what is made of it is a copy.
+    """
+    leaves: dict[str, dict[int, str]] = {format: {} for format in FORMATS}
+    tags = set()
+    todo = [structure]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, list):
+            todo += node
+        if not isinstance(node, dict):
+            continue
+        ((tag, content),) = node.items()
+        tags.add(tag)
+        if tag != "leaf":
+            todo.append(content)
+            continue
+        format, index, description, *_ = content
+        if index in leaves[format]:
+            raise ValueError(f"leaf {index} of {format} is there twice")
+        leaves[format][index] = description
+    if unknown := tags - TAGS:
+        raise ValueError(f"it has a part of the kind {unknown.pop()!r}, which is unknown")
+    return {
+        format: [found[i] for i in range(len(found))] for format, found in leaves.items() if found
+    }, "pickle" in tags

@@ -6,7 +6,7 @@ import json
 import os
 import random
 from array import array
-from collections import OrderedDict, deque, namedtuple
+from collections import Counter, OrderedDict, deque, namedtuple
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ class TestPlainValues:
             bytearray(b"x"),
             deque([1, 2], maxlen=3),
             OrderedDict(b=1, a=2),
+            Counter("aab"),
             "\ud800",
             [float("inf"), NAN],
         ],
@@ -236,6 +237,12 @@ class TestTypes:
         loop.append(loop)
         with pytest.raises(ciclo.CheckpointError, match=r"state\[0\] holds itself"):
             there_and_back(loop)
+
+    @pytest.mark.parametrize("key", [b"x", Path("a"), (1, b"x"), Pair(1, 2)], ids=repr)
+    def test_keys_that_would_not_come_back(self, key: Any) -> None:
+        """A key that is not a plain value is refused when it is saved, not when it is needed."""
+        with pytest.raises(ciclo.CheckpointError, match=r"state\['a'\] has the key .* use numbers"):
+            there_and_back({"a": {key: 1}})
 
 
 class TestDifferences:

@@ -1,0 +1,153 @@
+"""The manifest of a checkpoint, and the only way to its files.
+
+A checkpoint may come from anywhere, so nothing in it is believed before it is checked. Only files
+that the manifest lists are opened; each is a regular file inside the checkpoint, of the listed
+size, and no link is followed. What is wrong is a `CheckpointError` that says what.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from math import isnan
+from pathlib import Path, PurePosixPath
+from stat import S_ISDIR, S_ISREG
+from typing import Any, BinaryIO
+
+from ciclo.errors import CheckpointError
+
+FORMAT = 1
+META = "meta.json"
+MAX_META_BYTES = 64 << 20  # some 500,000 files
+MAX_BYTES = 256 << 20  # of what is parsed: some two million leaves
+HOW_TO_TRUST = (
+    "if the folder is yours, say restore(like, trusted=True), or"
+    " resume=ciclo.checkpoint(folder, trusted=True)"
+)
+
+
+class Manifest:
+    """What a checkpoint says of itself, once all the files that it lists are there."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.check_folder(place)
+        with self._opened(META) as file:
+            about = self.parsed(META, self._read(META, file, MAX_META_BYTES))
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise self.damaged(f"{META} is not of format {FORMAT}, the only one of this version")
+        self.files: dict[str, int] = about.get("files", {})
+        self.monitor: str | None = about.get("monitor")
+        self.value: float | None = about.get("value")
+        self.is_resumable: bool = about.get("is_resumable") is True
+        if self.value is not None and (type(self.value) is not float or isnan(self.value)):
+            raise self.damaged(f"the value in {META} is not a number")
+        if type(self.files) is not dict or not self.files or not all(map(_is_inside, self.files)):
+            raise self.damaged(f"{META} does not list files inside of the checkpoint")
+        for folder in {parent for name in self.files for parent in PurePosixPath(name).parents}:
+            self.check_folder(place / folder)
+        for name, size in self.files.items():
+            found = self._stat(place / name)
+            if type(size) is not int or not S_ISREG(found.st_mode) or found.st_size != size:
+                raise self.damaged(f"{name} is not a regular file of the size in {META}")
+
+    def damaged(self, reason: str) -> CheckpointError:
+        return CheckpointError(f"the checkpoint {self.place} is damaged: {reason}")
+
+    def open(self, name: str) -> BinaryIO:
+        """A file that is listed."""
+        if name not in self.files:
+            raise self.damaged(f"{META} does not list {name}")
+        file = self._opened(name)
+        if os.fstat(file.fileno()).st_size != self.files[name]:
+            file.close()
+            raise self.damaged(f"{name} changes while it is read")
+        return file
+
+    def read(self, name: str) -> bytes:
+        """The content of a listed file that is parsed, not of arrays."""
+        with self.open(name) as file:
+            return self._read(name, file, MAX_BYTES)
+
+    def json(self, name: str) -> Any:
+        """What a listed file of JSON holds."""
+        return self.parsed(name, self.read(name))
+
+    def folder(self, name: str) -> Path:
+        """A folder for a library that opens files by itself: all that is in it is listed."""
+        todo = [name]
+        while todo:
+            at = todo.pop()
+            self.check_folder(self.place / at)
+            with os.scandir(self.place / at) as entries:
+                for entry in entries:
+                    inner = f"{at}/{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(inner)
+                    elif inner not in self.files:
+                        raise self.damaged(f"{META} does not list {inner!r}; remove that file")
+        return self.place / name
+
+    def check_folder(self, path: Path) -> None:
+        if not S_ISDIR(self._stat(path).st_mode):
+            raise self.damaged(f"{path.name} is not a folder")
+
+    def check_memory(self, size: int, what: str) -> None:
+        """Refuses what this machine cannot hold, before it is asked for."""
+        try:
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, OSError, ValueError):  # a system that does not say
+            return
+        if size > memory:
+            raise CheckpointError(
+                f"{self.place} cannot be read here: {what} needs {size:,} bytes of memory, and this"
+                f" machine has {memory:,}"
+            )
+
+    def _stat(self, path: Path) -> os.stat_result:
+        try:
+            return path.lstat()
+        except OSError as error:
+            raise self.damaged(f"{path.name} is not there ({error.strerror})") from error
+
+    def _opened(self, name: str) -> BinaryIO:
+        # Without these a link would be followed, and a pipe waited for. Windows has neither flag.
+        wanted = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
+        try:
+            number = os.open(
+                self.place / name, os.O_RDONLY | sum(getattr(os, one, 0) for one in wanted)
+            )
+        except OSError as error:
+            raise self.damaged(f"{name} cannot be opened ({error.strerror})") from error
+        if not S_ISREG(os.fstat(number).st_mode):
+            os.close(number)
+            raise self.damaged(f"{name} is not a regular file")
+        return os.fdopen(number, "rb")
+
+    def _read(self, name: str, file: BinaryIO, most: int) -> bytes:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise self.damaged(f"{name} has {size:,} bytes, and at most {most:,} are read")
+        return file.read()
+
+    def parsed(self, name: str, text: bytes) -> Any:
+        """JSON in which no key is there twice."""
+        if b"\0" in text:  # as UTF-32 a file of holes would take four times its room
+            raise self.damaged(f"{name} is not JSON")
+        try:
+            return json.loads(text, object_pairs_hook=_once)
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(f"{name} is not JSON ({error})") from error
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name leads to a place inside of a folder, on any system."""
+    path = PurePosixPath(name)
+    is_plain = path.as_posix() == name and name.isprintable() and not set(name) & {"\\", ":"}
+    return is_plain and bool(path.name) and not path.is_absolute() and ".." not in path.parts
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
