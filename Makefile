@@ -1,7 +1,7 @@
 # make demo    a small training run, and its tree
 # make test    everything the tests need, then the tests
 # make test-heavy  the tests that need TensorFlow, or older releases of frameworks
-# make soak    training runs that are killed again and again, and go on
+# make soak    runs that are killed again and again, and one that does everything at once
 # make lint    ruff and mypy
 # make bench   ours beside the published SDK and OpenTelemetry
 # Each target sets up what it needs on its own.
@@ -50,8 +50,11 @@ test-heavy: .venv/.test-heavy
 	USE_TF=0 USE_FLAX=0 PYTHONPATH=$(CURDIR)/.venv/oldest-trainers $(BIN)/pytest \
 	  tests/real/test_trainer.py tests/real/test_trainer_processes.py tests/real/test_lightning.py
 
-# Runs that are killed 50 times each and started again: the same end, to the bit.
+# Recording processes that are killed 200 times: nothing older than the flush interval is lost.
+# Then runs that are killed 50 times each and started again: the same end, to the bit.
 soak: .venv/.test
+	$(BIN)/python tests/real/hostile/kills.py --kills 200
+	$(BIN)/python tests/real/hostile/kills.py --kills 10 --shapes spin
 	for case in plain numpy torch jax; do \
 	  folder=$$(mktemp -d) && here=$$PWD && echo $$case && \
 	  (cd $$folder && $$here/$(BIN)/python $$here/tests/real/ciclo/resume_cases.py $$case 50) || exit 1; \
