@@ -25,7 +25,7 @@ import cirron as ci
 
 dice = random.Random(15)
 found = []
-for number in range(20):
+for number in range({times}):
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -58,11 +58,12 @@ LOG_TO_A_FILE = 'logging.basicConfig(level=logging.INFO, filename="log.txt", for
 
 
 @pytest.mark.parametrize(
-    ("output", "setup", "say"),
+    ("times", "output", "setup", "say"),
     [
-        ('"log"', LOG_TO_A_FILE, 'logging.info("the main thread says %d", index)'),
-        ('["spool", "log"]', LOG_TO_A_FILE, 'logging.info("the main thread says %d", index)'),
+        (20, '"log"', LOG_TO_A_FILE, 'logging.info("the main thread says %d", index)'),
+        (6, '["spool", "log"]', LOG_TO_A_FILE, 'logging.info("the main thread says %d", index)'),
         (
+            6,
             '["spool", "stdout"]',
             'sys.stdout = open("out.txt", "w")',
             'print("the main thread says", index)',
@@ -71,20 +72,20 @@ LOG_TO_A_FILE = 'logging.basicConfig(level=logging.INFO, filename="log.txt", for
     ids=["log", "spool and log", "spool and stdout"],
 )
 def test_sigterm_while_the_main_thread_writes(
-    scripts: Scripts, output: str, setup: str, say: str
+    scripts: Scripts, times: int, output: str, setup: str, say: str
 ) -> None:
-    """20 times SIGTERM while the main thread logs or prints in a tight loop: each time the process
-    dies of it, within 2 s, with its records stored.
+    """SIGTERM, again and again, while the main thread logs or prints in a tight loop: each time the
+    process dies of it, within 2 s, with its records stored.
     """
-    scripts.start(LOGGING.format(output=output, setup=setup, say=say)).end(60)
+    scripts.start(LOGGING.format(times=times, output=output, setup=setup, say=say)).end(60)
     found = json.loads((scripts.folder / "found.json").read_text())
     slow = [round(took_s, 2) for _, took_s in found if took_s > EXIT_S]
 
     assert [] == slow, f"{len(slow)} of {len(found)} ends took long: {slow}"
-    assert [-signal.SIGTERM] * 20 == [status for status, _ in found]
+    assert [-signal.SIGTERM] * times == [status for status, _ in found]
     if "spool" in output:
-        runs = [run for n in range(20) for run in reader.read(scripts.folder / f"run-{n}")]
-        assert ["signal"] * 20 == [run.state for run in runs]
+        runs = [run for n in range(times) for run in reader.read(scripts.folder / f"run-{n}")]
+        assert ["signal"] * times == [run.state for run in runs]
         for run in runs:
             indices = sorted(span.index or 0 for span in run.spans if span.name == "span")
             assert list(range(len(indices))) == indices
