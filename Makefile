@@ -50,11 +50,13 @@ test-heavy: .venv/.test-heavy
 	USE_TF=0 USE_FLAX=0 PYTHONPATH=$(CURDIR)/.venv/oldest-trainers $(BIN)/pytest \
 	  tests/real/test_trainer.py tests/real/test_trainer_processes.py tests/real/test_lightning.py
 
-# Recording processes that are killed 200 times: nothing older than the flush interval is lost.
-# Then runs that are killed 50 times each and started again: the same end, to the bit.
+# Recording processes that are killed 200 times: nothing older than the flush interval is lost. Ten
+# minutes of everything at once (SECONDS=60 makes it one): each record is stored or counted. Runs
+# that are killed 50 times each and started again: the same end, to the bit.
 soak: .venv/.test
 	$(BIN)/python tests/real/hostile/kills.py --kills 200
 	$(BIN)/python tests/real/hostile/kills.py --kills 10 --shapes spin
+	$(BIN)/python tests/real/hostile/soak.py
 	for case in plain numpy torch jax; do \
 	  folder=$$(mktemp -d) && here=$$PWD && echo $$case && \
 	  (cd $$folder && $$here/$(BIN)/python $$here/tests/real/ciclo/resume_cases.py $$case 50) || exit 1; \
