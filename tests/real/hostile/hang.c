@@ -1,5 +1,5 @@
 /* A disk that hangs, for tests: preloaded into a process, it makes every call that touches a path
- * with HANG_MARK in it wait as long as the file HANG_CONTROL exists (HANG_CONTROL.stuck then says
+ * with the part HANG_MARK wait as long as the file HANG_CONTROL exists (HANG_CONTROL.stuck then says
  * that one waits), and notes in HANG_LOG the calls that the process's first thread makes there.
  * Calls on open files are found by their path too.
  */
@@ -33,9 +33,17 @@ static void note(const char *call, const char *path) {
     }
 }
 
+/* Whether a part of the path, between slashes, is the mark. */
+static int has_part(const char *path, const char *mark) {
+    size_t size = strlen(mark);
+    for (const char *at = path; (at = strstr(at, mark)); at++)
+        if ((at == path || at[-1] == '/') && (at[size] == '/' || !at[size])) return 1;
+    return 0;
+}
+
 static void wait_for(const char *call, const char *path) {
     const char *mark = getenv("HANG_MARK"), *control = getenv("HANG_CONTROL");
-    if (!mark || !control || !path || !strstr(path, mark)) return;
+    if (!mark || !control || !path || !has_part(path, mark)) return;
     int before = errno;
     note(call, path);
     struct timespec pause = {0, 2000000};
