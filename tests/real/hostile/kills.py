@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,6 +147,12 @@ def work(shape: str, rate: float, interval_s: float, seed: int) -> None:
         ci.profile(flush_interval=interval_s)
     turns = Turns(rate)
     threads = []
+    together = threading.Event()  # else the first ones keep the others from starting
+
+    def start(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        together.wait()
+        target(*arguments)
+
     for number in range(THREADS[shape]):
         thread = Thread(number, notes)
         dice = random.Random(seed * 100 + number)
@@ -156,15 +163,15 @@ def work(shape: str, rate: float, interval_s: float, seed: int) -> None:
             "waiting": (thread.record_by_clock, (rate / THREADS[shape], (0.005, 0.02), dice)),
             "spin": (thread.record_without_pace, ()),
         }
-        target, arguments = shapes[shape]
-        threads.append(threading.Thread(target=target, args=arguments, daemon=True))
-    NOTE.pack_into(notes, 0, 1, time.monotonic_ns())
+        threads.append(threading.Thread(target=start, args=shapes[shape], daemon=True))
     for one in threads:
         one.start()
-    with open("health.jsonl", "a", buffering=1) as file:
+    with open("health.jsonl", "a", buffering=1) as health:
+        NOTE.pack_into(notes, 0, 1, time.monotonic_ns())
+        together.set()
         while True:
             if shape == "spin":
-                file.write(json.dumps([time.monotonic_ns(), ci.health()], default=str) + "\n")
+                health.write(json.dumps([time.monotonic_ns(), ci.health()], default=str) + "\n")
             time.sleep(HEALTH_EVERY_S)
 
 
@@ -200,7 +207,9 @@ class Kill:
     rate: float  # spans a second, as achieved
     lost_age_s: float  # at the kill, of the oldest span that is not on disk
     rss_bytes: int
-    pause_s: float  # the longest that the killer itself was held up: how busy the machine was
+    # How busy the machine was: the most that a thread of the worker waited for a processor, of the
+    # time that counts. What this is, others took.
+    starved_s: float
     faults: list[str] = field(default_factory=list)
 
     def line(self) -> str:
@@ -208,7 +217,7 @@ class Kill:
         return (
             f"{self.shape:8} interval {self.interval_s:g} s, ran {self.ran_s:.2f} s,"
             f" {self.rate:,.0f} spans/s, oldest lost {self.lost_age_s:.3f} s,"
-            f" {self.rss_bytes / 2**20:.0f} MB, machine paused {self.pause_s * 1e3:.0f} ms: {how}"
+            f" {self.rss_bytes / 2**20:.0f} MB, starved for {self.starved_s * 1e3:.0f} ms: {how}"
         )
 
 
@@ -225,7 +234,8 @@ def kill_one(
     with open(folder / "err.txt", "wb") as err:
         process = subprocess.Popen(arguments, cwd=folder, env=environ, stderr=err)
     ran_s = random.Random(seed).uniform(EARLIEST_S, latest_s)
-    rss_bytes, pause_s = 0, 0.0
+    rss_bytes = 0
+    waits: deque[tuple[float, dict[str, int]]] = deque()
     try:
         deadline = time.monotonic() + 30
         while not NOTE.unpack_from(notes, 0)[0]:
@@ -234,16 +244,19 @@ def kill_one(
             time.sleep(0.002)
         began_ns = NOTE.unpack_from(notes, 0)[1]
         while (left_s := ran_s - (time.monotonic_ns() - began_ns) / 1e9) > 0:
-            step_s, before = min(left_s, 0.01), time.monotonic()
-            time.sleep(step_s)
-            pause_s = max(pause_s, time.monotonic() - before - step_s)
+            waits.append((time.monotonic(), run_delays_ns(process.pid)))
+            if waits[0][0] < time.monotonic() - interval_s - SLACK_S - 0.1:
+                waits.popleft()
             rss_bytes = max(rss_bytes, resident_bytes(process.pid))
+            time.sleep(min(left_s, 0.05))
         killed_ns = time.monotonic_ns()
         process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
         status = process.wait()
-    kill = Kill(shape, interval_s, (killed_ns - began_ns) / 1e9, 0.0, 0.0, rss_bytes, pause_s)
+    (_, first), (_, last) = waits[0], waits[-1]
+    starved_s = max((last[thread] - first.get(thread, 0) for thread in last), default=0) / 1e9
+    kill = Kill(shape, interval_s, (killed_ns - began_ns) / 1e9, 0.0, 0.0, rss_bytes, starved_s)
     if status != -signal.SIGKILL:
         kill.faults.append(f"the worker ended by itself with {status}")
     judge(kill, folder, notes, began_ns, killed_ns)
@@ -260,6 +273,18 @@ def resident_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
     except (OSError, IndexError):
         return 0
+
+
+def run_delays_ns(pid: int) -> dict[str, int]:
+    """How long each thread has waited for a processor so far."""
+    found = {}
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        try:
+            text = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text()
+        except OSError:
+            continue
+        found[thread] = int(text.split()[1])
+    return found
 
 
 def judge(kill: Kill, folder: Path, notes: mmap.mmap, began_ns: int, killed_ns: int) -> None:
@@ -308,8 +333,8 @@ def judge_spin(kill: Kill, folder: Path, killed_ns: int) -> None:
             f"{kill.rss_bytes / 2**20:.0f} MB of memory, {SPIN_RSS_BYTES / 2**20:.0f} are allowed"
         )
     lines = (folder / "health.jsonl").read_text().split("\n")[:-1]
-    if not lines:
-        kill.faults.append("health() never returned")
+    if len(lines) < 2:
+        kill.faults.append(f"health() returned {len(lines)} times in {kill.ran_s:.1f} s")
         return
     lags = [(at_ns, found.get("flush_lag_s")) for at_ns, found in map(json.loads, lines)]
     if any(not isinstance(lag, (int, float)) or lag < 0 for _, lag in lags):
