@@ -78,6 +78,7 @@ class Folder:
         path = self.path.parent / MADE
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | system.SAFE, self._file_mode)
         try:
+            self._widen(file)
             os.write(file, (self.path.name + MADE_TEXT).encode())
         finally:
             os.close(file)
@@ -134,9 +135,14 @@ class Folder:
     def create(self, name: str) -> int:
         """A descriptor of a new file, which is the caller's to close."""
         file = system.create(self.path / name, self._file_mode)
-        if self._is_wide and hasattr(os, "fchmod"):
-            os.fchmod(file, self._file_mode)
+        self._widen(file)
         return file
+
+    def _widen(self, file: int) -> None:
+        """Gives a file the mode that was asked for, whatever the umask."""
+        if self._is_wide and hasattr(os, "fchmod"):
+            with contextlib.suppress(PermissionError):  # another user's
+                os.fchmod(file, self._file_mode)
 
     def read(self, name: str, limit: int = sys.maxsize) -> bytes:
         """The content of a regular file, which must not be larger than this."""

@@ -320,7 +320,7 @@ def test_the_file_is_replaced_whole(box: Box) -> None:
     shutil.rmtree(box.path.parent)
     box.read()
 
-    assert [files.MARKER, box.path.name] == sorted(os.listdir(box.path.parent))
+    assert [box.path.name] == sorted(os.listdir(box.path.parent))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, box: Box) -> None:

@@ -64,7 +64,7 @@ class TestModes:
         assert (folder_mode, folder_mode) == (mode(folder.path.parent), mode(folder.path))
         assert (file_mode, file_mode) == (
             mode(folder.path / NAME),
-            mode(folder.path / files.MARKER),
+            mode(folder.path.parent / files.MADE),
         )
 
     def test_a_folder_that_was_there(self, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ class TestOurs:
         folder.make()
 
         assert (False, True) == (before, folder.is_ours)
-        assert b"Made by cirron" in (folder.path / files.MARKER).read_bytes()
+        assert b"made by cirron" in (folder.path.parent / files.MADE).read_bytes()
 
     def test_an_empty_folder(self, tmp_path: Path) -> None:
         """A folder that holds nothing becomes ours."""
@@ -154,7 +154,7 @@ class TestOurs:
         folder.make()
 
         assert (True, True) == (folder.is_ours, other.is_ours)
-        assert [files.MARKER] == os.listdir(folder.path)
+        assert [] == os.listdir(folder.path)
 
     def test_a_folder_that_is_removed(self, tmp_path: Path) -> None:
         """A folder that is removed meanwhile is made anew, marked again."""
@@ -166,7 +166,7 @@ class TestOurs:
         folder.path.parent.rmdir()
         folder.put(OTHER, [b"{}"])
 
-        assert {files.MARKER, OTHER} == set(os.listdir(folder.path))
+        assert {OTHER} == set(os.listdir(folder.path))
 
 
 class TestPut:
@@ -184,8 +184,8 @@ class TestPut:
         monkeypatch.setattr(system, "write_all", watch)
         folder.put(NAME, [b"a", b"b"])
 
-        assert [{files.MARKER, NAME + ".tmp"}] == seen
-        assert {files.MARKER, NAME} == set(os.listdir(folder.path))
+        assert [{NAME + ".tmp"}] == seen
+        assert {NAME} == set(os.listdir(folder.path))
         assert b"ab" == folder.read(NAME)
 
     def test_replaced(self, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ class TestPut:
         folder.put(NAME, [b"whole"])
 
         assert b"whole" == folder.read(NAME)
-        assert {files.MARKER, NAME} == set(os.listdir(folder.path))
+        assert {NAME} == set(os.listdir(folder.path))
 
     @pytest.mark.parametrize("suffix", ["", ".tmp"])
     @pytest.mark.parametrize("target", ["precious", "not there"])
@@ -288,7 +288,7 @@ class TestPut:
         with pytest.raises(OSError, match="No space left"):
             folder.put(NAME, [b"new"])
 
-        assert {files.MARKER, NAME} == set(os.listdir(folder.path))
+        assert {NAME} == set(os.listdir(folder.path))
         assert b"old" == folder.read(NAME)
 
     def test_no_descriptor_is_left_open(
@@ -313,7 +313,7 @@ class TestPut:
         monkeypatch.setattr(os, "fsync", lambda _: synced.append(set(os.listdir(folder.path))))
         folder.put(NAME, [b"ours"], durable=durable)
 
-        assert [{files.MARKER, f"{NAME}.tmp"}] * durable == synced
+        assert [{f"{NAME}.tmp"}] * durable == synced
 
 
 class TestEntries:

@@ -97,7 +97,7 @@ class Rig:
         self.keeper.keep()
 
     def files(self) -> list[str]:
-        return sorted(set(os.listdir(self.folder.path)) - {files.MARKER})
+        return sorted(os.listdir(self.folder.path))
 
     def indices(self) -> list[Any]:
         """What a reader finds, span by span, in the order of the files."""
@@ -427,7 +427,7 @@ class TestBoxes:
         os.utime(path, ns=(modified_ns, modified_ns))
 
     def left(self, rig: Rig) -> list[int]:
-        found = set(os.listdir(rig.boxes.path)) - {files.MARKER}
+        found = set(os.listdir(rig.boxes.path))
         return sorted(int(name.partition("-")[0], 16) for name in found)
 
     def test_the_oldest_of_the_dead(self, tmp_path: Path, dead: int) -> None:
@@ -491,9 +491,7 @@ class TestBoxes:
         os.mkfifo(rig.boxes.path / self.name(8))
         rig.keeper.keep()
 
-        assert {*planted, files.MARKER, self.name(3), self.name(4)} == set(
-            os.listdir(rig.boxes.path)
-        )
+        assert {*planted, self.name(3), self.name(4)} == set(os.listdir(rig.boxes.path))
 
     def test_a_very_large_file(self, tmp_path: Path) -> None:
         """A file that is larger than a black box can be is not read, and goes once it is old."""
@@ -517,7 +515,7 @@ class TestBoxes:
         os.utime(rig.boxes.path / f"{self.name(1)}.tmp", (0, 0))
         rig.keeper.keep()
 
-        assert {files.MARKER, f"{self.name(2)}.tmp"} == set(os.listdir(rig.boxes.path))
+        assert {f"{self.name(2)}.tmp"} == set(os.listdir(rig.boxes.path))
 
     def test_a_folder_of_somebody_else(self, tmp_path: Path) -> None:
         """From a folder that we did not make nothing is removed."""
@@ -554,7 +552,7 @@ class TestBoxes:
 def test_no_folder_is_no_problem(tmp_path: Path) -> None:
     """A folder that is not there, or was removed, is no problem."""
     rig = Rig(tmp_path)
-    (rig.folder.path / files.MARKER).unlink()
+    (rig.folder.path.parent / files.MADE).unlink()
     rig.folder.path.rmdir()
     rig.tick()
 
@@ -564,7 +562,7 @@ def test_no_folder_is_no_problem(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
     """What keeps the folder from being looked at is said."""
     rig = Rig(tmp_path)
-    (rig.folder.path / files.MARKER).unlink()
+    (rig.folder.path.parent / files.MADE).unlink()
     rig.folder.path.rmdir()
     rig.folder.path.write_text("a file")
     rig.tick()

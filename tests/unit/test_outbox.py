@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cirron import files, system, wire
+from cirron import system, wire
 from cirron.record import clock
 from cirron.ship import outbox as module
 from cirron.ship.outbox import DiskOutbox, MemoryOutbox, blob_keys
@@ -69,7 +69,7 @@ def drain(outbox: MemoryOutbox) -> list[int]:
 
 def senders(root: Path) -> list[str]:
     """The processes that have left something, or live."""
-    return sorted(path.name for path in (root / "outbox").iterdir() if path.name != files.MARKER)
+    return sorted(path.name for path in (root / "outbox").iterdir())
 
 
 class TestMemoryOutbox:
@@ -434,7 +434,7 @@ class TestAdoption:
 
     def test_without_locks_age_tells(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where nothing can be locked, a process counts as dead after a day of silence."""
-        monkeypatch.setattr(system, "HAS_LOCKS", False)
+        monkeypatch.setattr(system, "HAS_FCNTL", False)
         other, outbox = DiskOutbox(tmp_path, A), DiskOutbox(tmp_path, B)
         spool(tmp_path, other, 1)
         spool(tmp_path, outbox, 2, prefix=B)

@@ -16,7 +16,7 @@ from cirron.record import clock
 from cirron.runs import reader
 from cirron.ship.keeper import Keeper
 from cirron.ship.sinks import spool as sinks
-from cirron.ship.sinks.base import Outcome, Sealed
+from cirron.ship.sinks.base import Outcome, Sealed, Sink
 from cirron.ship.sinks.spool import Spool
 
 if TYPE_CHECKING:
@@ -58,11 +58,17 @@ def batch(number: int) -> Sealed:
 class Rig:
     """A spool with a keeper that has room for everything."""
 
-    def __init__(self, root: Path, prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        sender: Sink | None = None,
+        announce: Callable[[], None] = lambda: None,
+    ) -> None:
         folder = files.Folder(root / "spool", files.BATCH)
         boxes = files.Folder(root / "blackbox", files.BLACK_BOX)
         keeper = Keeper(folder, boxes, max_bytes=10**9, host="h", header=lambda: header(10**6))
-        self.spool = Spool(folder, keeper, prepare)
+        self.spool = Spool(folder, keeper, sender, announce)
+        self.spool.start()
         self.root = root
 
     def emit(self, *numbers: int) -> None:
@@ -73,7 +79,7 @@ class Rig:
 
     def files(self) -> list[str]:
         found = os.listdir(self.root / "spool") if (self.root / "spool").exists() else []
-        return sorted(set(found) - {files.MARKER})
+        return sorted(found)
 
     def indices(self) -> list[Any]:
         """What a reader finds, span by span, in the order of the files."""
@@ -304,7 +310,7 @@ def test_the_folder_is_made_without_a_batch(rig: Any, tmp_path: Path) -> None:
     made.spool.tick()
 
     assert prepared.wait(PATIENCE_NS / 1e9)
-    assert (tmp_path / "spool" / files.MARKER).exists()
+    assert (tmp_path / files.MADE).exists()
 
 
 def test_a_folder_that_is_removed(rig: Any, tmp_path: Path) -> None:

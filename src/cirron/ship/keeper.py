@@ -215,6 +215,7 @@ class Keeper:
             self._measure()
 
     def _measure(self) -> None:
+        self._spool.find()  # again: somebody may have put a link in its place
         if self._spool.is_ours:
             remove_stale(self._spool)
         self._unmeasured_bytes = 0
@@ -241,12 +242,11 @@ class Keeper:
 
     def _keep_boxes(self) -> None:
         """Removes the oldest black boxes of processes that are gone, down to `MAX_BOXES`."""
-        if not self._boxes.is_ours:
-            self._boxes.make()
-        entries = sorted(self._boxes.entries(), key=lambda entry: entry.modified_ns)
+        self._boxes.find()
         if not self._boxes.is_ours:
             return
         remove_stale(self._boxes)
+        entries = sorted(self._boxes.entries(), key=lambda entry: entry.modified_ns)
         for number, entry in enumerate(entries[:-MAX_BOXES]):
             if number % PAUSE_EVERY == 0:
                 sleep(PAUSE_S)
