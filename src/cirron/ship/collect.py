@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cirron import wire
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
-from cirron.record.value import Deferred, Several
+from cirron.record.value import Deferred, Polled, Several
 from cirron.ship.texts import Texts
 from cirron.ship.threads import new_lock, sleep
 
@@ -296,7 +296,9 @@ class Collector:
         """Waits, not for ever, for what devices still compute, and takes it in."""
         deadline = clock.now() + int(timeout_s * 1e9)
         for value in self.waiting_values():
-            while not value.poll() and clock.now() < deadline:
+            # Where a thread asks for the values, this one does not ask a source that may block.
+            is_asked = self.on_deferred is not None and not isinstance(value.source, Polled)
+            while not (value.is_ready if is_asked else value.poll()) and clock.now() < deadline:
                 sleep(0.001)
         self.step()
 
