@@ -297,7 +297,8 @@ class Collector:
         deadline = clock.now() + int(timeout_s * 1e9)
         for value in self.waiting_values():
             # Where a thread asks for the values, this one does not ask a source that may block.
-            is_asked = self.on_deferred is not None and not isinstance(value.source, Polled)
+            may_block = type(value) is Deferred and not isinstance(value.source, Polled)
+            is_asked = may_block and self.on_deferred is not None
             while not (value.is_ready if is_asked else value.poll()) and clock.now() < deadline:
                 sleep(0.001)
         self.step()
