@@ -114,6 +114,7 @@ class Collector:
         self.failed = 0  # records that could not be encoded
         self._oldest_ns = 0  # when the first record was made that is encoded and not yet taken
         self._foreign_texts = 0
+        self._asks = True  # objects of the user's for their texts
         self._texts = Texts()
         self._as_text_before = attributes.as_text
         self.on_deferred: Callable[[Deferred], None] | None = None
@@ -308,9 +309,9 @@ class Collector:
     def held_records(self) -> list[wire.Span]:
         """The wire form of the spans that still wait for their GPU time."""
         with self.lock:
-            texts = self._foreign_texts  # are counted when they are written
+            self._asks = False
             records = self._spans(list(self._held)) if self._held else []
-            self._foreign_texts = texts
+            self._asks = True
         return records
 
     def add_snapshots(
@@ -503,9 +504,9 @@ class Collector:
         """The wire form of a span that is still open."""
         closed = hot.record_of(span)
         with self.lock:
-            texts = self._foreign_texts  # are counted when it closes
+            self._asks = False  # for the text of an object: once, when the span closes
             (record,) = self._spans([closed])
-            self._foreign_texts = texts
+            self._asks = True
         record.end_ns = None
         return record
 
@@ -575,6 +576,8 @@ class Collector:
         if kind is dict:
             return {key: self.plain(item) for key, item in value.items()}
         if kind is attributes.Foreign:
+            if not self._asks:
+                return attributes.name_of(value.value)
             self._foreign_texts += 1
             return self._texts.of(value.value)
         return value.value  # Deferred
