@@ -9,12 +9,15 @@ background thread asks for its text.
 from __future__ import annotations
 
 import sys
+from collections import deque
+from gc import get_referents
+from types import FunctionType, MappingProxyType, SimpleNamespace
 
 from cirron.record.value import Deferred, clip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 MAX_NESTING = 6
@@ -27,12 +30,19 @@ MAX_FEW = 8  # so many plain attributes are within the limits whatever they are
 FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of the last
 PLAIN_KEYS = frozenset((int, float, bool, type(None)))
 SCALARS = (bool, int, float, str)
-SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset)
+VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, deque, *VIEWS)
 
 # Leaves of the standard library that never change, and whose text calls nobody else.
 SAFE_MODULES = frozenset(
     ("datetime", "decimal", "enum", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
 )
+
+# Of a class, whatever its metaclass would answer:
+NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
+MODULE: Callable[[type], Any] = type.__dict__["__module__"].__get__
+# Of an exception:
+ARGS: Callable[[BaseException], tuple[Any, ...]] = BaseException.__dict__["args"].__get__
 
 as_text = 0  # values that JSON could not hold
 cut = 0  # values that were shortened to keep the limits
@@ -52,7 +62,12 @@ def settle(attrs: dict[str, Any]) -> dict[str, Any]:
     global as_text, cut
     for key, value in attrs.items():
         kind = type(value)
-        if kind not in FIXED or len(key) > MAX_KEY or (kind is str and len(value) > MAX_KEY):
+        if kind is str:
+            if len(value) > MAX_KEY:
+                break
+        elif kind is not float and kind is not int and not is_fixed(kind):
+            break
+        if type(key) is not str or len(key) > MAX_KEY:
             break
     else:
         if len(attrs) <= MAX_FEW:
@@ -64,6 +79,11 @@ def settle(attrs: dict[str, Any]) -> dict[str, Any]:
     return settled
 
 
+def is_fixed(kind: type) -> bool:
+    """Whether what is of this class cannot change; one with a metaclass is not asked for a hash."""
+    return type(kind) is type and kind in FIXED
+
+
 def preview(attrs: dict[str, Any]) -> dict[str, Any]:
     """The same of a span that is still open: what it costs is counted when it closes."""
     return Copier().mapping(attrs, 0)
@@ -71,8 +91,18 @@ def preview(attrs: dict[str, Any]) -> dict[str, Any]:
 
 def name_of(value: object) -> str:
     """`<Name>`, for a value that cannot be described otherwise."""
-    name: str = type.__dict__["__name__"].__get__(type(value))  # not a metaclass's own
-    return f"<{clip(name)}>"
+    return f"<{clip(NAME(type(value)))}>"
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an exception, which may hold anything, within limits."""
+    return str(error) if is_short(error) else show(Copier().value(ARGS(error), 0))
+
+
+def is_short(error: BaseException) -> bool:
+    """Whether it has a text of its own, or was given nothing but texts and numbers."""
+    has_own = type(type.__getattribute__(type(error), "__str__")) is FunctionType
+    return has_own or all(type(arg) is str or is_fixed(type(arg)) for arg in ARGS(error))
 
 
 class Copier:
@@ -91,7 +121,7 @@ class Copier:
         kind = type(value)
         if kind is str:
             return self._string(value)
-        if kind in FIXED:
+        if is_fixed(kind):
             self.bytes -= 8
             return value
         try:
@@ -121,12 +151,22 @@ class Copier:
         if issubclass(kind, (bytes, bytearray)):
             start = (bytes if issubclass(kind, bytes) else bytearray).__getitem__(value, slice(64))
             return self._text(repr(bytes(start)))
-        module = kind.__module__
+        # The texts of these are made by C, which holds the interpreter lock until the end of it.
+        if kind is MappingProxyType:
+            return self.value(get_referents(value)[0], nesting)
+        if issubclass(kind, SimpleNamespace):
+            inside = object.__getattribute__(value, "__dict__")
+            return self._text(f"namespace{show(self.value(inside, nesting))}")
+        if issubclass(kind, BaseException) and not is_short(value):
+            return self._text(f"{NAME(kind)}{show(self.value(ARGS(value), nesting))}")
+        module = MODULE(kind)
+        if type(module) is not str:
+            return Foreign(value)
         if module in SAFE_MODULES:
             return self._text(str(value))
         enum = sys.modules.get("enum")
         if enum is not None and issubclass(kind, enum.Enum):
-            return self._text(f"{kind.__name__}.{object.__getattribute__(value, '_name_')}")
+            return self._text(f"{NAME(kind)}.{object.__getattribute__(value, '_name_')}")
         if module == "numpy":
             return self._array(value, kind, nesting)
         if module in ("torch", "torch.nn.parameter"):
@@ -184,7 +224,7 @@ class Copier:
         kind = type(key)
         if issubclass(kind, str):
             return clip(str.__str__(key), MAX_KEY)
-        return str(key) if kind in PLAIN_KEYS else name_of(key)
+        return str(key) if type(kind) is type and kind in PLAIN_KEYS else name_of(key)
 
     def _array(self, value: Any, kind: type, nesting: int) -> Any:
         """A NumPy scalar or array: its values, where they are few."""
@@ -200,6 +240,16 @@ class Copier:
             return self._text(str(value))
         shape = tuple(value.shape)
         return self._text(f"{kind.__name__}(shape={shape}, dtype={value.dtype}, {value.device})")
+
+
+def show(value: Any) -> str:
+    """The text of a settled value."""
+    kind = type(value)
+    if kind is list:
+        return f"({', '.join(map(show, value))})"
+    if kind is dict:
+        return f"({', '.join([f'{key}={show(item)}' for key, item in value.items()])})"
+    return name_of(value.value) if kind is Foreign else repr(value)
 
 
 SCALAR_OF: dict[type, Any] = {

@@ -28,7 +28,7 @@ from contextvars import ContextVar, Token
 
 from cirron import errors
 from cirron.record import clock, value
-from cirron.record.attrs import preview, settle
+from cirron.record.attrs import preview, settle, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -503,7 +503,7 @@ def _note_error(span: Span, kind: type[BaseException], error: BaseException | No
     if kind is GeneratorExit:  # how a generator is closed, not a failure
         return
     try:
-        text = str(error)
+        text = "" if error is None else text_of(error)
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001  protects the user's exception, whose own __str__ fails
