@@ -105,32 +105,33 @@ class Folder:
     def put(self, name: str, pieces: list[bytes], *, durable: bool = False) -> None:
         """Puts a file in place whole: a reader sees the old one, or none, or the new one."""
         partial = name + TMP
+        file: int | None = self._create_partial(partial)
         try:
-            self._fill(partial, pieces, durable=durable)
-        except FileExistsError:  # left by a process that was killed, or planted
-            os.unlink(self.path / partial)
-            self._fill(partial, pieces, durable=durable)
-        try:
-            os.replace(self.path / partial, self.path / name)
-        except OSError:
-            self._discard(partial)
-            raise
-
-    def _fill(self, name: str, pieces: list[bytes], *, durable: bool = False) -> None:
-        try:
-            file = self.create(name)
-        except FileNotFoundError:  # not made yet, or removed since
-            self.make()
-            file = self.create(name)
-        try:
+            assert file is not None
             system.write_all(file, pieces)
             if durable:
                 os.fsync(file)
+            if not system.CAN_RENAME_OPEN:
+                os.close(file)
+                file = None
+            # Before it is closed: a call of the system can take a busy program's thread 20 ms.
+            os.replace(self.path / partial, self.path / name)
         except OSError:
-            self._discard(name)
+            with contextlib.suppress(OSError):
+                os.unlink(self.path / partial)
             raise
         finally:
-            os.close(file)
+            if file is not None:
+                os.close(file)
+
+    def _create_partial(self, name: str) -> int:
+        try:
+            return self.create(name)
+        except FileNotFoundError:  # the folder was not made yet, or was removed since
+            self.make()
+        except FileExistsError:  # left by a process that was killed, or planted
+            os.unlink(self.path / name)
+        return self.create(name)
 
     def create(self, name: str) -> int:
         """A descriptor of a new file, which is the caller's to close."""
@@ -171,7 +172,3 @@ class Folder:
         except FileNotFoundError:
             return False
         return True
-
-    def _discard(self, name: str) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self.path / name)

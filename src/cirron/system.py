@@ -28,6 +28,8 @@ SAFE = (
     | getattr(os, "O_BINARY", 0)
 )
 
+CAN_RENAME_OPEN = os.name != "nt"
+
 # IOV_MAX, the most pieces that one call takes, is 1024 on Linux and on macOS.
 MAX_PIECES = 1024
 

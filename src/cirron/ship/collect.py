@@ -7,12 +7,12 @@ A record that cannot be encoded loses itself only, and is counted.
 
 from __future__ import annotations
 
+import array
 import os
 import struct
 from collections import deque
 from itertools import repeat, starmap
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from cirron import wire
 from cirron.record import attrs as attributes
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cirron.ship.sinks.memory import Memory
+
+    Columns: TypeAlias = Any  # of spans, in the order of `hot.Closed`, or None
 
 # About 1.5 ms of work (bench/gil.py measures it).
 SLICE = 800
@@ -47,7 +49,7 @@ MAX_PARENTS = 10_000
 # A slice ends early once its attributes may have this size, which bounds what is written at once.
 MAX_SLICE_BYTES = 2**20
 # And a slice of many records takes fewer where the last ones were long.
-MAX_BULK_BYTES = 2 * 2**20
+MAX_BULK_BYTES = 4 * 2**20
 
 # Attributes that have a field of their own in the record.
 GAUGES = ("cpu_ns", "gpu_ns", "memory_peak_bytes")
@@ -189,42 +191,39 @@ class Collector:
         if records and not self._oldest_ns:
             self._oldest_ns = records[0][6]
         late = self._take_ready() if self._waiting else []
-        closed, marks = self._take(records)
-        if (have_attrs(closed) and self._ask_for_times(closed)) or self._held:
-            closed = self._let_through(closed)
-        if closed or marks or late or self._snapshots:
-            self._encode(closed, marks, late)
-        return len(ring) + len(self._rest)
-
-    def _take(self, records: list[hot.Record]) -> tuple[list[hot.Closed], list[hot.Mark]]:
-        """The spans, and the marks whose value is known, of as many records as a slice may hold."""
-        are_spans = list(map(len, records)).count(8) == len(records)
+        self._rest = []
         closed: list[Any] = records
         marks: list[hot.Mark] = []
-        self._rest = []
-        if not are_spans or have_attrs(records):
+        columns = transpose(records)
+        if columns is None or have_attrs(columns):
             records = self._cut(records)
             closed = [record for record in records if len(record) == 8]
+            marks = self._take_known([record for record in records if len(record) == 7])
+            columns = transpose(closed)
         self.seen += len(records)
-        if not are_spans:
-            for record in records:
-                if len(record) == 7:
-                    value = record[3]
-                    # Most are floats, and are let through at once.
-                    if (
-                        value.__class__ is not float
-                        and isinstance(value, Deferred)
-                        and not value.is_ready
-                    ):
-                        self._wait_for(record)
-                    else:
-                        marks.append(record)
-        if closed:
-            names = set(map(name_of, closed))
-            if not STEP_NAMES.isdisjoint(names):
+        if columns:
+            self.last_activity.update(zip(columns[7], columns[6], strict=True))
+            if not STEP_NAMES.isdisjoint(columns[2]):
                 self.last_step = next(r for r in reversed(closed) if r[2] in STEP_NAMES)
-            self.last_activity.update(zip(map(thread_of, closed), map(end_of, closed), strict=True))
-        return closed, marks
+        is_waiting = columns and have_attrs(columns) and self._ask_for_times(closed)
+        if is_waiting or self._held:
+            closed = self._let_through(closed)
+            columns = transpose(closed)
+        if closed or marks or late or self._snapshots:
+            self._encode(closed, columns, marks, late)
+        return self.pending
+
+    def _take_known(self, marks: list[hot.Mark]) -> list[hot.Mark]:
+        """The marks whose value is known; for that of the others somebody has to wait."""
+        known = []
+        for mark in marks:
+            value = mark[3]
+            # Most are floats, and are let through at once.
+            if value.__class__ is not float and isinstance(value, Deferred) and not value.is_ready:
+                self._wait_for(mark)
+            else:
+                known.append(mark)
+        return known
 
     def _cut(self, records: list[hot.Record]) -> list[hot.Record]:
         """As many of them as have attributes of `MAX_SLICE_BYTES`; the rest is kept."""
@@ -319,7 +318,7 @@ class Collector:
         with self.lock:
             self._asks = False
             held = list(self._held)[-newest:]
-            records = self._spans(held) if held else []
+            records = self._spans(transpose(held)) if held else []
             self._asks = True
         return records
 
@@ -396,7 +395,11 @@ class Collector:
     # -- encoding ---------------------------------------------------------------------------
 
     def _encode(
-        self, closed: list[hot.Closed], marks: list[hot.Mark], late: list[hot.Mark]
+        self,
+        closed: list[hot.Closed],
+        columns: Columns,
+        marks: list[hot.Mark],
+        late: list[hot.Mark],
     ) -> None:
         snapshots, self._snapshots = self._snapshots, []
         files, self._files = self._files, []
@@ -416,7 +419,7 @@ class Collector:
             marks = marks + [mark for mark in late if mark[1] in self.mark_ids]  # still open
         mark_records += self._snapshot_marks
         self._snapshot_marks = []
-        spans, span_count = self._encode_spans(closed) if closed else (b"", 0)
+        spans, span_count = self._encode_spans(columns) if columns else (b"", 0)
         if marks:
             self._remember_latest(closed, marks)
         lines = [self._line(record) for record in closed] if self._keep_lines else []
@@ -466,26 +469,28 @@ class Collector:
                     latest[name] = known
                 self.marked_at[span] = time_ns
 
-    def _spans(self, closed: list[hot.Closed]) -> list[wire.Span]:
+    def _spans(self, columns: Any) -> list[wire.Span]:
         """The wire form of spans."""
-        spans = list(self._made(closed))
-        if self.mark_ids or have_attrs(closed):
-            filled = zip(spans, map(number_of, closed), map(attrs_of, closed), strict=True)
+        spans = list(self._made(columns))
+        if not self._are_plain(columns):
+            filled = zip(spans, columns[0], columns[4], strict=True)
             spans = [span for span, *more in filled if self._fill(span, *more)]
         return spans
 
-    def _made(self, closed: list[hot.Closed]) -> Iterator[wire.Span]:
+    def _are_plain(self, columns: Any) -> bool:
+        """Whether none of the spans has attributes or marks."""
+        return not have_attrs(columns) and self.mark_ids.keys().isdisjoint(columns[0])
+
+    def _made(self, columns: Any) -> Iterator[wire.Span]:
         """The spans as they are without attributes and marks, made by functions of C alone."""
-        numbers, parents, names, indices, _, starts, ends, threads = zip(*closed, strict=True)
-        if indices.count(None) < len(indices):
-            indices = tuple([None if index is None else clamp(index) for index in indices])
+        numbers, parents, names, indices, _, starts, ends, threads = columns
         at = self._offset.__add__
         return map(
             wire.Span,
             map(self._prefix.__add__, hex_of(numbers)),
             names,
             map(self._ids.__getitem__, parents),
-            indices,
+            readable(indices),
             map(at, starts),
             map(at, ends),
             *repeat(repeat(None), 3),  # see GAUGES
@@ -496,17 +501,17 @@ class Collector:
             repeat(_NO_MARKS),
         )
 
-    def _encode_spans(self, closed: list[hot.Closed]) -> tuple[bytes, int]:
+    def _encode_spans(self, columns: Any) -> tuple[bytes, int]:
         """The spans encoded, and how many there are."""
-        if not self.mark_ids and not have_attrs(closed):
+        if self._are_plain(columns):
             try:
                 # One chain of C, which no other thread can interrupt: see `_step`.
-                (encoded,) = map(wire.encode_list, map(list, (self._made(closed),)))
-            except (ValueError, OverflowError):  # a name or an index that has to be mended
+                (encoded,) = map(wire.encode_list, map(list, (self._made(columns),)))
+            except (ValueError, OverflowError):  # a name that has to be mended
                 pass
             else:
-                return encoded[1:-1], len(closed)
-        spans = self._spans(closed)
+                return encoded[1:-1], len(columns[0])
+        spans = self._spans(columns)
         return self._encoded(spans), len(spans)
 
     def _fill(self, span: wire.Span, number: int, attrs: dict[str, Any] | None) -> bool:
@@ -534,7 +539,7 @@ class Collector:
         closed = hot.record_of(span)
         with self.lock:
             self._asks = False  # for the text of an object: once, when the span closes
-            (record,) = self._spans([closed])
+            (record,) = self._spans(transpose([closed]))
             self._asks = True
         record.end_ns = None
         return record
@@ -644,19 +649,28 @@ class ParentIds(dict[int, str | None]):
         return found
 
 
-# Of a span's record:
-number_of, name_of, attrs_of = itemgetter(0), itemgetter(2), itemgetter(4)
-end_of, thread_of = itemgetter(6), itemgetter(7)
+def transpose(records: list[Any]) -> Columns:
+    """The spans by their fields, each in a tuple; None when there are none, or marks among them."""
+    if list(map(len, records)).count(8) < len(records):
+        return None
+    return tuple(zip(*records, strict=True)) or None
 
 
-def clamp(index: int) -> int:
-    """The nearest integer that a reader of JSON can hold."""
-    return index if -MAX_INT <= index <= MAX_INT else MAX_INT if index > 0 else -MAX_INT
+def have_attrs(columns: Any) -> bool:
+    """Whether any of the spans has attributes."""
+    attrs = columns[4]
+    return bool(attrs.count(None) < len(attrs))
 
 
-def have_attrs(spans: list[Any]) -> bool:
-    """Whether any of them has attributes."""
-    return list(map(attrs_of, spans)).count(None) < len(spans)
+def readable(indices: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """The indices, each cut to what a reader of JSON can hold."""
+    try:
+        array.array("q", filter(None, indices))
+    except OverflowError:
+        return tuple(
+            index if index is None else max(-MAX_INT, min(index, MAX_INT)) for index in indices
+        )
+    return indices
 
 
 def hex_of(numbers: tuple[int, ...]) -> list[str]:

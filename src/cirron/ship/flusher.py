@@ -42,7 +42,7 @@ BEHIND = 10 * SLICE
 MAX_SLICE = 20 * SLICE
 # And batches are so many times larger: writing a file takes four calls of the system, each of
 # which gives the lock away to every busy thread.
-BEHIND_BATCH = 3
+BEHIND_BATCH = 2
 
 # A batch is sealed early at this size, which keeps files, requests and lines handy.
 MAX_BATCH_BYTES = 2 * 2**20
@@ -125,7 +125,8 @@ class Flusher:
             self._set_tick()
             while not self._worker.is_stopping:
                 until_tick_s = (self._tick_ns - clock.now()) / 1e9
-                self._worker.rest(min(until_tick_s, LOOK_S))
+                is_behind = self._collector.pending > BEHIND
+                self._worker.rest(0.0 if is_behind else min(until_tick_s, LOOK_S))
                 waiters = self._take_waiters()
                 with guard.contained("flush"):
                     self._drain()
