@@ -72,6 +72,10 @@ class Folder:
             self._list()
         self.find()
 
+    def make_inside(self, name: str) -> None:
+        """Makes a folder in this one, unless it is there."""
+        self._make(self.path / name)
+
     def find(self) -> None:
         """Finds out whether the folder, if it is there, is one that we made."""
         self.is_ours = not os.path.islink(self.path) and self._is_listed()
