@@ -19,6 +19,7 @@ import torch
 
 import cirron as ci
 from cirron import testing, wire
+from cirron.record import attrs
 from cirron.record import value as values
 
 if TYPE_CHECKING:
@@ -373,7 +374,7 @@ class TestDevices:
         with testing.capture() as recorded:
             ci.mark("never", DeviceScalar())
             recorded._collector.step()
-            recorded._collector.finish()
+            recorded._collector.give_up()
 
         assert 1 == recorded._collector.lost_values
 
@@ -426,6 +427,7 @@ class TestAttributes:
             (np.bool_(True), True),
             (np.float64("nan"), "nan"),
             (np.array(7), 7),
+            (np.arange(3), [0, 1, 2]),
             (Phase.WARM, "warm-up"),
             (Level.HIGH, 3),
             ("x" * 1000, "x" * 1000),
@@ -445,14 +447,12 @@ class TestAttributes:
         [
             (Rude(), "<Rude>"),
             (10**30, "1" + "0" * 30),
-            (10**5000, "<int>"),
+            (10**5000, "<int of 16610 bits>"),
             (1 + 2j, "(1+2j)"),
             (b"raw", "b'raw'"),
             ({1}, "{1}"),
-            (np.arange(3), "[0 1 2]"),
-            (torch.arange(3), "tensor([0, 1, 2])"),
-            (list(range(10_000)), "[0, 1, 2, 3, 4, 5, ...]"),
-            ({i: i for i in range(10_000)}, "{0: 0, 1: 1, 2: 2, 3: 3, ...}"),
+            (np.arange(1_001), "ndarray(shape=(1001,), dtype=int64)"),
+            (torch.arange(3), "Tensor(shape=(3,), dtype=torch.int64, cpu)"),
             (Decimal("1.5"), "1.5"),
             (int, "<class 'int'>"),
         ],
@@ -467,6 +467,26 @@ class TestAttributes:
 
         assert {"key": expected} == recorded.spans[0].attrs
         assert 1 == recorded._collector.coerced
+
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [
+            (list(range(10_000)), [*range(1_000), "... 9000 more"]),
+            (
+                {i: i for i in range(10_000)},
+                {**{str(i): i for i in range(1_000)}, "...": "9000 more"},
+            ),
+        ],
+        ids=["list", "dict"],
+    )
+    def test_what_is_long(self, given: Any, expected: Any, recorded: testing.Captured) -> None:
+        """Of a long list or dict the beginning is stored, and how much there is more."""
+        before = attrs.cut
+        with ci.scope("s", key=given):
+            pass
+
+        assert {"key": expected} == recorded.spans[0].attrs
+        assert (0, 1) == (recorded._collector.coerced, attrs.cut - before)
 
     def test_long_text_of_an_object(self, recorded: testing.Captured) -> None:
         """The text of an object is cut at 256 bytes."""
@@ -491,12 +511,30 @@ class TestAttributes:
 
     def test_an_open_span_is_not_counted_again_and_again(self, recorded: testing.Captured) -> None:
         """Looking at an open span counts nothing; its end does, once."""
-        with ci.scope("s", key=object()):
+        with ci.scope("s", key=object(), large=10**30):
             recorded.dict()
             recorded.dict()
         recorded.dict()
 
-        assert 1 == recorded._collector.coerced
+        assert 2 == recorded._collector.coerced
+
+    def test_the_text_of_an_object_is_asked_for_once(self, recorded: testing.Captured) -> None:
+        """While a span is open its objects are shown by their classes; then their text is asked."""
+        asked: list[None] = []
+
+        class Config:
+            def __str__(self) -> str:
+                asked.append(None)
+                return "lr=0.1"
+
+        with ci.scope("s", key=Config()):
+            (span,) = recorded.tree().roots
+            opened = span.attrs, len(asked)
+        recorded.tree()
+        closed = recorded.spans[0].attrs, len(asked)
+
+        assert ({"key": "<Config>"}, 0) == opened
+        assert ({"key": "lr=0.1"}, 1) == closed
 
     def test_strict_json_on_disk(self, tmp_path: Any) -> None:
         """Whatever is recorded, the files are strict JSON."""

@@ -156,6 +156,7 @@ def test_the_import_is_light() -> None:
         "cirron._version",
         "cirron.errors",
         "cirron.record",
+        "cirron.record.attrs",
         "cirron.record.clock",
         "cirron.record.hot",
         "cirron.record.value",

@@ -116,7 +116,7 @@ class Collector:
         self.lost_values = 0  # marks whose value could not be had
         self.failed = 0  # records that could not be encoded
         self._oldest_ns = 0  # when the first record was made that is encoded and not yet taken
-        self._foreign_texts = 0
+        self._texts_made = 0  # attributes that are stored as text, beyond those that were settled so
         self._asks = True  # objects of the user's for their texts
         self._texts = Texts()
         self._as_text_before = attributes.as_text
@@ -388,7 +388,7 @@ class Collector:
     @property
     def coerced(self) -> int:
         """Attributes that were stored as text."""
-        return self._foreign_texts + attributes.as_text - self._as_text_before
+        return self._texts_made + attributes.as_text - self._as_text_before
 
     # -- encoding ---------------------------------------------------------------------------
 
@@ -594,7 +594,10 @@ class Collector:
         if kind in _PLAIN:
             return value
         if kind is int:
-            return value if value in _INT64 else large(value)
+            if value in _INT64:
+                return value
+            self._texts_made += self._asks
+            return large(value)
         if kind is float:
             return value if value - value == 0 else str(value)
         if kind is list:
@@ -604,7 +607,7 @@ class Collector:
         if kind is attributes.Foreign:
             if not self._asks:
                 return attributes.name_of(value.value)
-            self._foreign_texts += 1
+            self._texts_made += 1
             return self._texts.of(value.value)
         return value.value  # Deferred
 
