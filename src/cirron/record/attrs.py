@@ -83,7 +83,7 @@ def describe_error(kind: type[BaseException], error: BaseException | None, limit
     """`Kind: text` of an exception, whose own `__str__` may raise anything."""
     try:
         text = str.__str__(str(error))
-    except BaseException as raised:
+    except BaseException as raised:  # protects the run from a method of the user's
         trace = raised.__traceback__
         if isinstance(raised, KeyboardInterrupt) and (trace is None or trace.tb_next is None):
             raise  # a Ctrl-C that came just now; one from below is its own

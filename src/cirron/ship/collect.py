@@ -116,7 +116,9 @@ class Collector:
         self.lost_values = 0  # marks whose value could not be had
         self.failed = 0  # records that could not be encoded
         self._oldest_ns = 0  # when the first record was made that is encoded and not yet taken
-        self._texts_made = 0  # attributes that are stored as text, beyond those that were settled so
+        self._texts_made = (
+            0  # attributes that are stored as text, beyond those that were settled so
+        )
         self._asks = True  # objects of the user's for their texts
         self._texts = Texts()
         self._as_text_before = attributes.as_text
