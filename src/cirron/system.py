@@ -137,6 +137,8 @@ def is_alive(pid: int, started: str | None = None) -> bool | None:
 
     None: nobody can tell.
     """
+    if pid <= 0:  # to `os.kill` these are groups of processes
+        return False
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # After the program's name, which may hold anything, field 3 is the state, 22 the start.
@@ -149,7 +151,7 @@ def is_alive(pid: int, started: str | None = None) -> bool | None:
         return None
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # it exists and belongs to another user
         pass

@@ -189,7 +189,6 @@ def test_who_opens_files() -> None:
         "files",
         "system",
         "project",  # on the user's thread: pyproject.toml and .env
-        "runs.reader",
         "runs.untrusted",
         "ship.outbox",
         "ship.sinks.http",

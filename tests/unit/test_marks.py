@@ -19,7 +19,7 @@ import torch
 
 import cirron as ci
 from cirron import testing, wire
-from cirron.record import attrs
+from cirron.record import attrs as attributes
 from cirron.record import value as values
 
 if TYPE_CHECKING:
@@ -428,6 +428,9 @@ class TestAttributes:
             (np.float64("nan"), "nan"),
             (np.array(7), 7),
             (np.arange(3), [0, 1, 2]),
+            (np.eye(2), [[1.0, 0.0], [0.0, 1.0]]),
+            (2**64 - 1, 2**64 - 1),
+            (-(2**63), -(2**63)),
             (Phase.WARM, "warm-up"),
             (Level.HIGH, 3),
             ("x" * 1000, "x" * 1000),
@@ -446,12 +449,13 @@ class TestAttributes:
         ("given", "expected"),
         [
             (Rude(), "<Rude>"),
+            ({1}, "{1}"),
             (10**30, "1" + "0" * 30),
+            (-(2**63) - 1, "-9223372036854775809"),
             (10**5000, "<int of 16610 bits>"),
             (1 + 2j, "(1+2j)"),
             (b"raw", "b'raw'"),
-            ({1}, "{1}"),
-            (np.arange(1_001), "ndarray(shape=(1001,), dtype=int64)"),
+            (np.zeros(10**6), "ndarray(shape=(1000000,), dtype=float64)"),
             (torch.arange(3), "Tensor(shape=(3,), dtype=torch.int64, cpu)"),
             (Decimal("1.5"), "1.5"),
             (int, "<class 'int'>"),
@@ -468,25 +472,19 @@ class TestAttributes:
         assert {"key": expected} == recorded.spans[0].attrs
         assert 1 == recorded._collector.coerced
 
-    @pytest.mark.parametrize(
-        ("given", "expected"),
-        [
-            (list(range(10_000)), [*range(1_000), "... 9000 more"]),
-            (
-                {i: i for i in range(10_000)},
-                {**{str(i): i for i in range(1_000)}, "...": "9000 more"},
-            ),
-        ],
-        ids=["list", "dict"],
-    )
-    def test_what_is_long(self, given: Any, expected: Any, recorded: testing.Captured) -> None:
-        """Of a long list or dict the beginning is stored, and how much there is more."""
-        before = attrs.cut
-        with ci.scope("s", key=given):
+    def test_what_is_too_much(self, recorded: testing.Captured) -> None:
+        """Of what is too long the beginning is stored, and how much more there was; counted."""
+        cut = attributes.cut
+        with ci.scope("s", items=list(range(10_000))):
             pass
+        with ci.scope("s", table={i: i for i in range(10_000)}):
+            pass
+        (items,), (table,) = (span.attrs.values() for span in recorded.spans)
 
-        assert {"key": expected} == recorded.spans[0].attrs
-        assert (0, 1) == (recorded._collector.coerced, attrs.cut - before)
+        assert [*range(len(items) - 1), f"... {10_001 - len(items)} more"] == items
+        assert f"{10_001 - len(table)} more" == table.pop("...")
+        assert {str(i): i for i in range(len(table))} == table
+        assert (True, True, 2) == (len(items) > 900, len(table) > 900, attributes.cut - cut)
 
     def test_long_text_of_an_object(self, recorded: testing.Captured) -> None:
         """The text of an object is cut at 256 bytes."""
@@ -508,6 +506,7 @@ class TestAttributes:
 
         assert text.startswith('{"key": [1, [1, [1, ')
         assert len(text) < 200
+        assert '"[...]"' in text
 
     def test_an_open_span_is_not_counted_again_and_again(self, recorded: testing.Captured) -> None:
         """Looking at an open span counts nothing; its end does, once."""

@@ -13,6 +13,31 @@ import pytest
 import cirron as ci
 from cirron import errors
 
+PUBLIC = [
+    "Cirron",
+    "CirronError",
+    "Flushed",
+    "InputError",
+    "MissingDependencyError",
+    "Outcome",
+    "Profiler",
+    "ScopeReusedError",
+    "SettingError",
+    "__version__",
+    "batches",
+    "env",
+    "epochs",
+    "flush",
+    "health",
+    "inference",
+    "mark",
+    "profile",
+    "scope",
+    "shutdown",
+    "trace",
+    "watch",
+    "wrap",
+]
 LAZY = sorted(set(ci.__all__) - {"__version__", "batches", "epochs", "mark", "scope"})
 
 
@@ -31,6 +56,7 @@ def test_the_list_is_what_is_exported() -> None:
         if not name.startswith("_") and not isinstance(value, ModuleType)
     }
 
+    assert PUBLIC == ci.__all__
     assert sorted(ci.__all__) == sorted(set(ci.__all__))
     assert exported - {"TYPE_CHECKING"} <= set(ci.__all__)
     assert sorted(ci.__all__) == dir(ci)
@@ -88,6 +114,13 @@ def test_public_functions_are_the_real_ones() -> None:
         ci.batches,
     )
     assert (hot.scope, hot.mark) == (ci.Cirron.scope, ci.Cirron.mark)
+
+
+def test_what_a_flush_says() -> None:
+    """`ci.Flushed` and `ci.Outcome` are what users compare with."""
+    assert ("ok", "on_disk", "sent", "held", "lost", "why") == ci.Flushed._fields
+    assert ["DONE", "HELD", "DROPPED"] == [outcome.name for outcome in ci.Outcome]
+    assert isinstance(ci.flush(), ci.Flushed)
 
 
 def test_version() -> None:

@@ -9,6 +9,7 @@ from ciclo import values
 from ciclo.callbacks.base import LoopCallback, number
 from ciclo.elapsed import Elapsed, Period, whole
 from ciclo.errors import CicloError
+from ciclo.resume import checked
 from ciclo.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
         saved = self._saved
         self._reset()
-        if saved is not None:
+        if saved is None:
+            return
+        with checked("the checkpoint has another early_stopping"):
             self.best, self._looks = saved["best"], saved["looks"]
             self.best_elapsed = saved["best_elapsed"] and Elapsed.from_state_dict(
                 saved["best_elapsed"]

@@ -91,13 +91,14 @@ class Folder:
             if left.suffix == ".old" and not place.exists():
                 left.rename(place)
             else:
-                shutil.rmtree(left, ignore_errors=True)
+                with suppress(OSError):
+                    _remove(left)
 
     def begin(self, step: int, process: Process) -> Path:
         """A place beside the checkpoint's, to write it to."""
         draft = self.path / f".step-{step:08d}.tmp"
-        if process.count == 1 and draft.exists():
-            shutil.rmtree(draft)
+        if process.count == 1:
+            _remove(draft)
         draft.mkdir(parents=True, exist_ok=True)
         return draft
 
@@ -120,7 +121,7 @@ class Folder:
             old = self.path / f".{place.name}.old"
             place.rename(old)
             draft.rename(place)
-            shutil.rmtree(old)
+            _remove(old)
         else:
             draft.rename(place)
         _sync_folder(self.path)
@@ -129,7 +130,7 @@ class Folder:
         gone = self.path / f".step-{step:08d}.gone"
         with suppress(FileNotFoundError):
             self.place(step).rename(gone)  # at once: half a checkpoint never has the name of one
-            shutil.rmtree(gone)
+            _remove(gone)
 
     def _wait_for_the_others(self, draft: Path, count: int) -> None:
         deadline = clock() + MAX_WAIT_S
@@ -142,6 +143,14 @@ class Folder:
                     " must save the same steps, into a folder that they share"
                 )
             threading.Event().wait(POLL_S)
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder and what is in it; of a link, only the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(folder: Path) -> None:

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 FORMATS: dict[str, Any] = {"plain": plain, "torch": torch, "jax": jax}
 SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 MAPPINGS: dict[str, type] = {"dict": dict, "ordered_dict": OrderedDict, "counter": Counter}
+NUMBERS = ("int", "float", "complex")  # those that JSON cannot hold
 # All that a node of a structure can be, beside a list and a plain value.
-TAGS = {*SEQUENCES, *MAPPINGS, *"deque int float complex leaf in_place parts code pickle".split()}
+TAGS = {*SEQUENCES, *MAPPINGS, *NUMBERS, "deque", "leaf", "in_place", "parts", "code", "pickle"}
 # How an object that is filled in place gives its state, and takes it.
 IN_PLACE = (
     ("state_dict", "load_state_dict"),
@@ -456,7 +457,7 @@ def _is_key(node: Node) -> bool:
         return not isinstance(node, list)
     ((tag, content),) = node.items()
     is_inner = tag in ("tuple", "frozenset") and all(map(_is_key, content))
-    return is_inner or tag in ("int", "float", "complex")
+    return is_inner or tag in NUMBERS
 
 
 def _described(node: Node) -> str:

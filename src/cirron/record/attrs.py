@@ -9,6 +9,7 @@ background thread asks for its text.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from itertools import islice
 
 from cirron.record.value import Deferred, clip
@@ -29,6 +30,14 @@ MAX_FEW = 8  # so many plain attributes are within the limits whatever they are
 FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of the last
 PLAIN_KEYS = frozenset((int, float, bool, type(None)))
 SCALARS = (bool, int, float, str)
+# Not from `types`, which nothing else here needs.
+FunctionType, MappingProxyType, SimpleNamespace = (
+    type(lambda: None),
+    type(type.__dict__),
+    type(sys.implementation),
+)
+VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+SEQUENCES: tuple[Any, ...] = (list, tuple, deque, *VIEWS)
 
 # Leaves of the standard library that never change, and whose text calls nobody else.
 SAFE_MODULES = frozenset(
@@ -38,6 +47,8 @@ SAFE_MODULES = frozenset(
 # Of a class, whatever its metaclass would answer:
 NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
 MODULE: Callable[[type], Any] = type.__dict__["__module__"].__get__
+# Of an exception:
+ARGS: Callable[[BaseException], tuple[Any, ...]] = BaseException.__dict__["args"].__get__
 
 as_text = 0  # values that JSON could not hold
 cut = 0  # values that were shortened to keep the limits
@@ -58,7 +69,12 @@ def settle(attrs: dict[str, Any]) -> dict[str, Any]:
     if len(attrs) <= MAX_FEW:
         for key, value in attrs.items():
             kind = type(value)
-            if kind not in FIXED or len(key) > MAX_KEY or (kind is str and len(value) > MAX_KEY):
+            if kind is str:
+                if len(value) > MAX_KEY:
+                    break
+            elif kind is not float and kind is not int and not is_fixed(kind):
+                break
+            if type(key) is not str or len(key) > MAX_KEY:
                 break
         else:
             return attrs
@@ -67,6 +83,11 @@ def settle(attrs: dict[str, Any]) -> dict[str, Any]:
     as_text += copier.as_text
     cut += copier.cut
     return settled
+
+
+def is_fixed(kind: type) -> bool:
+    """Whether what is of this class cannot change; one with a metaclass is not asked for a hash."""
+    return type(kind) is type and kind in FIXED
 
 
 def preview(attrs: dict[str, Any]) -> dict[str, Any]:
@@ -80,9 +101,9 @@ def name_of(value: object) -> str:
 
 
 def describe_error(kind: type[BaseException], error: BaseException | None, limit: int) -> str:
-    """`Kind: text` of an exception, whose own `__str__` may raise anything."""
+    """`Kind: text` of an exception, which may hold anything, and whose `__str__` may raise it."""
     try:
-        text = str.__str__(str(error))
+        text = "" if error is None else str.__str__(text_of(error))
     except BaseException as raised:  # protects the run from a method of the user's
         trace = raised.__traceback__
         if isinstance(raised, KeyboardInterrupt) and (trace is None or trace.tb_next is None):
@@ -90,6 +111,17 @@ def describe_error(kind: type[BaseException], error: BaseException | None, limit
         text = ""
     name = NAME(kind)
     return clip(f"{name}: {text[:limit]}" if text else name, limit)
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an exception, within limits."""
+    return str(error) if is_short(error) else show(Copier().value(ARGS(error), 0))
+
+
+def is_short(error: BaseException) -> bool:
+    """Whether it has a text of its own, or was given nothing but texts and numbers."""
+    has_own = type(type.__getattribute__(type(error), "__str__")) is FunctionType
+    return has_own or all(type(arg) is str or is_fixed(type(arg)) for arg in ARGS(error))
 
 
 class Copier:
@@ -119,7 +151,7 @@ class Copier:
         kind = type(value)
         if kind is str:
             return self._string(value)
-        if kind in FIXED:
+        if is_fixed(kind):
             self.bytes -= 8
             return value
         try:
@@ -140,7 +172,7 @@ class Copier:
             if nesting >= MAX_NESTING:
                 return self._text("{...}")
             return self._mapping(value, nesting + 1)
-        for sequence in (list, tuple):
+        for sequence in SEQUENCES:
             if issubclass(kind, sequence):
                 if nesting >= MAX_NESTING:
                     return self._text("[...]")
@@ -153,7 +185,17 @@ class Copier:
         for raw in (bytes, bytearray):
             if issubclass(kind, raw):
                 return self._text(repr(raw(raw.__getitem__(value, slice(64)))))
-        module = MODULE(kind)  # not a metaclass's own
+        # The texts of these are made by C, which holds the interpreter lock until the end of it.
+        if kind is MappingProxyType:
+            from gc import get_referents
+
+            return self.value(get_referents(value)[0], nesting)
+        if issubclass(kind, SimpleNamespace):
+            inside = object.__getattribute__(value, "__dict__")
+            return self._text(f"namespace{show(self.value(inside, nesting))}")
+        if issubclass(kind, BaseException) and not is_short(value):
+            return self._text(f"{NAME(kind)}{show(self.value(ARGS(value), nesting))}")
+        module = MODULE(kind)
         if type(module) is not str:
             return Foreign(value)
         if module in SAFE_MODULES:
@@ -192,7 +234,7 @@ class Copier:
     def _group(self, items: Iterable[Any], count: int, nesting: int) -> str:
         """The text of a set: of its first items, since JSON has no sets."""
         first = [self.value(item, nesting) for item in islice(items, MAX_IN_TEXT)]
-        shown = [name_of(one.value) if type(one) is Foreign else repr(one) for one in first]
+        shown = list(map(show, first))
         more = [f"... {count - MAX_IN_TEXT} more"] if count > MAX_IN_TEXT else []
         return f"{{{', '.join(shown + more)}}}"
 
@@ -226,7 +268,8 @@ class Copier:
             name = clip(key, MAX_KEY)
             self.cut += len(name) < len(key)
         else:
-            name = str(key) if kind in PLAIN_KEYS else name_of(key)
+            is_plain = type(kind) is type and kind in PLAIN_KEYS
+            name = str(key) if is_plain else name_of(key)
         self.bytes -= len(name)
         return name
 
@@ -246,6 +289,16 @@ class Copier:
             return self._text(str(value))
         shape = tuple(value.shape)
         return self._text(f"{kind.__name__}(shape={shape}, dtype={value.dtype}, {value.device})")
+
+
+def show(value: Any) -> str:
+    """The text of a settled value."""
+    kind = type(value)
+    if kind is list:
+        return f"({', '.join(map(show, value))})"
+    if kind is dict:
+        return f"({', '.join([f'{key}={show(item)}' for key, item in value.items()])})"
+    return name_of(value.value) if kind is Foreign else repr(value)
 
 
 SCALAR_OF: dict[type, Any] = {

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 
-from cirron import errors, wire
+from cirron import errors, system, wire
 from cirron.record import clock
 from cirron.runs import tree as trees
 from cirron.runs import untrusted
@@ -90,6 +90,7 @@ BLACK_BOX: dict[str, Any] = {
     "interval_s": float,
     "ended": Ended | None,
     "open": list[dict[str, Any]],
+    "closed": list[dict[str, Any]],
     "last_step": Step | None,
     "silent_since_ns": int | None,
     "stacks": list[Stack] | None,
@@ -264,11 +265,12 @@ def read(folder: Path, *, now_ns: int | None = None, host: str | None = None) ->
 
 
 class _Box(NamedTuple):
-    """A black box: whose it is, what it holds, and the open spans in it."""
+    """A black box: whose it is, what it holds, and the spans in it."""
 
     session: wire.Session
     content: dict[str, Any]
-    spans: list[wire.Span]
+    spans: list[wire.Span]  # open
+    closed: list[wire.Span]  # of which a batch may not have come to be
 
 
 class _Found:
@@ -292,7 +294,7 @@ def _session_run(found: _Found, now_ns: int, host: str) -> SessionRun:
     state, is_silent = judge(content, session, now_ns, host)
     return SessionRun(
         session=session,
-        spans=_unique([batch.spans for batch in batches]),
+        spans=_unique([*(batch.spans for batch in batches), *(box.closed for box in boxes)]),
         marks=_unique([batch.marks for batch in batches]),
         snapshots=_unique([batch.snapshots for batch in batches]),
         blackbox=content,
@@ -314,33 +316,13 @@ def judge(
     if ended := box.get("ended"):
         how = ended.get("how")
         return how if how in ("clean", "exception", "signal") else "unknown", False
-    if session.host == host and os.name == "posix":
-        is_alive = _is_alive(session.pid, box.get("process_start"))
-        return ("running" if is_alive else "killed"), False
+    if session.host == host:
+        is_alive = system.is_alive(session.pid, box.get("process_start"))
+        if is_alive is not None:
+            return ("running" if is_alive else "killed"), False
     quiet_s = max(QUIET_S, QUIET_INTERVALS * box.get("interval_s", 0.0))
     silence_ns = now_ns - box.get("heartbeat_ns", 0)
     return ("running" if silence_ns <= quiet_s * 1e9 else "killed"), True
-
-
-def _is_alive(pid: int, process_start: object) -> bool:
-    """Whether this very process runs, not another one that got its id, and not its remains."""
-    if pid <= 0:  # to `os.kill` these are groups of processes
-        return False
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # After the program's name, which may hold anything, field 3 is the state, 22 the start.
-            fields = file.read().rpartition(b")")[2].split()
-        return fields[0] not in (b"Z", b"X") and process_start in (None, fields[19].decode())
-    except (OSError, IndexError):
-        if os.path.exists("/proc/self/stat"):
-            return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # it exists and belongs to somebody else
-        return True
-    return True
 
 
 def _read_batches(spool: Path, found: defaultdict[Owner, _Found]) -> None:
@@ -505,26 +487,28 @@ def _read_boxes(folder: Path, found: defaultdict[Owner, _Found]) -> list[tuple[s
             except msgspec.ValidationError as error:
                 del box[key]
                 one.problems.append(f"{untrusted.shown(name)}: {key} is left out ({error})")
-        spans, reasons = _open_spans(box)
-        one.problems += [f"{untrusted.shown(name)}: {reason}" for reason in reasons]
+        spans, reasons = _spans(box.get("open", []))
+        closed, more = _spans(box.pop("closed", []))
+        for reason in dict.fromkeys(reasons + more):
+            one.problems.append(f"{untrusted.shown(name)}: {reason}")
         # A forked process may still name its parent's in the session.
         session = wire.changed(session, pid=box.get("pid", session.pid))
-        one.boxes.append(_Box(session, box, spans))
+        one.boxes.append(_Box(session, box, spans, closed))
     if len(names) > MAX_FILES or left_bytes <= 0:
         problems.insert(0, ("", f"{untrusted.shown(folder)}: {TOO_MUCH}"))
     return problems
 
 
-def _open_spans(box: dict[str, Any]) -> tuple[list[wire.Span], list[str]]:
-    """The open spans in a black box, and why others cannot be read, each reason once."""
+def _spans(entries: list[dict[str, Any]]) -> tuple[list[wire.Span], list[str]]:
+    """The spans in a black box, and why others cannot be read."""
     spans = []
-    reasons: dict[str, None] = {}
-    for entry in box.get("open", []):
+    reasons = []
+    for entry in entries:
         try:
             spans.append(msgspec.convert(_OPEN_SPAN | entry, wire.Span))
         except msgspec.ValidationError as error:
-            reasons[f"an open span is left out ({error})"] = None
-    return spans, list(reasons)
+            reasons.append(f"a span is left out ({error})")
+    return spans, reasons
 
 
 _packer = msgspec.msgpack.Encoder()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cirron import wire
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
-from cirron.record.value import Deferred, Several
+from cirron.record.value import Deferred, Polled, Several
 from cirron.ship.texts import Texts
 from cirron.ship.threads import new_lock, sleep
 
@@ -116,9 +116,7 @@ class Collector:
         self.lost_values = 0  # marks whose value could not be had
         self.failed = 0  # records that could not be encoded
         self._oldest_ns = 0  # when the first record was made that is encoded and not yet taken
-        self._texts_made = (
-            0  # attributes that are stored as text, beyond those that were settled so
-        )
+        self._texts_made = 0
         self._asks = True  # objects of the user's for their texts
         self._texts = Texts()
         self._as_text_before = attributes.as_text
@@ -298,7 +296,10 @@ class Collector:
         """Waits, not for ever, for what devices still compute, and takes it in."""
         deadline = clock.now() + int(timeout_s * 1e9)
         for value in self.waiting_values():
-            while not value.poll() and clock.now() < deadline:
+            # Where a thread asks for the values, this one does not ask a source that may block.
+            may_block = type(value) is Deferred and not isinstance(value.source, Polled)
+            is_asked = may_block and self.on_deferred is not None
+            while not (value.is_ready if is_asked else value.poll()) and clock.now() < deadline:
                 sleep(0.001)
         self.step()
 

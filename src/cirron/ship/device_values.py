@@ -36,7 +36,7 @@ class Resolver:
             self._worker.start()
         self._worker.wake()
 
-    def settle(self, values: list[Deferred], timeout_s: float = 2.0) -> bool:
+    def settle(self, values: list[Deferred], timeout_s: float) -> bool:
         """Waits, not for ever, until the values are there; False: there were none to wait for."""
         deadline = clock.now() + int(timeout_s * 1e9)
         for value in values:

@@ -47,6 +47,9 @@ BEHIND_BATCH = 3
 # A batch is sealed early at this size, which keeps files, requests and lines handy.
 MAX_BATCH_BYTES = 2 * 2**20
 
+# How long a flush waits for values that a device still computes; the end at most half of its time.
+VALUES_S = 2.0
+
 # What the sinks may take at the end; a network that hangs should not hold up the exit for longer.
 CLOSE_NS = 2_000_000_000
 
@@ -150,8 +153,11 @@ class Flusher:
     def _flush(self, *, wait_for_values: bool, last: bool = False) -> None:
         began = clock.now()
         self._set_tick()
-        if wait_for_values and self._resolver.settle(self._collector.waiting_values()):
-            self._collector.let_go()
+        if wait_for_values:
+            values = self._collector.waiting_values()
+            left_s = (self._deadline_ns - clock.now()) / 2e9 if last else VALUES_S
+            if self._resolver.settle(values, min(left_s, VALUES_S)):
+                self._collector.let_go()
         if last:
             with guard.contained("black box"):
                 self._before_closing()

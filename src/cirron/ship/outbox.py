@@ -381,6 +381,8 @@ class Sender:
                 os.replace(self._folder.path / name, self._path)
         except OSError:
             self.close(remove=False)
+            with contextlib.suppress(OSError):
+                self._folder.remove(name)
             raise
 
     def take(self) -> bool:

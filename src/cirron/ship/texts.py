@@ -24,12 +24,12 @@ class Texts:
     def __init__(self) -> None:
         self._asker: Asker | None = None
         self._stuck = 0
-        self._slow: weakref.WeakSet[type] = weakref.WeakSet()
+        self._slow: list[weakref.ref[type]] = []  # not a set: a metaclass may have its own hash
 
     def of(self, value: Any) -> str:
         """`str(value)`, or `<Name>` where that fails or takes long."""
         kind = type(value)
-        if self._stuck >= MAX_STUCK or kind in self._slow:
+        if self._stuck >= MAX_STUCK or any(slow() is kind for slow in self._slow):
             return name_of(value)
         if self._asker is None:
             self._asker = Asker()
@@ -38,7 +38,7 @@ class Texts:
             self._asker.worker.stop()
             self._asker = None
             self._stuck += 1
-            self._slow.add(kind)
+            self._slow.append(weakref.ref(kind))
             return name_of(value)
         return text
 

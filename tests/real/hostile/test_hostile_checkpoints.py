@@ -484,10 +484,8 @@ def test_files_of_torch(copy: Callable[[str], Path], canary: Path) -> None:
         place = copy("torch")
         (place / "state.torch").write_bytes(content)
         listed(place)
-        save = ciclo.checkpoint(place.parent)
 
-        assert "" != refused(save.restore), name
-        assert "" != refused(save.restore, state("torch", 1)), name
+        assert "" != refused(ciclo.checkpoint(place.parent).restore, state("torch", 1)), name
 
 
 def test_what_needs_trust_says_so(copy: Callable[[str], Path], canary: Path) -> None:
@@ -501,6 +499,20 @@ def test_what_needs_trust_says_so(copy: Callable[[str], Path], canary: Path) -> 
         listed(place)
         with pytest.raises(ciclo.CheckpointError, match=r"restore\(like, trusted=True\)"):
             ciclo.checkpoint(place.parent).restore(state(kind, 1))
+
+
+class Marked(torch.Tensor):  # type: ignore[misc, name-defined]
+    """A tensor that only its own class can make again."""
+
+
+def test_a_subclass_of_a_tensor_needs_trust() -> None:
+    """It is refused without trust, and comes back with it."""
+    save = ciclo.checkpoint("there")
+    save(ciclo.Elapsed(), [torch.ones(2).as_subclass(Marked)])
+
+    assert "_rebuild_from_type_v2" in refused(save.restore)
+    (found,) = save.restore(trusted=True)
+    assert (Marked, [1.0, 1.0]) == (type(found), found.tolist())
 
 
 # -- shards --------------------------------------------------------------------------------------
@@ -658,6 +670,26 @@ def test_linked_folders(copy: Callable[[str], Path], tmp_path: Path) -> None:
 
         assert all_refused(attempt(place, kind)), name
         shutil.rmtree(tmp_path / "moved")
+
+
+def test_links_where_a_checkpoint_is_written(copy: Callable[[str], Path], tmp_path: Path) -> None:
+    """Links at the names that saving uses are removed, and what they lead to is as it was."""
+    place = copy("plain")
+    kept = tmp_path / "kept"
+    shutil.copytree(place, kept)
+    for name in (
+        ".step-00000004.tmp",
+        ".step-00000004.gone",
+        ".step-00000005.old",
+        "step-00000002",
+    ):
+        (place.parent / name).symlink_to(kept)
+    save = ciclo.checkpoint(place.parent, overwrite=True)
+    save(ciclo.Elapsed(steps=3), 7)
+
+    assert ([4], 7) == (save.steps, save.restore())
+    assert ["step-00000004"] == os.listdir(place.parent)
+    assert {"meta.json", "state.json", "state.plain"} == set(os.listdir(kept))
 
 
 # -- the manifest --------------------------------------------------------------------------------

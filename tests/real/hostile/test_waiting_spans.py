@@ -1,0 +1,50 @@
+"""Spans that have closed and wait for their device's time survive a kill."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.real.conftest import Scripts
+
+
+def test_a_device_that_hangs(scripts: Scripts) -> None:
+    """When a device never answers and the process is killed, what led up to it is there."""
+    script = scripts.start(
+        """
+        import json, pathlib, time
+        import cirron as ci
+        from cirron.record import hot, value
+
+        class Never(value.Polled):
+            def poll(self):
+                return None
+
+        class Hanging:
+            def start(self, span): pass
+            def stop(self, span): span.set(gpu_ns=value.Deferred(Never()))
+            def drop(self, span): pass
+            def copy(self, scalar): return None
+
+        ci.profile(flush_interval=0.05)
+        hot.use_device_clock(Hanging())
+        for number in range(20):
+            with ci.scope("step", number):
+                pass
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            for path in pathlib.Path(".cirron/blackbox").glob("*.json"):
+                if len(json.loads(path.read_bytes())["closed"]) == 20:
+                    print("kept", flush=True)
+            time.sleep(0.02)
+        """
+    )
+    script.wait_for("kept")
+    script.kill(signal.SIGKILL)
+    script.end()
+    run = scripts.session()
+
+    assert "killed" == run.state
+    assert list(range(20)) == sorted(span.index or 0 for span in run.spans if span.name == "step")
+    assert {None} == {span.gpu_ns for span in run.spans}
