@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MADE = ".cirron-made"
 MADE_TEXT = ": made by cirron, which may remove the files that it wrote in there\n"
 MADE_BYTES = 65_536  # a larger one is not ours
+# What opening it gives where there is a link, a folder, a FIFO, or a file of another user.
+NOT_OUR_LIST = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM)
 TMP = ".tmp"
 
 # What is called how: batches, black boxes, the state of a sender, the folder of a span's snapshot.
@@ -70,13 +72,23 @@ class Folder:
             self._list()
         self.find()
 
+    def make_inside(self, name: str) -> None:
+        """Makes a folder in this one, unless it is there."""
+        self._make(self.path / name)
+
     def find(self) -> None:
         """Finds out whether the folder, if it is there, is one that we made."""
         self.is_ours = not os.path.islink(self.path) and self._is_listed()
 
     def _list(self) -> None:
         path = self.path.parent / MADE
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | system.SAFE, self._file_mode)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | system.SAFE
+        try:
+            file = os.open(path, flags, self._file_mode)
+        except OSError as error:
+            if error.errno in NOT_OUR_LIST:
+                return  # files are written all the same, and only this process's are removed
+            raise
         try:
             self._widen(file)
             os.write(file, (self.path.name + MADE_TEXT).encode())
@@ -88,7 +100,7 @@ class Folder:
             lines = system.read_regular(self.path.parent / MADE, MADE_BYTES)
         except OSError:
             return False
-        return (self.path.name + MADE_TEXT).encode() in lines
+        return f"\n{self.path.name}{MADE_TEXT}".encode() in b"\n" + lines
 
     def _make(self, path: Path) -> bool:
         try:
@@ -96,7 +108,7 @@ class Folder:
         except FileExistsError:
             return False
         except FileNotFoundError:
-            os.makedirs(path.parent, self._folder_mode, exist_ok=True)
+            os.makedirs(path.parent, exist_ok=True)  # the user's own, with the modes of their umask
             return self._make(path)
         if self._is_wide:
             os.chmod(path, self._folder_mode)  # whatever the umask

@@ -58,19 +58,33 @@ def is_in(name: str, rooms: tuple[str, ...]) -> bool:
     return any(name == room or name.startswith(f"{room}.") for room in rooms)
 
 
+ALL = tuple(MODULES)
+
+
+def besides(*allowed: str) -> tuple[str, ...]:
+    """All modules but these, and but the packages that they are in."""
+    return tuple(name for name in ALL if not any(is_in(one, (name,)) for one in allowed))
+
+
 # Who must not import whom. Imports for types alone do not count.
 EDGES = [
     # A stage knows the stage before it and `wire`, never the one after.
-    (("record",), ("ship", "runs", "view", "cli", "session", "hooks", "snapshot")),
-    (("wire", "errors", "_version", "system"), tuple(name for name in MODULES if name)),
-    (("guard",), ("record", "ship", "runs", "view", "session", "wire", "settings")),
-    (("ship",), ("session", "runs", "cli", "hooks", "settings")),
+    (("record",), ("ship", "runs", "view", "cli", "session", "hooks", "snapshot", "files")),
+    (("record.clock",), ALL),
+    (("record.value", "record.readers"), besides("record.value", "record.readers")),
+    (("record.attrs",), besides("record.value")),
+    (("wire", "errors", "_version", "guard", "captures", "system"), ALL),
+    (("files",), besides("system")),
+    (("project",), besides("guard")),
+    (("settings", "environment"), besides("errors", "project")),
+    (("ship",), ("session", "runs", "cli", "hooks", "snapshot", "settings", "project")),
+    (("ship.threads",), besides("guard", "record.clock")),
     (("runs", "view"), ("session", "ship", "cli", "hooks", "record.hot")),
     (("runs",), ("view",)),
-    (("settings", "hooks"), ("session", "ship", "runs", "view")),
+    (("hooks",), ("session", "ship", "runs", "view", "settings", "project", "files")),
     (("session.identity", "session.lifecycle"), ("session.compose", "ship", "runs", "view")),
     (("session.compose",), ("runs", "view", "cli")),
-    (("snapshot",), ("session", "ship", "runs", "view", "hooks", "settings")),
+    (("snapshot",), ("session", "ship", "runs", "view", "hooks", "settings", "project")),
     (("cli",), ("session", "ship", "record.hot")),
 ]
 
@@ -123,19 +137,29 @@ def test_the_check_can_fail(tmp_path: Path) -> None:
 
 
 def users_of(pattern: set[str]) -> set[str]:
-    """The modules that use one of these dotted names."""
+    """The modules that use one of these dotted names, or call one of these functions."""
     return {
         name
         for name, path in MODULES.items()
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in pattern
+        if (isinstance(node, ast.Attribute) and ast.unparse(node) in pattern)
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) in pattern)
+    }
+
+
+def callers_of(methods: set[str]) -> set[str]:
+    """The modules that use a method of one of these names, of whatever object."""
+    return {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in methods
     }
 
 
 def test_who_reads_the_environment() -> None:
     """The environment is read by settings, by the session that hands it on, and by `ci.env`."""
-    readers = {"settings", "session", "session.compose", "environment"}
-    assert users_of({"os.environ", "os.getenv"}) <= readers
+    assert {"settings", "session.compose", "environment"} == users_of({"os.environ", "os.getenv"})
 
 
 def test_who_reads_a_clock() -> None:
@@ -151,8 +175,50 @@ def test_who_reads_a_clock() -> None:
         "os.urandom",
         "uuid.uuid4",
     }
+    cpu_clocks = {
+        f"time.{what}_time{unit}" for what in ("process", "thread") for unit in ("", "_ns")
+    }
 
-    assert users_of(clocks) == {"record.clock"}
+    assert {"record.clock"} == users_of(clocks)
+    assert {"ship.flusher", "session.compose"} == users_of(cpu_clocks)
+
+
+def test_who_opens_files() -> None:
+    """Files are opened in few places, and never on the user's thread but for its settings."""
+    openers = {
+        "files",
+        "system",
+        "project",  # on the user's thread: pyproject.toml and .env
+        "runs.untrusted",
+        "ship.outbox",
+        "ship.sinks.http",
+        "snapshot.blobs",
+    }
+
+    assert openers == users_of({"open", "io.open", "os.open", "os.fdopen"})
+    assert {"snapshot.memory"} == callers_of({"read_text", "read_bytes", "iterdir", "rglob"})
+
+
+def test_who_changes_files() -> None:
+    """Files are made, replaced and removed by `files`, and by who has a form of file of its own."""
+    changes = ("mkdir", "makedirs", "unlink", "remove", "rmdir", "replace", "rename", "chmod")
+    found = users_of({f"os.{name}" for name in changes} | {"shutil.rmtree", "shutil.move"})
+    methods = callers_of({"unlink", "rmdir", "mkdir", "touch", "write_text", "write_bytes"})
+
+    assert {"files", "snapshot.blobs", "ship.outbox"} == found | methods
+
+
+def test_who_opens_sockets() -> None:
+    """Only the connection of the HTTP sink opens a socket."""
+    assert {"ship.connection"} == users_of({"socket.socket", "socket.create_connection"})
+
+
+def test_threads_of_the_background_half_are_real() -> None:
+    """In `ship/` only `threads` makes threads and locks and sleeps: gevent replaces all others."""
+    made = {f"threading.{name}" for name in ("Thread", "Lock", "RLock", "Event", "Condition")}
+    users = users_of({*made, "time.sleep", "queue.Queue", "queue.SimpleQueue"})
+
+    assert {"ship.threads"} == {name for name in users if is_in(name, ("ship",))}
 
 
 def test_who_changes_the_hot_path() -> None:

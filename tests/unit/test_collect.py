@@ -321,12 +321,12 @@ def test_how_far_it_is_behind() -> None:
     assert 0 == collector.lag_ns()
 
 
-def test_finish_closes_what_is_open() -> None:
+def test_the_end_closes_what_is_open() -> None:
     """At the end open spans are recorded, inner ones first, and say that they were cut short."""
     with testing.capture() as recorded:
         ci.scope("outer").__enter__()
         ci.scope("inner").__enter__()
-        recorded._collector.finish()
+        recorded._collector.close_open()
         hot.leave_context()
 
         assert [("inner", {"truncated": True}), ("outer", {"truncated": True})] == [

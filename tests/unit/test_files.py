@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -119,17 +120,107 @@ class TestOurs:
         assert not folder.is_ours
         assert [found] == os.listdir(folder.path)
 
-    def test_a_link_to_a_folder_of_somebody_else(self, tmp_path: Path) -> None:
-        """A folder behind a link is not ours when it holds something."""
+    @pytest.mark.parametrize("is_empty", [False, True])
+    def test_a_link_is_refused(self, is_empty: bool, tmp_path: Path) -> None:
+        """A folder behind a link is never ours: it is refused, and what is in there stays."""
         (tmp_path / "precious").mkdir()
-        (tmp_path / "precious" / "notes.txt").write_text("mine")
+        if not is_empty:
+            (tmp_path / "precious" / "notes.txt").write_text("mine")
         folder = make(tmp_path)
         folder.path.parent.mkdir()
         folder.path.symlink_to(tmp_path / "precious")
-        folder.make()
+        with pytest.raises(OSError, match="it is a symbolic link, which is not followed"):
+            folder.make()
 
         assert not folder.is_ours
-        assert ["notes.txt"] == os.listdir(tmp_path / "precious")
+        assert ["notes.txt"] * (not is_empty) == os.listdir(tmp_path / "precious")
+        assert ["spool"] == os.listdir(folder.path.parent)
+
+    def test_a_link_above(self, tmp_path: Path) -> None:
+        """`.cirron` itself may be a link, to a larger disk, say."""
+        (tmp_path / "disk").mkdir()
+        folder = make(tmp_path)
+        folder.path.parent.symlink_to(tmp_path / "disk")
+        folder.put(NAME, [b"{}"])
+
+        assert folder.is_ours
+        assert {files.MADE, "spool"} == set(os.listdir(tmp_path / "disk"))
+
+    def test_a_link_put_in_its_place(self, tmp_path: Path) -> None:
+        """A folder that is replaced by a link is not ours from the next look on."""
+        folder = make(tmp_path)
+        folder.put(NAME, [b"{}"])
+        folder.path.rename(tmp_path / "elsewhere")
+        folder.path.symlink_to(tmp_path / "elsewhere")
+        folder.find()
+        as_link = folder.is_ours
+        folder.path.unlink()
+        (tmp_path / "elsewhere").rename(folder.path)
+        folder.find()
+
+        assert (False, True) == (as_link, folder.is_ours)
+
+    def test_a_folder_with_another_name(self, tmp_path: Path) -> None:
+        """A folder is ours by its own name: what is listed beside it makes no other one ours."""
+        make(tmp_path).make()
+        other = files.Folder(tmp_path / ".cirron" / "pool", files.BATCH)
+        other.path.mkdir()
+        (other.path / NAME).write_text("mine")
+        other.make()
+
+        assert not other.is_ours
+
+    @pytest.mark.parametrize("what", ["link", "folder", "fifo", "device", "another user's"])
+    def test_a_list_that_cannot_be_written(
+        self, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where the list cannot be kept, files are written all the same; the folder is not ours."""
+        folder = make(tmp_path)
+        folder.path.parent.mkdir()
+        (folder.path.parent / NAME).write_text("mine")
+        made = folder.path.parent / files.MADE
+        if what == "another user's":
+            open_any = os.open
+
+            def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
+                if path == made:
+                    raise PermissionError(13, "Permission denied", str(path))
+                return open_any(path, flags, mode)
+
+            monkeypatch.setattr(os, "open", refuse)
+        else:
+            plant(made, what)
+        folder.put(NAME, [b"{}"])
+
+        assert (b"{}", False) == (folder.read(NAME), folder.is_ours)
+        assert "mine" == (folder.path.parent / NAME).read_text()
+
+    def test_a_list_on_a_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A disk that has no room for the list is an error; with room, the folder becomes ours."""
+
+        def fail(file: int, text: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        folder = make(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", fail)
+            with pytest.raises(OSError, match="No space left"):
+                folder.make()
+        assert not folder.is_ours
+
+        folder.make()
+        assert folder.is_ours
+
+    @pytest.mark.parametrize("padding", ["x" * files.MADE_BYTES, "\xff"])
+    def test_a_list_of_somebody_else(self, padding: str, tmp_path: Path) -> None:
+        """A list that is too large to be ours is not believed; odd bytes in it harm nothing."""
+        folder = make(tmp_path)
+        folder.make()
+        with open(folder.path.parent / files.MADE, "a", encoding="latin-1") as file:
+            file.write(padding)
+        folder.find()
+
+        assert (len(padding) == 1) is folder.is_ours
 
     def test_found_again(self, tmp_path: Path) -> None:
         """The next run finds the mark."""
@@ -156,17 +247,16 @@ class TestOurs:
         assert (True, True) == (folder.is_ours, other.is_ours)
         assert [] == os.listdir(folder.path)
 
-    def test_a_folder_that_is_removed(self, tmp_path: Path) -> None:
-        """A folder that is removed meanwhile is made anew, marked again."""
+    @pytest.mark.parametrize("what", [".cirron", ".cirron/spool"])
+    def test_a_folder_that_is_removed(self, what: str, tmp_path: Path) -> None:
+        """A folder that is removed meanwhile is made anew, is ours, and is listed once."""
         folder = make(tmp_path)
         folder.put(NAME, [b"{}"])
-        for name in os.listdir(folder.path):
-            (folder.path / name).unlink()
-        folder.path.rmdir()
-        folder.path.parent.rmdir()
+        shutil.rmtree(tmp_path / what)
         folder.put(OTHER, [b"{}"])
 
-        assert {OTHER} == set(os.listdir(folder.path))
+        assert (True, {OTHER}) == (folder.is_ours, set(os.listdir(folder.path)))
+        assert 1 == len((tmp_path / ".cirron" / files.MADE).read_text().splitlines())
 
 
 class TestPut:
@@ -249,7 +339,7 @@ class TestPut:
         folder.path.parent.mkdir()
         folder.path.symlink_to(tmp_path / "elsewhere")
 
-        with pytest.raises(OSError, match="No such file"):
+        with pytest.raises(OSError, match="symbolic link"):
             folder.put(NAME, [b"ours"])
         assert not (tmp_path / "elsewhere").exists()
 

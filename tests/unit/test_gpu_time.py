@@ -312,7 +312,10 @@ def test_the_end_waits_for_nobody(cuda: FakeCuda, rig: Rig) -> None:
     with ci.scope("x"):
         cuda.work(1)
     with ci.scope("open"):
-        rig.collector.finish()
+        rig.collector.close_open()
+        rig.collector.drain()
+        assert [] == rig.written
+        rig.collector.give_up()
 
     assert [("x", None), ("open", None)] == rig.written
 

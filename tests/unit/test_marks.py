@@ -374,7 +374,7 @@ class TestDevices:
         with testing.capture() as recorded:
             ci.mark("never", DeviceScalar())
             recorded._collector.step()
-            recorded._collector.finish()
+            recorded._collector.give_up()
 
         assert 1 == recorded._collector.lost_values
 
@@ -510,12 +510,30 @@ class TestAttributes:
 
     def test_an_open_span_is_not_counted_again_and_again(self, recorded: testing.Captured) -> None:
         """Looking at an open span counts nothing; its end does, once."""
-        with ci.scope("s", key=object()):
+        with ci.scope("s", key=object(), large=10**30):
             recorded.dict()
             recorded.dict()
         recorded.dict()
 
-        assert 1 == recorded._collector.coerced
+        assert 2 == recorded._collector.coerced
+
+    def test_the_text_of_an_object_is_asked_for_once(self, recorded: testing.Captured) -> None:
+        """While a span is open its objects are shown by their classes; then their text is asked."""
+        asked: list[None] = []
+
+        class Config:
+            def __str__(self) -> str:
+                asked.append(None)
+                return "lr=0.1"
+
+        with ci.scope("s", key=Config()):
+            (span,) = recorded.tree().roots
+            opened = span.attrs, len(asked)
+        recorded.tree()
+        closed = recorded.spans[0].attrs, len(asked)
+
+        assert ({"key": "<Config>"}, 0) == opened
+        assert ({"key": "lr=0.1"}, 1) == closed
 
     def test_strict_json_on_disk(self, tmp_path: Any) -> None:
         """Whatever is recorded, the files are strict JSON."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import types
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import cirron as ci
-from cirron import errors, guard, hooks, session
+from cirron import errors, files, guard, hooks, session
 from cirron.record import clock, hot
 from cirron.snapshot import blobs, stats, taker
 from cirron.snapshot.base import Tensor
@@ -131,6 +132,7 @@ class Takers:
         folder: Path | None = None,
         chance: Callable[[], float] | None = None,
         sample_rate: float = 0.1,
+        access: str = "private",
     ) -> Taker:
         made = Taker(
             mode,
@@ -139,6 +141,7 @@ class Takers:
             wall_ns=lambda monotonic_ns: 1000,
             deliver=self.delivered.append,
             chance=chance,
+            access=access,
         )
         self.made.append(made)
         return made
@@ -529,7 +532,7 @@ class TestRawValues:
         assert [[None, None]] * 2 == [
             [record.blob_uri for record in taken.snapshots] for taken in takers.delivered
         ]
-        assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert [files.MADE] == [path.name for path in tmp_path.rglob("*") if path.is_file()]
         (warning,) = warnings(caplog)
         assert "could not be written to" in warning
         assert "(No space left on device). Its statistics are kept" in warning
@@ -581,14 +584,61 @@ class TestRawValues:
         assert "the raw values of this epoch are 0.0 MB (160 bytes, 10 parameters)" in warning
         assert 4 == len(list(tmp_path.glob("snapshots/*/*")))
 
+    @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+    @pytest.mark.parametrize(
+        ("access", "modes"), [("private", ("700", "600")), ("all", ("755", "644"))]
+    )
+    def test_who_may_read(
+        self, access: str, modes: tuple[str, str], mask: int, takers: Takers, tmp_path: Path
+    ) -> None:
+        """Folders and files of raw values have the modes that the setting says."""
+        before = os.umask(mask)
+        try:
+            one = takers("full", folder=tmp_path / ".cirron", access=access)
+            model = Model(weight=[1.0])
+            one.watch(model)
+            take(one)
+            assert one.settle(soon())
+        finally:
+            os.umask(before)
+
+        (file,) = tmp_path.glob(".cirron/snapshots/*/*")
+        folder_mode, file_mode = modes
+        assert [file_mode, folder_mode, folder_mode, folder_mode] == [
+            f"{path.stat().st_mode & 0o7777:o}" for path in (file, *list(file.parents)[:3])
+        ]
+
+    def test_a_folder_that_cannot_be_made(
+        self, takers: Takers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A file where the folder should be is said once, and is no mistake of ours."""
+        (tmp_path / "file").write_text("mine")
+        one, model = takers("full", folder=tmp_path / "file"), Model(weight=[1.0])
+        one.watch(model)
+        take(one)
+        assert one.settle(soon())
+
+        assert (1, "mine") == (
+            one.counters()["snapshot_unsaved_count"],
+            (tmp_path / "file").read_text(),
+        )
+        (warning,) = warnings(caplog)
+        assert "(Not a directory). Its statistics are kept" in warning
+
+    def plant(self, folder: Path) -> list[str]:
+        """Puts a whole file and two half-written ones there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("weights.safetensors", "gradients.safetensors.tmp", ".tmpXyZ"):
+            (folder / name).write_text("x")
+        return sorted(path.name for path in folder.iterdir())
+
     def test_what_a_killed_process_left(
         self, takers: Takers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Half-written files of long ago are removed, whole ones and those of now are not."""
-        old = tmp_path / "snapshots" / "aa"
-        old.mkdir(parents=True)
-        for name in ("weights.safetensors", "gradients.safetensors.tmp", ".tmpXyZ"):
-            (old / name).write_text("x")
+        files.Folder(tmp_path / "snapshots", files.SPAN).make()
+        old = tmp_path / "snapshots" / f"{7:032x}"
+        self.plant(old)
         blobs.sweep(tmp_path)
         assert 3 == len(list(old.iterdir()))
         monkeypatch.setattr(blobs, "STALE_NS", -1)
@@ -598,6 +648,34 @@ class TestRawValues:
         assert one.settle(soon())
 
         assert ["weights.safetensors"] == [path.name for path in old.iterdir()]
+
+    @pytest.mark.parametrize("what", ["folder", "name", "link", "link above", "no file"])
+    def test_only_what_is_ours_is_removed(
+        self, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing goes from a folder that we did not make, has another name, or is a link."""
+        monkeypatch.setattr(blobs, "STALE_NS", -1)
+        home = files.Folder(tmp_path / "snapshots", files.SPAN)
+        old = home.path / ("mine" if what == "name" else f"{7:032x}")
+        if what not in ("folder", "link above"):
+            home.make()
+        if what == "link":
+            self.plant(tmp_path / "precious")
+            old.symlink_to(tmp_path / "precious")
+        elif what == "link above":
+            home.make()
+            home.path.rmdir()
+            self.plant(tmp_path / "precious" / old.name)
+            home.path.symlink_to(tmp_path / "precious")
+        elif what == "no file":
+            (old / "gradients.safetensors.tmp").mkdir(parents=True)
+            (old / ".tmpXyZ").symlink_to(tmp_path / files.MADE)
+        else:
+            self.plant(old)
+        found = sorted(old.iterdir())
+        blobs.sweep(tmp_path)
+
+        assert (found, True) == (sorted(old.iterdir()), len(found) > 1)
 
 
 class TestHealth:

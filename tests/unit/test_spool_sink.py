@@ -63,12 +63,14 @@ class Rig:
         root: Path,
         sender: Sink | None = None,
         announce: Callable[[], None] = lambda: None,
+        has_started: bool = True,
     ) -> None:
         folder = files.Folder(root / "spool", files.BATCH)
         boxes = files.Folder(root / "blackbox", files.BLACK_BOX)
         keeper = Keeper(folder, boxes, max_bytes=10**9, host="h", header=lambda: header(10**6))
         self.spool = Spool(folder, keeper, sender, announce)
-        self.spool.start()
+        if has_started:
+            self.spool.start()
         self.root = root
 
     def emit(self, *numbers: int) -> None:
@@ -150,15 +152,6 @@ def test_names_sort_by_time(rig: Any) -> None:
     made.emit(3, 20, 100)
 
     assert [3, 20, 100] == made.indices()
-
-
-def test_it_can_be_written_at_once(tmp_path: Path) -> None:
-    """Whoever has no time for threads writes what is held by a call."""
-    made = Rig(tmp_path)
-    made.spool._held.append(batch(1))
-    made.spool.write_held()
-
-    assert [1] == made.indices()
 
 
 def test_a_failed_write_leaves_nothing(rig: Any, disk: Disk) -> None:
@@ -283,34 +276,47 @@ def test_what_is_written_after_all_is_not_lost(
     )
 
 
-def test_prepared_before_the_first(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is written before the preparation has succeeded, which is tried again."""
+def test_announced_before_each_file(rig: Any) -> None:
+    """A batch is announced before it is there: a process that dies in between leaves word of it."""
     seen: list[list[str]] = []
-    failing = iter([True, True])
+    made = rig(announce=lambda: seen.append(made.files()))
+    for number in (1, 2, 3):
+        made.emit(number)
 
-    def prepare() -> None:
-        seen.append(made.files())
-        if next(failing, False):
-            raise OSError(13, "Permission denied")
+    names = [batch(number).file_name for number in (1, 2, 3)]
+    assert [names[:0], names[:1], names[:2]] == seen
+    assert [1, 2, 3] == made.indices()
 
-    made = rig(prepare=prepare)
+
+def test_an_announcement_that_fails(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Where it cannot be announced, a batch is written all the same, and each is tried."""
+    tried: list[None] = []
+
+    def announce() -> None:
+        tried.append(None)
+        raise OSError(13, "Permission denied")
+
+    made = rig(announce=announce)
     made.emit(1)
     made.emit(2)
-    made.emit(3)
 
-    assert [1, 2, 3] == made.indices()
-    assert [[], [], []] == seen
-    assert "Permission denied" in caplog.text
+    assert ([1, 2], 2) == (made.indices(), len(tried))
+    assert ("", None) == (caplog.text, made.spool.health()["spool_problem"])
 
 
 def test_the_folder_is_made_without_a_batch(rig: Any, tmp_path: Path) -> None:
-    """A spool that is given nothing makes its folder and calls the preparation all the same."""
-    prepared = threading.Event()
-    made = rig(prepare=prepared.set)
-    made.spool.tick()
+    """A spool that is given nothing makes its folder all the same, and lists it as ours."""
+    rig()
+    wait_until(lambda: (tmp_path / files.MADE).exists())
 
-    assert prepared.wait(PATIENCE_NS / 1e9)
-    assert (tmp_path / files.MADE).exists()
+    assert (tmp_path / "spool").is_dir()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_NS / 1e9
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_a_folder_that_is_removed(rig: Any, tmp_path: Path) -> None:
@@ -328,11 +334,11 @@ def test_a_mistake_does_not_end_it(rig: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(guard, "strict", False)
     failing = iter([RuntimeError(), SystemExit()])
 
-    def prepare() -> None:
+    def announce() -> None:
         if (error := next(failing, None)) is not None:
             raise error
 
-    made = rig(prepare=prepare)
+    made = rig(announce=announce)
     made.emit(1, 2)
     made.emit(3)
 
@@ -340,11 +346,114 @@ def test_a_mistake_does_not_end_it(rig: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert {"spool: RuntimeError": 1, "spool: SystemExit": 1} == guard.errors
 
 
-def test_nobody_waits_for_one_that_never_began(tmp_path: Path) -> None:
-    """A spool that was given nothing closes at once, and leaves no folder."""
-    made = Rig(tmp_path)
+@pytest.mark.parametrize("has_started", [True, False])
+def test_one_that_was_given_nothing(has_started: bool, tmp_path: Path) -> None:
+    """A spool that was given nothing settles and closes at once, started or not."""
+    made = Rig(tmp_path, has_started=has_started)
     began = time.monotonic()
-    made.spool.settle(clock.now() + PATIENCE_NS)
+    is_settled = made.spool.settle(clock.now() + PATIENCE_NS)
     made.spool.close(clock.now() + PATIENCE_NS)
 
-    assert ([], True) == (made.files(), time.monotonic() - began < 2)
+    assert (True, [], True) == (is_settled, made.files(), time.monotonic() - began < 2)
+    assert has_started is (tmp_path / "spool").exists()
+
+
+class Sender(Sink):
+    """Keeps what it is told, and what was on disk then."""
+
+    def __init__(self, root: Path) -> None:
+        self.got: list[tuple[int, bool]] = []
+        self.calls: list[str] = []
+        self._folder = root / "spool"
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def emit(self, batch: Sealed) -> Outcome:
+        number = int(batch.batch_id, 16)
+        self.got.append((number, (self._folder / batch.file_name).exists()))
+        return Outcome.HELD
+
+    def tick(self) -> None:
+        self.calls.append("tick")
+
+    def close(self, deadline_ns: int) -> None:
+        self.calls.append("close")
+        self.closed_by_ns = deadline_ns
+
+    def after_fork(self) -> None:
+        self.calls.append("after_fork")
+
+    def health(self) -> dict[str, object]:
+        return {"sent": len(self.got)}
+
+
+class TestSender:
+    """What sends batches on gets each of them from the spool."""
+
+    def test_once_on_disk(self, tmp_path: Path, rig: Any) -> None:
+        """The sender gets each batch once, in order, when it is on disk."""
+        sender = Sender(tmp_path)
+        made = rig(sender=sender)
+        made.emit(1, 2)
+        made.emit(3)
+
+        assert [(1, True), (2, True), (3, True)] == sender.got
+
+    def test_a_disk_that_refuses(self, tmp_path: Path, rig: Any, disk: Disk) -> None:
+        """It gets a batch that the disk has refused too, and not again when it is on disk."""
+        sender = Sender(tmp_path)
+        made = rig(sender=sender)
+        disk.is_full = True
+        made.emit(1, 2)
+        made.emit(3)
+        refused = list(sender.got)
+        disk.is_full = False
+        made.emit(4)
+
+        assert [(1, False), (2, False), (3, False)] == refused
+        assert [*refused, (4, True)] == sender.got
+        assert [1, 2, 3, 4] == made.indices()
+
+    def test_a_folder_that_cannot_be_made(self, tmp_path: Path, rig: Any) -> None:
+        """Where there is no folder at all, it gets them as well."""
+        (tmp_path / "spool").write_text("a file")
+        sender = Sender(tmp_path)
+        made = rig(sender=sender)
+        made.emit(1, 2)
+
+        assert [(1, False), (2, False)] == sender.got
+        assert "Not a directory" == made.spool.health()["spool_problem"]
+        (tmp_path / "spool").unlink()
+
+    def test_what_was_given_up(
+        self, tmp_path: Path, rig: Any, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What memory had no room for while the disk hung is lost for the sender too."""
+        monkeypatch.setattr(sinks, "MAX_HELD_BYTES", batch(1).size)
+        sender = Sender(tmp_path)
+        made = rig(sender=sender)
+        disk.is_hung = True
+        made.spool.emit(batch(1))
+        assert disk.at_it.wait(PATIENCE_NS / 1e9)
+        made.spool.emit(batch(2))
+        made.spool.emit(batch(3))
+        disk.go_on.set()
+        made.emit()
+
+        assert [(1, True), (3, True)] == sender.got
+        assert 2 == made.spool.lost_records
+
+    def test_what_else_it_is_told(self, tmp_path: Path, rig: Any) -> None:
+        """It starts, ticks and closes with the spool, and its counters are the spool's."""
+        sender = Sender(tmp_path)
+        made = rig(sender=sender)
+        made.emit(1)
+        made.spool.tick()
+        made.spool.after_fork()
+        latest_ns = clock.now() + PATIENCE_NS
+        made.spool.close(latest_ns)
+
+        assert ["start", "tick", "after_fork", "close"] == sender.calls
+        assert sender.closed_by_ns <= clock.now() + sinks.SEND_NS < latest_ns
+        assert 1 == made.spool.health()["sent"]

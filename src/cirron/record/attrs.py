@@ -104,7 +104,7 @@ def describe_error(kind: type[BaseException], error: BaseException | None, limit
     """`Kind: text` of an exception, which may hold anything, and whose `__str__` may raise it."""
     try:
         text = "" if error is None else str.__str__(text_of(error))
-    except BaseException as raised:
+    except BaseException as raised:  # protects the run from a method of the user's
         trace = raised.__traceback__
         if isinstance(raised, KeyboardInterrupt) and (trace is None or trace.tb_next is None):
             raise  # a Ctrl-C that came just now; one from below is its own

@@ -23,9 +23,10 @@ def write(folder: Path, key: str, save: Callable[[Path], None], access: str = "p
     """Has `save` write a file, and gives it the name `<folder>/<key>` when it is on the disk."""
     target = folder / key
     part = target.with_name(target.name + ".tmp")
-    files.Folder(target.parent.parent, files.SPAN, access).make()
+    home = files.Folder(target.parent.parent, files.SPAN, access)
+    home.make()
     # Its name is a random id: nobody can have planted anything there.
-    os.makedirs(target.parent, files.MODES[access][0], exist_ok=True)
+    home.make_inside(target.parent.name)
     try:
         save(part)
         os.chmod(part, files.MODES[access][1])
@@ -41,13 +42,14 @@ def write(folder: Path, key: str, save: Callable[[Path], None], access: str = "p
 def sweep(folder: Path) -> None:
     """Removes what was left half-written; safetensors has files named `.tmp…` while it writes."""
     home = files.Folder(folder / FOLDER, files.SPAN)
-    home.make()
+    home.find()
     for pattern in ("*/*.tmp", "*/.tmp*") if home.is_ours else ():
         for part in home.path.glob(pattern):
+            if not home.is_name(part.parent.name) or part.parent.is_symlink():
+                continue
             try:
                 status = part.lstat()
-                is_ours = stat.S_ISREG(status.st_mode) and home.is_name(part.parent.name)
-                if is_ours and clock.wall() - status.st_mtime_ns > STALE_NS:
+                if stat.S_ISREG(status.st_mode) and clock.wall() - status.st_mtime_ns > STALE_NS:
                     part.unlink()
             except OSError:  # another process was faster, or it is another user's
                 pass

@@ -144,13 +144,13 @@ class Spool(Sink):
         while not is_last:
             is_last = self._worker.is_stopping
             with guard.contained("spool"):
-                self.write_held()
+                self._write_held()
                 self._keeper.tick()
             self._rounds += 1
             if not is_last:
                 self._worker.rest(3600.0)
 
-    def write_held(self) -> None:
+    def _write_held(self) -> None:
         """Writes what is held; where the disk refuses, it is tried again at the next wake."""
         try:
             if not self._is_made:
