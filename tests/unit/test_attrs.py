@@ -337,7 +337,7 @@ class TestLimits:
             ),
             (ValueError("shapes", (1, 2)), "ValueError: ('shapes', (1, 2))"),
         ],
-        ids=repr,
+        ids=lambda given: repr(given).partition(" at 0x")[0],
     )
     def test_usual_exceptions(self, error: Exception, expected: str) -> None:
         """The usual exceptions read as they always did."""

@@ -423,7 +423,9 @@ class TestOfTheUser:
         assert not ci.health()["enabled"]
 
     @pytest.mark.parametrize(
-        "given", [None, 3, "stdout", print, testing.MemorySink, object()], ids=repr
+        "given",
+        [None, 3, "stdout", print, testing.MemorySink, object()],
+        ids=lambda given: repr(given).partition(" at 0x")[0],
     )
     def test_not_a_sink(self, given: Any) -> None:
         """What has no `emit`, or is a class and not an object, is an error that says what to do."""

@@ -98,7 +98,7 @@ class TestValues:
             (jnp.asarray(True), "bool", True),
             (jnp.asarray(0.5, dtype=jnp.bfloat16), "float", 0.5),
         ],
-        ids=repr,
+        ids=lambda given: repr(given).partition(" at 0x")[0],
     )
     def test_scalars(
         self, given: Any, value_type: str, expected: Any, recorded: testing.Captured
@@ -200,7 +200,7 @@ class TestValues:
             Decimal("sNaN"),
             datetime.timedelta(1),
         ],
-        ids=repr,
+        ids=lambda given: repr(given).partition(" at 0x")[0],
     )
     def test_what_is_not_a_scalar(self, given: Any, recorded: testing.Captured) -> None:
         """Anything else is a TypeError that names the mark and says what is allowed."""

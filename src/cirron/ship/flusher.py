@@ -36,10 +36,12 @@ LOOK_S = 0.1
 # is not: this thread would have it back before the other one is awake.
 PAUSE_S = 0.0001
 
-# With so many records in the ring, the worker is behind. Its slices then grow with what waits:
-# each of the few calls of C that work one off is a turn that busy threads cannot cut short.
+# With so many records in the ring, the worker is behind. When the interval is nearly over, its
+# slices then grow with what waits: each of the few calls of C that work one off is a turn that busy
+# threads cannot cut short. Until then there is time for short ones.
 BEHIND = 10 * SLICE
 MAX_SLICE = 20 * SLICE
+HURRY_NS = 800_000_000
 # And batches are so many times larger: writing a file takes four calls of the system, each of
 # which gives the lock away to every busy thread.
 BEHIND_BATCH = 2
@@ -125,7 +127,7 @@ class Flusher:
             self._set_tick()
             while not self._worker.is_stopping:
                 until_tick_s = (self._tick_ns - clock.now()) / 1e9
-                is_behind = self._collector.pending > BEHIND
+                is_behind = self._is_behind(self._collector.pending)
                 self._worker.rest(0.0 if is_behind else min(until_tick_s, LOOK_S))
                 waiters = self._take_waiters()
                 with guard.contained("flush"):
@@ -184,7 +186,7 @@ class Flusher:
         left = collector.step()
         target = collector.seen + left  # what is there now: others may record faster than we drain
         while left and collector.seen < target:
-            is_behind = left > BEHIND
+            is_behind = self._is_behind(left)
             if not is_behind and not self._worker.is_stopping:
                 sleep(PAUSE_S)
             left = collector.step(min(left, MAX_SLICE) if is_behind else SLICE)
@@ -194,6 +196,9 @@ class Flusher:
                 self._seal()
             if is_due:
                 self._set_tick()
+
+    def _is_behind(self, waiting: int) -> bool:
+        return waiting > BEHIND and self._tick_ns - clock.now() < HURRY_NS
 
     def _seal(self) -> None:
         chunks = self._collector.take_chunks()

@@ -170,7 +170,7 @@ class Tokens:
         ((1, 2), 1, 0),
         (Tokens(), 1, 7),
     ],
-    ids=str,
+    ids=lambda given: str(given).partition(" at 0x")[0],
 )
 def test_what_a_batch_holds(batch: Any, samples: int, tokens: int) -> None:
     """Samples are the first axis of the first array, tokens what the batch says."""
