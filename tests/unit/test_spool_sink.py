@@ -279,7 +279,7 @@ def test_what_is_written_after_all_is_not_lost(
 def test_announced_before_each_file(rig: Any) -> None:
     """A batch is announced before it is there: a process that dies in between leaves word of it."""
     seen: list[list[str]] = []
-    made = rig(announce=lambda: seen.append(made.files()))
+    made: Rig = rig(announce=lambda: seen.append(made.files()))
     for number in (1, 2, 3):
         made.emit(number)
 
