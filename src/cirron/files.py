@@ -62,14 +62,16 @@ class Folder:
                 self._fill(MARKER, [MARKER_TEXT])
         self.is_ours = os.path.lexists(self.path / MARKER)
 
-    def _make(self, path: Path) -> bool:
+    def _make(self, path: Path, *, again: bool = True) -> bool:
         try:
             os.mkdir(path, self._folder_mode)
         except FileExistsError:
             return False
         except FileNotFoundError:
+            if not again:  # the working directory was deleted
+                raise
             os.makedirs(path.parent, exist_ok=True)
-            return self._make(path)
+            return self._make(path, again=False)
         if self._is_wide:
             os.chmod(path, self._folder_mode)  # whatever the umask
         return True
