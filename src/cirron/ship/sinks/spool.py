@@ -79,15 +79,14 @@ class Spool(Sink):
             sleep(0.001)
 
     def close(self, deadline_ns: int) -> None:
+        """What a disk refuses is lost then; what one that hangs has not taken stays held."""
         self._worker.stop()
-        if self._has_started:
-            self._worker.wait_for_end(deadline_ns)
-        left = self.held_records
-        with self._lock:
-            while self._held:
-                self._give_up()
-        if left:
-            guard.warn("%d records are lost: %s stayed unwritable", left, self.folder.path)
+        if self._has_started and self._worker.wait_for_end(deadline_ns) and self._held:
+            path, left = self.folder.path, self.held_records
+            guard.warn("%d records are lost: %s stayed unwritable", left, path)
+            with self._lock:
+                while self._held:
+                    self._give_up()
         self._keeper.close(deadline_ns)
 
     def health(self) -> dict[str, object]:
