@@ -306,6 +306,27 @@ print(record(5))
     assert 1 == len([line for line in ended.warnings if "cannot write" in line])
 
 
+def test_a_disk_that_hangs(scripts: Scripts) -> None:
+    """A flush does not wait for ever for a disk that hangs, and says what it has not taken."""
+    ended = scripts.run(
+        DRIVEN
+        + """
+import time
+from cirron import session, system
+session.FLUSH_WAIT_S = 0.3
+system.write_all = lambda file, pieces: time.sleep(600)
+ci.Cirron(exit_timeout=0.3).profile(flush_interval=3600)
+record(10)
+print(*flushed, ci.health()["records_held"], ci.health()["records_on_disk"])
+"""
+    )
+
+    assert (0, "False 0 0 20 0 not everything was stored in time 20 0\n") == ended[:2]
+    assert 2 == len(ended.warnings)
+    assert "ci.flush(): not everything was stored in time" in ended.warnings[0]
+    assert "21 records were not stored within exit_timeout=0.3s" in ended.warnings[1]
+
+
 def test_the_cap(scripts: Scripts) -> None:
     """Past spool_max_bytes the oldest batches go first, said once and counted."""
     script = scripts.start(
