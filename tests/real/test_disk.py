@@ -321,9 +321,10 @@ print(*flushed, ci.health()["records_held"], ci.health()["records_on_disk"])
 """
     )
 
-    assert (0, "False 0 0 20 0 not everything was stored in time 20 0\n") == ended[:2]
+    why = f"{scripts.home / 'spool'} did not answer in time"
+    assert (0, f"False 0 0 20 0 {why} 20 0\n") == ended[:2]
     assert 2 == len(ended.warnings)
-    assert "ci.flush(): not everything was stored in time" in ended.warnings[0]
+    assert f"ci.flush() did not store everything: {why}" in ended.warnings[0]
     assert "21 records were not stored within exit_timeout=0.3s" in ended.warnings[1]
 
 

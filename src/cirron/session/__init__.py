@@ -255,7 +255,10 @@ def flush() -> Flushed:
     session = _session
     if session is None or session.pid != os.getpid():
         return Flushed(ok=True, on_disk=0, sent=0, held=0, lost=0, why=None)
-    return session.flush(clock.now() + int(FLUSH_WAIT_S * 1e9))
+    flushed = session.flush(clock.now() + int(FLUSH_WAIT_S * 1e9))
+    if flushed.why not in (None, session.stored().why):  # that a disk refuses was said before
+        guard.warn("ci.flush() did not store everything: %s", flushed.why)
+    return flushed
 
 
 def watch(model: Any) -> None:

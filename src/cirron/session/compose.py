@@ -256,15 +256,13 @@ class Session:
             sink.settle(deadline_ns if sink.is_patient else soon_ns)
         if self.black_box is not None:
             self.black_box.refresh(min(deadline_ns, clock.now() + SETTLE_NS))
-        found = self.stored()
-        if not in_time or (found.held and found.why is None):
-            found = found._replace(ok=False, why="not everything was stored in time")
-            guard.warn("ci.flush(): %s; ci.health() says how far it is", found.why)
-        return found  # that a disk refuses was said when it began to
+        found = self.stored(None if in_time else "the background thread did not finish in time")
+        if found.held and found.why is None:
+            found = found._replace(why=f"{self.sinks.folder.path} did not answer in time")
+        return found
 
-    def stored(self) -> Flushed:
+    def stored(self, problem: str | None = None) -> Flushed:
         """Where the session's records are."""
-        problem = None
         spool = self.sinks.spool
         held = 0 if spool is None else spool.held_records
         spool_problem = None if spool is None else spool.problem
