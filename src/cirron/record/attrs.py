@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from gc import get_referents
-from types import FunctionType, MappingProxyType, SimpleNamespace
 
 from cirron.record.value import Deferred, clip
 
@@ -30,6 +28,12 @@ MAX_FEW = 8  # so many plain attributes are within the limits whatever they are
 FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of the last
 PLAIN_KEYS = frozenset((int, float, bool, type(None)))
 SCALARS = (bool, int, float, str)
+# Not from `types`, which nothing else here needs.
+FunctionType, MappingProxyType, SimpleNamespace = (
+    type(lambda: None),
+    type(type.__dict__),
+    type(sys.implementation),
+)
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, deque, *VIEWS)
 
@@ -153,6 +157,8 @@ class Copier:
             return self._text(repr(bytes(start)))
         # The texts of these are made by C, which holds the interpreter lock until the end of it.
         if kind is MappingProxyType:
+            from gc import get_referents
+
             return self.value(get_referents(value)[0], nesting)
         if issubclass(kind, SimpleNamespace):
             inside = object.__getattribute__(value, "__dict__")
