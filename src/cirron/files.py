@@ -102,14 +102,16 @@ class Folder:
             return False
         return f"\n{self.path.name}{MADE_TEXT}".encode() in b"\n" + lines
 
-    def _make(self, path: Path) -> bool:
+    def _make(self, path: Path, *, again: bool = True) -> bool:
         try:
             os.mkdir(path, self._folder_mode)
         except FileExistsError:
             return False
         except FileNotFoundError:
+            if not again:  # the working directory was deleted
+                raise
             os.makedirs(path.parent, exist_ok=True)  # the user's own, with the modes of their umask
-            return self._make(path)
+            return self._make(path, again=False)
         if self._is_wide:
             os.chmod(path, self._folder_mode)  # whatever the umask
         return True

@@ -144,6 +144,7 @@ def test_what_import_cirron_does_not_load(scripts: Scripts) -> None:
         "cirron._version",
         "cirron.errors",
         "cirron.record",
+        "cirron.record.attrs",
         "cirron.record.clock",
         "cirron.record.hot",
         "cirron.record.value",

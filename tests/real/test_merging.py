@@ -12,15 +12,20 @@ import pytest
 if TYPE_CHECKING:
     from tests.real.conftest import Script, Scripts
 
-# A spool without the rest: `put(n)` emits batch number n, with one span and one mark, and ticks.
+# A spool without the rest: `put(n)` stores batch number n, with one span and one mark, and has the
+# folder kept in order, without a thread.
 WRITER = """
 import itertools, os, sys
 from pathlib import Path
-from cirron import wire
+from cirron import files, wire
 from cirron.session import identity
 from cirron.record import clock
-from cirron.ship.sinks import spool
+from cirron.ship import keeper
 from cirron.ship.sinks.base import Sealed
+
+class Keeper(keeper.Keeper):
+    def _wake(self):
+        pass
 
 anchor = clock.read_anchor()
 session = identity.identify(os.environ, anchor)
@@ -35,11 +40,20 @@ def put(number):
     span = wire.Span(f"{number:032x}", "step", None, number, start, start + 1, None, None, None,
                      1, os.getpid(), None, {}, [f"{number + 2**64:032x}"])
     mark = wire.Mark(f"{number + 2**64:032x}", span.id, "loss", "int", number, {}, start, "point")
-    sink.emit(Sealed(header(), wire.Sections([wire.encode_records([span])],
-                                             [wire.encode_records([mark])]), records=2))
-    sink.tick()
+    batch = Sealed(header(), wire.Sections([wire.encode_records([span])],
+                                           [wire.encode_records([mark])]), records=2)
+    spool.put(batch.file_name, batch.pieces)
+    kept.add(batch)
+    kept.tick()
+    kept.keep()
 
-sink = spool.Spool(Path(".cirron"), max_bytes=10**9, header=header)
+def keep(max_bytes):
+    return Keeper(spool, boxes, max_bytes=max_bytes, host=session.host, header=header)
+
+spool = files.Folder(Path(".cirron/spool").absolute(), files.BATCH)
+boxes = files.Folder(Path(".cirron/blackbox").absolute(), files.BLACK_BOX)
+spool.make()
+kept = keep(10**9)
 """
 
 
@@ -62,12 +76,12 @@ def test_a_day_leaves_few_files(scripts: Scripts) -> None:
     ended = scripts.run(
         WRITER
         + """
-files = 0
+most = 0
 for number in range(20_000):
     put(number)
     if number % 500 == 0:
-        files = max(files, len(os.listdir(".cirron/spool")))
-print(files, sink.bytes, sink.dropped_files)
+        most = max(most, len(os.listdir(".cirron/spool")))
+print(most, kept.bytes, kept.evicted_files)
 """,
         timeout_s=60,
     )
@@ -96,7 +110,7 @@ def test_reading_while_files_are_merged(scripts: Scripts) -> None:
         WRITER
         + """
 import time
-spool.MERGE_FILES = 4
+keeper.MERGE_FILES = 4
 for number in range(4_000):
     put(number)
     print(number)
@@ -124,7 +138,7 @@ def test_killed_while_merging(scripts: Scripts, seed: int) -> None:
     script = scripts.start(
         WRITER
         + """
-spool.MERGE_FILES = 4
+keeper.MERGE_FILES = 4
 for number in itertools.count():
     put(number)
     os.write(1, f"{number}\\n".encode())
@@ -142,7 +156,7 @@ for number in itertools.count():
     assert len(found) <= written(script) + 2
     # What the kill left behind does not get in the way of a next run.
     ended = scripts.run(
-        WRITER + f"spool.MERGE_FILES = 4\nfor n in range({10**6}, {10**6 + 9}): put(n)"
+        WRITER + f"keeper.MERGE_FILES = 4\nfor n in range({10**6}, {10**6 + 9}): put(n)"
     )
     assert (0, "") == (ended.status, ended.err)
     later = [span.index for run in scripts.sessions()[1:] for span in run.spans]
@@ -154,11 +168,11 @@ def test_merging_under_a_cap(scripts: Scripts) -> None:
     ended = scripts.run(
         WRITER
         + """
-spool.MERGE_FILES = 4
-sink.max_bytes = 40_000
+keeper.MERGE_FILES = 4
+kept = keep(40_000)
 for number in range(1_000):
     put(number)
-print(sink.bytes, sink.dropped_files, sink.dropped_bytes)
+print(kept.bytes, kept.evicted_files, kept.evicted_bytes)
 """
     )
 
@@ -178,10 +192,10 @@ def test_a_file_that_vanishes(scripts: Scripts) -> None:
     ended = scripts.run(
         WRITER
         + """
-spool.MERGE_FILES = 8
+keeper.MERGE_FILES = 8
 for number in range(7):
     put(number)
-names = sorted(os.listdir(".cirron/spool"))
+names = sorted(name for name in os.listdir(".cirron/spool") if spool.is_name(name))
 os.unlink(f".cirron/spool/{names[2]}")
 for number in range(7, 30):
     put(number)

@@ -126,6 +126,28 @@ class TestTerm:
 
         assert (0, "ended\n", "") == ended[:3]
 
+    def test_a_child_that_is_told_to_end_before_it_runs(self, scripts: Scripts) -> None:
+        """A forked child that gets SIGTERM before it has run for the first time ends by it."""
+        ended = scripts.run(
+            """
+            import ctypes, functools, os, signal, time
+            import cirron as ci
+
+            ci.profile(output="none")
+            # In the child, while Python is still inside of fork(), and without any Python code.
+            libc = ctypes.CDLL(None)
+            at_once = ctypes.CFUNCTYPE(None)(functools.partial(libc["raise"], signal.SIGTERM))
+            assert 0 == libc["__register_atfork"](None, None, at_once, None)
+            child = os.fork()
+            if child == 0:
+                time.sleep(2)
+                os._exit(0)
+            print(os.waitpid(child, 0)[1], signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+            """
+        )
+
+        assert (0, f"{int(signal.SIGTERM)} set()\n", "") == ended
+
     def test_open_spans_of_other_threads_are_ended(self, scripts: Scripts) -> None:
         """Spans that are open in other threads when SIGTERM comes are stored as cut short."""
         ended = after(

@@ -244,7 +244,7 @@ class TestProfile:
     """Seed 003: signature, parameters, errors, returns."""
 
     def test_signature(self) -> None:
-        """The signature is the seed's: names, order, defaults."""
+        """The signature is the seed's: names, order, defaults; and after them what came later."""
         assert [
             ("config", None),
             ("frameworks", None),
@@ -254,6 +254,7 @@ class TestProfile:
             ("enabled", True),
             ("path", None),
             ("output", None),
+            ("sinks", None),
         ] == [(p.name, p.default) for p in inspect.signature(ci.profile).parameters.values()]
         assert "Profiler" == inspect.signature(ci.profile).return_annotation
         assert {inspect.Parameter.POSITIONAL_OR_KEYWORD} == {
@@ -261,7 +262,7 @@ class TestProfile:
         }
 
     def test_annotations(self) -> None:
-        """The types are the seed's."""
+        """The types are the seed's; and of what came later, its own."""
         assert {
             "config": "dict[str, Any] | None",
             "frameworks": "list[str] | None",
@@ -271,6 +272,7 @@ class TestProfile:
             "enabled": "bool",
             "path": "str | None",
             "output": "str | list[str] | None",
+            "sinks": "Sequence[Emitter] | None",
         } == {
             name: str(p.annotation).replace('"', "'")
             for name, p in inspect.signature(ci.profile).parameters.items()
@@ -293,10 +295,11 @@ class TestProfile:
         """None means "use the Cirron instance default"; an explicit value overrides per call."""
         instance = ci.Cirron(output_dir="instance", output="spool", flush_interval=7)
         instance.profile(flush_interval=None)
+        instance.shutdown()  # folders are made by threads of ours
         assert (tmp_path / "instance" / "spool").is_dir()
-        instance.shutdown()
 
         instance.profile(path="call")
+        instance.shutdown()
         assert (tmp_path / "call" / "spool").is_dir()
 
     def test_second_calls_are_no_ops(self, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ assert_type(profiler, ci.Profiler)
 assert_type(profiler.config, Mapping[str, Any])
 assert_type(profiler.enabled, bool)
 assert_type(profiler.health(), dict[str, Any])
-profiler.flush()
+assert_type(profiler.flush(), ci.Flushed)
 profiler.shutdown()
 
 ci.profile(
@@ -185,7 +185,11 @@ ci.epochs(20)  # type: ignore[arg-type]
 ci.trace()
 ci.trace(format="df", name="epoch", last=10)
 assert_type(ci.health(), dict[str, Any])
-ci.flush()
+flushed = ci.flush()
+assert_type(flushed, ci.Flushed)
+assert_type(flushed.ok, bool)
+assert_type(flushed.on_disk, int)
+assert_type(flushed.why, str | None)
 ci.shutdown()
 
 # -- the test kit ----------------------------------------------------------------------------
@@ -193,3 +197,25 @@ ci.shutdown()
 with testing.capture(testing.FakeClock(tick_ns=0)) as captured:
     assert_type(captured, testing.Captured)
     assert_type(captured.text(), str)
+
+# -- sinks of one's own ----------------------------------------------------------------------
+
+
+class Printed:
+    """A sink of the user's: one method."""
+
+    def emit(self, batch: Any) -> ci.Outcome:
+        return ci.Outcome.DONE
+
+
+class Mistaken:
+    """Not a sink: it has no outcome."""
+
+    def emit(self, batch: Any) -> int:
+        return 0
+
+
+ci.profile(sinks=[Printed(), testing.MemorySink()])
+ci.Cirron(sinks=(Printed(),)).profile()
+ci.profile(sinks=[Mistaken()])  # type: ignore[list-item]
+ci.profile(sinks=Printed())  # type: ignore[arg-type]

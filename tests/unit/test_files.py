@@ -343,6 +343,17 @@ class TestPut:
             folder.put(NAME, [b"ours"])
         assert not (tmp_path / "elsewhere").exists()
 
+    def test_a_working_directory_that_is_gone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In a working directory that was deleted, a file of ours is an error, as any."""
+        (tmp_path / "gone").mkdir()
+        monkeypatch.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+
+        with pytest.raises(FileNotFoundError):
+            make(Path()).put(NAME, [b"ours"])
+
     @pytest.mark.parametrize("what", [".cirron", ".cirron/spool"])
     def test_not_a_directory(self, what: str, tmp_path: Path) -> None:
         """A file where the folder should be is an error that says so, and stays."""

@@ -48,8 +48,18 @@ class Process:
         self._previous: dict[int, Any] = {}
         self._finalizer: Any = None
         self._is_handling = False
+        self._masks: dict[int, Any] = {}  # of threads that fork
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=after_fork)  # cannot be undone
+
+            def after_in_child() -> None:
+                after_fork()
+                self._let_through()
+
+            os.register_at_fork(  # cannot be undone
+                before=self._hold_back,
+                after_in_parent=self._let_through,
+                after_in_child=after_in_child,
+            )
 
     def watch(self) -> None:
         """Registers for exit and signals."""
@@ -86,6 +96,21 @@ class Process:
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             self._finalizer = util.Finalize(None, self._exit, exitpriority=100)
+
+    def _hold_back(self) -> None:
+        """Blocks SIGTERM in the thread that forks, until the child has no handler of ours.
+
+        Python forgets a signal that comes to the child before it has run: a Pool's worker that is
+        told to end at once would never end.
+        """
+        if self._is_handled(signal.SIGTERM) and self._previous[signal.SIGTERM] == signal.SIG_DFL:
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            self._masks[threading.get_ident()] = mask
+
+    def _let_through(self) -> None:
+        mask = self._masks.pop(threading.get_ident(), None)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def leave_to_child(self) -> None:
         """In a forked child: until it records something, SIGTERM ends it as it would any process.

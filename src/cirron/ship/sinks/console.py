@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from cirron import guard
+from cirron.ship.sinks import stream
 from cirron.ship.sinks.base import Outcome, Sink
 from cirron.view import text
 
@@ -47,16 +48,21 @@ class Console(Sink):
         return {f"{self._name}_failures": self._failures} if self._failures else {}
 
 
-def to_stream(stream: Stream) -> Console:
+def to_stream(stdout: Stream) -> Console:
     """The `stdout` sink."""
 
     def write(line: str) -> None:
-        stream.write(text.encodable(line, stream.file) + "\n")
+        stdout.write(text.encodable(line, stdout.file) + "\n")
 
-    return Console(write, "stdout", stream.close)
+    return Console(write, "stdout", stdout.close)
 
 
 def to_logger() -> Console:
     """The `log` sink: INFO on the logger `cirron.trace`."""
     logger = logging.getLogger(LOGGER)
-    return Console(lambda line: logger.info("%s", line), "log")
+
+    def write(line: str) -> None:
+        with stream.logging:  # a fork meanwhile would leave the child a handler's stream locked
+            logger.info("%s", line)
+
+    return Console(write, "log")

@@ -101,13 +101,13 @@ class Spool(Sink):
         return self._finished >= wanted
 
     def close(self, deadline_ns: int) -> None:
+        """What a disk refuses is lost then; what one that hangs has not taken stays held."""
         self._worker.stop()
-        self._worker.wait_for_end(deadline_ns)
-        left = self.held_records
-        with self._lock:
-            while self._held:
-                self._give_up()
-        if left:
+        if self._worker.wait_for_end(deadline_ns) and self._held:
+            left = self.held_records
+            with self._lock:
+                while self._held:
+                    self._give_up()
             guard.warn("%d records are lost: %s stayed unwritable", left, self.folder.path)
         self._keeper.close(deadline_ns)
         if self._sender is not None:

@@ -57,13 +57,16 @@ class ForkLock:
 
 
 writing = ForkLock()
+# Logging handlers have one of their own: they are the user's, and may block.
+logging = ForkLock()
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(
-        before=writing.before_fork,
-        after_in_parent=writing.after_fork,
-        after_in_child=writing.after_fork_in_child,
-    )
+    for lock in (writing, logging):
+        os.register_at_fork(
+            before=lock.before_fork,
+            after_in_parent=lock.after_fork,
+            after_in_child=lock.after_fork_in_child,
+        )
 
 
 class Stream:
