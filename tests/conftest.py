@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,12 @@ MACHINE = (
     "OMPI_",
     "PMI_",
 )
+
+
+def pytest_sessionstart() -> None:
+    """Ctrl-C is what it is in a terminal: pytest-xdist ignores it, and so would our children."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

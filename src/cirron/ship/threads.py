@@ -58,11 +58,12 @@ class Worker:
         self._wake.acquire()
         self._ended = new_lock()
         self._ended.acquire()
+        self._may_start = new_lock()
 
     def start(self) -> bool:
         """Starts it, once. False: Python starts no more threads, the interpreter is ending."""
-        if self.has_started:
-            return True
+        if not self._may_start.acquire(blocking=False):
+            return True  # somebody has
         self.has_started = True
         try:
             if real("_thread", "start_new_thread") is _thread.start_new_thread:
@@ -71,6 +72,7 @@ class Worker:
                 real("_thread", "start_new_thread")(self._main, ())
         except RuntimeError:
             self.has_started = False
+            self._may_start.release()
         return self.has_started
 
     def _main(self) -> None:
