@@ -140,8 +140,8 @@ def test_the_exit_is_bounded(scripts: Scripts) -> None:
     script = scripts.start(
         HEAD
         + """
-from cirron.ship.sinks import spool
-spool.write_all = lambda file, pieces: time.sleep(600)
+from cirron import system
+system.write_all = lambda file, pieces: time.sleep(600)
 ci.profile(flush_interval=3600)
 train()
 print("leaving")

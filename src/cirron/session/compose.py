@@ -243,11 +243,14 @@ class Session:
             self.root.set(framework=self.hooks.imported, cpu_ns=spent)
         if not self.taker.stop(deadline - STORE_NS):
             guard.warn("a snapshot was not finished within exit_timeout, and is lost")
+        left = 0
         if not self.flusher.stop(deadline, before_closing):
-            left = self.collector.seen + self.collector.pending - self.flusher.records
-            if left > 0:
-                limit_s = self.settings.exit_timeout
-                guard.warn("%d records were not stored within exit_timeout=%gs", left, limit_s)
+            left = max(0, self.collector.seen + self.collector.pending - self.flusher.records)
+        if self.sinks.spool is not None:
+            left += self.sinks.spool.held_records  # by a disk that hangs
+        if left:
+            limit_s = self.settings.exit_timeout
+            guard.warn("%d records were not stored within exit_timeout=%gs", left, limit_s)
         if self.black_box is not None:
             self.black_box.close(deadline, how, detail)
         speaker.settle(SPEAK_S)

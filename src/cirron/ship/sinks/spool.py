@@ -102,12 +102,12 @@ class Spool(Sink):
 
     def close(self, deadline_ns: int) -> None:
         self._worker.stop()
-        self._worker.wait_for_end(deadline_ns)
-        left = self.held_records
-        with self._lock:
-            while self._held:
-                self._give_up()
-        if left:
+        # A disk that hangs may write what it has after all: that stays held.
+        if self._worker.wait_for_end(deadline_ns) and self._held:
+            left = self.held_records
+            with self._lock:
+                while self._held:
+                    self._give_up()
             guard.warn("%d records are lost: %s stayed unwritable", left, self.folder.path)
         self._keeper.close(deadline_ns)
         if self._sender is not None:
