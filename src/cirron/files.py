@@ -104,14 +104,13 @@ class Folder:
 
     def _make(self, path: Path, *, again: bool = True) -> bool:
         try:
-            os.mkdir(path, self._folder_mode)
+            try:
+                os.mkdir(path, self._folder_mode)
+            except FileNotFoundError:
+                os.makedirs(path.parent, exist_ok=True)  # the user's, with the modes of their umask
+                os.mkdir(path, self._folder_mode)
         except FileExistsError:
             return False
-        except FileNotFoundError:
-            if not again:  # the working directory was deleted
-                raise
-            os.makedirs(path.parent, exist_ok=True)  # the user's own, with the modes of their umask
-            return self._make(path, again=False)
         if self._is_wide:
             os.chmod(path, self._folder_mode)  # whatever the umask
         return True

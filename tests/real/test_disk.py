@@ -168,13 +168,15 @@ ci.profile(path="{small_disk}/.cirron", flush_interval=3600)
     health = script.ask("ci.health()")
     (small_disk / "filler").unlink()
     script.ask("record(50)")
-    dropped, lost = script.ask("(ci.health()['spool_drop_count'], ci.health()['records_lost'])")
+    lost = script.ask("ci.health()")
 
     assert 0 < health["spool_held_bytes"] <= 200_000
     assert 0 < health["spool_drop_count"] <= dropped
     kept = indices(small_disk / ".cirron")
     assert list(range(kept[0], 1050)) == kept  # the newest, with no gap
-    assert (kept[0], 2 * kept[0]) == (dropped * 50, lost)
+    # The batch that came with the free disk may have pushed out one more before it was tried.
+    assert health["spool_drop_count"] <= lost["spool_drop_count"] <= health["spool_drop_count"] + 1
+    assert (kept[0], 2 * kept[0]) == (lost["spool_drop_count"] * 50, lost["records_lost"])
     assert 0 == script.end().status
 
 

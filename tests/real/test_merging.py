@@ -12,16 +12,17 @@ import pytest
 if TYPE_CHECKING:
     from tests.real.conftest import Script, Scripts
 
-# A spool without the rest: `put(n)` stores batch number n, with one span and one mark, and has the
-# folder kept in order, without a thread.
+# A spool and its keeper without the rest, each with its thread: `put(n)` hands over batch number n,
+# with one span and one mark, and waits until it is on disk. Files are merged meanwhile.
 WRITER = """
 import itertools, os, sys
 from pathlib import Path
 from cirron import files, wire
 from cirron.session import identity
 from cirron.record import clock
-from cirron.ship import keeper
+from cirron.ship import keeper as keepers
 from cirron.ship.sinks.base import Sealed
+from cirron.ship.sinks.spool import Spool
 
 class Keeper(keeper.Keeper):
     def _wake(self):
@@ -35,26 +36,43 @@ def header():
     return wire.Header(schema_version=1, sdk_version="0", batch_id=clock.random_id(),
                        created_ns=next(created), session=session)
 
-def put(number):
+def make(number):
     start = anchor.wall_ns + number * 1_000_000_000
     span = wire.Span(f"{number:032x}", "step", None, number, start, start + 1, None, None, None,
                      1, os.getpid(), None, {}, [f"{number + 2**64:032x}"])
     mark = wire.Mark(f"{number + 2**64:032x}", span.id, "loss", "int", number, {}, start, "point")
-    batch = Sealed(header(), wire.Sections([wire.encode_records([span])],
-                                           [wire.encode_records([mark])]), records=2)
-    spool.put(batch.file_name, batch.pieces)
-    kept.add(batch)
-    kept.tick()
-    kept.keep()
+    return Sealed(header(), wire.Sections([wire.encode_records([span])],
+                                          [wire.encode_records([mark])]), records=2)
 
-def keep(max_bytes):
-    return Keeper(spool, boxes, max_bytes=max_bytes, host=session.host, header=header)
+def put(number):
+    spool.emit(make(number))
+    assert spool.settle(clock.now() + 30 * 10**9)
 
-spool = files.Folder(Path(".cirron/spool").absolute(), files.BATCH)
-boxes = files.Folder(Path(".cirron/blackbox").absolute(), files.BLACK_BOX)
-spool.make()
-kept = keep(10**9)
+def close():
+    spool.close(clock.now() + 30 * 10**9)
+
+folder = files.Folder(Path(".cirron/spool"), files.BATCH)
+boxes = files.Folder(Path(".cirron/blackbox"), files.BLACK_BOX)
+
+def make_keeper(max_bytes=10**9):
+    return keepers.Keeper(folder, boxes, max_bytes=max_bytes, host="h", header=header)
+
+keeper = make_keeper()
+spool = Spool(folder, keeper)
 """
+
+# The same in one thread: each batch is written, and then the folder is looked after once.
+BY_HAND = (
+    WRITER
+    + """
+def put(number):
+    batch = make(number)
+    folder.put(batch.file_name, batch.pieces)
+    keeper.add(batch)
+    keeper.tick()
+    keeper.keep()
+"""
+)
 
 
 def numbers(scripts: Scripts) -> list[int]:
@@ -74,14 +92,14 @@ def written(script: Script) -> int:
 def test_a_day_leaves_few_files(scripts: Scripts) -> None:
     """20,000 small batches end up in at most a few hundred files, each record in one of them."""
     ended = scripts.run(
-        WRITER
+        BY_HAND
         + """
 most = 0
 for number in range(20_000):
     put(number)
     if number % 500 == 0:
         most = max(most, len(os.listdir(".cirron/spool")))
-print(most, kept.bytes, kept.evicted_files)
+print(most, keeper.bytes, keeper.evicted_files)
 """,
         timeout_s=60,
     )
@@ -109,12 +127,12 @@ def test_reading_while_files_are_merged(scripts: Scripts) -> None:
     script = scripts.start(
         WRITER
         + """
-import time
-keeper.MERGE_FILES = 4
-for number in range(4_000):
+keepers.MERGE_FILES = 4
+spool.start()
+for number in range(2_000):
     put(number)
     print(number)
-    time.sleep(0.0005)
+close()
 """
     )
     scripts.wait_until(lambda: written(script) > 10, "the first batches")
@@ -129,7 +147,8 @@ for number in range(4_000):
 
     assert reads > 5
     assert 0 == script.end().status
-    assert list(range(4_000)) == numbers(scripts)
+    assert list(range(2_000)) == numbers(scripts)
+    assert len(scripts.batch_files()) < 1_000
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -138,7 +157,8 @@ def test_killed_while_merging(scripts: Scripts, seed: int) -> None:
     script = scripts.start(
         WRITER
         + """
-keeper.MERGE_FILES = 4
+keepers.MERGE_FILES = 4
+spool.start()
 for number in itertools.count():
     put(number)
     os.write(1, f"{number}\\n".encode())
@@ -156,7 +176,14 @@ for number in itertools.count():
     assert len(found) <= written(script) + 2
     # What the kill left behind does not get in the way of a next run.
     ended = scripts.run(
-        WRITER + f"keeper.MERGE_FILES = 4\nfor n in range({10**6}, {10**6 + 9}): put(n)"
+        WRITER
+        + f"""
+keepers.MERGE_FILES = 4
+spool.start()
+for number in range({10**6}, {10**6 + 9}):
+    put(number)
+close()
+"""
     )
     assert (0, "") == (ended.status, ended.err)
     later = [span.index for run in scripts.sessions()[1:] for span in run.spans]
@@ -166,13 +193,13 @@ for number in itertools.count():
 def test_merging_under_a_cap(scripts: Scripts) -> None:
     """While files are merged, the cap still takes the oldest first, and the count is right."""
     ended = scripts.run(
-        WRITER
+        BY_HAND
         + """
-keeper.MERGE_FILES = 4
-kept = keep(40_000)
+keepers.MERGE_FILES = 4
+keeper = make_keeper(max_bytes=40_000)
 for number in range(1_000):
     put(number)
-print(kept.bytes, kept.evicted_files, kept.evicted_bytes)
+print(keeper.bytes, keeper.evicted_files, keeper.evicted_bytes)
 """
     )
 
@@ -190,9 +217,9 @@ print(kept.bytes, kept.evicted_files, kept.evicted_bytes)
 def test_a_file_that_vanishes(scripts: Scripts) -> None:
     """Files that somebody deletes before they are merged cost their own records, and no others."""
     ended = scripts.run(
-        WRITER
+        BY_HAND
         + """
-keeper.MERGE_FILES = 8
+keepers.MERGE_FILES = 8
 for number in range(7):
     put(number)
 names = sorted(name for name in os.listdir(".cirron/spool") if spool.is_name(name))
@@ -230,7 +257,16 @@ def test_real_runs_are_merged(scripts: Scripts) -> None:
 def test_reading_beside_many_writers(scripts: Scripts) -> None:
     """A reader gets done, with every record once, though many processes add files all the time."""
     writers = [
-        scripts.start(WRITER + "for number in range(1_500):\n    put(number)\n    print(number)")
+        scripts.start(
+            WRITER
+            + """
+spool.start()
+for number in range(1_000):
+    put(number)
+    print(number)
+close()
+"""
+        )
         for _ in range(3)
     ]
     for script in writers:
@@ -244,4 +280,4 @@ def test_reading_beside_many_writers(scripts: Scripts) -> None:
             assert set() == set(range(known[run.session.pid] + 1)) - set(found)
 
     assert [0, 0, 0] == [script.end().status for script in writers]
-    assert [1_500] * 3 == [len(run.spans) for run in scripts.sessions()]
+    assert [1_000] * 3 == [len(run.spans) for run in scripts.sessions()]

@@ -238,7 +238,10 @@ def test_what_is_held_at_the_end_is_counted(
 
 
 def test_a_disk_that_hangs(rig: Any, disk: Disk) -> None:
-    """Neither handing over, nor a settling, nor the end waits for a disk that hangs."""
+    """Neither handing over, nor a settling, nor the end waits for a disk that hangs.
+
+    What it has is held, and written if it goes on while there is a process.
+    """
     made = rig()
     disk.is_hung = True
     began = time.monotonic()
@@ -252,6 +255,10 @@ def test_a_disk_that_hangs(rig: Any, disk: Disk) -> None:
 
     made.spool.close(clock.now() + 10**8)
     assert ((0, 98, 0), True) == (made.counts(), time.monotonic() - began < 5)
+
+    disk.go_on.set()
+    wait_until(lambda: made.counts() == (98, 0, 0))
+    assert list(range(1, 50)) == made.indices()
 
 
 def test_what_is_written_after_all_is_not_lost(

@@ -245,10 +245,10 @@ class Session:
             guard.warn("a snapshot was not finished within exit_timeout, and is lost")
         left = 0
         if not self.flusher.stop(deadline, before_closing):
-            left = self.collector.seen + self.collector.pending - self.flusher.records
+            left = max(0, self.collector.seen + self.collector.pending - self.flusher.records)
         if self.sinks.spool is not None:
-            left += self.sinks.spool.held_records
-        if left > 0:
+            left += self.sinks.spool.held_records  # by a disk that hangs
+        if left:
             limit_s = self.settings.exit_timeout
             guard.warn("%d records were not stored within exit_timeout=%gs", left, limit_s)
         if self.black_box is not None:
@@ -260,20 +260,32 @@ class Session:
     def flush(self, deadline_ns: int) -> Flushed:
         """Has everything stored that was recorded before the call, and says what became of it."""
         self.taker.settle(deadline_ns)
-        in_time = self.flusher.flush((deadline_ns - clock.now()) / 1e9)
+        in_time = self.store(deadline_ns)
         for sink in self.sinks.all:
-            soon_ns = min(deadline_ns, clock.now() + SETTLE_NS)
-            is_settled = sink.settle(deadline_ns if sink.is_patient else soon_ns)
-            in_time &= is_settled or not sink.is_patient
-        if self.black_box is not None:
-            self.black_box.refresh(min(deadline_ns, clock.now() + SETTLE_NS))
+            if not sink.is_patient:
+                sink.settle(min(deadline_ns, clock.now() + SETTLE_NS))
         speaker.settle(SPEAK_S)
         stored = self.stored()
         if in_time:
             return stored._replace(ok=True, why=None)
-        return stored._replace(
-            ok=False, why=stored.why or f"{self.sinks.folder.path} did not answer in time"
-        )
+        why = stored.why
+        if why is None:  # else the spool has said it
+            why = f"{self.sinks.folder.path} did not answer in time"
+            guard.warn("ci.flush() did not store everything: %s", why)
+        return stored._replace(ok=False, why=why)
+
+    def store(self, deadline_ns: int) -> bool:
+        """Has the records and the present state written to disk. False: not by the deadline.
+
+        It takes no lock that the code could hold which a signal has interrupted.
+        """
+        in_time = self.flusher.flush((deadline_ns - clock.now()) / 1e9)
+        for sink in self.sinks.all:
+            if sink.is_patient:
+                in_time &= sink.settle(deadline_ns)
+        if self.black_box is not None:
+            self.black_box.refresh(min(deadline_ns, clock.now() + SETTLE_NS))
+        return in_time
 
     def stored(self, dropped: int | None = None) -> Flushed:
         """Where the session's records are, and what keeps them from where they should be."""

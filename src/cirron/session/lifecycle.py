@@ -48,17 +48,13 @@ class Process:
         self._previous: dict[int, Any] = {}
         self._finalizer: Any = None
         self._is_handling = False
-        self._masks: dict[int, Any] = {}  # of threads that fork
-        if hasattr(os, "register_at_fork"):
-
-            def after_in_child() -> None:
-                after_fork()
-                self._let_through()
-
-            os.register_at_fork(  # cannot be undone
+        self._after_fork = after_fork
+        self._masks: dict[int, set[signal.Signals]] = {}  # of threads that fork
+        if hasattr(os, "register_at_fork"):  # cannot be undone
+            os.register_at_fork(
                 before=self._hold_back,
                 after_in_parent=self._let_through,
-                after_in_child=after_in_child,
+                after_in_child=self._begin_child,
             )
 
     def watch(self) -> None:
@@ -118,8 +114,30 @@ class Process:
         A handler of Python's is not called when the signal comes in the moment before the thread
         waits for a lock of the system: a Pool's worker would never end, one in a thousand.
         """
-        if self._is_handled(signal.SIGTERM) and self._previous[signal.SIGTERM] == signal.SIG_DFL:
+        if self._is_handled_for_us_alone():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _hold_back(self) -> None:
+        """Before a fork: SIGTERM waits until the child can be ended by it.
+
+        Python forgets a signal that has come to a child by then. On a busy machine a Pool has done
+        its work, and ends its workers, before the last of them has run at all.
+        """
+        if self._is_handled_for_us_alone():
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+            self._masks[threading.get_ident()] = held  # type: ignore[assignment]
+
+    def _let_through(self) -> None:
+        mask = self._masks.pop(threading.get_ident(), None)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _begin_child(self) -> None:
+        try:
+            self._after_fork()
+        finally:
+            self._let_through()
+            self._masks.clear()
 
     def watch_child(self) -> None:
         """In a forked child that records: its end, and its SIGTERM, which must not be missed."""
@@ -131,8 +149,12 @@ class Process:
             signal.signal(signal.SIGTERM, self._handle)
             self._listen()
 
-    def _is_handled(self, number: int) -> bool:
-        return number in self._previous and signal.getsignal(number) == self._handle
+    def _is_handled_for_us_alone(self) -> bool:
+        """Whether SIGTERM would have its default effect but for our handler."""
+        return (
+            self._previous.get(signal.SIGTERM) == signal.SIG_DFL
+            and signal.getsignal(signal.SIGTERM) == self._handle
+        )
 
     def _listen(self) -> None:
         """Has a thread send SIGTERM once more to one that sleeps through it."""

@@ -103,6 +103,7 @@ class Spool(Sink):
     def close(self, deadline_ns: int) -> None:
         """What a disk refuses is lost then; what one that hangs has not taken stays held."""
         self._worker.stop()
+        # A disk that hangs may write what it has after all: that stays held.
         if self._worker.wait_for_end(deadline_ns) and self._held:
             left = self.held_records
             with self._lock:
