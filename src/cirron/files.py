@@ -102,7 +102,7 @@ class Folder:
             return False
         return f"\n{self.path.name}{MADE_TEXT}".encode() in b"\n" + lines
 
-    def _make(self, path: Path, *, again: bool = True) -> bool:
+    def _make(self, path: Path) -> bool:
         try:
             try:
                 os.mkdir(path, self._folder_mode)

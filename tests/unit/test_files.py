@@ -374,17 +374,6 @@ class TestPut:
             folder.put(NAME, [b"ours"])
         assert not (tmp_path / "not mounted").exists()
 
-    def test_a_working_directory_that_is_gone(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """In a working directory that was deleted nothing can be made, which is an error."""
-        (tmp_path / "gone").mkdir()
-        monkeypatch.chdir(tmp_path / "gone")
-        (tmp_path / "gone").rmdir()
-
-        with pytest.raises(FileNotFoundError):
-            make(Path()).put(NAME, [b"ours"])
-
     def test_a_directory_in_its_place(self, tmp_path: Path) -> None:
         """A directory that has the file's name is an error, and nothing is left beside it."""
         folder = make(tmp_path)

@@ -93,21 +93,6 @@ class Process:
         if util is not None:
             self._finalizer = util.Finalize(None, self._exit, exitpriority=100)
 
-    def _hold_back(self) -> None:
-        """Blocks SIGTERM in the thread that forks, until the child has no handler of ours.
-
-        Python forgets a signal that comes to the child before it has run: a Pool's worker that is
-        told to end at once would never end.
-        """
-        if self._is_handled(signal.SIGTERM) and self._previous[signal.SIGTERM] == signal.SIG_DFL:
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            self._masks[threading.get_ident()] = mask
-
-    def _let_through(self) -> None:
-        mask = self._masks.pop(threading.get_ident(), None)
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
     def leave_to_child(self) -> None:
         """In a forked child: until it records something, SIGTERM ends it as it would any process.
 
