@@ -108,6 +108,68 @@ print("parent", os.getpid())
     assert 1 == len(scripts.batch_files())
 
 
+def test_a_child_that_hangs_in_its_first_scope(scripts: Scripts) -> None:
+    """A child that never leaves its first scope has a black box which says where it is."""
+    script = scripts.start(
+        HEAD
+        + """
+ci.profile(flush_interval=0.05)
+pid = os.fork()
+if pid == 0:
+    with ci.scope("stuck", index=7):
+        time.sleep(600)
+print("child", pid, flush=True)
+wait(pid)
+"""
+    )
+    pid = int(script.wait_for("child").split()[1])
+    scripts.wait_until(
+        lambda: list((scripts.home / "blackbox").glob(f"*-{pid}.json")), "the child's black box"
+    )
+    scripts.wait_until(lambda: scripts.box(pid)["open"], "what the child has open")
+    box = scripts.box(pid)
+    os.kill(pid, signal.SIGKILL)
+
+    assert [("stuck", 7)] == [
+        (span["name"], span["index"]) for span in box["open"] if span["name"] != "cirron.session"
+    ]
+    assert (pid, None) == (box["pid"], box["ended"])
+    assert 0 == script.end().status
+
+
+def test_ids_of_batches(scripts: Scripts) -> None:
+    """A batch's id is 16 hex digits of its process, and its number there."""
+    ended = scripts.run(
+        HEAD
+        + """
+ci.profile(flush_interval=3600)
+for number in range(3):
+    work(number)
+    ci.flush()
+pid = os.fork()
+if pid == 0:
+    for number in range(2):
+        work(number)
+        ci.flush()
+    os._exit(0)
+sys.exit(wait(pid))
+"""
+    )
+    batches = [json.loads(path.read_bytes()) for path in scripts.batch_files()]
+    found: dict[int, list[str]] = {}
+    for batch in batches:
+        (pid,) = {span["pid"] for span in batch["spans"]}
+        found.setdefault(pid, []).append(batch["batch_id"])
+    parent, child = sorted(found.values(), key=len, reverse=True)
+
+    assert 0 == ended.status
+    assert ([1, 2, 3, 4], [1, 2]) == tuple(
+        [int(batch_id[16:], 16) for batch_id in ids] for ids in (parent, child)
+    )
+    assert [1, 1] == [len({batch_id[:16] for batch_id in ids}) for ids in (parent, child)]
+    assert parent[0][:16] != child[0][:16]
+
+
 def test_a_fork_inside_a_scope(scripts: Scripts) -> None:
     """A scope that is open when the process forks is recorded once, by the parent."""
     ended = scripts.run(

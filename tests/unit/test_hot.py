@@ -143,6 +143,17 @@ class TestScope:
         assert ["before", "named"] == tree(recorded)
         assert {"label": "text"} == recorded.spans[1].attrs
 
+    @pytest.mark.parametrize("kind", [str, type("Name", (str,), {"__len__": lambda self: 1})])
+    def test_long_names_are_cut(self, kind: type[str], recorded: testing.Captured) -> None:
+        """Of a name that is longer than 1,000 characters the beginning is kept, and counted."""
+        before = hot.names_cut
+        with ci.scope(kind("x" * 1_000)), ci.scope(kind("y" * 10**6)):
+            ci.mark(kind("z" * 1_001), 1.0)
+
+        assert ["y" * 1_000, "x" * 1_000] == [span.name for span in recorded.spans]
+        assert ["z" * 1_000] == [mark.name for mark in recorded.marks]
+        assert 2 == hot.names_cut - before
+
     @pytest.mark.parametrize("index", ["0", 1.5, [1]])
     def test_an_index_is_an_integer(self, index: Any, recorded: testing.Captured) -> None:
         """An index that is no integer is a TypeError that says where other values go."""
@@ -950,6 +961,23 @@ def test_a_scope_that_is_open_when_profiling_ends() -> None:
     assert [("cut", {"truncated": True}, False)] == [
         (node["name"], node["attrs"], node["open"]) for node in root["children"]
     ]
+
+
+def test_what_was_cut_is_in_health() -> None:
+    """What a session cut, names and attributes, is in `ci.health()`; not what was cut before it."""
+    with ci.scope("x" * 2_000, items=list(range(2_000))):
+        pass
+    ci.profile(output="none")
+    with ci.scope("x" * 2_000, items=list(range(2_000)), text="y" * 20_000):
+        pass
+    ci.flush()
+    health = ci.health()
+
+    assert (1, 2, 0) == (
+        health["names_cut_count"],
+        health["attrs_cut_count"],
+        health["record_error_count"],
+    )
 
 
 def test_without_a_profiler_memory_is_bounded() -> None:
