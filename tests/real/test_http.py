@@ -434,14 +434,16 @@ class TestAccepted:
         for _ in range(20):
             with Endpoint() as endpoint:
                 sink = make_sink(endpoint)
+                before = set(threading.enumerate())
                 ticks = [threading.Thread(target=sink.tick) for _ in range(8)]
                 for tick in ticks:
                     tick.start()
                 for tick in ticks:
                     tick.join()
 
+                started = set(threading.enumerate()) - before
                 assert ["cirron-http"] == [
-                    thread.name for thread in threading.enumerate() if "cirron" in thread.name
+                    thread.name for thread in started if "cirron" in thread.name
                 ]
                 sink.close(soon())
 
