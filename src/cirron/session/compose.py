@@ -245,7 +245,7 @@ class Session:
             guard.warn("a snapshot was not finished within exit_timeout, and is lost")
         left = 0
         if not self.flusher.stop(deadline, before_closing):
-            left = max(0, self.collector.seen + self.collector.pending - self.flusher.records)
+            left = max(0, self.collector.unstored(self.flusher.records))
         if self.sinks.spool is not None:
             left += self.sinks.spool.held_records  # by a disk that hangs
         if left:

@@ -170,6 +170,10 @@ class Collector:
         """Records that nothing was done with yet."""
         return len(self._ring) + len(self._rest)
 
+    def unstored(self, handed_on: int) -> int:
+        """Records that are neither handed on nor lost."""
+        return self.seen + self.pending - handed_on - self.lost_values - self.failed
+
     def lag_ns(self) -> int:
         """The age of the oldest record that was not handed on yet."""
         try:

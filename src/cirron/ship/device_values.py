@@ -44,7 +44,7 @@ class Resolver:
                 sleep(0.001)
         return bool(values)
 
-    def stop(self) -> None:
+    def stop(self, deadline_ns: int) -> None:
         """Has the thread end once it has tried all that it was asked for.
 
         It is waited for, unless a device keeps it: at the end of the process it must not be inside
@@ -52,7 +52,7 @@ class Resolver:
         """
         if self._worker is not None:
             self._worker.stop()
-            self._worker.wait_for_end(clock.now() + STOP_NS)
+            self._worker.wait_for_end(min(deadline_ns, clock.now() + STOP_NS))
 
     def _run(self) -> None:
         worker = self._worker

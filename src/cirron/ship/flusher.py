@@ -140,7 +140,8 @@ class Flusher:
                 self._drain()
                 self._flush(wait_for_values=True, last=True)
         finally:
-            self._resolver.stop()
+            now = clock.now()
+            self._resolver.stop(now + (self._deadline_ns - now) // 2)
             for done in self._take_waiters():
                 done.release()
 

@@ -371,7 +371,7 @@ def attack(disk: Disk, worker: subprocess.Popen[str], quiet: Path, seed: int) ->
             time.sleep(dice.uniform(0.2, 1.0))
             disk.free()
             done["full disks"] += disk.is_mounted
-        else:
+        elif not quiet.exists():  # a program that ends has no handlers any more
             worker.send_signal(signal.SIGTERM)
             done["SIGTERM"] += 1
     return done
