@@ -40,7 +40,7 @@ def wait(pid):
 STUCK = """
 from cirron.snapshot import blobs
 is_writing = threading.Event()
-def write(folder, key, save):
+def write(folder, key, save, access):
     is_writing.set()
     threading.Event().wait()
 blobs.write = write
