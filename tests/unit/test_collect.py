@@ -15,8 +15,9 @@ import cirron as ci
 from cirron import testing, wire
 from cirron.record import clock, hot
 from cirron.record.value import Deferred
-from cirron.ship import collect
-from cirron.ship.collect import SLICE, Collector, as_float, typed
+from cirron.ship import collect, encode
+from cirron.ship.collect import SLICE, Collector
+from cirron.ship.encode import as_float, typed
 from cirron.ship.sinks.memory import Memory
 
 if TYPE_CHECKING:
@@ -235,6 +236,7 @@ def test_values_that_never_come_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_ids_of_very_many_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A span that got very many marks lists the newest, and says so; every mark names its span."""
     monkeypatch.setattr(collect, "MAX_MARK_IDS", 3)
+    monkeypatch.setattr(encode, "MAX_MARK_IDS", 3)
     ring = Ring()
     number = next(ring.numbers)
     for _ in range(20):
@@ -298,7 +300,7 @@ def test_a_record_that_fails_loses_itself_only() -> None:
         (span.name, span.attrs) for span in ring.spans
     ]
     assert [2.0, 5.0, 8.0] == [mark.value for mark in ring.marks]
-    assert 12 == ring.collector.failed
+    assert 12 == ring.collector.encoder.failed
 
 
 def test_how_far_it_is_behind() -> None:

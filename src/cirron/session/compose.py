@@ -293,14 +293,14 @@ class Session:
         spool = self.sinks.spool
         if spool is None:
             sent = self.sinks.sent_records
-            return Flushed(True, 0, sent, 0, lost + self.collector.failed, None)
+            return Flushed(True, 0, sent, 0, lost + self.collector.encoder.failed, None)
         problem = spool.problem and f"cannot write to {spool.folder.path}: {spool.problem}"
         return Flushed(
             ok=problem is None,
             on_disk=spool.written_records,
             sent=self.sinks.sent_records,
             held=spool.held_records,
-            lost=lost + self.collector.failed + spool.lost_records,
+            lost=lost + self.collector.encoder.failed + spool.lost_records,
             why=problem,
         )
 
@@ -311,7 +311,7 @@ class Session:
         lag_ns = max(self.collector.lag_ns(), self.sinks.lag_ns(self.anchor.at(clock.now())))
         found: dict[str, Any] = {
             "record_drop_count": dropped,
-            "record_error_count": self.collector.failed,
+            "record_error_count": self.collector.encoder.failed,
             "mark_drop_count": self.collector.lost_values,
             "scope_drop_count": hot.too_deep - self._too_deep,
             "names_cut_count": hot.names_cut - self._names_cut,

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from cirron import guard, system, wire
 from cirron.record import clock, hot
 from cirron.record.value import clip
-from cirron.ship.collect import STEP_NAMES, typed, weigh
+from cirron.ship.collect import STEP_NAMES
+from cirron.ship.encode import typed, weigh
 from cirron.ship.threads import Worker, sleep
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class BlackBox:
             return None
         number, _, name, index, _, start, end, _ = record
         return {
-            "id": self._collector.ids.hex(number),
+            "id": self._collector.encoder.ids.hex(number),
             "name": name,
             "index": index,
             "start_ns": self._anchor.at(start),

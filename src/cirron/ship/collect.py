@@ -7,52 +7,41 @@ A record that cannot be encoded loses itself only, and is counted.
 
 from __future__ import annotations
 
-import array
-import os
-import struct
-from collections import deque
-from itertools import repeat, starmap
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections import defaultdict, deque
+from itertools import compress, repeat, starmap
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cirron import wire
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
 from cirron.record.value import Deferred, Polled, Several
-from cirron.ship.texts import Texts
+from cirron.ship.encode import MAX_MARK_IDS, Encoder, have_attrs, transpose, weigh
 from cirron.ship.threads import new_lock, sleep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
+    from cirron import wire
     from cirron.ship.sinks.memory import Memory
-
-    Columns: TypeAlias = Any  # of spans, in the order of `hot.Closed`, or None
 
 # About 1.5 ms of work (bench/gil.py measures it).
 SLICE = 800
 
-# A span that gets marks for hours lists only the newest of their ids; every mark names its span.
-MAX_MARK_IDS = 1_000
-
 # Names of marks whose latest value is kept for an open span, for the black box and for printing.
 MAX_LATEST = 100
+
+# Spans that marks are kept for. Past this, those that are closed are forgotten.
+MAX_MARKED = 100_000
 
 # Marks whose value a device still has. Past this the oldest are given up, and counted.
 MAX_WAITING = 50_000
 # How often those are looked through while records come in.
 WAITING_LOOK_NS = 50_000_000
 
-# Parents whose ids are kept as text.
-MAX_PARENTS = 10_000
-
 # A slice ends early once its attributes may have this size, which bounds what is written at once.
 MAX_SLICE_BYTES = 2**20
 # And a slice of many records takes fewer where the last ones were long.
 MAX_BULK_BYTES = 4 * 2**20
-
-# Attributes that have a field of their own in the record.
-GAUGES = ("cpu_ns", "gpu_ns", "memory_peak_bytes")
 
 # Attributes that a device still measures when the span ends.
 DEVICE_TIMES = frozenset(("gpu_ns", "device_ns"))
@@ -70,9 +59,6 @@ LOCK_S = 0.5
 
 _NO_ATTRS: dict[str, Any] = {}
 _NO_MARKS: list[str] = []
-_PLAIN = frozenset((str, bool, type(None)))
-_INT64 = range(-(2**63), 2**64)
-MAX_INT = 2**63 - 1
 
 
 class Line(NamedTuple):
@@ -111,20 +97,17 @@ class Collector:
     ) -> None:
         self.lock = new_lock()
         self.anchor = anchor
+        self.encoder = Encoder(anchor, rank)
         self.pending_bytes = 0  # encoded and not yet taken
         self.last_step: hot.Closed | None = None
         self.last_activity: dict[int, int] = {}  # thread -> when it last closed a span
         self.seen = 0  # records that were taken out of the ring
         self.lost_values = 0  # marks whose value could not be had
-        self.failed = 0  # records that could not be encoded
         self._oldest_ns = 0  # when the first record was made that is encoded and not yet taken
-        self._texts_made = 0
-        self._asks = True  # objects of the user's for their texts
-        self._texts = Texts()
         self._as_text_before = attributes.as_text
         self.on_deferred: Callable[[Deferred], None] | None = None
         # Of spans that have marks, until they close, by the span's sequence:
-        self.mark_ids: dict[int, tuple[str, list[str]]] = {}  # its own id, and those of its marks
+        self.mark_ids: defaultdict[int, list[str]] = defaultdict(list)
         self.latest: dict[int, dict[str, Any]] = {}
         self.marked_at: dict[int, int] = {}
         self._opened = state.opened
@@ -132,9 +115,6 @@ class Collector:
         self._root = state.root
         self._now = state.now
         self._memory = memory
-        self._offset = anchor.wall_ns - anchor.monotonic_ns
-        self._rank = rank
-        self._pid = os.getpid()
         self._keep_chunks = keep_chunks
         self._keep_lines = keep_lines
         self._chunks: list[Chunk] = []
@@ -144,13 +124,10 @@ class Collector:
         self._snapshots: list[wire.Snapshot] = []
         self._snapshot_marks: list[wire.Mark] = []
         self._files: list[tuple[Path, str]] = []
-        self.ids = clock.ids
-        self._prefix = clock.ids.prefix
         self._given_before = given_before  # sequence numbers that are not this ring's
         self._was_full = False
         self._record_bytes = 1  # of the last chunk's records, each
         self._rest: list[hot.Record] = []  # taken out of the ring, for the next slice
-        self._ids = ParentIds(self.ids)
 
     # -- taking records in ------------------------------------------------------------------
 
@@ -172,7 +149,7 @@ class Collector:
 
     def unstored(self, handed_on: int) -> int:
         """Records that are neither handed on nor lost."""
-        return self.seen + self.pending - handed_on - self.lost_values - self.failed
+        return self.seen + self.pending - handed_on - self.lost_values - self.encoder.failed
 
     def lag_ns(self) -> int:
         """The age of the oldest record that was not handed on yet."""
@@ -196,25 +173,24 @@ class Collector:
             self._oldest_ns = records[0][6]
         late = self._take_ready() if self._waiting else []
         self._rest = []
-        closed: list[Any] = records
-        marks: list[hot.Mark] = []
-        columns = transpose(records)
-        if columns is None or have_attrs(columns):
+        closed, marks = by_kind(records)
+        columns, mark_columns = transpose(closed), transpose(marks)
+        if have_attrs(columns, 4) or have_attrs(mark_columns, 5):
             records = self._cut(records)
-            closed = [record for record in records if len(record) == 8]
-            marks = self._take_known([record for record in records if len(record) == 7])
-            columns = transpose(closed)
+            closed, marks = by_kind(records)
+            columns, mark_columns = transpose(closed), transpose(marks)
         self.seen += len(records)
-        if columns:
+        if any(issubclass(kind, Deferred) for kind in set(map(type, mark_columns[3]))):
+            marks = self._take_known(marks)
+        if closed:
             self.last_activity.update(zip(columns[7], columns[6], strict=True))
             if not STEP_NAMES.isdisjoint(columns[2]):
                 self.last_step = next(r for r in reversed(closed) if r[2] in STEP_NAMES)
-        is_waiting = columns and have_attrs(columns) and self._ask_for_times(closed)
+        is_waiting = have_attrs(columns, 4) and self._ask_for_times(closed)
         if is_waiting or self._held:
             closed = self._let_through(closed)
-            columns = transpose(closed)
         if closed or marks or late or self._snapshots:
-            self._encode(closed, columns, marks, late)
+            self._encode(closed, marks, late)
         return self.pending
 
     def _take_known(self, marks: list[hot.Mark]) -> list[hot.Mark]:
@@ -222,9 +198,12 @@ class Collector:
         known = []
         for mark in marks:
             value = mark[3]
-            # Most are floats, and are let through at once.
-            if value.__class__ is not float and isinstance(value, Deferred) and not value.is_ready:
+            if not isinstance(value, Deferred):
+                known.append(mark)
+            elif not value.is_ready:
                 self._wait_for(mark)
+            elif value.is_lost:
+                self.lost_values += 1
             else:
                 known.append(mark)
         return known
@@ -255,7 +234,7 @@ class Collector:
         return bool(times)
 
     def _wait_for(self, mark: hot.Mark) -> None:
-        self._list_mark(mark[1], f"{self._prefix}{mark[0]:016x}")  # its span may close first
+        self._list((mark[1],), self.encoder.ids_of((mark[0],)))  # its span may close first
         self._waiting.append(mark)
         if len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()[3].give_up()
@@ -288,7 +267,9 @@ class Collector:
         for mark in self._waiting:  # each is asked once: another thread makes them ready
             (ready if mark[3].is_ready else waiting).append(mark)
         self._waiting = waiting
-        return ready
+        known = [mark for mark in ready if not mark[3].is_lost]
+        self.lost_values += len(ready) - len(known)
+        return known
 
     def waiting_values(self) -> list[Deferred]:
         """The values that marks and spans still wait for."""
@@ -320,11 +301,17 @@ class Collector:
     def held_records(self, newest: int = MAX_HELD) -> list[wire.Span]:
         """The wire form of the spans that still wait for their GPU time, or the newest of them."""
         with self.lock:
-            self._asks = False
-            held = list(self._held)[-newest:]
-            records = self._spans(transpose(held)) if held else []
-            self._asks = True
-        return records
+            return self._peek(list(self._held)[-newest:])
+
+    def _peek(self, closed: list[hot.Closed]) -> list[wire.Span]:
+        """The wire form of spans whose time has not come: no object is asked for its text yet."""
+        columns = transpose(closed)
+        mark_ids = [list(self.mark_ids.get(number, _NO_MARKS)) for number in columns[0]]
+        self.encoder.asks = False
+        try:
+            return self.encoder.spans(columns, mark_ids)
+        finally:
+            self.encoder.asks = True
 
     def add_snapshots(
         self,
@@ -359,7 +346,7 @@ class Collector:
                 mark[3].give_up()
             self.lost_values += len(self._waiting)
             self._waiting = deque()
-            self._texts.stop()
+            self.encoder.texts.stop()
 
     # -- handing chunks out -----------------------------------------------------------------
 
@@ -394,48 +381,39 @@ class Collector:
     @property
     def coerced(self) -> int:
         """Attributes that were stored as text."""
-        return self._texts_made + attributes.as_text - self._as_text_before
+        return self.encoder.texts_made + attributes.as_text - self._as_text_before
 
     # -- encoding ---------------------------------------------------------------------------
 
     def _encode(
-        self,
-        closed: list[hot.Closed],
-        columns: Columns,
-        marks: list[hot.Mark],
-        late: list[hot.Mark],
+        self, closed: list[hot.Closed], marks: list[hot.Mark], late: list[hot.Mark]
     ) -> None:
+        encoder = self.encoder
+        columns, mark_columns = transpose(closed), transpose(marks)
         snapshots, self._snapshots = self._snapshots, []
         files, self._files = self._files, []
         # Marks first: a span lists those that came before its end, which are all of its own.
-        mark_records: list[wire.Mark] = []
-        for mark in marks:
-            try:
-                record = self._mark(mark)
-            except Exception:  # noqa: BLE001  protects the other records from this one
-                self.failed += 1
-            else:
-                if record is not None:
-                    mark_records.append(record)
-        if late:
-            found = [self._mark(mark, late=True) for mark in late]
-            mark_records += [record for record in found if record is not None]
-            marks = marks + [mark for mark in late if mark[1] in self.mark_ids]  # still open
-        mark_records += self._snapshot_marks
-        self._snapshot_marks = []
-        spans, span_count = self._encode_spans(columns) if columns else (b"", 0)
+        mark_records, self._snapshot_marks = self._snapshot_marks, []
         if marks:
-            self._remember_latest(closed, marks)
+            ids = encoder.ids_of(mark_columns[0])
+            self._list(mark_columns[1], ids)
+            mark_records += encoder.marks(mark_columns, ids)
+            self._remember_latest(columns[0], marks)
+        if late:  # they were listed when they began to wait
+            late_columns = transpose(late)
+            mark_records += encoder.marks(late_columns, encoder.ids_of(late_columns[0]))
+            self._remember_latest(columns[0], [mark for mark in late if mark[1] in self.mark_ids])
         lines = [self._line(record) for record in closed] if self._keep_lines else []
-        if self.mark_ids or self.latest:
-            for span in closed:
-                self.mark_ids.pop(span[0], None)
-                self.latest.pop(span[0], None)
-                self.marked_at.pop(span[0], None)
+        mark_ids = list(map(self.mark_ids.pop, columns[0], repeat(_NO_MARKS)))
+        spans, span_count = encoder.encoded_spans(columns, mark_ids)
+        if self.latest:
+            for number in columns[0]:
+                self.latest.pop(number, None)
+                self.marked_at.pop(number, None)
         chunk = Chunk(
             spans,
-            self._encoded(mark_records),
-            self._encoded(snapshots),
+            encoder.encoded(mark_records),
+            encoder.encoded(snapshots),
             lines,
             files,
             span_count + len(mark_records) + len(snapshots),
@@ -447,24 +425,10 @@ class Collector:
             self.pending_bytes += size
             self._record_bytes = max(1, size // max(1, chunk.records))
 
-    def _encoded(self, records: list[Any]) -> bytes:
-        if not records:
-            return b""
-        try:
-            return wire.encode_records(records)
-        except Exception:  # noqa: BLE001  protects all the others from a record that JSON refuses
-            good = []
-            for record in records:
-                try:
-                    good.append(wire.encode_records([record]))
-                except Exception:  # noqa: BLE001  as above
-                    self.failed += 1
-            return b",".join(good)
-
-    def _remember_latest(self, closed: list[hot.Closed], marks: list[hot.Mark]) -> None:
+    def _remember_latest(self, closed: tuple[int, ...], marks: list[hot.Mark]) -> None:
         """Keeps what the black box and the printing sinks want to know of marks."""
         # A span that opened and closed within the slice, as most do, only those who print care for.
-        gone = () if self._keep_lines else {record[0] for record in closed}
+        gone = set() if self._keep_lines else set(closed)
         for _, span, name, value, _, _, time_ns in marks:
             if span and span not in gone:
                 known = value.value if isinstance(value, Deferred) else value
@@ -473,213 +437,39 @@ class Collector:
                     latest[name] = known
                 self.marked_at[span] = time_ns
 
-    def _spans(self, columns: Any) -> list[wire.Span]:
-        """The wire form of spans."""
-        spans = list(self._made(columns))
-        if not self._are_plain(columns):
-            filled = zip(spans, columns[0], columns[4], strict=True)
-            spans = [span for span, *more in filled if self._fill(span, *more)]
-        return spans
-
-    def _are_plain(self, columns: Any) -> bool:
-        """Whether none of the spans has attributes or marks."""
-        return not have_attrs(columns) and self.mark_ids.keys().isdisjoint(columns[0])
-
-    def _made(self, columns: Any) -> Iterator[wire.Span]:
-        """The spans as they are without attributes and marks, made by functions of C alone."""
-        numbers, parents, names, indices, _, starts, ends, threads = columns
-        at = self._offset.__add__
-        return map(
-            wire.Span,
-            map(self._prefix.__add__, hex_of(numbers)),
-            names,
-            map(self._ids.__getitem__, parents),
-            readable(indices),
-            map(at, starts),
-            map(at, ends),
-            *repeat(repeat(None), 3),  # see GAUGES
-            threads,
-            repeat(self._pid),
-            repeat(self._rank),
-            repeat(_NO_ATTRS),
-            repeat(_NO_MARKS),
-        )
-
-    def _encode_spans(self, columns: Any) -> tuple[bytes, int]:
-        """The spans encoded, and how many there are."""
-        if self._are_plain(columns):
-            try:
-                # One chain of C, which no other thread can interrupt: see `_step`.
-                (encoded,) = map(wire.encode_list, map(list, (self._made(columns),)))
-            except (ValueError, OverflowError):  # a name that has to be mended
-                pass
-            else:
-                return encoded[1:-1], len(columns[0])
-        spans = self._spans(columns)
-        return self._encoded(spans), len(spans)
-
-    def _fill(self, span: wire.Span, number: int, attrs: dict[str, Any] | None) -> bool:
-        """Adds attributes and marks. False: it cannot be recorded."""
-        if attrs:
-            try:
-                plain = self._plain_attrs(attrs)
-                for gauge in GAUGES:
-                    if gauge in plain and (plain[gauge] is None or plain[gauge].__class__ is int):
-                        setattr(span, gauge, plain.pop(gauge))
-                span.attrs = plain
-            except Exception:  # noqa: BLE001  protects the other records from this one
-                self.failed += 1
-                return False
-        marked = self.mark_ids.get(number)
-        if marked is not None:
-            span.id, span.mark_ids = marked
-            if len(span.mark_ids) > MAX_MARK_IDS:
-                span.mark_ids = span.mark_ids[-MAX_MARK_IDS:]
-                span.attrs = {**span.attrs, "mark_ids": f"the newest {MAX_MARK_IDS} only"}
-        return True
-
-    def open_record(self, span: hot.Span) -> wire.Span:
-        """The wire form of a span that is still open."""
-        closed = hot.record_of(span)
-        with self.lock:
-            self._asks = False  # for the text of an object: once, when the span closes
-            (record,) = self._spans(transpose([closed]))
-            self._asks = True
-        record.end_ns = None
-        return record
-
-    def _mark(self, mark: hot.Mark, late: bool = False) -> wire.Mark | None:
-        """The wire form of a mark, or None, counted, when its value could not be had."""
-        sequence, span, name, value, kind, attrs, time_ns = mark
-        if value.__class__ is not float and isinstance(value, Deferred):
-            if value.is_lost:
-                self.lost_values += 1
-                return None
-            value = value.value
-        mark_id = f"{self._prefix}{sequence:016x}"
-        if not span:
-            span_id = "root"
-        elif late:  # listed when it began to wait
-            span_id = self.ids.hex(span)
-        else:
-            span_id = self._list_mark(span, mark_id)
-        if value.__class__ is float and value - value == 0:
-            value_type, nonfinite = "float", None
-        else:
-            value_type, value, nonfinite = typed(value)
-        return wire.Mark(
-            mark_id,
-            span_id,
-            name,
-            value_type,
-            value,
-            self._plain_attrs(attrs) if attrs else _NO_ATTRS,
-            time_ns + self._offset,
-            kind,
-            nonfinite,
-        )
-
-    def _list_mark(self, span: int, mark_id: str) -> str:
-        """Notes a mark's id for when its span closes; returns the span's id."""
-        marked = self.mark_ids.get(span)
-        if marked is None:
-            span_id = self.ids.hex(span)
-            if span:
-                self.mark_ids[span] = (span_id, [mark_id])
-            return span_id
-        span_id, ids = marked
-        ids.append(mark_id)
-        if len(ids) > 2 * MAX_MARK_IDS:
-            del ids[:-MAX_MARK_IDS]
-        return span_id
+    def _list(self, spans: tuple[int, ...], ids: list[str]) -> None:
+        """Notes the ids of marks for when their spans close."""
+        lists = self.mark_ids
+        deque(map(list.append, map(lists.__getitem__, spans), ids), maxlen=0)
+        if max(map(len, map(lists.__getitem__, spans))) > 2 * MAX_MARK_IDS:
+            for listed in lists.values():
+                del listed[: -MAX_MARK_IDS - 1]  # one more tells that there were more
+        lists.pop(0, None)  # of marks outside any span
+        if len(lists) > MAX_MARKED:  # a task that outlives its span marks it all the same
+            is_open = {span.sequence for span in self._opened.copy()}
+            for of_spans in (lists, self.latest, self.marked_at):
+                for number in of_spans.keys() - is_open:
+                    del of_spans[number]
 
     def _line(self, record: hot.Closed) -> Line:
         number, _, name, index, _, start, end, _ = record
         return Line(name, index, end - start, self.latest.get(number, _NO_ATTRS))
 
-    def _plain_attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        return {key: self.plain(value) for key, value in attrs.items()}
-
-    def plain(self, value: Any) -> Any:
-        """A settled value (`record/attrs.py`) as JSON can hold it."""
-        kind = type(value)
-        if kind in _PLAIN:
-            return value
-        if kind is int:
-            if value in _INT64:
-                return value
-            self._texts_made += self._asks
-            return large(value)
-        if kind is float:
-            return value if value - value == 0 else str(value)
-        if kind is list:
-            return [self.plain(item) for item in value]
-        if kind is dict:
-            return {key: self.plain(item) for key, item in value.items()}
-        if kind is attributes.Foreign:
-            if not self._asks:
-                return attributes.name_of(value.value)
-            self._texts_made += 1
-            return self._texts.of(value.value)
-        return value.value  # Deferred
+    def open_record(self, span: hot.Span) -> wire.Span:
+        """The wire form of a span that is still open."""
+        with self.lock:
+            (record,) = self._peek([hot.record_of(span)])
+        record.end_ns = None
+        return record
 
 
-def weigh(value: Any) -> int:
-    """About how many bytes settled attributes take."""
-    kind = type(value)
-    if kind is str:
-        return len(value)
-    if kind is dict:
-        return sum(map(len, value)) + sum(map(weigh, value.values()))
-    return sum(map(weigh, value)) if kind is list else 16
-
-
-def large(value: int) -> str:
-    """An integer that JSON readers could not hold, as text."""
-    bits = value.bit_length()
-    return str(value) if bits <= 256 else f"<int of {bits} bits>"
-
-
-class ParentIds(dict[int, str | None]):
-    """The ids of parents by their numbers, found once."""
-
-    def __init__(self, ids: clock.Ids) -> None:
-        self._of = ids.hex
-
-    def __missing__(self, number: int) -> str | None:
-        if len(self) > MAX_PARENTS:
-            self.clear()
-        found = self[number] = self._of(number) if number else None
-        return found
-
-
-def transpose(records: list[Any]) -> Columns:
-    """The spans by their fields, each in a tuple; None when there are none, or marks among them."""
-    if list(map(len, records)).count(8) < len(records):
-        return None
-    return tuple(zip(*records, strict=True)) or None
-
-
-def have_attrs(columns: Any) -> bool:
-    """Whether any of the spans has attributes."""
-    attrs = columns[4]
-    return bool(attrs.count(None) < len(attrs))
-
-
-def readable(indices: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """The indices, each cut to what a reader of JSON can hold."""
-    try:
-        array.array("q", filter(None, indices))
-    except OverflowError:
-        return tuple(
-            index if index is None else max(-MAX_INT, min(index, MAX_INT)) for index in indices
-        )
-    return indices
-
-
-def hex_of(numbers: tuple[int, ...]) -> list[str]:
-    """Each number as 16 hex digits."""
-    return struct.pack(f">{len(numbers)}Q", *numbers).hex(",", 8).split(",")
+def by_kind(records: list[Any]) -> tuple[list[hot.Closed], list[hot.Mark]]:
+    """The spans, of eight fields, and the marks, of seven."""
+    lengths = list(map(len, records))
+    return (
+        list(compress(records, map((8).__eq__, lengths))),
+        list(compress(records, map((7).__eq__, lengths))),
+    )
 
 
 def gpu_time_of(record: hot.Closed) -> Deferred | None:
@@ -692,23 +482,3 @@ def gpu_time_of(record: hot.Closed) -> Deferred | None:
         ):
             return found
     return None
-
-
-def typed(value: Any) -> tuple[str, Any, str | None]:
-    """A mark's value as the wire has it: its type, the value, and which non-finite it was."""
-    kind = value.__class__
-    if kind is float:
-        return ("float", value, None) if value - value == 0 else ("float", None, str(value))
-    if kind is bool:
-        return "bool", value, None
-    if kind is int:
-        return ("int", value, None) if value in _INT64 else typed(as_float(value))
-    return "string", value, None
-
-
-def as_float(value: int) -> float:
-    """The nearest float of an integer that JSON readers could not hold."""
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")

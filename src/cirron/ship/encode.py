@@ -1,0 +1,289 @@
+"""Records as the wire has them: made in bulk by functions of C, the unusual ones by hand.
+
+Python does not take the interpreter lock away inside a function of C: a program with many busy
+threads leaves the background thread turns that are long enough.
+"""
+
+from __future__ import annotations
+
+import array
+import math
+import os
+import struct
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from cirron import wire
+from cirron.record import attrs as attributes
+from cirron.record import clock
+from cirron.record.value import Deferred
+from cirron.ship.texts import Texts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Columns: TypeAlias = tuple[Any, ...]  # records by their fields, each in a tuple
+
+# A span that gets marks for hours lists only the newest of their ids; every mark names its span.
+MAX_MARK_IDS = 1_000
+
+# Parents whose ids are kept as text.
+MAX_PARENTS = 10_000
+
+# Attributes that have a field of their own in the record.
+GAUGES = ("cpu_ns", "gpu_ns", "memory_peak_bytes")
+
+_NO_ATTRS: dict[str, Any] = {}
+_NO_MARKS: list[str] = []
+_PLAIN = frozenset((str, bool, type(None)))
+_INT64 = range(-(2**63), 2**64)
+MAX_INT = 2**63 - 1
+
+
+class Encoder:
+    """Makes the wire form of one process's records. One that fails loses itself only."""
+
+    def __init__(self, anchor: clock.Anchor, rank: int | None) -> None:
+        self.failed = 0  # records that could not be encoded
+        self.texts_made = 0
+        self.asks = True  # objects of the user's for their texts
+        self.texts = Texts()
+        self.ids = clock.ids
+        self._parents = ParentIds(self.ids)
+        self._offset = anchor.wall_ns - anchor.monotonic_ns
+        self._rank = rank
+        self._pid = os.getpid()
+
+    def encoded(self, records: list[Any]) -> bytes:
+        """Joined by commas."""
+        if not records:
+            return b""
+        try:
+            return wire.encode_records(records)
+        except Exception:  # noqa: BLE001  protects all the others from a record that JSON refuses
+            good = []
+            for record in records:
+                try:
+                    good.append(wire.encode_records([record]))
+                except Exception:  # noqa: BLE001  as above
+                    self.failed += 1
+            return b",".join(good)
+
+    # -- spans --------------------------------------------------------------------------------
+
+    def encoded_spans(self, columns: Columns, mark_ids: Sequence[list[str]]) -> tuple[bytes, int]:
+        """The spans encoded, and how many there are."""
+        if not have_attrs(columns, 4) and are_short(mark_ids):
+            try:
+                # One chain of C, which no other thread can interrupt.
+                made = self._made_spans(columns, mark_ids)
+                (encoded,) = map(wire.encode_list, map(list, (made,)))
+            except (ValueError, OverflowError):  # a name that has to be mended
+                pass
+            else:
+                return encoded[1:-1], len(columns[0])
+        spans = self.spans(columns, mark_ids)
+        return self.encoded(spans), len(spans)
+
+    def spans(self, columns: Columns, mark_ids: Sequence[list[str]]) -> list[wire.Span]:
+        """The wire form of spans; `mark_ids` are those of their marks."""
+        spans = list(self._made_spans(columns, mark_ids))
+        if not are_short(mark_ids):
+            for span in spans:
+                if len(span.mark_ids) > MAX_MARK_IDS:
+                    span.mark_ids = span.mark_ids[-MAX_MARK_IDS:]
+                    span.attrs = {"mark_ids": f"the newest {MAX_MARK_IDS} only"}
+        return self._guarded(self._fill_span, spans, columns[4])
+
+    def _made_spans(self, columns: Columns, mark_ids: Sequence[list[str]]) -> Iterator[wire.Span]:
+        numbers, parents, names, indices, _, starts, ends, threads = columns
+        at = self._offset.__add__
+        return map(
+            wire.Span,
+            map(self.ids.prefix.__add__, hex_of(numbers)),
+            names,
+            map(self._parents.__getitem__, parents),
+            readable(indices),
+            map(at, starts),
+            map(at, ends),
+            *repeat(repeat(None), len(GAUGES)),
+            threads,
+            repeat(self._pid),
+            repeat(self._rank),
+            repeat(_NO_ATTRS),
+            mark_ids,
+        )
+
+    def _fill_span(self, span: wire.Span, attrs: dict[str, Any] | None) -> None:
+        if attrs:
+            plain = self._plain_attrs(attrs)
+            for gauge in GAUGES:
+                if gauge in plain and (plain[gauge] is None or plain[gauge].__class__ is int):
+                    setattr(span, gauge, plain.pop(gauge))
+            span.attrs = {**plain, **span.attrs}
+
+    # -- marks --------------------------------------------------------------------------------
+
+    def marks(self, columns: Columns, ids: list[str]) -> list[wire.Mark]:
+        """The wire form of marks whose values are known."""
+        _, spans, names, values, kinds, attrs, times = columns
+        made = map(
+            wire.Mark,
+            ids,
+            self.ids_of(spans) if all(spans) else [self.span_id(span) for span in spans],
+            names,
+            repeat("float"),
+            values,
+            repeat(_NO_ATTRS),
+            map(self._offset.__add__, times),
+            kinds,
+        )
+        marks = list(made)
+        if set(map(type, values)) == {float} and all(map(math.isfinite, values)):
+            return marks if not have_attrs(columns, 5) else self._guarded(self._fill, marks, attrs)
+        return self._guarded(self._fill_mark, marks, attrs)
+
+    def ids_of(self, numbers: tuple[int, ...]) -> list[str]:
+        """The ids of records, none of which is the root."""
+        inherited = self.ids.inherited
+        if inherited and min(numbers) <= inherited[0][0]:
+            return list(map(self.ids.hex, numbers))
+        return list(map(self.ids.prefix.__add__, hex_of(numbers)))
+
+    def span_id(self, number: int) -> str:
+        """The id of a mark's span."""
+        return self.ids.hex(number) if number else "root"
+
+    def _fill_mark(self, mark: wire.Mark, attrs: dict[str, Any] | None) -> None:
+        value: Any = mark.value
+        if isinstance(value, Deferred):
+            value = value.value
+        mark.value_type, mark.value, mark.value_nonfinite = typed(value)
+        self._fill(mark, attrs)
+
+    def _fill(self, mark: wire.Mark, attrs: dict[str, Any] | None) -> None:
+        if attrs:
+            mark.attrs = self._plain_attrs(attrs)
+
+    # -- attributes ---------------------------------------------------------------------------
+
+    def _guarded(
+        self, fill: Callable[[Any, Any], None], records: list[Any], attrs: tuple[Any, ...]
+    ) -> list[Any]:
+        """The records that could be filled."""
+        good = []
+        for record, its_attrs in zip(records, attrs, strict=True):
+            try:
+                fill(record, its_attrs)
+            except Exception:  # noqa: BLE001  protects the other records from this one
+                self.failed += 1
+            else:
+                good.append(record)
+        return good
+
+    def _plain_attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        return {key: self.plain(value) for key, value in attrs.items()}
+
+    def plain(self, value: Any) -> Any:
+        """A settled value (`record/attrs.py`) as JSON can hold it."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is int:
+            if value in _INT64:
+                return value
+            self.texts_made += self.asks
+            return large(value)
+        if kind is float:
+            return value if value - value == 0 else str(value)
+        if kind is list:
+            return [self.plain(item) for item in value]
+        if kind is dict:
+            return {key: self.plain(item) for key, item in value.items()}
+        if kind is attributes.Foreign:
+            if not self.asks:
+                return attributes.name_of(value.value)
+            self.texts_made += 1
+            return self.texts.of(value.value)
+        return value.value  # Deferred
+
+
+class ParentIds(dict[int, str | None]):
+    """The ids of parents by their numbers, found once."""
+
+    def __init__(self, ids: clock.Ids) -> None:
+        self._of = ids.hex
+
+    def __missing__(self, number: int) -> str | None:
+        if len(self) > MAX_PARENTS:
+            self.clear()
+        found = self[number] = self._of(number) if number else None
+        return found
+
+
+def transpose(records: list[Any]) -> Columns:
+    """Records of one kind by their fields."""
+    return tuple(zip(*records, strict=True)) or ((),) * 8
+
+
+def have_attrs(columns: Columns, field: int) -> bool:
+    """Whether any of the records has attributes."""
+    attrs = columns[field]
+    return bool(attrs.count(None) < len(attrs))
+
+
+def are_short(mark_ids: Sequence[list[str]]) -> bool:
+    """Whether all of the spans can list all of their marks."""
+    return max(map(len, mark_ids), default=0) <= MAX_MARK_IDS
+
+
+def readable(indices: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """The indices, each cut to what a reader of JSON can hold."""
+    try:
+        array.array("q", filter(None, indices))
+    except OverflowError:
+        return tuple(
+            index if index is None else max(-MAX_INT, min(index, MAX_INT)) for index in indices
+        )
+    return indices
+
+
+def hex_of(numbers: tuple[int, ...]) -> list[str]:
+    """Each number as 16 hex digits."""
+    return struct.pack(f">{len(numbers)}Q", *numbers).hex(",", 8).split(",")
+
+
+def weigh(value: Any) -> int:
+    """About how many bytes settled attributes take."""
+    kind = type(value)
+    if kind is str:
+        return len(value)
+    if kind is dict:
+        return sum(map(len, value)) + sum(map(weigh, value.values()))
+    return sum(map(weigh, value)) if kind is list else 16
+
+
+def large(value: int) -> str:
+    """An integer that JSON readers could not hold, as text."""
+    bits = value.bit_length()
+    return str(value) if bits <= 256 else f"<int of {bits} bits>"
+
+
+def typed(value: Any) -> tuple[str, Any, str | None]:
+    """A mark's value as the wire has it: its type, the value, and which non-finite it was."""
+    kind = value.__class__
+    if kind is float:
+        return ("float", value, None) if value - value == 0 else ("float", None, str(value))
+    if kind is bool:
+        return "bool", value, None
+    if kind is int:
+        return ("int", value, None) if value in _INT64 else typed(as_float(value))
+    return "string", value, None
+
+
+def as_float(value: int) -> float:
+    """The nearest float of an integer that JSON readers could not hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
