@@ -31,7 +31,7 @@ from cirron.ship.sinks.event_stream import EventStream
 from cirron.ship.sinks.memory import Memory
 from cirron.ship.sinks.spool import Spool
 from cirron.ship.sinks.stream import MAX_LINE_BYTES, Stream
-from cirron.ship.threads import speaker
+from cirron.ship.threads import speaker, turns
 from cirron.snapshot.taker import Taker
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class Session:
             sink.after_fork()
         self.user_sinks = ()  # belong to the process that gave them
         speaker.after_fork()
+        turns.restore()
         self.state = self._new_state()
         self._given_before = hot.expected()
         self.identity = wire.changed(self.identity, pid=os.getpid())

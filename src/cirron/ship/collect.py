@@ -18,10 +18,11 @@ from cirron.ship.encode import MAX_MARK_IDS, Encoder, have_attrs, transpose, wei
 from cirron.ship.threads import new_lock, sleep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from cirron import wire
+    from cirron.ship.encode import Columns
     from cirron.ship.sinks.memory import Memory
 
 # About 1.5 ms of work (bench/gil.py measures it).
@@ -41,7 +42,7 @@ WAITING_LOOK_NS = 50_000_000
 # A slice ends early once its attributes may have this size, which bounds what is written at once.
 MAX_SLICE_BYTES = 2**20
 # And a slice of many records takes fewer where the last ones were long.
-MAX_BULK_BYTES = 4 * 2**20
+MAX_BULK_BYTES = 8 * 2**20
 
 # Attributes that a device still measures when the span ends.
 DEVICE_TIMES = frozenset(("gpu_ns", "device_ns"))
@@ -180,17 +181,19 @@ class Collector:
             closed, marks = by_kind(records)
             columns, mark_columns = transpose(closed), transpose(marks)
         self.seen += len(records)
-        if any(issubclass(kind, Deferred) for kind in set(map(type, mark_columns[3]))):
-            marks = self._take_known(marks)
         if closed:
             self.last_activity.update(zip(columns[7], columns[6], strict=True))
             if not STEP_NAMES.isdisjoint(columns[2]):
                 self.last_step = next(r for r in reversed(closed) if r[2] in STEP_NAMES)
+        if any(issubclass(kind, Deferred) for kind in set(map(type, mark_columns[3]))):
+            marks = self._take_known(marks)
+            mark_columns = transpose(marks)
         is_waiting = have_attrs(columns, 4) and self._ask_for_times(closed)
         if is_waiting or self._held:
             closed = self._let_through(closed)
+            columns = transpose(closed)
         if closed or marks or late or self._snapshots:
-            self._encode(closed, marks, late)
+            self._encode(closed, columns, marks, mark_columns, late)
         return self.pending
 
     def _take_known(self, marks: list[hot.Mark]) -> list[hot.Mark]:
@@ -386,10 +389,14 @@ class Collector:
     # -- encoding ---------------------------------------------------------------------------
 
     def _encode(
-        self, closed: list[hot.Closed], marks: list[hot.Mark], late: list[hot.Mark]
+        self,
+        closed: list[hot.Closed],
+        columns: Columns,
+        marks: list[hot.Mark],
+        mark_columns: Columns,
+        late: list[hot.Mark],
     ) -> None:
         encoder = self.encoder
-        columns, mark_columns = transpose(closed), transpose(marks)
         snapshots, self._snapshots = self._snapshots, []
         files, self._files = self._files, []
         # Marks first: a span lists those that came before its end, which are all of its own.
@@ -404,7 +411,9 @@ class Collector:
             mark_records += encoder.marks(late_columns, encoder.ids_of(late_columns[0]))
             self._remember_latest(columns[0], [mark for mark in late if mark[1] in self.mark_ids])
         lines = [self._line(record) for record in closed] if self._keep_lines else []
-        mark_ids = list(map(self.mark_ids.pop, columns[0], repeat(_NO_MARKS)))
+        mark_ids: Iterable[list[str]] = repeat(_NO_MARKS)
+        if self.mark_ids:
+            mark_ids = list(map(self.mark_ids.pop, columns[0], mark_ids))
         spans, span_count = encoder.encoded_spans(columns, mark_ids)
         if self.latest:
             for number in columns[0]:
@@ -465,7 +474,9 @@ class Collector:
 
 def by_kind(records: list[Any]) -> tuple[list[hot.Closed], list[hot.Mark]]:
     """The spans, of eight fields, and the marks, of seven."""
-    lengths = list(map(len, records))
+    lengths = bytes(map(len, records))
+    if 7 not in lengths:
+        return records, []
     return (
         list(compress(records, map((8).__eq__, lengths))),
         list(compress(records, map((7).__eq__, lengths))),

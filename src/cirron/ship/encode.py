@@ -20,7 +20,7 @@ from cirron.record.value import Deferred
 from cirron.ship.texts import Texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     Columns: TypeAlias = tuple[Any, ...]  # records by their fields, each in a tuple
 
@@ -71,7 +71,7 @@ class Encoder:
 
     # -- spans --------------------------------------------------------------------------------
 
-    def encoded_spans(self, columns: Columns, mark_ids: Sequence[list[str]]) -> tuple[bytes, int]:
+    def encoded_spans(self, columns: Columns, mark_ids: Iterable[list[str]]) -> tuple[bytes, int]:
         """The spans encoded, and how many there are."""
         if not have_attrs(columns, 4) and are_short(mark_ids):
             try:
@@ -85,7 +85,7 @@ class Encoder:
         spans = self.spans(columns, mark_ids)
         return self.encoded(spans), len(spans)
 
-    def spans(self, columns: Columns, mark_ids: Sequence[list[str]]) -> list[wire.Span]:
+    def spans(self, columns: Columns, mark_ids: Iterable[list[str]]) -> list[wire.Span]:
         """The wire form of spans; `mark_ids` are those of their marks."""
         spans = list(self._made_spans(columns, mark_ids))
         if not are_short(mark_ids):
@@ -95,7 +95,7 @@ class Encoder:
                     span.attrs = {"mark_ids": f"the newest {MAX_MARK_IDS} only"}
         return self._guarded(self._fill_span, spans, columns[4])
 
-    def _made_spans(self, columns: Columns, mark_ids: Sequence[list[str]]) -> Iterator[wire.Span]:
+    def _made_spans(self, columns: Columns, mark_ids: Iterable[list[str]]) -> Iterator[wire.Span]:
         numbers, parents, names, indices, _, starts, ends, threads = columns
         at = self._offset.__add__
         return map(
@@ -232,9 +232,9 @@ def have_attrs(columns: Columns, field: int) -> bool:
     return bool(attrs.count(None) < len(attrs))
 
 
-def are_short(mark_ids: Sequence[list[str]]) -> bool:
+def are_short(mark_ids: Iterable[list[str]]) -> bool:
     """Whether all of the spans can list all of their marks."""
-    return max(map(len, mark_ids), default=0) <= MAX_MARK_IDS
+    return not isinstance(mark_ids, list) or max(map(len, mark_ids), default=0) <= MAX_MARK_IDS
 
 
 def readable(indices: tuple[int | None, ...]) -> tuple[int | None, ...]:

@@ -8,6 +8,7 @@ has is sealed when the interval is over, not when the ring is empty.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from cirron.record import clock
 from cirron.ship.collect import SLICE
 from cirron.ship.device_values import Resolver
 from cirron.ship.sinks.base import Blob, Sealed
-from cirron.ship.threads import Worker, new_lock, sleep
+from cirron.ship.threads import Worker, new_lock, sleep, turns
 
 if TYPE_CHECKING:
     import _thread
@@ -40,7 +41,12 @@ PAUSE_S = 0.0001
 # slices then grow with what waits: each of the few calls of C that work one off is a turn that busy
 # threads cannot cut short. Until then there is time for short ones.
 BEHIND = 10 * SLICE
-MAX_SLICE = 20 * SLICE
+# Where the worker had to wait longer than two threads may keep the lock, it is crowded out. Short
+# slices get nowhere then; with so many records to take, all threads are given shorter turns.
+CROWDED_TURNS = 2
+CROWDED_NS = 1_000_000_000  # for which it is then taken to be
+BEHIND_IF_CROWDED = 2 * SLICE
+MAX_SLICE = 40 * SLICE
 HURRY_NS = 800_000_000
 # And batches are so many times larger: writing a file takes four calls of the system, each of
 # which gives the lock away to every busy thread.
@@ -80,6 +86,8 @@ class Flusher:
         self._max_batch_bytes = max_batch_bytes
         self._before_closing: Callable[[], None] = lambda: None
         self._tick_ns = 0  # when the next flush is due
+        self._crowded_ns = -CROWDED_NS  # when it last was
+        self._is_crowded = False  # other threads keep the interpreter lock busy
         self._waiters: deque[_thread.LockType] = deque()
         self._deadline_ns = 0
         self._worker = Worker(self._run, "cirron-flush")
@@ -126,9 +134,8 @@ class Flusher:
                     sink.tick()  # makes folders, and begins with what an earlier run left to send
             self._set_tick()
             while not self._worker.is_stopping:
-                until_tick_s = (self._tick_ns - clock.now()) / 1e9
-                is_behind = self._is_behind(self._collector.pending)
-                self._worker.rest(0.0 if is_behind else min(until_tick_s, LOOK_S))
+                if not self._is_behind(self._collector.pending):
+                    self._rest()
                 waiters = self._take_waiters()
                 with guard.contained("flush"):
                     self._drain()
@@ -140,10 +147,25 @@ class Flusher:
                 self._drain()
                 self._flush(wait_for_values=True, last=True)
         finally:
+            turns.restore()
             now = clock.now()
             self._resolver.stop(now + (self._deadline_ns - now) // 2)
             for done in self._take_waiters():
                 done.release()
+
+    def _rest(self) -> None:
+        began = clock.now()
+        look_s = LOOK_S / 2 if self._is_crowded else LOOK_S
+        rest_s = max(0.0, min((self._tick_ns - began) / 1e9, look_s))
+        self._worker.rest(rest_s)
+        now = clock.now()
+        if (now - began) / 1e9 - rest_s > CROWDED_TURNS * sys.getswitchinterval():
+            self._crowded_ns = now
+        self._is_crowded = now - self._crowded_ns < CROWDED_NS
+        if not self._is_crowded:
+            turns.restore()
+        elif self._collector.pending > BEHIND_IF_CROWDED:
+            turns.shorten()
 
     def _take_waiters(self) -> list[_thread.LockType]:
         waiters = []
@@ -184,22 +206,26 @@ class Flusher:
     def _drain(self) -> None:
         """Takes what is there now, slice by slice; a batch that grows large is sealed early."""
         collector = self._collector
-        left = collector.step()
+        left = collector.pending
         target = collector.seen + left  # what is there now: others may record faster than we drain
-        while left and collector.seen < target:
+        limit = self._max_batch_bytes
+        while True:
             is_behind = self._is_behind(left)
-            if not is_behind and not self._worker.is_stopping:
-                sleep(PAUSE_S)
             left = collector.step(min(left, MAX_SLICE) if is_behind else SLICE)
             is_due = clock.now() >= self._tick_ns
-            limit = self._max_batch_bytes * (BEHIND_BATCH if is_behind else 1)
-            if is_due or collector.pending_bytes > limit:
+            is_full = collector.pending_bytes > limit * (BEHIND_BATCH if is_behind else 1)
+            if is_due or is_full:
                 self._seal()
             if is_due:
                 self._set_tick()
+            if not left or collector.seen >= target:
+                return
+            if not is_behind and not self._worker.is_stopping:
+                sleep(PAUSE_S)
 
     def _is_behind(self, waiting: int) -> bool:
-        return waiting > BEHIND and self._tick_ns - clock.now() < HURRY_NS
+        limit = BEHIND_IF_CROWDED if self._is_crowded else BEHIND
+        return waiting > limit and self._tick_ns - clock.now() < HURRY_NS
 
     def _seal(self) -> None:
         chunks = self._collector.take_chunks()
