@@ -212,13 +212,14 @@ class Flusher:
         while True:
             is_behind = self._is_behind(left)
             left = collector.step(min(left, MAX_SLICE) if is_behind else SLICE)
-            is_due = clock.now() >= self._tick_ns
+            is_done = not left or collector.seen >= target
+            is_due = not is_done and clock.now() >= self._tick_ns  # else the flush is next
             is_full = collector.pending_bytes > limit * (BEHIND_BATCH if is_behind else 1)
             if is_due or is_full:
                 self._seal()
             if is_due:
                 self._set_tick()
-            if not left or collector.seen >= target:
+            if is_done:
                 return
             if not is_behind and not self._worker.is_stopping:
                 sleep(PAUSE_S)
