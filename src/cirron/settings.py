@@ -199,6 +199,9 @@ TABLE = (
         "weight and gradient capture: stats, sampled, full",
     ),
     Setting("sample_rate", fraction, 0.01, "fraction of epochs whose raw tensors are kept"),
+    Setting(
+        "loss_marks", switch, True, "what `backward` is called on is marked as the step's `loss`"
+    ),
     Setting("steps_per_epoch", count, 1000, "optimizer steps of an epoch that nothing else bounds"),
     Setting("flush_interval", seconds, 1.0, "seconds between flushes"),
     Setting("spool_max_bytes", count, 1_000_000_000, "past this the oldest spool files go"),
@@ -221,6 +224,7 @@ class Settings:
     output: tuple[str, ...]
     snapshots: str
     sample_rate: float
+    loss_marks: bool
     steps_per_epoch: int
     flush_interval: float
     spool_max_bytes: int

@@ -10,6 +10,7 @@ import array
 import errno
 import os
 import stat
+import sys
 
 try:
     import fcntl
@@ -167,3 +168,13 @@ def resident_bytes() -> int | None:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, AttributeError, ValueError, IndexError):  # not Linux
         return None
+
+
+def peak_bytes() -> int | None:
+    """The most memory that the process has had in RAM."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

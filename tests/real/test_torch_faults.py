@@ -95,7 +95,7 @@ FAILED = {
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_an_exception_that_ends_the_loop(traced: Traced, phase: str) -> None:
-    """The span it was raised in says so; nothing stays open, and what follows is outside."""
+    """What it was raised in says so, and what it cut short; what follows is outside."""
     fragile = Fragile(phase)
 
     with pytest.raises(OopsError):
@@ -105,7 +105,7 @@ def test_an_exception_that_ends_the_loop(traced: Traced, phase: str) -> None:
     fragile.phase = ""
     fragile.epoch()
 
-    first = f"epoch[0](step[0]({STEP}) step[1]({FAILED[phase]}))"
+    first = f"epoch[0]!(step[0]({STEP}) step[1]!({FAILED[phase]}))"
     steps = " ".join(f"step[{index}]({STEP})" for index in range(3))
     assert f"{first} after epoch[1]({steps})" == traced()
     assert 1 == ci.health()["scope_depth"]
@@ -169,7 +169,7 @@ def test_an_interrupt(traced: Traced) -> None:
     with pytest.raises(KeyboardInterrupt):
         fragile.epoch()
 
-    assert "evaluation(batch[0](data_load forward:train!))" == traced()
+    assert "evaluation!(batch[0]!(data_load forward:train!))" == traced()
 
 
 def test_an_iterator_that_dies_on_another_thread(traced: Traced) -> None:

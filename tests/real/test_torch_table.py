@@ -155,7 +155,7 @@ def test_an_endless_loader_has_epochs(monkeypatch: pytest.MonkeyPatch, request: 
 
 
 def test_a_loop_without_a_loader_has_epochs(monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
-    """So has a loop that makes its own batches, from its second step, when it is known for one."""
+    """So has a loop that makes its own batches, with a step from one optimizer step to the next."""
     monkeypatch.setenv("CIRRON_STEPS_PER_EPOCH", "2")
     traced = request.getfixturevalue("traced")
     loop = Loop()
@@ -163,7 +163,10 @@ def test_a_loop_without_a_loader_has_epochs(monkeypatch: pytest.MonkeyPatch, req
         loop.step((torch.ones(2, 4), torch.ones(2, 1)))
 
     step = "forward:train backward optimizer_step"
-    assert f"{step} epoch[0]({step} {step}) epoch[1]({step} {step}) epoch[2]?({step})" == traced()
+    epoch = f"step[0]({step}) step[1]({step})"
+    assert f"epoch[0]({epoch}) epoch[1]({epoch}) epoch[2]({epoch})" == traced()
+    (root,) = ci.trace(format="dict")["roots"]
+    assert ["steps"] * 3 == [epoch["attrs"]["inferred"] for epoch in root["children"]]
 
 
 def test_a_loader_ends_the_epoch_of_a_loop_without_one(traced: Traced) -> None:
@@ -174,7 +177,15 @@ def test_a_loader_ends_the_epoch_of_a_loop_without_one(traced: Traced) -> None:
     loop.epoch()
 
     step = "forward:train backward optimizer_step"
-    assert f"{step} epoch[0]({step}) epoch[1]({steps(2)})" == traced()
+    assert f"epoch[0](step[0]({step}) step[1]({step})) epoch[1]({steps(2)})" == traced()
+
+
+def test_one_optimizer_step_is_no_loop(traced: Traced) -> None:
+    """What is done once stays where it is."""
+    loop = Loop()
+    loop.step((torch.ones(2, 4), torch.ones(2, 1)))
+
+    assert "forward:train backward optimizer_step" == traced()
 
 
 # -- who else says what an epoch is ----------------------------------------------------------

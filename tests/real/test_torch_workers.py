@@ -55,12 +55,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("data", [Ones, Stream])
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_epochs_with_workers(traced: Traced, data: Any, kind: str) -> None:
-    """Each pass is an epoch, whoever makes the batches, and however long they live."""
+    """Each pass is an epoch, with the start of its workers and their end, if they end with it."""
     loader = DataLoader(data(), batch_size=2, num_workers=2, **OPTIONS[kind])
     for _ in range(2):
         train(loader)
 
-    assert f"epoch[0]({STEPS}) epoch[1]({STEPS})" == traced()
+    if kind == "persistent":
+        assert f"epoch[0](data_setup {STEPS}) epoch[1]({STEPS})" == traced()
+    else:
+        epoch = f"data_setup {STEPS} data_teardown"
+        assert f"epoch[0]({epoch}) epoch[1]({epoch})" == traced()
 
 
 def test_leaving_persistent_workers_early(traced: Traced) -> None:
@@ -72,7 +76,7 @@ def test_leaving_persistent_workers_early(traced: Traced) -> None:
     train(DataLoader(Stream(), batch_size=2))
 
     left = f"step[0]({STEP}) step[1](data_load)"
-    assert f"epoch[0]({left}) epoch[1]({left}) epoch[2]({STEPS})" == traced()
+    assert f"epoch[0](data_setup {left}) epoch[1]({left}) epoch[2]({STEPS})" == traced()
 
 
 def test_other_passes_while_persistent_workers_go_on(traced: Traced) -> None:
@@ -85,7 +89,7 @@ def test_other_passes_while_persistent_workers_go_on(traced: Traced) -> None:
             pass
 
     body = "data_load forward:train backward data_load"
-    assert f"epoch[0](step[0]({body} {body}))" == traced()
+    assert f"epoch[0](data_setup step[0]({body} {body})) data_teardown" == traced()
 
 
 DATA = """

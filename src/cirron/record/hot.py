@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 64
 MAX_NAME = 1_000  # characters; the rest of a longer name is cut off
 LOOPS = {"epoch": "epochs", "batch": "batches"}
+STEPS = frozenset(("step", "batch"))
 
 # Records that wait while nobody profiles; a profiler brings a larger ring. When a ring is full its
 # oldest records go, and the collector counts them: sequence numbers given out, less records seen.
@@ -83,6 +84,10 @@ undone = 0  # spans that took a number and left no record
 names_cut = 0  # names that were longer than MAX_NAME
 at_epoch_end: Callable[[Span], None] | None = None  # called while the epoch is still open
 device_clock: DeviceClock | None = None
+# The losses that hooks have seen in steps that are open, with their times; None: the program or
+# its framework marks the step's loss itself.
+losses: dict[Span, list[tuple[Any, int]] | None] = {}
+watches_losses = False
 span_type: type[Span]  # what `scope` makes; set below
 
 
@@ -158,6 +163,8 @@ class Span:
             return
         if kind is not None:
             _note_error(self, kind, error)
+        if losses:
+            _mark_losses(self)
         self.end = end = now()
         attrs = self.attrs
         if attrs is not None:
@@ -316,6 +323,8 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
     append(
         (next(sequence), span.sequence, name, value, kind, settle(attrs) if attrs else None, now())
     )
+    if name == "loss" and watches_losses:
+        own_loss(span)
 
 
 def epochs(iterable: Iterable[T]) -> Iterator[T]:
@@ -415,6 +424,8 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
         finally:
             if is_epoch and at_epoch_end is not None and not span.end:
                 at_epoch_end(span)
+            if losses:
+                _mark_losses(span)
             if device_clock is not None and not span.end:
                 device_clock.stop(span)
             end = now()
@@ -427,7 +438,7 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
                 _leave(span)
             if not span.end:  # else a shutdown has recorded it
                 span.end = end
-                above, thread = parent.sequence, span.thread
+                above, thread = span.parent.sequence, span.thread
                 append((number, above, name, index, span.attrs, start, end, thread))
                 opened.discard(span)
         waiting_since = end
@@ -637,6 +648,8 @@ def close(span: Span, at: int = 0) -> None:
     if span.end:  # dropped, or recorded by a shutdown
         _leave(span)
         return
+    if losses:
+        _mark_losses(span)
     if device_clock is not None:
         device_clock.stop(span)
     parent = span.parent
@@ -680,9 +693,83 @@ def drop(span: Span) -> None:
         if device_clock is not None:
             device_clock.drop(span)
         undone += 1
+        losses.pop(span, None)
         span.end = now()
         _leave(span)
         opened.discard(span)
+
+
+def watch_losses(is_on: bool) -> None:
+    """Has steps get the losses that hooks see, unless they are marked by somebody else."""
+    global watches_losses
+    watches_losses = is_on
+    losses.clear()
+
+
+def own_loss(span: Span) -> None:
+    """Leaves the loss of the step that this span is in to whoever marks it."""
+    while span.name not in STEPS and span.parent is not span:
+        span = span.parent
+    if span.name in STEPS:
+        losses[span] = None
+
+
+def add_loss(step: Span, loss: Any, at: int) -> None:
+    """Notes a loss of an open step; it is marked when the step ends."""
+    known = losses.setdefault(step, [])
+    if known is not None:
+        known.append((loss, at))
+
+
+def _mark_losses(span: Span) -> None:
+    for loss, at in losses.pop(span, None) or ():
+        append((next(sequence), span.sequence, "loss", loss, "point", None, at))
+
+
+def suspend(span: Span) -> None:
+    """Ends a span that `begin` opened, before it is known what it is under; then `release` it.
+
+    It stays in `opened`, where `ci.trace()`, the black box and a shutdown find it.
+    """
+    if not span.end:
+        if device_clock is not None:
+            device_clock.stop(span)
+        span.end = span.parent.end or now()
+        _leave(span)
+
+
+def release(span: Span, parent: Span | None = None) -> None:
+    """Records a span that was suspended, under another one if that is given."""
+    if span in opened:  # else a shutdown has recorded it
+        if parent is not None:
+            span.parent = parent
+        append(record_of(span))
+        opened.discard(span)
+
+
+def insert(
+    above: Span,
+    name: str,
+    index: int | None,
+    attrs: Attrs = None,
+    kind: type[OwnSpan] = OwnSpan,
+    *,
+    start: int,
+) -> Span:
+    """Opens a span under `above`, since `start`, and puts what is open under that inside of it."""
+    inside = innermost()
+    _set(above)
+    span = begin(name, index, attrs, kind)
+    span.start = start
+    below = inside
+    while below.parent is not above and below.parent is not below:
+        below = below.parent
+    if inside is not above and below.parent is above:
+        below.parent = span
+        below.token = _set(below)  # when it ends, the new span is current
+    if inside is not above:
+        _set(inside)
+    return span
 
 
 def innermost() -> Span:

@@ -101,6 +101,7 @@ class Cirron:
         spool_max_bytes: int | None = None,
         output: str | list[str] | None = None,
         steps_per_epoch: int | None = None,
+        loss_marks: bool | None = None,
         max_pending_records: int | None = None,
         silence_after: float | None = None,
         exit_timeout: float | None = None,

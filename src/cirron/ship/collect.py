@@ -302,9 +302,13 @@ class Collector:
         return [gpu_time for gpu_time in found if gpu_time is not None]
 
     def held_records(self, newest: int = MAX_HELD) -> list[wire.Span]:
-        """The wire form of the spans that still wait for their GPU time, or the newest of them."""
+        """The wire form of spans that are over and not recorded yet, or the newest of them.
+
+        They wait for their GPU time, or to be put under a parent (`hot.suspend`).
+        """
+        suspended = [hot.record_of(span) for span in self._unrecorded() if span.end]
         with self.lock:
-            return self._peek(list(self._held)[-newest:])
+            return self._peek([*self._held, *suspended][-newest:])
 
     def _peek(self, closed: list[hot.Closed]) -> list[wire.Span]:
         """The wire form of spans whose time has not come: no object is asked for its text yet."""
@@ -333,8 +337,8 @@ class Collector:
 
     def close_open(self) -> None:
         """Ends what is still open, outermost last, and says that it was cut short."""
-        for span in reversed(self.open_spans()):
-            if not span.end:  # else it was interrupted while it closed
+        for span in reversed(self._unrecorded()):
+            if not span.end:  # else it is suspended, or was interrupted while it closed
                 if span is not self._root:
                     span.set(truncated=True)
                 span.end = self._now()
@@ -363,6 +367,9 @@ class Collector:
 
     def open_spans(self) -> list[hot.Span]:
         """The spans that are open now, oldest first."""
+        return [span for span in self._unrecorded() if not span.end]
+
+    def _unrecorded(self) -> list[hot.Span]:
         # copy() is one step for the interpreter; sorting the set itself could meet a change
         return sorted(self._opened.copy(), key=lambda span: span.sequence)
 

@@ -2,6 +2,7 @@
 
 What a training loop is, `loops.py` infers from what is called here: a step lasts from the first
 fetch after an optimizer step to the next such fetch, so that accumulated gradients make one step.
+The scalar that `backward` is called on is the step's loss.
 Whoever has opened an `epoch`, `step` or `batch` scope above, by hand or by `ci.epochs` and
 `ci.batches`, has said what it is, and none is added.
 
@@ -11,6 +12,7 @@ after torch is.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +23,15 @@ from torch.nn.modules.loss import _Loss
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
+from torch.utils.data._utils import worker
 
 from cirron import guard
+from cirron.hooks import engine
 from cirron.hooks.patch import ImportWatch, Patches
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
-from cirron.hooks.torch.gpu import GpuTimes, stay_out_of_graphs
-from cirron.hooks.torch.loops import Lane, Loops, current_graph_task_id, end_stale_optimizers
+from cirron.hooks.torch.free import FreeLoop, current_graph_task_id
+from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
+from cirron.hooks.torch.loops import TRAINING, Lane, Loops, end_stale_optimizers
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
 
 # Modules whose kind is remembered; past this the ones that are gone are forgotten.
 MAX_MODULES = 1_000
+# A module without parameters is asked for them again when it was called so many times more.
+LOOK_AGAIN = 64
 # What the names of modules end in that judge what a model has put out, and may have parameters.
 NO_MODELS = ("Loss", "Criterion")
 # Scopes of a framework's own round what it loads.
@@ -51,9 +58,11 @@ class TorchHook:
         self._handles: list[Any] = []
         self._watch = ImportWatch()
         self._models: dict[weakref.ref[Any], bool] = {}
+        self._empty: dict[weakref.ref[Any], int] = {}  # modules without parameters: their calls
         self._loops = Loops(settings.steps_per_epoch, snapshots.take)
         self._compiling = Compiling(self._watch, self._patches)
         self._gpu_times = GpuTimes()
+        self._marks_losses = settings.loss_marks
         self._is_on = False  # somebody may hold our functions after they are taken off
 
     def install(self) -> None:
@@ -64,12 +73,16 @@ class TorchHook:
         put(module, "__call__", self._make_call(call))
         put(loader, "__iter__", self._make_iter(loader.__iter__))
         put(iterator, "__next__", self._make_next(iterator.__next__))
+        workers = dataloader._MultiProcessingDataLoaderIter
+        put(workers, "_shutdown_workers", self._make_shutdown(workers._shutdown_workers))
+        put(worker, "_worker_loop", self._make_worker_loop(worker._worker_loop))
         put(torch.autograd, "backward", self._make_backward(torch.autograd.backward))
         put(GradScaler, "step", self._make_scaler_step(GradScaler.step))
         self._handles = [
             optimizers.register_optimizer_step_pre_hook(self._before_step),
             optimizers.register_optimizer_step_post_hook(self._after_step),
         ]
+        hot.watch_losses(self._marks_losses)
         self._stay_out_of_graphs()
         self._compiling.install(call)
         with guard.quiet("torch gpu time"):
@@ -78,6 +91,7 @@ class TorchHook:
     def uninstall(self) -> None:
         """Takes everything off, and closes what this thread has open."""
         self._is_on = False
+        hot.watch_losses(False)
         self._watch.undo()
         self._patches.undo()
         for handle in self._handles:
@@ -102,7 +116,8 @@ class TorchHook:
             # First: inside a compiled graph this is all that remains of us.
             if is_dynamo_compiling():
                 return original(self, *args, **kwargs)
-            if this_thread.is_inside:
+            # A module that has nothing, a transform of images, say, is no model.
+            if this_thread.is_inside or not (self._parameters or self._modules):
                 if is_choice and self._compiled_call_impl is None:
                     return self._call_impl(*args, **kwargs)
                 return original(self, *args, **kwargs)
@@ -123,8 +138,8 @@ class TorchHook:
             if is_model and self._is_on and current_graph_task_id() == -1 and not is_compiling():
                 mode = "train" if module.training else "eval"
                 lane.model = reference
-                if not lane.has_worked or lane.optimizers:
-                    self._begin_work(lane, mode)
+                if not lane.has_worked or lane.driver is None or lane.optimizers:
+                    self._begin_work(lane, reference, mode)
                 span = hot.begin("forward", None, {"mode": mode})
         except Exception as error:  # noqa: BLE001  protects the forward from a model that objects
             guard.caught("torch forward", error)
@@ -137,42 +152,47 @@ class TorchHook:
             this_thread.is_inside = False
             if span is not None:
                 hot.fail(span, error)
+                lane.failed = span
             raise
         this_thread.is_inside = False
         if span is not None:
-            hot.close(span)
+            lane.free.close(span)
         return result
 
     def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
-        models = self._models
-        if len(models) >= MAX_MODULES:
-            for gone in [known for known in list(models) if known() is None]:
-                models.pop(gone, None)
-        models[reference] = False  # also if it objects to being asked: it is asked once
+        calls = self._empty.get(reference, 0)
+        if calls % LOOK_AGAIN:
+            self._empty[reference] = calls + 1
+            return None
+        for known in (self._models, self._empty):
+            if len(known) >= MAX_MODULES:
+                for gone in [one for one in list(known) if one() is None]:
+                    known.pop(gone, None)
+        self._models[reference] = False  # also if it objects to being asked: it is asked once
         answer = is_a_model(module)
-        if answer is None:
-            del models[reference]  # its parameters may come
+        if answer is None:  # its parameters may come
+            del self._models[reference]
+            self._empty[reference] = calls + 1
         else:
-            models[reference] = answer
+            self._models[reference] = answer
         return answer
 
-    def _begin_work(self, lane: Lane, mode: str) -> None:
-        """The first forward since a fetch, or one inside of an optimizer's step."""
-        lane.has_worked = True
+    def _begin_work(self, lane: Lane, model: weakref.ref[Any], mode: str) -> None:
+        """The first forward since a fetch, one without a loader, or inside an optimizer's step."""
         if lane.optimizers:
             end_stale_optimizers(lane)
-        if lane.passes and lane.passes[-1].is_undecided:
+        if not lane.has_worked:
             is_evaluating = mode == "eval" or not torch.is_grad_enabled()
-            self._loops.decide(lane, is_evaluating=is_evaluating)
-        if lane.free_epoch_is_due and mode == "train":
-            self._loops.begin_free_epoch(lane)
+            self._loops.saw_work(lane, is_evaluating=is_evaluating)
+        if lane.driver is None:
+            lane.free.before_forward(self._loops, model, is_in_train=mode == "train")
 
     # -- backward ---------------------------------------------------------------------------
 
     def _make_backward(self, original: Any) -> Any:
         this_thread, saw_training = self._loops.this_thread, self._loops.saw_training
 
-        def backward(*args: Any, **kwargs: Any) -> Any:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             # A task id: a checkpoint's backward inside another one, on a thread of torch's own.
             if (
                 is_dynamo_compiling()
@@ -180,29 +200,30 @@ class TorchHook:
                 or current_graph_task_id() != -1
                 or not self._is_on
             ):
-                return original(*args, **kwargs)
-            span = None
+                return original(tensors, *args, **kwargs)
+            lane, span = this_thread.lane, None
             try:
-                lane = this_thread.lane
                 if lane.optimizers:
                     end_stale_optimizers(lane)
-                if not (lane.passes and lane.passes[-1].is_training):
+                if not is_training(lane):
                     saw_training(lane, by_backward=True)
-                lane.has_worked = True
+                if self._marks_losses:
+                    note_loss(lane, tensors)
                 span = hot.begin("backward")
             except Exception as error:  # noqa: BLE001  protects the backward
                 guard.caught("torch backward", error)
             this_thread.is_inside = True
             try:
-                result = original(*args, **kwargs)
+                result = original(tensors, *args, **kwargs)
             except BaseException as error:  # passes on, with the span closed
                 this_thread.is_inside = False
                 if span is not None:
                     hot.fail(span, error)
+                    lane.failed = span
                 raise
             this_thread.is_inside = False
             if span is not None:
-                hot.close(span)
+                lane.free.close(span)
             return result
 
         return backward
@@ -214,12 +235,11 @@ class TorchHook:
             return
         try:
             lane = self._loops.this_thread.lane
-            optimizers, passes = lane.optimizers, lane.passes
+            optimizers = lane.optimizers
             if optimizers:
                 end_stale_optimizers(lane, inner=1)
-            if not (passes and passes[-1].is_training):
+            if not is_training(lane):
                 self._loops.saw_training(lane)
-            lane.has_worked = True
             if optimizers and optimizers[-1][0] == id(optimizer):
                 optimizers.append((id(optimizer), None))  # a subclass calls its parent's step
             else:
@@ -235,7 +255,7 @@ class TorchHook:
             lane = self._loops.this_thread.lane
             span = lane.optimizers.pop()[1] if lane.optimizers else None
             if span is not None:
-                hot.close(span)
+                lane.free.close(span)
             if not lane.optimizers:  # else an optimizer inside another one
                 self._loops.count_step(lane)
         except Exception as error:  # noqa: BLE001  protects the optimizer
@@ -245,18 +265,18 @@ class TorchHook:
         this_thread = self._loops.this_thread
 
         def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            passes = this_thread.lane.passes
-            before = passes[-1].optimizer_steps if passes else 0
+            lane = this_thread.lane
+            before = self._steps_made(lane)
             result = original(scaler, *args, **kwargs)
             with guard.quiet("torch scaler"):
-                if passes and passes[-1].optimizer_steps == before and self._is_on:
-                    for current in passes:  # a step all the same, though it found infinity
-                        current.stepped = True
-                        if current.step is not None:
-                            current.step.set(optimizer_skipped=True)
+                if self._steps_made(lane) == before and self._is_on:
+                    self._loops.skip_step(lane)
             return result
 
         return step
+
+    def _steps_made(self, lane: Lane) -> int:
+        return lane.free.steps if lane.driver is None else lane.driver.optimizer_steps
 
     # -- loading ----------------------------------------------------------------------------
 
@@ -264,51 +284,91 @@ class TorchHook:
         this_thread = self._loops.this_thread
 
         def __iter__(loader: Any) -> Any:  # noqa: N807  the loader's own
-            iterator = original(loader)
+            setup, kept = None, None
+            # Workers that persist are kept by the loader, and need not be started again.
+            if loader.num_workers and not this_thread.lane.loading and self._is_on:
+                kept = loader._iterator
+                setup = None if kept is not None else hot.begin("data_setup")
+            iterator = engine.around(setup, original, (loader,), end=hot.suspend)
             with guard.quiet("torch loader"):
-                # Workers that persist: an iterator begins again that may have been left early.
+                if setup is not None:
+                    self._loops.setups[iterator] = setup
+                # An iterator begins again that may have been left early.
                 for old in [old for old in this_thread.lane.passes if old.iterator() is iterator]:
                     self._loops.end_pass(old)
-                if loader.persistent_workers:
-                    self._loops.loaders[iterator] = weakref.ref(loader)
             return iterator
 
         return __iter__
 
     def _make_next(self, original: Any) -> Any:
-        this_thread, begin = self._loops.this_thread, self._loops.begin_load
+        loops = self._loops
+        this_thread, begin, end = loops.this_thread, loops.begin_load, loops.end_load
 
         def __next__(iterator: Any) -> Any:  # noqa: N807  the iterator's own
             lane = this_thread.lane
             # A loader inside a dataset, or a framework that says itself what it loads.
-            if lane.is_loading or not self._is_on or hot.innermost().name in LOADS:
+            if lane.loading or not self._is_on or hot.innermost().name in LOADS:
                 return original(iterator)
             load = None
             try:
                 load = begin(lane, iterator)
             except Exception as error:  # noqa: BLE001  protects the loader
                 guard.caught("torch loader", error)
-            lane.is_loading = True
             try:
                 item = original(iterator)
             except BaseException as error:  # passes on; a StopIteration ends the pass
-                lane.is_loading = False
                 if load is not None:
                     with guard.quiet("torch loader"):
-                        self._loops.fail_load(lane, iterator, load, error)
+                        self._loops.fail_load(lane, load, error)
                 raise
-            lane.is_loading = False
             if load is not None:
-                hot.close(load)
+                end(lane, load)
             return item
 
         return __next__
 
+    def _make_shutdown(self, original: Any) -> Any:
+        """Stopping the workers, at the end of the last fetch or when an iterator is let go."""
+        loops = self._loops
+
+        def _shutdown_workers(iterator: Any) -> Any:
+            lane = loops.this_thread.lane
+            if iterator._shutdown or not self._is_on:
+                return original(iterator)
+            span = hot.begin("data_teardown")
+            result = engine.around(span, original, (iterator,), end=hot.suspend)
+            with guard.quiet("torch loader"):
+                loops.end_teardown(lane, iterator, span)
+            return result
+
+        return _shutdown_workers
+
+    def _make_worker_loop(self, original: Any) -> Any:
+        """What a worker calls is in no loop."""
+        this_thread = self._loops.this_thread
+
+        @functools.wraps(original)
+        def _worker_loop(*args: Any, **kwargs: Any) -> Any:
+            this_thread.is_inside = True
+            return original(*args, **kwargs)
+
+        return _worker_loop
+
     def _stay_out_of_graphs(self) -> None:
         """Has Dynamo run what is ours as it is, where compiled code comes back to Python."""
         loops = self._loops
-        ours: tuple[Any, ...] = (loops.begin_load, loops.fail_load, loops.iterator_gone)
-        for function in (*ours, hot.begin, hot.close, hot.fail, hot.drop, torch.autograd.backward):
+        ours: tuple[Any, ...] = (
+            *(hot.begin, hot.close, hot.fail, hot.drop, torch.autograd.backward),
+            *(loops.begin_load, loops.end_load, loops.fail_load, loops.iterator_gone),
+            *(
+                self._is_model,
+                self._begin_work,
+                self._before_step,
+                self._after_step,
+                FreeLoop.close,
+            ),
+        )
+        for function in ours:
             run_uncompiled(function, with_callees=True)
         stay_out_of_graphs()
         # What a module or a dataset does inside of these is not ours.
@@ -328,3 +388,37 @@ def is_a_model(module: Any) -> bool | None:
     if getattr(module, "_is_replica", False):  # DataParallel's, one a device and call
         return False
     return True if next(module.parameters(), None) is not None else None
+
+
+def is_training(lane: Lane) -> bool:
+    """Whether nothing new is said by a backward or an optimizer step."""
+    driver, passes = lane.driver, lane.passes
+    if driver is None or driver.kind is not TRAINING or not lane.has_worked:
+        return False
+    return passes[-1] is driver and not driver.is_over
+
+
+def note_loss(lane: Lane, tensors: Any) -> None:
+    """Keeps the scalar that a backward is called on for the step that is open."""
+    step = hot.innermost()
+    while step.name not in engine.STEPS and step.parent is not step:
+        step = step.parent
+    has_step = step.name in engine.STEPS
+    if not has_step and not lane.free.is_holding:
+        return
+    if hot.losses.get(step, ()) is None:  # it is marked by somebody else
+        return
+    loss = tensors[0] if tensors.__class__ is tuple and len(tensors) == 1 else tensors
+    if loss.__class__ is not torch.Tensor or loss.numel() != 1 or loss.is_complex():
+        return
+    taken: Any = None
+    if loss.device.type == "cpu":
+        taken = loss.item()
+    elif isinstance(hot.device_clock, GpuClock):
+        taken = hot.device_clock.keep(loss)
+    if taken is None:
+        return
+    if has_step:
+        hot.add_loss(step, taken, hot.now())
+    else:
+        lane.free.losses.append((taken, hot.now()))

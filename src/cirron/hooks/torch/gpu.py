@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cirron import captures, guard
+from cirron.hooks.engine import STEPS
 from cirron.hooks.torch.compiling import run_uncompiled
-from cirron.hooks.torch.loops import STEPS
 from cirron.record import clock, hot, value
 
 if TYPE_CHECKING:
@@ -186,6 +187,21 @@ class GpuClock:
             self._fail(error)
             return value.lost()
 
+    def keep(self, scalar: Any) -> value.Deferred | None:
+        """The value of a scalar that the program will not change, without a copy on the device."""
+        if "torch._inductor.cudagraph_trees" in sys.modules:
+            return self.copy(scalar)  # a graph that is replayed writes there without saying so
+        if scalar.device.type != "cuda":
+            return None
+        try:
+            place = self._place(scalar.device.index)
+            if place is None:
+                return None
+            return Kept(self, place, scalar.detach(), self._record(place))
+        except Exception as error:  # noqa: BLE001  protects the program from a device that failed
+            self._fail(error)
+            return None
+
     def _place(self, device: int) -> Place | None:
         """Where the device's work goes now, or None where nothing may be recorded."""
         if self._is_capturing():
@@ -340,6 +356,22 @@ class Copied(OnDevice):
         self.is_ready = True
         self.source = None
         self.give_back()
+
+
+class Kept(Copied):
+    """The value of the scalar itself; lost if it was changed before it was read."""
+
+    __slots__ = ("version",)
+
+    def __init__(self, clock: GpuClock, place: Place, scalar: Any, event: Any) -> None:
+        super().__init__(clock, place, scalar, event)
+        self.version = scalar._version
+
+    def read(self, cuda: Any) -> None:
+        scalar = self.source
+        super().read(cuda)
+        if self.is_ready and scalar._version != self.version:
+            self.is_lost = True
 
 
 def read_all(cuda: Any, waiting: Sequence[OnDevice]) -> None:

@@ -1,11 +1,19 @@
-"""What a training loop is, inferred from what it calls: passes over loaders, epochs, steps.
+"""What a training loop is, inferred from what it calls. `docs/pytorch.md` has the rule on one page.
 
-A pass over a DataLoader is a training epoch once a backward or an optimizer step happens in it;
-until then, and if none ever does, it is an evaluation. One pass a thread drives: it has the epoch
-and the steps. Passes that begin while it goes on are evaluations of their own, where the program
-evaluates, or else fetch more for the same step, as zipped loaders do.
+Each thread has a `Lane`. In it, each iterator of a DataLoader that is asked for items is a `Pass`:
 
-Runs on the user's threads; what it knows of a loop it keeps per thread, in a `Lane`.
+    UNDECIDED   items were fetched, and no model has run since: they may be for anything
+       | a model runs, or something is trained
+       +-> JOINED       another pass goes on, and this one fetches more for its steps
+       +-> EVALUATION   spans `evaluation` and `batch`
+              | a backward, or an optimizer step
+              +-> TRAINING   the same spans, called `epoch` and `step`
+
+The first pass of a lane that is decided drives: it has the steps. While nothing is decided the
+fetches wait for a parent; nothing is opened that could turn out to be wrong. Steps of a loop that
+has no loader are in `free.py`.
+
+Runs on the user's threads.
 """
 
 from __future__ import annotations
@@ -14,33 +22,36 @@ import os
 import sys
 import weakref
 from _thread import _local
-from dis import get_instructions, opmap
-from functools import lru_cache
-from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_ITERABLE_COROUTINE
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dis import opmap
+from inspect import CO_GENERATOR
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from cirron import guard
+from cirron.hooks import engine
+from cirron.hooks.engine import STEPS
+from cirron.hooks.torch.free import FreeLoop
 from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, FrameType
+    from types import FrameType
 
-current_graph_task_id = torch._C._current_graph_task_id  # -1 outside of a backward
-STEPS = frozenset(("step", "batch"))
+UNDECIDED, JOINED, EVALUATION, TRAINING = "undecided", "joined", "evaluation", "training"
+
 # Scopes that say of a pass what it is: then there is none of its own.
 EVALUATIONS = frozenset(("evaluation", "prediction"))
+# Fetches that may be ahead of the item that is used.
+MAX_AHEAD = 2
 FOR_ITER = opmap["FOR_ITER"]
-# Functions that stop in the middle, and are then in no stack.
-RESUMABLE = CO_GENERATOR | CO_COROUTINE | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR
-# Optimizer steps past a loader's last item from which on the loop is taken for one without.
-LOOSE_STEPS = 3
+# How a `for` is left without an error: by `break` or `return`, which take its iterator off the
+# stack, or at the end of it.
+LEAVES = {opmap.get(name) for name in ("POP_TOP", "POP_ITER", "END_FOR", "FOR_ITER", "SWAP")}
 # What torch runs every optimizer's step in; all of them share the code.
 STEP_CODE = torch.optim.Optimizer.profile_hook_step(len).__code__
-HERE = os.path.dirname(__file__) + os.sep
+HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def nothing() -> None:
@@ -50,90 +61,60 @@ def nothing() -> None:
 class Pass:
     """One iterator of a DataLoader, from its first item to its last."""
 
-    __slots__ = (
-        "above",
-        "asked_by",
-        "counts_steps",
-        "fetches",
-        "index",
-        "is_ahead",
-        "is_driver",
-        "is_evaluating",
-        "is_fresh",
-        "is_loop",
-        "is_over",
-        "is_sized",
-        "is_training",
-        "is_undecided",
-        "iterator",
-        "lane",
-        "optimizer_steps",
-        "outer_has_epoch",
-        "span",
-        "step",
-        "stepped",
-    )
-
     def __init__(self, lane: Lane, above: hot.Span) -> None:
         self.lane = lane
+        self.kind = UNDECIDED
         self.iterator: Callable[[], Any] = nothing  # a weak reference, while the pass goes on
         self.above = above  # what was open when it began
-        self.asked_by: Asker | None = None  # the `for` of it, where it has one that can be found
+        self.setup: hot.Span | None = None  # of workers; it waits for a parent
+        self.loads: list[hot.Span] = []  # fetches that do
         self.span: hot.Span | None = None  # the epoch or evaluation, where it is ours to make
         self.step: hot.Span | None = None
         self.index = 0  # of the next step
-        self.fetches = 0
+        self.first_index = 0
+        self.items = 0  # asked for
         self.optimizer_steps = 0
-        self.counts_steps = False
-        self.is_driver = False
-        self.is_loop = True  # a `for` asks for the items, not a call of `next`
-        self.is_evaluating = False  # the program was, when it began
-        self.is_undecided = False  # it began inside a training epoch, and no model has run yet
-        self.is_sized = True  # the loader knows its length
-        self.is_training = False
+        self.references = 0  # to the iterator, when the first item was used
+        self.makes_span = False
+        self.makes_steps = False
         self.outer_has_epoch = False
-        self.stepped = False  # an optimizer has, since the step began
+        self.is_for = False  # a `for` asks for the items, not a call of `next`
+        self.may_be_ahead = False  # whoever asks may fetch an item before the last one is used
+        self.is_ahead = False  # and does
+        self.is_over = False  # exhausted, with items that were fetched ahead still to be used
+        self.is_sized = True  # the loader knows its length
+        self.is_evaluating = False  # the program was, when it began
+        self.is_inside_step = False  # it began when the driver's step had done some work
+        self.has_stepped = False  # an optimizer has, since the step began
+        self.stepped_ns = 0  # when
         self.is_fresh = False  # the step was opened for the item that is being loaded
-        self.is_ahead = False  # fetches an item before the one that it has is used
-        self.is_over = False  # exhausted, with items fetched ahead still to be used
 
-
-class Asker(NamedTuple):
-    """A `for` of a function: the frame, by its number, and where in the code it is."""
-
-    frame: int
-    code: CodeType
-    offset: int
+    @property
+    def has_spans(self) -> bool:
+        return self.makes_span or self.makes_steps
 
 
 class Lane:
     """What one thread is doing."""
 
-    __slots__ = (
-        "epochs",
-        "free_epoch",
-        "free_epoch_is_due",
-        "free_steps",
-        "has_worked",
-        "is_loading",
-        "model",
-        "optimizers",
-        "passes",
-        "uses_loaders",
-    )
-
     def __init__(self) -> None:
-        self.is_loading = False
+        self.passes: list[Pass] = []  # outermost first
+        self.driver: Pass | None = None
+        self.loading: Pass | None = None  # that is asked for an item now
+        self.teardown: hot.Span | None = None  # of workers, at the end of that fetch
         self.has_worked = False  # a model has run, since the last fetch
         self.model: weakref.ref[Any] | None = None  # the last one that did
-        self.passes: list[Pass] = []  # innermost last
         # Those that step, by id, with their spans; the one that was called by another is last.
         self.optimizers: list[tuple[int, hot.Span | None]] = []
+        self.failed: hot.Span | None = None  # the last span of ours that an exception ended
         self.epochs = 0  # made so far
-        self.uses_loaders = False  # to train
-        self.free_epoch: hot.Span | None = None  # of a loop that has no loader
-        self.free_epoch_is_due = False
-        self.free_steps = 0
+        self.free = FreeLoop(self)
+
+    @property
+    def error(self) -> str:
+        """What has cut a loop short, as far as it passed through one of our spans."""
+        attrs = None if self.failed is None else self.failed.attrs
+        return str((attrs or {}).get("error", "an exception"))
 
 
 class ThisThread(_local):
@@ -156,12 +137,10 @@ class Loops:
 
     def __init__(self, steps_per_epoch: int, on_epoch_end: Callable[[hot.Span], None]) -> None:
         self.this_thread = ThisThread()
-        self.loaders: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
-            weakref.WeakKeyDictionary()  # of iterators that their loaders keep for the next epoch
-        )
         self.compiled = Compiled()
-        self._steps_per_epoch = steps_per_epoch
-        self._on_epoch_end = on_epoch_end
+        self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
+        self.steps_per_epoch = steps_per_epoch
+        self.on_epoch_end = on_epoch_end
 
     def end(self) -> None:
         """Closes what this thread has open."""
@@ -169,7 +148,7 @@ class Loops:
         end_optimizers(lane, 0)
         while lane.passes:
             self.end_pass(lane.passes[-1])
-        self._end_free_epoch(lane)
+        lane.free.end(self)
 
     # -- items ------------------------------------------------------------------------------
 
@@ -181,215 +160,283 @@ class Loops:
             current = passes[-1]
         else:
             current = self._find_pass(lane, iterator)
-        current.fetches += 1
         if self.compiled.has_stepped:
             self.compiled.has_stepped = False
             self.saw_training(lane)
             self.count_step(lane)
-        if not current.counts_steps:
-            if len(passes) > 1:  # else it drives, or a framework does
-                self._fetch_for_driver(lane, current)
-        elif current.step is None:
-            self._next_step(current)
-        elif current.is_training:
-            current.is_fresh = current.stepped
-            if current.stepped:
-                self._next_step(current)
-        elif current.is_loop or lane.has_worked:
-            self._next_step(current)
-        else:
-            current.is_ahead = True
-            current.is_fresh = False
+        lane.loading = current
+        current.items += 1
+        if current.kind is UNDECIDED:
+            self._wait(current)
+        elif current.kind is JOINED:
+            driver = lane.driver
+            if driver is not None and driver.kind is TRAINING and driver.makes_steps:
+                self._next_item(lane, driver)
+        elif current.makes_steps:
+            self._next_item(lane, current)
         lane.has_worked = False
+        lane.failed = None
         return hot.begin("data_load")
+
+    def _wait(self, current: Pass) -> None:
+        """Another item, with the last one unused: it was, unless this is fetched ahead."""
+        kept = MAX_AHEAD - 1 if current.may_be_ahead else 0
+        while len(current.loads) > kept:
+            hot.release(current.loads.pop(0))
+            current.index += 1
+
+    def _next_item(self, lane: Lane, current: Pass) -> None:
+        """A step that has trained is over, and so is a batch that a model has seen."""
+        is_done = current.has_stepped if current.kind is TRAINING else lane.has_worked
+        current.is_fresh = current.step is None or is_done
+        if current.is_fresh:
+            self._next_step(current)
 
     def _next_step(self, current: Pass) -> None:
         if current.step is not None:
             hot.close(current.step)
         if not current.is_sized:
             self._split_endless(current)
-        current.step = hot.begin("step" if current.is_training else "batch", current.index)
+        current.step = hot.begin("step" if current.kind is TRAINING else "batch", current.index)
         current.index += 1
-        current.is_fresh = True
-        current.stepped = False
+        current.has_stepped = False
 
-    def _fetch_for_driver(self, lane: Lane, current: Pass) -> None:
-        """Another loader is asked, for the step that the driving one has."""
-        driver = find_driver(lane)
-        if driver is None or driver is current:
-            return
-        if driver.is_training and current.is_loop and current.fetches == 1:
-            current.is_undecided = not current.is_evaluating
-            if current.is_undecided:
-                return
-        # Asked again before the driver was: the driver's iterator is held, and not used any more.
-        if current.fetches > 1 and not driver.is_loop and not current.is_loop:
-            take_over(current, driver)
-            driver = current
-        if driver.counts_steps and driver.is_training and driver.stepped:
-            self._next_step(driver)
-
-    def decide(self, lane: Lane, *, is_evaluating: bool) -> None:
-        """A model has run, in a loop inside the driving one: that trains as well, or evaluates."""
-        current = lane.passes[-1]
-        current.is_undecided = False
-        if is_evaluating:
-            current.is_evaluating = current.counts_steps = True
-            current.span = hot.begin("evaluation")
-            self._next_step(current)
+    def end_load(self, lane: Lane, load: hot.Span) -> None:
+        current, lane.loading = lane.loading, None
+        if current is not None and current.kind is UNDECIDED and current.has_spans:
+            hot.suspend(load)
+            current.loads.append(load)
         else:
-            self._fetch_for_driver(lane, current)
+            hot.close(load)
 
-    def fail_load(self, lane: Lane, iterator: Any, load: hot.Span, error: BaseException) -> None:
-        current = next((one for one in lane.passes if one.iterator() is iterator), None)
+    def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
+        current, lane.loading = lane.loading, None
+        teardown, lane.teardown = lane.teardown, None
         if not isinstance(error, StopIteration):
             hot.fail(load, error)
+            lane.failed = load
             # A `for` does not go on; whoever keeps the exception keeps the iterator, too.
             if current is not None and (hot.is_fetching() or is_for(find_asker())):
-                self.end_pass(current)
+                self.end_pass(current, is_cut=True)
             return
         hot.drop(load)
         if current is None:
             return
-        if current.is_ahead:  # the last items are still to be used
-            current.is_over = True
-            return
-        is_empty = current.fetches == 1
-        if current.step is not None and current.is_fresh:
+        span = current.span or current.above
+        current.items -= 1
+        is_owed = current.is_ahead or (current.kind is UNDECIDED and current.may_be_ahead)
+        if is_owed and (current.kind is UNDECIDED or current.items >= current.index):
+            current.is_over = True  # the last items are still to be used
+        else:
+            self._drop_fresh(lane.driver if current.kind is JOINED else current)
+            is_empty = current.makes_steps and not current.index
+            if current.span is not None and is_empty and current.kind is TRAINING:
+                lane.epochs -= 1  # begun for the item that did not come
+                hot.drop(current.span)
+        if teardown is not None:
+            hot.release(teardown, span if not span.end else None)
+        if not current.is_over:
+            self.end_pass(current)
+
+    def _drop_fresh(self, current: Pass | None) -> None:
+        """The step was opened for an item that did not come."""
+        if current is not None and current.step is not None and current.is_fresh:
             hot.drop(current.step)
             current.step = None
-            is_empty = current.index == 1  # it would have been the first of an epoch, too
-        if current.span is not None and is_empty:
-            if current.is_training:
-                lane.epochs -= 1
-            hot.drop(current.span)
-        self.end_pass(current)
+            current.index -= 1
+
+    def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
+        """The workers are stopped: that is the last part of their pass."""
+        if lane.loading is not None:  # it will say that there are no more items
+            lane.teardown = span
+            return
+        found = next((one for one in lane.passes if one.iterator() is iterator), None)
+        parent = None if found is None else found.span
+        hot.release(span, None if parent is None or parent.end else parent)
 
     # -- passes -----------------------------------------------------------------------------
 
     def _find_pass(self, lane: Lane, iterator: Any) -> Pass:
-        """The pass of this iterator; those inside it that were left early end here."""
+        """The pass of this iterator; evaluations inside it that were left early end here."""
         passes = lane.passes
         for place, found in enumerate(passes):
             if found.iterator() is iterator:
-                while len(passes) > place + 1:
-                    self.end_pass(passes[-1])
+                for inner in passes[place + 1 :]:
+                    if inner.kind is EVALUATION and inner is not lane.driver:
+                        self.end_pass(inner)
                 if not found.above.end:
                     return found
                 self.end_pass(found)
                 # The scope that it began in is over. A scope for one fetch is no loop's, but an
                 # epoch is one even if it has a single step.
-                is_loop = found.fetches > 1 or found.above.name == "epoch"
-                return self._begin_pass(lane, iterator, may_drive=is_loop)
+                may_drive = found.items > 1 or found.above.name == "epoch"
+                return self._begin_pass(lane, iterator, may_drive=may_drive)
         return self._begin_pass(lane, iterator)
 
     def _begin_pass(self, lane: Lane, iterator: Any, *, may_drive: bool = True) -> Pass:
-        for old in list(lane.passes):
-            # Left early; or used up; or its spans were ended for us, by a fork; or it was an
-            # evaluation, and the scope that said so is over.
-            is_ended = old.span is not None and old.span.end
-            if self._is_left(old) or old.is_over or is_ended or is_evaluated(old):
-                self.end_pass(old)
         current = Pass(lane, hot.innermost())
-        current.iterator = weakref.ref(iterator, lambda _: self.iterator_gone(current))
-        is_fetching = hot.is_fetching()
         asker = find_asker()
-        current.is_loop = is_fetching or is_for(asker)
-        if current.is_loop and not asker.f_code.co_flags & RESUMABLE:
-            current.asked_by = Asker(id(asker), asker.f_code, asker.f_lasti)
+        is_fetching = hot.is_fetching()
+        current.is_for = is_fetching or is_for(asker)
+        current.may_be_ahead = not current.is_for or bool(asker.f_code.co_flags & CO_GENERATOR)
         is_told = is_told_to_evaluate(lane)
         # An item that is asked for by hand may be one more to train with.
-        has_grad = torch.is_grad_enabled() and not (current.is_loop and is_in_eval_mode(lane))
+        has_grad = torch.is_grad_enabled() and not (current.is_for and is_in_eval_mode(lane))
         current.is_evaluating = is_told or not has_grad
-        driver = find_driver(lane)
-        if driver is not None and self._is_abandoned(driver, current):
-            self.end_pass(driver)
-            current.above = hot.innermost()
-            driver = None
-        if driver is not None:
-            if current.is_evaluating and not any(old.is_evaluating for old in lane.passes):
-                # Unless whoever evaluates has opened the batch, too.
-                current.counts_steps = not (is_told and hot.innermost().name in STEPS)
-                current.span = None if is_told else hot.begin("evaluation")
+        for old in list(lane.passes):
+            if is_left(old, current):
+                self.end_pass(old)
+        current.above = hot.innermost()
+        current.iterator = weakref.ref(iterator, lambda _: self.iterator_gone(current))
+        current.is_inside_step = lane.has_worked
+        names = hot.open_names(but=lane.free.epoch)
+        if lane.driver is not None:
+            # Unless whoever evaluates has opened the batch, too.
+            current.makes_steps = not (is_told and hot.innermost().name in STEPS)
+            current.makes_span = not is_told
         elif may_drive:
-            lane.free_epoch_is_due = False
-            if lane.free_epoch is None:
-                lane.free_steps = 0
-            if lane.free_epoch is not None and not current.is_evaluating:
-                self._end_free_epoch(lane)
-                current.above = hot.innermost()
-            current.is_driver = True
-            current.is_sized = has_length(iterator)
-            names = hot.open_names(but=lane.free_epoch)
+            if lane.free.step is not None:  # a loop without a loader goes on: it has the steps
+                names -= {lane.free.step.name}
             has_step = not STEPS.isdisjoint(names)
             current.outer_has_epoch = "epoch" in names
-            current.counts_steps = not has_step and not is_fetching
-            is_whole = current.counts_steps or not current.outer_has_epoch
-            if is_whole and not has_step and not is_told:
-                current.span = hot.begin("evaluation")
+            current.is_sized = has_length(iterator)
+            current.makes_steps = not has_step and not is_fetching
+            is_whole = current.makes_steps or not current.outer_has_epoch
+            current.makes_span = is_whole and not has_step and not is_told
+        setup = self.setups.pop(iterator, None)
+        if setup is not None:
+            if current.makes_span:
+                current.setup = setup
+            else:
+                hot.release(setup)
         lane.passes.append(current)
+        if not current.has_spans and lane.driver is None:
+            current.kind = EVALUATION
+            lane.driver = current
         return current
 
-    def _is_left(self, old: Pass) -> bool:
-        """Whether nobody goes on with it: its iterator is gone, or only its loader has it."""
-        if old.iterator() is None:
-            return True
-        loader = self.loaders.get(old.iterator(), nothing)()
-        if loader is None or loader._iterator is not old.iterator():
-            return False
-        return sys.getrefcount(old.iterator()) <= 2  # the loader, and this call
-
-    def _is_abandoned(self, driver: Pass, other: Pass) -> bool:
-        """Whether another loop has begun, and the iterator that drives is held, and not used."""
-        if not other.is_loop or (driver.is_training and other.is_evaluating):
-            return False
-        return not driver.is_loop or has_left(driver.asked_by)
-
-    def end_pass(self, current: Pass) -> None:
-        passes = current.lane.passes
-        if current in passes:
-            passes.remove(current)
+    def end_pass(self, current: Pass, *, is_cut: bool = False) -> None:
+        """`is_cut`: by an exception."""
+        lane = current.lane
+        if current in lane.passes:
+            lane.passes.remove(current)
+        if lane.driver is current:
+            lane.driver = None
+            lane.passes[:] = [one for one in lane.passes if one.kind is not JOINED]
         current.iterator = nothing
-        if current.step is not None:
-            hot.close(current.step)
+        self._release(current)
+        ended_ns = current.stepped_ns if current.is_over else 0
         span = current.span
+        for one in (current.step, span):
+            if one is not None and is_cut:
+                one.set(error=lane.error)
+        if current.step is not None:
+            hot.close(current.step, ended_ns)
+        is_training = current.kind is TRAINING
         if span is not None and not span.end:
-            if current.is_training:
-                self._on_epoch_end(span)
-            hot.close(span)
-        elif current.is_driver and current.is_training:
+            if is_training:
+                self.on_epoch_end(span)
+            engine.close_long(span, ended_ns)
+        elif is_training and current.makes_steps:
             handmade = hot.find_handmade("epoch")
             if handmade is not None:
-                self._on_epoch_end(handmade)
+                self.on_epoch_end(handmade)
+
+    def _release(self, current: Pass) -> None:
+        """Items that were not used: their fetches stay where they were made."""
+        for span in (current.setup, *current.loads):
+            if span is not None:
+                hot.release(span)
+        current.setup, current.loads = None, []
 
     def iterator_gone(self, current: Pass) -> None:
         """Left early, by `break` or an exception; called wherever the last reference went."""
         with guard.quiet("torch loader"):
             lane = current.lane
+            is_owed = current.is_over and (current.items > current.index or not current.has_stepped)
+            if is_owed or current not in lane.passes:
+                current.iterator = nothing
+                return
+            if current.kind is UNDECIDED and not current.is_for:
+                # One more item for the step that another loader has begun to fetch for.
+                for other in lane.passes:
+                    if other.kind is UNDECIDED and other.is_for and other.loads:
+                        other.loads += current.loads
+                        current.loads = []
             if lane.optimizers and lane is self.this_thread.lane:
                 end_stale_optimizers(lane)
-            self.end_pass(current)
+            self.end_pass(current, is_cut=current.is_for and is_cut(sys._getframe(1)))
 
     # -- what a pass turns out to be --------------------------------------------------------
+
+    def saw_work(self, lane: Lane, *, is_evaluating: bool) -> None:
+        """A model runs, or something is trained, for the first time since a fetch."""
+        lane.has_worked = True
+        driver = lane.driver
+        if driver is not None and driver.is_over and driver.has_stepped:
+            if driver.items > driver.index and not is_evaluating:
+                self._next_step(driver)
+            else:
+                self.end_pass(driver)
+        waiting = [one for one in lane.passes if one.kind is UNDECIDED and one.loads]
+        if waiting and not waiting[0].is_for:
+            waiting.reverse()  # of iterators that are asked by hand, the last one is in use
+        for current in waiting:
+            self._decide(lane, current, is_evaluating=is_evaluating)
+
+    def _decide(self, lane: Lane, current: Pass, *, is_evaluating: bool) -> None:
+        driver = lane.driver
+        current.references = references_to(current.iterator())
+        if driver is None:
+            lane.driver = current
+        elif is_evaluation_in(driver, current, is_evaluating=is_evaluating):
+            current.above = hot.innermost()
+        else:
+            self._join(driver, current)
+            return
+        current.kind = EVALUATION
+        current.first_index = current.index
+        current.is_ahead = len(current.loads) >= MAX_AHEAD
+        above, start = open_above(current), current.loads[0].start
+        if current.makes_span:
+            setup, current.setup = current.setup, None
+            began = start if setup is None else setup.start
+            current.span = hot.insert(above, "evaluation", None, None, engine.Long, start=began)
+            engine.measured(current.span)
+            if setup is not None:
+                hot.release(setup, current.span)
+        parent = current.span
+        if current.makes_steps:
+            parent = current.step = hot.insert(parent or above, "batch", current.index, start=start)
+            current.index += 1
+        for load in current.loads:
+            hot.release(load, None if load.parent.end else parent)
+        current.loads.clear()
+
+    def _join(self, driver: Pass, current: Pass) -> None:
+        current.kind = JOINED
+        if driver.kind is TRAINING and driver.has_stepped and driver.makes_steps:
+            self._next_step(driver)
+        for load in current.loads:
+            hot.release(load, None if load.parent.end else driver.step)
+        current.loads.clear()
 
     def saw_training(self, lane: Lane, *, by_backward: bool = False) -> None:
         """A backward or an optimizer step: the pass that drives is a training epoch."""
         if by_backward and is_in_eval_mode(lane):
             return  # an attack, or a saliency map
-        passes = lane.passes
-        while passes and passes[-1].counts_steps and not passes[-1].is_driver:
-            self.end_pass(passes[-1])  # an evaluation inside the step, left
-        if not passes:
-            if lane.free_epoch_is_due:
-                self.begin_free_epoch(lane)
-            return
-        lane.uses_loaders = True
-        for current in passes:
-            if not current.is_training:
-                current.is_training = True
-                self._name_training(lane, current)
+        self.saw_work(lane, is_evaluating=False)
+        driver = lane.driver
+        for inner in [one for one in lane.passes if one.kind is EVALUATION and one is not driver]:
+            self.end_pass(inner)  # an evaluation inside the step, left
+        if driver is None:
+            lane.free.saw_training(self)
+        elif driver.kind is not TRAINING:
+            self._name_training(lane, driver)
 
     def _name_training(self, lane: Lane, current: Pass) -> None:
+        current.kind = TRAINING
+        lane.free.uses_loaders = True
         span, step = current.span, current.step
         if step is not None:
             step.name = "step"
@@ -398,67 +445,53 @@ class Loops:
         if current.outer_has_epoch:  # made by hand: the steps are directly under that one
             if step is not None:
                 step.parent = span.parent
-            if current.index > 1:  # it has batches: the program went past these without training
-                span.name = "skipped"
-                hot.close(span, at=0 if step is None else step.start)
+            if current.index > current.first_index + 1:  # the batches before were no training
+                engine.close_long(span, 0 if step is None else step.start)
             else:
                 hot.drop(span)
             current.span = None
             return
-        if lane.free_epoch is not None:  # it had no loader; this one has
-            if span.parent is lane.free_epoch:
-                span.parent = current.above = lane.free_epoch.parent
-            self._end_free_epoch(lane)
-        self._name_epoch(lane, span)
+        if lane.free.epoch is not None:  # that loop had no loader; this one has
+            span.parent = current.above = lane.free.epoch.parent
+            lane.free.end(self)
+        self.name_epoch(lane, span)
 
-    def _name_epoch(self, lane: Lane, span: hot.Span) -> None:
+    def name_epoch(self, lane: Lane, span: hot.Span) -> None:
         span.name = "epoch"
         span.index = lane.epochs
         lane.epochs += 1
 
     def _split_endless(self, current: Pass) -> None:
-        """A loader without an end: an epoch is as many optimizer steps as the settings say."""
-        if current.span is None or not current.is_training:
+        """A loader without a length: an epoch is as many optimizer steps as the settings say."""
+        if current.span is None or current.kind is not TRAINING:
             return
-        if current.optimizer_steps >= self._steps_per_epoch:
-            self._on_epoch_end(current.span)
-            hot.close(current.span)
-            current.span = hot.begin("epoch")
-            self._name_epoch(current.lane, current.span)
+        if current.optimizer_steps >= self.steps_per_epoch:
+            self.on_epoch_end(current.span)
+            engine.close_long(current.span)
+            current.span = engine.begin_long("epoch", None, {"inferred": "steps"})
+            self.name_epoch(current.lane, current.span)
             current.optimizer_steps = current.index = 0
 
-    def begin_free_epoch(self, lane: Lane) -> None:
-        """The same for a loop without a loader."""
-        lane.free_epoch_is_due = False
-        lane.free_steps = 0
-        if not hot.open_names() & {"epoch", *STEPS}:
-            lane.free_epoch = hot.begin("epoch")
-            self._name_epoch(lane, lane.free_epoch)
-
-    def _end_free_epoch(self, lane: Lane) -> None:
-        span, lane.free_epoch = lane.free_epoch, None
-        if span is not None and not span.end:
-            self._on_epoch_end(span)
-            hot.close(span)
-
     def count_step(self, lane: Lane) -> None:
-        if lane.passes:
-            for current in lane.passes:
-                current.stepped = True
-                current.optimizer_steps += 1
-            return
-        lane.free_steps += 1
-        if lane.free_epoch is not None and (
-            lane.free_steps >= self._steps_per_epoch or lane.free_epoch.parent.end
-        ):
-            self._end_free_epoch(lane)
-        # A loop without a loader shows at the second step. An optimizer inside a backward, on a
-        # thread of torch's own, is none; nor is a step after a loader's last item, but many are:
-        # of `itertools.cycle(loader)`, which keeps the items.
-        is_free = not lane.uses_loaders or lane.free_steps >= LOOSE_STEPS
-        if lane.free_epoch is None and is_free and current_graph_task_id() == -1:
-            lane.free_epoch_is_due = True
-            lane.has_worked = False  # so that the next forward is noticed
+        driver = lane.driver
+        if driver is None:
+            lane.free.count_step(self)
+        else:
+            driver.has_stepped = True
+            driver.optimizer_steps += 1
+            if driver.is_over:
+                driver.stepped_ns = hot.now()
+
+    def skip_step(self, lane: Lane) -> None:
+        """A step all the same, though the scaler found infinity."""
+        driver = lane.driver
+        step = lane.free.step if driver is None else driver.step
+        if driver is not None:
+            driver.has_stepped = True
+        if step is not None:
+            step.set(optimizer_skipped=True)
+        if driver is None:
+            lane.free.count_step(self)
 
 
 def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
@@ -482,20 +515,41 @@ def end_optimizers(lane: Lane, running: int) -> None:
             hot.close(span)
 
 
-def find_driver(lane: Lane) -> Pass | None:
-    return next((one for one in lane.passes if one.is_driver), None)
+def open_above(current: Pass) -> hot.Span:
+    """What its spans go under: what was open when it began, or the nearest that still is."""
+    span = current.above
+    while span.end and span.parent is not span:
+        span = span.parent
+    return span
 
 
-def take_over(current: Pass, driver: Pass) -> None:
-    """Hands the epoch and the steps of one pass to another."""
-    for name in ("above", "counts_steps", "index", "is_training", "optimizer_steps"):
-        setattr(current, name, getattr(driver, name))
-    for name in ("outer_has_epoch", "span", "step", "stepped", "is_driver"):
-        setattr(current, name, getattr(driver, name))
-    driver.span = driver.step = None
-    driver.counts_steps = driver.is_driver = False
-    driver.lane.passes.remove(driver)
-    driver.iterator = nothing
+def is_evaluation_in(driver: Pass, inner: Pass, *, is_evaluating: bool) -> bool:
+    """Whether a pass that begins while another goes on evaluates, and does not fetch more for it.
+
+    One more item for a step that has only begun is for that step, if it is fetched by hand.
+    """
+    if driver.is_evaluating or not (inner.is_for or inner.is_inside_step):
+        return False
+    return inner.is_evaluating or (is_evaluating and driver.kind is TRAINING)
+
+
+def is_left(old: Pass, new: Pass) -> bool:
+    """Whether nobody goes on with a pass, now that another iterator is asked for the first time."""
+    if old.iterator() is None or old.is_over or (old.span is not None and old.span.end):
+        return True  # also where its spans were ended for us, by a fork
+    if old.is_evaluating and old.above.end:
+        return True  # the scope that said so is over
+    if old.is_for:
+        # A `for` that was left by `break` has let go of its iterator, which others may hold: a
+        # variable, or a loader that keeps its workers.
+        return references_to(old.iterator()) < old.references
+    if old.kind is TRAINING and new.is_evaluating:
+        return False
+    return new.is_for and old.kind is not JOINED  # it was only looked at, by `next`
+
+
+def references_to(iterator: Any) -> int:
+    return sys.getrefcount(iterator)
 
 
 def is_in_eval_mode(lane: Lane) -> bool:
@@ -509,7 +563,7 @@ def is_told_to_evaluate(lane: Lane) -> bool:
     span = hot.innermost()
     while span.parent is not span:
         if span.name in EVALUATIONS and span not in own and not span.end:
-            return True
+            return span is not lane.free.evaluation
         span = span.parent
     return False
 
@@ -526,10 +580,6 @@ def goes_on(current: Pass) -> bool:
     return False
 
 
-def is_evaluated(old: Pass) -> bool:
-    return old.is_evaluating and bool(old.above.end)
-
-
 def find_asker() -> FrameType:
     """The code that asks for an item."""
     frame = sys._getframe(1)
@@ -541,28 +591,21 @@ def find_asker() -> FrameType:
 def is_for(asker: FrameType) -> bool:
     """Whether it is a `for` and not a call, of `next`, say.
 
-    An item that was asked for by hand may be all that is ever wanted of its iterator.
+    An item that was asked for by hand may be all that is ever wanted of its iterator (a peek), and
+    whoever asks by hand may go on after an error. Programs: `peek`, `read_ahead`.
     """
     return asker.f_lasti >= 0 and asker.f_code.co_code[asker.f_lasti] == FOR_ITER
 
 
-def has_left(asker: Asker | None) -> bool:
-    """Whether that loop is over: its function has returned, or goes on behind it."""
-    if asker is None:
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if id(frame) == asker.frame and frame.f_code is asker.code:
-            return not asker.offset <= frame.f_lasti < end_of_loop(asker.code, asker.offset)
+def is_cut(frame: FrameType) -> bool:
+    """Whether the code whose `for` has let go of its iterator was at anything but leaving it.
+
+    Nothing else tells an exception from a `break` by then. Program: `cut_by_exception`.
+    """
+    while frame.f_code.co_filename.startswith(HERE) and frame.f_back is not None:
         frame = frame.f_back
-    return True
-
-
-@lru_cache(maxsize=64)
-def end_of_loop(code: CodeType, offset: int) -> int:
-    """Where the code goes on after the `for` at this place."""
-    ends = (one.argval for one in get_instructions(code) if one.offset == offset)
-    return int(next(ends, len(code.co_code)))
+    is_generator = frame.f_code.co_flags & CO_GENERATOR  # which is closed by an exception
+    return not is_generator and frame.f_code.co_code[frame.f_lasti] not in LEAVES
 
 
 def has_length(iterator: Any) -> bool:

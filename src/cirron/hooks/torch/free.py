@@ -1,0 +1,201 @@
+"""A training loop that has no loader: its steps go from one optimizer step to the next.
+
+The first step is known for one when the second begins: until then its spans wait for a parent. From
+then on a step is open all the time; one that leads to no optimizer step, after the last one, leaves
+no record, or is the `rest` if there is something in it. Epochs are so many steps, and say so.
+
+Runs on the user's threads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cirron.hooks import engine
+from cirron.hooks.engine import STEPS
+from cirron.record import hot
+
+if TYPE_CHECKING:
+    import weakref
+
+    from cirron.hooks.torch.loops import Lane, Loops
+
+current_graph_task_id = torch._C._current_graph_task_id  # -1 outside of a backward
+
+# Optimizer steps past a loader's last item from which on the loop is taken for one without:
+# `itertools.cycle(loader)` keeps the items.
+LOOSE_STEPS = 3
+# Spans of the first step that wait; with more, they stay where they were made.
+MAX_HELD = 64
+
+
+class FreeLoop:
+    """What is open of it in one thread."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.epoch: hot.Span | None = None
+        self.step: hot.Span | None = None
+        self.evaluation: hot.Span | None = None
+        self.uses_loaders = False  # the thread trained with one
+        self.is_holding = False
+        self.losses: list[tuple[Any, int]] = []  # of the first step, with their times
+        self._lane = lane
+        self._above: hot.Span = hot.IDLE_ROOT  # what the first step was under
+        self._held: list[hot.Span] = []
+        self.steps = 0  # of optimizers, in this epoch, or since the last loader
+        self._index = 0  # of the next step
+        self._ended_ns = 0  # when the last optimizer step was over
+        self._is_due = False  # an epoch, with the next training
+        self._is_step_over = False  # but something that the program opened in it is still open
+        self._last_forward_ns = 0  # when the last one of the evaluation was over
+        self._trained: set[weakref.ref[Any]] = set()
+
+    def before_forward(self, loops: Loops, model: weakref.ref[Any], *, is_in_train: bool) -> None:
+        """A model runs, with no loader in use."""
+        has_grad = torch.is_grad_enabled()
+        if is_in_train and has_grad:
+            self.saw_training(loops)
+            self._trained.add(model)
+            return
+        is_trained = not is_in_train and not has_grad and model in self._trained
+        if self._goes_on(loops) and is_trained and self.evaluation is None:
+            self.evaluation = engine.begin_long("evaluation")
+
+    def saw_training(self, loops: Loops) -> None:
+        """A forward with gradients, a backward, or an optimizer step."""
+        if self._goes_on(loops):
+            self._end_evaluation()
+            return
+        if hot.open_names() & {"epoch", *STEPS} or current_graph_task_id() != -1:
+            self._release()  # somebody else has said what a step is
+        elif self._is_due or (self.uses_loaders and self.steps >= LOOSE_STEPS):
+            self._begin(loops)
+        elif self._ended_ns and not self.uses_loaders:
+            self._begin_with_held(loops)
+        elif not self.is_holding and not self.uses_loaders:
+            self.is_holding = True
+            self._above = hot.innermost()
+
+    def close(self, span: hot.Span) -> None:
+        """Ends a span of ours, which may have to wait until it is known what it is under."""
+        if self.evaluation is not None and span.parent is self.evaluation:
+            hot.close(span)
+            self._last_forward_ns = span.end
+        elif not self.is_holding or span.parent is not self._above:
+            hot.close(span)
+        elif len(self._held) < MAX_HELD:
+            hot.suspend(span)
+            self._held.append(span)
+        else:
+            hot.close(span)
+            self._release()
+
+    def count_step(self, loops: Loops) -> None:
+        """An optimizer has stepped. One inside a backward, on a thread of torch's, is none."""
+        if current_graph_task_id() != -1:
+            return
+        self.steps += 1
+        if self._goes_on(loops):
+            self._is_step_over = True
+            self._goes_on(loops)
+        else:
+            self._ended_ns = hot.now()
+
+    def end(self, loops: Loops) -> None:
+        self._release()
+        self._end_evaluation()
+        step, self.step = self.step, None
+        if step is not None:
+            engine.end_if_used(step, "" if self._is_step_over else "rest")
+        self._end_epoch(loops)
+        self.steps = self._ended_ns = 0
+        self._is_due = self._is_step_over = False
+        self._trained.clear()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _goes_on(self, loops: Loops) -> bool:
+        """Whether a step is open; the next one begins here if the last is over."""
+        if self.epoch is None:
+            return False
+        if self.epoch.end or self.epoch.parent.end:  # by a fork, or with the scope around it
+            self.end(loops)
+            return False
+        if self._is_step_over and hot.innermost() is self.step:
+            self._is_step_over = False
+            hot.close(self.step)
+            self.step = None
+            if self.steps >= loops.steps_per_epoch:
+                self._end_epoch(loops)
+                self._is_due = True
+                return False
+            self._next_step()
+        return True
+
+    def _next_step(self) -> None:
+        self.step = hot.begin("step", self._index, None, engine.Tentative)
+        self._index += 1
+
+    def _begin(self, loops: Loops) -> None:
+        self._release()
+        self.epoch = engine.begin_long("epoch", None, {"inferred": "steps"})
+        loops.name_epoch(self._lane, self.epoch)
+        self._is_due = False
+        self.steps = self._index = 0
+        self._next_step()
+
+    def _begin_with_held(self, loops: Loops) -> None:
+        """The second step shows that there is a loop, of which the first has been seen."""
+        above, held, ended_ns = self._above, self._held, self._ended_ns
+        self._ended_ns = 0
+        if not held or above.end or not is_under(hot.innermost(), above):
+            self._begin(loops)
+            return
+        self.is_holding, self._held = False, []
+        start = held[0].start
+        attrs = {"inferred": "steps"}
+        epoch = self.epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
+        engine.measured(epoch)
+        loops.name_epoch(self._lane, epoch)
+        inside = hot.innermost()
+        hot.enter_context(epoch)
+        first = hot.begin("step", 0)
+        if hot.device_clock is not None:
+            hot.device_clock.drop(first)  # it began long ago
+        first.start = start
+        for span in held:
+            hot.release(span, first if span.start < ended_ns else epoch)
+        for loss, at in self.losses:
+            hot.add_loss(first, loss, at)
+        self.losses.clear()
+        hot.close(first, at=ended_ns)
+        hot.enter_context(inside)
+        self.step = hot.insert(epoch, "step", 1, None, engine.Tentative, start=ended_ns)
+        self.steps, self._index = 1, 2
+
+    def _release(self) -> None:
+        """What waits stays where it was made."""
+        self.is_holding = False
+        for span in self._held:
+            hot.release(span)
+        self._held = []
+        self.losses.clear()
+
+    def _end_evaluation(self) -> None:
+        span, self.evaluation = self.evaluation, None
+        if span is not None:
+            engine.close_long(span, self._last_forward_ns)
+
+    def _end_epoch(self, loops: Loops) -> None:
+        span, self.epoch = self.epoch, None
+        if span is not None and not span.end:
+            loops.on_epoch_end(span)
+            engine.close_long(span)
+
+
+def is_under(span: hot.Span, above: hot.Span) -> bool:
+    while span is not above and span.parent is not span:
+        span = span.parent
+    return span is above
