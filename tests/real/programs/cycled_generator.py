@@ -1,4 +1,4 @@
-# shape: trainers by a number of steps: `data = infinite(loader)`, next(data), evaluation now and then
+# shape: trainers by a number of steps: `data = infinite(loader)`, next(data), evaluations
 import torch
 import torch.nn.functional as F
 from common import Counts, digest, points, result

@@ -1,4 +1,4 @@
-# shape: persistent_workers=True: the workers start with the first epoch and live as long as the loader
+# shape: persistent_workers=True: workers that live as long as the loader
 import torch
 import torch.nn.functional as F
 from common import Counts, digest, points, result

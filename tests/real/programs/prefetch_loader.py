@@ -13,17 +13,14 @@ class PrefetchLoader:
         self.mean, self.std = torch.tensor(mean), torch.tensor(std)
 
     def __iter__(self):
-        first = True
+        batch = None
         for next_input, next_target in self.loader:
             counts["data_load"] += 1
             next_input = next_input.float().sub_(self.mean).div_(self.std)
-            if not first:
-                yield input, target
-            else:
-                first = False
-            input = next_input  # noqa: A001
-            target = next_target
-        yield input, target
+            if batch is not None:
+                yield batch
+            batch = next_input, next_target
+        yield batch
 
     def __len__(self):
         return len(self.loader)
