@@ -19,13 +19,7 @@ from typing import Any
 HERE = Path(__file__).parent
 # Attributes that say what a span is; the others are measurements.
 SHOWN = ("inferred", "model", "skipped", "optimizer_skipped", "truncated", "error", "global_step")
-RUN_PROFILED = """
-import runpy, sys
-import cirron as ci
-ci.profile()
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+PROFILE = "import cirron as ci\nci.profile()\n"
 
 
 @dataclass
@@ -77,11 +71,10 @@ class Run:
 def run(program: Program, *, profiled: bool, folder: Path) -> Run:
     """In a process of its own, in an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [str(program.path)]
+    script = program.path
     if profiled:
-        starter = folder / "start_profiled.py"
-        starter.write_text(RUN_PROFILED)
-        command = [str(starter), *command]
+        script = folder / script.name
+        script.write_text(with_profile(program.path.read_text()))
     launcher = program.launcher
     if launcher[:1] == ["torchrun"]:
         launcher = ["-m", "torch.distributed.run", *launcher[1:]]
@@ -94,7 +87,7 @@ def run(program: Program, *, profiled: bool, folder: Path) -> Run:
         **program.env,
     }
     done = subprocess.run(
-        [sys.executable, *launcher, *command],
+        [sys.executable, *launcher, str(script)],
         cwd=folder,
         env=env,
         text=True,
@@ -106,6 +99,17 @@ def run(program: Program, *, profiled: bool, folder: Path) -> Run:
     lines = [line for line in done.stdout.splitlines() if "RESULT {" in line]
     assert lines, log
     return Run(json.loads(lines[-1].partition("RESULT ")[2]), folder, log)
+
+
+def with_profile(source: str) -> str:
+    """With the lines that a user adds, where a process that is spawned runs them again."""
+    lines = source.splitlines(keepends=True)
+    place = next(
+        number
+        for number, line in enumerate(lines)
+        if line.startswith(("import ", "from ")) and "__future__" not in line
+    )
+    return "".join([*lines[:place], PROFILE, *lines[place:]])
 
 
 # -- the tree ---------------------------------------------------------------------------------
