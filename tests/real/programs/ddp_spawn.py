@@ -1,4 +1,4 @@
-# shape: pytorch/examples distributed/ddp: mp.spawn(fn, args, nprocs), the rank is given to init_process_group
+# shape: pytorch/examples distributed/ddp: mp.spawn, the rank goes to init_process_group
 import os
 
 import torch

@@ -1,4 +1,4 @@
-# shape: pytorch/examples ddp-tutorial-series multigpu_torchrun.py, evaluation on rank 0 alone
+# shape: pytorch/examples multigpu_torchrun.py: a Trainer class, evaluation on rank 0 alone
 # run: torchrun --standalone --nproc-per-node 2
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-# shape: pytorch/examples distributed/FSDP2: fully_shard each layer and the model, DTensor checkpoint gathered
+# shape: pytorch/examples distributed/FSDP2: fully_shard each layer and the model, random batches
 # run: torchrun --standalone --nproc-per-node 2
 import torch
 import torch.distributed as dist

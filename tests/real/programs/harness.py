@@ -18,7 +18,17 @@ from typing import Any
 
 HERE = Path(__file__).parent
 # Attributes that say what a span is; the others are measurements.
-SHOWN = ("inferred", "model", "skipped", "optimizer_skipped", "truncated", "error", "global_step")
+SHOWN = (
+    "inferred",
+    "model",
+    "skipped",
+    "optimizer_skipped",
+    "truncated",
+    "error",
+    "function",
+    "global_step",
+)
+PHASES = ("trace", "lower", "compile")  # of a function that JAX compiles
 PROFILE = "import cirron as ci\nci.profile()\n"
 
 
@@ -138,9 +148,12 @@ def counted(folder: Path) -> Counter[str]:
 def tree(folder: Path) -> str:
     """The whole run as text: equal processes once."""
     spans, marks, sessions = records(folder)
+    source = "".join(path.read_text() for path in folder.glob("*.py"))
     ids = {span["id"] for span in spans}
     children: dict[str | None, list[dict[str, Any]]] = {}
     for span in sorted(spans, key=lambda one: (one["start_ns"], -(one["end_ns"] or 0), one["id"])):
+        if not is_shown(span, source):
+            continue
         parent = span["parent_id"]
         assert parent is None or parent in ids, f"{span['name']} has an unknown parent"
         children.setdefault(parent, []).append(span)
@@ -181,6 +194,12 @@ def tree(folder: Path) -> str:
         )
         out.append(first + note + newline + rest)
     return "\n".join(out) + "\n"
+
+
+def is_shown(span: dict[str, Any], source: str) -> bool:
+    """All but what JAX compiles for itself and its libraries: that is another with each release."""
+    function = span["attrs"].get("function")
+    return span["name"] not in PHASES or function is None or f"def {function}(" in source
 
 
 def label(span: dict[str, Any], marks: dict[str, set[str]]) -> str:

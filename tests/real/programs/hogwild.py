@@ -1,4 +1,4 @@
-# shape: pytorch/examples mnist_hogwild: a model in shared memory, mp.Process without a process group, test at the end
+# shape: pytorch/examples mnist_hogwild: a model in shared memory, mp.Process, test at the end
 import torch
 import torch.multiprocessing as mp
 from common import Counts, digest, result
