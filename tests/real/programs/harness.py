@@ -18,14 +18,18 @@ from typing import Any
 
 HERE = Path(__file__).parent
 # Attributes that say what a span is; the others are measurements.
-SHOWN = ("inferred", "model", "skipped", "optimizer_skipped", "truncated", "error", "global_step")
-RUN_PROFILED = """
-import runpy, sys
-import cirron as ci
-ci.profile()
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+SHOWN = (
+    "inferred",
+    "model",
+    "skipped",
+    "optimizer_skipped",
+    "truncated",
+    "error",
+    "function",
+    "global_step",
+)
+PHASES = ("trace", "lower", "compile")  # of a function that JAX compiles
+PROFILE = "import cirron as ci\nci.profile()\n"
 
 
 @dataclass
@@ -77,11 +81,10 @@ class Run:
 def run(program: Program, *, profiled: bool, folder: Path) -> Run:
     """In a process of its own, in an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [str(program.path)]
+    script = program.path
     if profiled:
-        starter = folder / "start_profiled.py"
-        starter.write_text(RUN_PROFILED)
-        command = [str(starter), *command]
+        script = folder / script.name
+        script.write_text(with_profile(program.path.read_text()))
     launcher = program.launcher
     if launcher[:1] == ["torchrun"]:
         launcher = ["-m", "torch.distributed.run", *launcher[1:]]
@@ -94,7 +97,7 @@ def run(program: Program, *, profiled: bool, folder: Path) -> Run:
         **program.env,
     }
     done = subprocess.run(
-        [sys.executable, *launcher, *command],
+        [sys.executable, *launcher, str(script)],
         cwd=folder,
         env=env,
         text=True,
@@ -106,6 +109,17 @@ def run(program: Program, *, profiled: bool, folder: Path) -> Run:
     lines = [line for line in done.stdout.splitlines() if "RESULT {" in line]
     assert lines, log
     return Run(json.loads(lines[-1].partition("RESULT ")[2]), folder, log)
+
+
+def with_profile(source: str) -> str:
+    """With the lines that a user adds, where a process that is spawned runs them again."""
+    lines = source.splitlines(keepends=True)
+    place = next(
+        number
+        for number, line in enumerate(lines)
+        if line.startswith(("import ", "from ")) and "__future__" not in line
+    )
+    return "".join([*lines[:place], PROFILE, *lines[place:]])
 
 
 # -- the tree ---------------------------------------------------------------------------------
@@ -134,9 +148,12 @@ def counted(folder: Path) -> Counter[str]:
 def tree(folder: Path) -> str:
     """The whole run as text: equal processes once."""
     spans, marks, sessions = records(folder)
+    source = "".join(path.read_text() for path in folder.glob("*.py"))
     ids = {span["id"] for span in spans}
     children: dict[str | None, list[dict[str, Any]]] = {}
     for span in sorted(spans, key=lambda one: (one["start_ns"], -(one["end_ns"] or 0), one["id"])):
+        if not is_shown(span, source):
+            continue
         parent = span["parent_id"]
         assert parent is None or parent in ids, f"{span['name']} has an unknown parent"
         children.setdefault(parent, []).append(span)
@@ -177,6 +194,12 @@ def tree(folder: Path) -> str:
         )
         out.append(first + note + newline + rest)
     return "\n".join(out) + "\n"
+
+
+def is_shown(span: dict[str, Any], source: str) -> bool:
+    """All but what JAX compiles for itself and its libraries: that is another with each release."""
+    function = span["attrs"].get("function")
+    return span["name"] not in PHASES or function is None or f"def {function}(" in source
 
 
 def label(span: dict[str, Any], marks: dict[str, set[str]]) -> str:

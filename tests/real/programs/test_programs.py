@@ -23,6 +23,7 @@ def test_program(program: harness.Program, tmp_path: Path) -> None:
 
     assert plain.result == ours.result
     assert program.expected == harness.tree(ours.folder), ours.log
+    assert 1 == len({one["run_id"] for one in harness.records(ours.folder)[2].values()})
     counts = harness.counted(ours.folder)
     assert plain.result["counts"] == {name: counts[name] for name in plain.result["counts"]}
     assert "internal error" not in ours.log
