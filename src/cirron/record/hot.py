@@ -164,7 +164,7 @@ class Span:
         if kind is not None:
             _note_error(self, kind, error)
         if losses:
-            _mark_losses(self)
+            mark_losses(self)
         self.end = end = now()
         attrs = self.attrs
         if attrs is not None:
@@ -425,7 +425,7 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
             if is_epoch and at_epoch_end is not None and not span.end:
                 at_epoch_end(span)
             if losses:
-                _mark_losses(span)
+                mark_losses(span)
             if device_clock is not None and not span.end:
                 device_clock.stop(span)
             end = now()
@@ -649,7 +649,7 @@ def close(span: Span, at: int = 0) -> None:
         _leave(span)
         return
     if losses:
-        _mark_losses(span)
+        mark_losses(span)
     if device_clock is not None:
         device_clock.stop(span)
     parent = span.parent
@@ -721,7 +721,8 @@ def add_loss(step: Span, loss: Any, at: int) -> None:
         known.append((loss, at))
 
 
-def _mark_losses(span: Span) -> None:
+def mark_losses(span: Span) -> None:
+    """Marks what was noted of a span that is about to end."""
     for loss, at in losses.pop(span, None) or ():
         append((next(sequence), span.sequence, "loss", loss, "point", None, at))
 

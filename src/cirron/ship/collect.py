@@ -339,6 +339,7 @@ class Collector:
         """Ends what is still open, outermost last, and says that it was cut short."""
         for span in reversed(self._unrecorded()):
             if not span.end:  # else it is suspended, or was interrupted while it closed
+                hot.mark_losses(span)
                 if span is not self._root:
                     span.set(truncated=True)
                 span.end = self._now()

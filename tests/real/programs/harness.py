@@ -5,8 +5,12 @@ Reads the spool's files by itself: what the package's own reader makes of them i
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import os
+import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -30,6 +34,9 @@ SHOWN = (
 )
 PHASES = ("trace", "lower", "compile")  # of a function that JAX compiles
 PROFILE = "import cirron as ci\nci.profile()\n"
+# A program that needs nothing but torch is run in a fork of a process that has imported it.
+PLAIN_IMPORTS = {"torch", "numpy", "common"} | set(sys.stdlib_module_names)
+PRELOADED = ("torch", "torch.utils.data", "torch.optim.swa_utils", "torch.distributed", "numpy")
 
 
 @dataclass
@@ -44,6 +51,14 @@ class Program:
     @property
     def name(self) -> str:
         return self.path.stem
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it needs torch alone."""
+        source = self.path.read_text()
+        imported = set(re.findall(r"^(?:from|import) (\w+)", source, re.M))
+        is_alone = not self.launcher and not self.env and "multiprocessing" not in source
+        return is_alone and imported <= PLAIN_IMPORTS
 
     @property
     def expected(self) -> str:
@@ -81,6 +96,17 @@ class Run:
 def run(program: Program, *, profiled: bool, folder: Path) -> Run:
     """In a process of its own, in an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    if program.is_plain:
+        status, out, err = forked(program, profiled=profiled, folder=folder)
+    else:
+        status, out, err = started(program, profiled=profiled, folder=folder)
+    assert status == 0, out + err
+    lines = [line for line in out.splitlines() if "RESULT {" in line]
+    assert lines, out + err
+    return Run(json.loads(lines[-1].partition("RESULT ")[2]), folder, out + err)
+
+
+def started(program: Program, *, profiled: bool, folder: Path) -> tuple[int, str, str]:
     script = program.path
     if profiled:
         script = folder / script.name
@@ -88,27 +114,15 @@ def run(program: Program, *, profiled: bool, folder: Path) -> Run:
     launcher = program.launcher
     if launcher[:1] == ["torchrun"]:
         launcher = ["-m", "torch.distributed.run", *launcher[1:]]
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONHASHSEED": "0",
-        "CIRRON_REPORT": "0",
-        **program.env,
-    }
     done = subprocess.run(
         [sys.executable, *launcher, str(script)],
         cwd=folder,
-        env=env,
+        env={**environment(), **program.env},
         text=True,
         capture_output=True,
         timeout=100,
     )
-    log = done.stdout + done.stderr
-    assert done.returncode == 0, log
-    lines = [line for line in done.stdout.splitlines() if "RESULT {" in line]
-    assert lines, log
-    return Run(json.loads(lines[-1].partition("RESULT ")[2]), folder, log)
+    return done.returncode, done.stdout, done.stderr
 
 
 def with_profile(source: str) -> str:
@@ -120,6 +134,67 @@ def with_profile(source: str) -> str:
         if line.startswith(("import ", "from ")) and "__future__" not in line
     )
     return "".join([*lines[:place], PROFILE, *lines[place:]])
+
+
+def environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "CIRRON_REPORT": "0",
+    }
+
+
+# -- forks ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def server() -> subprocess.Popen[str]:
+    """A process that has imported torch, and nothing of ours."""
+    return subprocess.Popen(
+        [sys.executable, __file__, "--serve"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+
+
+def forked(program: Program, *, profiled: bool, folder: Path) -> tuple[int, str, str]:
+    process = server()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps([str(program.path), profiled, str(folder)]) + "\n")
+    process.stdin.flush()
+    status = int(process.stdout.readline())
+    return status, (folder / "out.txt").read_text(), (folder / "err.txt").read_text()
+
+
+def serve() -> None:
+    """Runs each program that it is told of in a fork, and answers with its exit status."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        path, profiled, folder = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.chdir(folder)
+            for number, name in ((1, "out.txt"), (2, "err.txt")):
+                os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT, 0o600), number)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            if profiled:
+                import cirron as ci
+
+                ci.profile()
+            sys.argv = [path]
+            sys.path[0] = str(HERE)
+            runpy.run_path(path, run_name="__main__")
+            sys.exit(0)  # as a script ends: what is registered for the exit runs
+        _, status = os.waitpid(child, 0)
+        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        answers.flush()
 
 
 # -- the tree ---------------------------------------------------------------------------------
@@ -229,6 +304,9 @@ def numbers(equal: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--serve"]:
+        serve()
+        return
     for name in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as folder:
             plain = run(read(HERE / f"{name}.py"), profiled=False, folder=Path(folder) / "plain")

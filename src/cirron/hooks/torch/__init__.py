@@ -152,7 +152,6 @@ class TorchHook:
             this_thread.is_inside = False
             if span is not None:
                 hot.fail(span, error)
-                lane.failed = span
             raise
         this_thread.is_inside = False
         if span is not None:
@@ -219,8 +218,7 @@ class TorchHook:
                 this_thread.is_inside = False
                 if span is not None:
                     hot.fail(span, error)
-                    lane.failed = span
-                raise
+                    raise
             this_thread.is_inside = False
             if span is not None:
                 lane.free.close(span)

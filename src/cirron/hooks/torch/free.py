@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 current_graph_task_id = torch._C._current_graph_task_id  # -1 outside of a backward
 
-# Optimizer steps past a loader's last item from which on the loop is taken for one without:
-# `itertools.cycle(loader)` keeps the items.
-LOOSE_STEPS = 3
 # Spans of the first step that wait; with more, they stay where they were made.
 MAX_HELD = 64
 
@@ -38,7 +35,6 @@ class FreeLoop:
         self.epoch: hot.Span | None = None
         self.step: hot.Span | None = None
         self.evaluation: hot.Span | None = None
-        self.uses_loaders = False  # the thread trained with one
         self.is_holding = False
         self.losses: list[tuple[Any, int]] = []  # of the first step, with their times
         self._lane = lane
@@ -70,11 +66,11 @@ class FreeLoop:
             return
         if hot.open_names() & {"epoch", *STEPS} or current_graph_task_id() != -1:
             self._release()  # somebody else has said what a step is
-        elif self._is_due or (self.uses_loaders and self.steps >= LOOSE_STEPS):
+        elif self._is_due:
             self._begin(loops)
-        elif self._ended_ns and not self.uses_loaders:
+        elif self._ended_ns:
             self._begin_with_held(loops)
-        elif not self.is_holding and not self.uses_loaders:
+        elif not self.is_holding:
             self.is_holding = True
             self._above = hot.innermost()
 
@@ -166,13 +162,16 @@ class FreeLoop:
             hot.device_clock.drop(first)  # it began long ago
         first.start = start
         for span in held:
-            hot.release(span, first if span.start < ended_ns else epoch)
+            if span.start < ended_ns:
+                hot.release(span, first)
         for loss, at in self.losses:
             hot.add_loss(first, loss, at)
         self.losses.clear()
         hot.close(first, at=ended_ns)
         hot.enter_context(inside)
         self.step = hot.insert(epoch, "step", 1, None, engine.Tentative, start=ended_ns)
+        for span in held:
+            hot.release(span, self.step)  # the others
         self.steps, self._index = 1, 2
 
     def _release(self) -> None:

@@ -18,6 +18,7 @@ Runs on the user's threads.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import weakref
@@ -34,6 +35,8 @@ from cirron.hooks import engine
 from cirron.hooks.engine import STEPS
 from cirron.hooks.torch.free import FreeLoop
 from cirron.record import hot
+from cirron.record.attrs import describe_error
+from cirron.record.value import MAX_TEXT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,15 +109,8 @@ class Lane:
         self.model: weakref.ref[Any] | None = None  # the last one that did
         # Those that step, by id, with their spans; the one that was called by another is last.
         self.optimizers: list[tuple[int, hot.Span | None]] = []
-        self.failed: hot.Span | None = None  # the last span of ours that an exception ended
         self.epochs = 0  # made so far
         self.free = FreeLoop(self)
-
-    @property
-    def error(self) -> str:
-        """What has cut a loop short, as far as it passed through one of our spans."""
-        attrs = None if self.failed is None else self.failed.attrs
-        return str((attrs or {}).get("error", "an exception"))
 
 
 class ThisThread(_local):
@@ -175,7 +171,6 @@ class Loops:
         elif current.makes_steps:
             self._next_item(lane, current)
         lane.has_worked = False
-        lane.failed = None
         return hot.begin("data_load")
 
     def _wait(self, current: Pass) -> None:
@@ -214,10 +209,9 @@ class Loops:
         teardown, lane.teardown = lane.teardown, None
         if not isinstance(error, StopIteration):
             hot.fail(load, error)
-            lane.failed = load
             # A `for` does not go on; whoever keeps the exception keeps the iterator, too.
             if current is not None and (hot.is_fetching() or is_for(find_asker())):
-                self.end_pass(current, is_cut=True)
+                self.end_pass(current, error=(load.attrs or {}).get("error"))
             return
         hot.drop(load)
         if current is None:
@@ -315,8 +309,8 @@ class Loops:
             lane.driver = current
         return current
 
-    def end_pass(self, current: Pass, *, is_cut: bool = False) -> None:
-        """`is_cut`: by an exception."""
+    def end_pass(self, current: Pass, *, error: str | None = None) -> None:
+        """`error`: that has cut it short."""
         lane = current.lane
         if current in lane.passes:
             lane.passes.remove(current)
@@ -328,8 +322,8 @@ class Loops:
         ended_ns = current.stepped_ns if current.is_over else 0
         span = current.span
         for one in (current.step, span):
-            if one is not None and is_cut:
-                one.set(error=lane.error)
+            if one is not None and error is not None:
+                one.set(error=error)
         if current.step is not None:
             hot.close(current.step, ended_ns)
         is_training = current.kind is TRAINING
@@ -365,7 +359,9 @@ class Loops:
                         current.loads = []
             if lane.optimizers and lane is self.this_thread.lane:
                 end_stale_optimizers(lane)
-            self.end_pass(current, is_cut=current.is_for and is_cut(sys._getframe(1)))
+            self.end_pass(
+                current, error=error_that_left(sys._getframe(1)) if current.is_for else None
+            )
 
     # -- what a pass turns out to be --------------------------------------------------------
 
@@ -436,7 +432,6 @@ class Loops:
 
     def _name_training(self, lane: Lane, current: Pass) -> None:
         current.kind = TRAINING
-        lane.free.uses_loaders = True
         span, step = current.span, current.step
         if step is not None:
             step.name = "step"
@@ -597,15 +592,29 @@ def is_for(asker: FrameType) -> bool:
     return asker.f_lasti >= 0 and asker.f_code.co_code[asker.f_lasti] == FOR_ITER
 
 
-def is_cut(frame: FrameType) -> bool:
-    """Whether the code whose `for` has let go of its iterator was at anything but leaving it.
+def error_that_left(frame: FrameType) -> str | None:
+    """The exception that has left a `for`, where the code of it was at anything but leaving it.
 
-    Nothing else tells an exception from a `break` by then. Program: `cut_by_exception`.
+    The iterator is let go while the exception is on its way, when Python shows it to nobody; but it
+    is among the youngest objects, and names the frame. Program: `early_stop_exception`.
     """
     while frame.f_code.co_filename.startswith(HERE) and frame.f_back is not None:
         frame = frame.f_back
     is_generator = frame.f_code.co_flags & CO_GENERATOR  # which is closed by an exception
-    return not is_generator and frame.f_code.co_code[frame.f_lasti] not in LEAVES
+    if is_generator or frame.f_code.co_code[frame.f_lasti] in LEAVES:
+        return None
+    for generation in (0, 1):
+        for found in gc.get_objects(generation):
+            if issubclass(type(found), BaseException) and has_passed(found, frame):
+                return describe_error(type(found), found, MAX_TEXT_BYTES)
+    return "an exception"
+
+
+def has_passed(error: BaseException, frame: FrameType) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame is not frame:
+        trace = trace.tb_next
+    return trace is not None
 
 
 def has_length(iterator: Any) -> bool:
