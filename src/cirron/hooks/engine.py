@@ -87,12 +87,17 @@ def measured(span: Any) -> Long:
     return span  # type: ignore[no-any-return]
 
 
-def close_long(span: hot.Span, at: int = 0) -> None:
-    """Ends a long span, with the processor time and, where no device counts it, the memory."""
+def measure(span: hot.Span) -> None:
+    """Notes what a long span took: processor time and, where no device counts it, memory."""
     if not span.end and isinstance(span, Long):
         used: dict[str, Any] = {"cpu_ns": time.process_time_ns() - span.cpu_began}
         peak = system.peak_bytes() if hot.device_clock is None else None
         if peak is not None:
             used["memory_peak_bytes"] = peak
         span.set(**used)
+
+
+def close_long(span: hot.Span, at: int = 0) -> None:
+    """Ends a long span."""
+    measure(span)
     hot.close(span, at)

@@ -22,7 +22,7 @@ from keras.callbacks import Callback, CallbackList
 
 from cirron import errors, guard
 from cirron.hooks.patch import Patches
-from cirron.hooks.training import STEPS
+from cirron.hooks.engine import STEPS, Tentative, end_if_used
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ class KerasHook:
             span = None
             if not is_training or STEPS.isdisjoint(hot.open_names()):
                 span = hot.begin(SINGLES[name])
+                hot.own_loss(span)
             self._this_thread.runs.append(None)
             try:
                 result = values = original(*bound.args, **bound.kwargs)
@@ -298,12 +299,12 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         self.logs: Mapping[str, Any] | None = None  # the last that Keras made plain
         self._snapshots = snapshots
         self._thread = get_ident()
-        self._setup: Tentative | None = None
+        self._setup: hot.Span | None = None
         self._is_fit = False
         self._inner: hot.Span | None = None  # a fit inside another run
         self._epoch: hot.Span | None = None  # None also where the program has opened one itself
         self._aside: hot.Span | None = None  # an evaluation, a prediction
-        self._batch: Tentative | None = None
+        self._batch: hot.Span | None = None
         self._makes_batches = False
         self._has_begun = False  # the batch, not only the wait for its data
         self._index = 0  # of the batch that has begun, or will
@@ -494,33 +495,11 @@ def find_run(callbacks: Any) -> Run | None:
     return None
 
 
-class Tentative(hot.OwnSpan):
-    """A span that may turn out to be none. What is recorded in it asks for its number."""
-
-    __slots__ = ("_number", "is_used")
-
-    @property
-    def sequence(self) -> int:
-        if get_ident() == self.thread:  # else it is the background thread that looks
-            self.is_used = True
-        return self._number
-
-    @sequence.setter
-    def sequence(self, number: int) -> None:
-        self._number = number
-
-
-def begin_tentatively(name: str, index: int | None = None) -> Tentative:
-    """As `hot.begin`."""
-    span: Any = hot.begin(name, index, None, Tentative)
-    span.is_used = False
-    return span  # type: ignore[no-any-return]
-
-
-def end_if_used(span: Tentative) -> None:
-    """Leaves no record of a span in which nothing was recorded."""
-    is_used = span.is_used or any(one.parent is span for one in hot.opened.copy())
-    (hot.close if is_used else hot.drop)(span)
+def begin_tentatively(name: str, index: int | None = None) -> hot.Span:
+    """As `hot.begin`. Keras marks the loss of a batch itself."""
+    span = hot.begin(name, index, None, Tentative)
+    hot.own_loss(span)
+    return span
 
 
 def mark_all(logs: Mapping[str, Any] | None, kind: str) -> None:

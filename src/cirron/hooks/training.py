@@ -35,8 +35,9 @@ class Runs(_local):
 class Training:
     """The spans of one trainer."""
 
-    def __init__(self, snapshots: Snapshots) -> None:
+    def __init__(self, snapshots: Snapshots, *, marks_loss: bool = False) -> None:
         self._snapshots = snapshots
+        self.marks_loss = marks_loss  # the framework logs it by itself
         self.epoch: hot.Span | None = None  # None also where the program has opened one itself
         self.step: hot.Span | None = None
         self.is_inner = False  # a part of another run
@@ -96,6 +97,8 @@ class Training:
         if self.step is None and self._makes_steps and self.is_in_epoch and not self.is_ending:
             self._undone = hot.undone
             self.step = hot.begin("step", index, attrs or None)
+            if self.marks_loss:
+                hot.own_loss(self.step)
 
     def begin_step(self, index: int, **attrs: Any) -> None:
         """The step begins."""

@@ -92,7 +92,7 @@ class TransformersHook:
                 # may just be going through the old one.
                 handler.callbacks = [callback, *handler.callbacks]
             if callback.training is None:
-                callback.training = Training(self._snapshots)
+                callback.training = Training(self._snapshots, marks_loss=True)
                 self._handlers.add(handler)
             if type(trainer) not in self._classes:
                 self._wrap_methods(type(trainer))

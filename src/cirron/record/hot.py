@@ -323,7 +323,7 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
     append(
         (next(sequence), span.sequence, name, value, kind, settle(attrs) if attrs else None, now())
     )
-    if name == "loss" and watches_losses:
+    if watches_losses and name == "loss":
         own_loss(span)
 
 
@@ -710,7 +710,7 @@ def own_loss(span: Span) -> None:
     """Leaves the loss of the step that this span is in to whoever marks it."""
     while span.name not in STEPS and span.parent is not span:
         span = span.parent
-    if span.name in STEPS:
+    if span.name in STEPS and watches_losses:
         losses[span] = None
 
 
@@ -727,7 +727,7 @@ def mark_losses(span: Span) -> None:
         append((next(sequence), span.sequence, "loss", loss, "point", None, at))
 
 
-def suspend(span: Span) -> None:
+def suspend(span: Span, at: int = 0) -> None:
     """Ends a span that `begin` opened, before it is known what it is under; then `release` it.
 
     It stays in `opened`, where `ci.trace()`, the black box and a shutdown find it.
@@ -735,7 +735,7 @@ def suspend(span: Span) -> None:
     if not span.end:
         if device_clock is not None:
             device_clock.stop(span)
-        span.end = span.parent.end or now()
+        span.end = span.parent.end or at or now()
         _leave(span)
 
 

@@ -55,7 +55,6 @@ def get_batch(split):
 def estimate_loss():
     out = {}
     model.eval()
-    counts["evaluation"] += 1
     for split in ["train", "val"]:
         losses = torch.zeros(eval_iters)
         for k in range(eval_iters):

@@ -18,7 +18,6 @@ values = []
 for _epoch in range(2):
     counts["epoch"] += 1
     for (xs, ys), (xt, _) in zip(source, target):  # noqa: B905
-        counts["step"] += 1
         counts["data_load"] += 2
         fs, ft = features(xs), features(xt)
         domains = torch.tensor([0] * len(fs) + [1] * len(ft))

@@ -29,7 +29,7 @@ from cirron import guard
 from cirron.hooks import engine
 from cirron.hooks.patch import ImportWatch, Patches
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
-from cirron.hooks.torch.free import FreeLoop, current_graph_task_id
+from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import TRAINING, Lane, Loops, end_stale_optimizers
 from cirron.record import hot
@@ -91,7 +91,6 @@ class TorchHook:
     def uninstall(self) -> None:
         """Takes everything off, and closes what this thread has open."""
         self._is_on = False
-        hot.watch_losses(False)
         self._watch.undo()
         self._patches.undo()
         for handle in self._handles:
@@ -100,6 +99,7 @@ class TorchHook:
         self._compiling.uninstall()
         with guard.quiet("torch hooks"):
             self._loops.end()
+        hot.watch_losses(False)
         with guard.quiet("torch gpu time"):
             self._gpu_times.uninstall()
 
@@ -155,7 +155,7 @@ class TorchHook:
             raise
         this_thread.is_inside = False
         if span is not None:
-            lane.free.close(span)
+            self._loops.close(lane, span)
         return result
 
     def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
@@ -182,7 +182,7 @@ class TorchHook:
             end_stale_optimizers(lane)
         if not lane.has_worked:
             is_evaluating = mode == "eval" or not torch.is_grad_enabled()
-            self._loops.saw_work(lane, is_evaluating=is_evaluating)
+            self._loops.saw_work(lane, is_evaluating=is_evaluating, may_be_peek=True)
         if lane.driver is None:
             lane.free.before_forward(self._loops, model, is_in_train=mode == "train")
 
@@ -221,7 +221,7 @@ class TorchHook:
                     raise
             this_thread.is_inside = False
             if span is not None:
-                lane.free.close(span)
+                self._loops.close(lane, span)
             return result
 
         return backward
@@ -253,7 +253,7 @@ class TorchHook:
             lane = self._loops.this_thread.lane
             span = lane.optimizers.pop()[1] if lane.optimizers else None
             if span is not None:
-                lane.free.close(span)
+                self._loops.close(lane, span)
             if not lane.optimizers:  # else an optimizer inside another one
                 self._loops.count_step(lane)
         except Exception as error:  # noqa: BLE001  protects the optimizer
@@ -363,7 +363,7 @@ class TorchHook:
                 self._begin_work,
                 self._before_step,
                 self._after_step,
-                FreeLoop.close,
+                loops.close,
             ),
         )
         for function in ours:

@@ -1,8 +1,9 @@
 """A training loop that has no loader: its steps go from one optimizer step to the next.
 
-The first step is known for one when the second begins: until then its spans wait for a parent. From
-then on a step is open all the time; one that leads to no optimizer step, after the last one, leaves
-no record, or is the `rest` if there is something in it. Epochs are so many steps, and say so.
+The first step is known for one when the second begins: until then our spans wait for a parent. From
+then on a step is open all the time, and they wait until something trains in it: what comes after
+the last optimizer step is in none. If the program itself has recorded something there, that is in
+the `rest`. Epochs are so many steps, and say so.
 
 Runs on the user's threads.
 """
@@ -63,30 +64,25 @@ class FreeLoop:
         """A forward with gradients, a backward, or an optimizer step."""
         if self._goes_on(loops):
             self._end_evaluation()
-            return
-        if hot.open_names() & {"epoch", *STEPS} or current_graph_task_id() != -1:
+            self._release()
+        elif hot.open_names() & {"epoch", *STEPS} or current_graph_task_id() != -1:
             self._release()  # somebody else has said what a step is
         elif self._is_due:
             self._begin(loops)
         elif self._ended_ns:
             self._begin_with_held(loops)
         elif not self.is_holding:
-            self.is_holding = True
-            self._above = hot.innermost()
+            self._hold(hot.innermost())
 
     def close(self, span: hot.Span) -> None:
         """Ends a span of ours, which may have to wait until it is known what it is under."""
-        if self.evaluation is not None and span.parent is self.evaluation:
+        if not self.is_holding or span.parent is not self._above or len(self._held) >= MAX_HELD:
             hot.close(span)
-            self._last_forward_ns = span.end
-        elif not self.is_holding or span.parent is not self._above:
-            hot.close(span)
-        elif len(self._held) < MAX_HELD:
+            if self.evaluation is not None:
+                self._last_forward_ns = span.end
+        else:
             hot.suspend(span)
             self._held.append(span)
-        else:
-            hot.close(span)
-            self._release()
 
     def count_step(self, loops: Loops) -> None:
         """An optimizer has stepped. One inside a backward, on a thread of torch's, is none."""
@@ -100,11 +96,12 @@ class FreeLoop:
             self._ended_ns = hot.now()
 
     def end(self, loops: Loops) -> None:
-        self._release()
         self._end_evaluation()
         step, self.step = self.step, None
+        is_over = self._is_step_over
+        self._release(None if self.epoch is None or is_over else self.epoch.parent)
         if step is not None:
-            engine.end_if_used(step, "" if self._is_step_over else "rest")
+            engine.end_if_used(step, "" if is_over else "rest")
         self._end_epoch(loops)
         self.steps = self._ended_ns = 0
         self._is_due = self._is_step_over = False
@@ -121,6 +118,7 @@ class FreeLoop:
             return False
         if self._is_step_over and hot.innermost() is self.step:
             self._is_step_over = False
+            self._release()
             hot.close(self.step)
             self.step = None
             if self.steps >= loops.steps_per_epoch:
@@ -133,6 +131,7 @@ class FreeLoop:
     def _next_step(self) -> None:
         self.step = hot.begin("step", self._index, None, engine.Tentative)
         self._index += 1
+        self._hold(self.step)
 
     def _begin(self, loops: Loops) -> None:
         self._release()
@@ -149,7 +148,7 @@ class FreeLoop:
         if not held or above.end or not is_under(hot.innermost(), above):
             self._begin(loops)
             return
-        self.is_holding, self._held = False, []
+        self._held = []
         start = held[0].start
         attrs = {"inferred": "steps"}
         epoch = self.epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
@@ -174,18 +173,28 @@ class FreeLoop:
             hot.release(span, self.step)  # the others
         self.steps, self._index = 1, 2
 
-    def _release(self) -> None:
-        """What waits stays where it was made."""
+    def _hold(self, above: hot.Span) -> None:
+        """Has spans that are made under this one wait."""
+        self.is_holding = True
+        self._above = above
+
+    def _release(self, parent: hot.Span | None = None) -> None:
+        """What waits stays where it was made, or goes under another span."""
         self.is_holding = False
         for span in self._held:
-            hot.release(span)
+            hot.release(span, parent)
         self._held = []
         self.losses.clear()
 
     def _end_evaluation(self) -> None:
         span, self.evaluation = self.evaluation, None
         if span is not None:
-            engine.close_long(span, self._last_forward_ns)
+            engine.measure(span)
+            if self.is_holding and span.parent is self._above:
+                hot.suspend(span, self._last_forward_ns)
+                self._held.append(span)
+            else:
+                hot.close(span, self._last_forward_ns)
 
     def _end_epoch(self, loops: Loops) -> None:
         span, self.epoch = self.epoch, None

@@ -48,6 +48,8 @@ UNDECIDED, JOINED, EVALUATION, TRAINING = "undecided", "joined", "evaluation", "
 EVALUATIONS = frozenset(("evaluation", "prediction"))
 # Fetches that may be ahead of the item that is used.
 MAX_AHEAD = 2
+# Spans of ours that wait to see whether a fetch by hand was the first of many.
+MAX_PEEK = 16
 FOR_ITER = opmap["FOR_ITER"]
 # How a `for` is left without an error: by `break` or `return`, which take its iterator off the
 # stack, or at the end of it.
@@ -93,6 +95,10 @@ class Pass:
         self.is_fresh = False  # the step was opened for the item that is being loaded
 
     @property
+    def is_first_by_hand(self) -> bool:
+        return not self.is_for and self.items == 1
+
+    @property
     def has_spans(self) -> bool:
         return self.makes_span or self.makes_steps
 
@@ -103,6 +109,7 @@ class Lane:
     def __init__(self) -> None:
         self.passes: list[Pass] = []  # outermost first
         self.driver: Pass | None = None
+        self.peek: Pass | None = None  # whose one item a model has seen, without training
         self.loading: Pass | None = None  # that is asked for an item now
         self.teardown: hot.Span | None = None  # of workers, at the end of that fetch
         self.has_worked = False  # a model has run, since the last fetch
@@ -162,6 +169,8 @@ class Loops:
             self.count_step(lane)
         lane.loading = current
         current.items += 1
+        if current.kind is UNDECIDED and lane.peek is current:
+            self._decide(lane, current, is_evaluating=False)  # it goes on: it was no peek
         if current.kind is UNDECIDED:
             self._wait(current)
         elif current.kind is JOINED:
@@ -318,6 +327,8 @@ class Loops:
             lane.driver = None
             lane.passes[:] = [one for one in lane.passes if one.kind is not JOINED]
         current.iterator = nothing
+        if lane.peek is current:
+            lane.peek = None
         self._release(current)
         ended_ns = current.stepped_ns if current.is_over else 0
         span = current.span
@@ -365,8 +376,11 @@ class Loops:
 
     # -- what a pass turns out to be --------------------------------------------------------
 
-    def saw_work(self, lane: Lane, *, is_evaluating: bool) -> None:
-        """A model runs, or something is trained, for the first time since a fetch."""
+    def saw_work(self, lane: Lane, *, is_evaluating: bool, may_be_peek: bool = False) -> None:
+        """A model runs, or something is trained, for the first time since a fetch.
+
+        `may_be_peek`: the model may run to be looked at.
+        """
         lane.has_worked = True
         driver = lane.driver
         if driver is not None and driver.is_over and driver.has_stepped:
@@ -377,11 +391,25 @@ class Loops:
         waiting = [one for one in lane.passes if one.kind is UNDECIDED and one.loads]
         if waiting and not waiting[0].is_for:
             waiting.reverse()  # of iterators that are asked by hand, the last one is in use
+        is_training = not is_evaluating and not may_be_peek
+        if len(waiting) == 1 and waiting[0].is_first_by_hand and not is_training and driver is None:
+            lane.peek = waiting[0]
+            return
         for current in waiting:
             self._decide(lane, current, is_evaluating=is_evaluating)
 
+    def close(self, lane: Lane, span: hot.Span) -> None:
+        """Ends a span of ours, which may have to wait until it is known what it is under."""
+        peek = lane.peek
+        if peek is not None and span.parent is peek.above and len(peek.loads) < MAX_PEEK:
+            hot.suspend(span)
+            peek.loads.append(span)
+        else:
+            lane.free.close(span)
+
     def _decide(self, lane: Lane, current: Pass, *, is_evaluating: bool) -> None:
         driver = lane.driver
+        lane.peek = None
         current.references = references_to(current.iterator())
         if driver is None:
             lane.driver = current
@@ -392,7 +420,7 @@ class Loops:
             return
         current.kind = EVALUATION
         current.first_index = current.index
-        current.is_ahead = len(current.loads) >= MAX_AHEAD
+        current.is_ahead = sum(load.name == "data_load" for load in current.loads) >= MAX_AHEAD
         above, start = open_above(current), current.loads[0].start
         if current.makes_span:
             setup, current.setup = current.setup, None
@@ -422,6 +450,8 @@ class Loops:
         if by_backward and is_in_eval_mode(lane):
             return  # an attack, or a saliency map
         self.saw_work(lane, is_evaluating=False)
+        if lane.peek is not None:
+            self._decide(lane, lane.peek, is_evaluating=False)
         driver = lane.driver
         for inner in [one for one in lane.passes if one.kind is EVALUATION and one is not driver]:
             self.end_pass(inner)  # an evaluation inside the step, left
@@ -603,15 +633,17 @@ def error_that_left(frame: FrameType) -> str | None:
     is_generator = frame.f_code.co_flags & CO_GENERATOR  # which is closed by an exception
     if is_generator or frame.f_code.co_code[frame.f_lasti] in LEAVES:
         return None
-    for generation in (0, 1):
-        for found in gc.get_objects(generation):
-            if issubclass(type(found), BaseException) and has_passed(found, frame):
-                return describe_error(type(found), found, MAX_TEXT_BYTES)
+    young = [one for one in gc.get_objects(0) if issubclass(type(one), BaseException)]
+    for found in reversed(young):
+        if has_passed(found, frame):
+            return describe_error(type(found), found, MAX_TEXT_BYTES)
     return "an exception"
 
 
 def has_passed(error: BaseException, frame: FrameType) -> bool:
     trace = error.__traceback__
+    if trace is None:
+        return sys.version_info < (3, 12)  # which tells an exception's way only when it is caught
     while trace is not None and trace.tb_frame is not frame:
         trace = trace.tb_next
     return trace is not None
