@@ -21,8 +21,8 @@ import keras
 from keras.callbacks import Callback, CallbackList
 
 from cirron import errors, guard
-from cirron.hooks.patch import Patches
 from cirron.hooks.engine import STEPS, Tentative, end_if_used
+from cirron.hooks.patch import Patches
 from cirron.record import hot
 
 if TYPE_CHECKING:

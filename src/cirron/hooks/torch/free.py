@@ -107,6 +107,12 @@ class FreeLoop:
         self._is_due = self._is_step_over = False
         self._trained.clear()
 
+    def forget(self) -> None:
+        """A loader is used: an optimizer step before it was none of a loop without."""
+        if self.epoch is None:
+            self._release()
+            self.steps = self._ended_ns = 0
+
     # -- inside -----------------------------------------------------------------------------
 
     def _goes_on(self, loops: Loops) -> bool:

@@ -95,8 +95,9 @@ class Pass:
         self.is_fresh = False  # the step was opened for the item that is being loaded
 
     @property
-    def is_first_by_hand(self) -> bool:
-        return not self.is_for and self.items == 1
+    def may_be_peek(self) -> bool:
+        """Whether the one item that was asked for, by hand, may be all that is wanted."""
+        return not self.is_for and self.items == 1 and not self.is_over
 
     @property
     def has_spans(self) -> bool:
@@ -392,7 +393,7 @@ class Loops:
         if waiting and not waiting[0].is_for:
             waiting.reverse()  # of iterators that are asked by hand, the last one is in use
         is_training = not is_evaluating and not may_be_peek
-        if len(waiting) == 1 and waiting[0].is_first_by_hand and not is_training and driver is None:
+        if len(waiting) == 1 and waiting[0].may_be_peek and not is_training and driver is None:
             lane.peek = waiting[0]
             return
         for current in waiting:
@@ -413,6 +414,7 @@ class Loops:
         current.references = references_to(current.iterator())
         if driver is None:
             lane.driver = current
+            lane.free.forget()
         elif is_evaluation_in(driver, current, is_evaluating=is_evaluating):
             current.above = hot.innermost()
         else:
