@@ -34,8 +34,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeAlias
 
     from cirron.ship.sinks.base import Emitter
+
+    Tags: TypeAlias = str | Sequence[str] | Mapping[str, str]
 
 FORMATS = ("tree", "dict", "json", "df")
 
@@ -107,6 +110,7 @@ class Cirron:
         access: Literal["private", "group", "all"] | None = None,
         allow_insecure: bool | None = None,
         sinks: Sequence[Emitter] | None = None,
+        tags: Tags | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "sinks")}
         self._given = settings.check(given)
@@ -133,14 +137,16 @@ class Cirron:
         path: str | None = None,
         output: str | list[str] | None = None,
         sinks: Sequence[Emitter] | None = None,
+        tags: Tags | None = None,
     ) -> Profiler:
         """Starts profiling this process. Call it once; the handle may be ignored.
 
         Everything is checked before anything is touched: a bad argument raises `ValueError` and
         names the valid ones. A second call logs a warning and returns the first handle. `sinks` are
-        destinations of your own: objects with `emit(batch) -> Outcome`.
+        destinations of your own: objects with `emit(batch) -> Outcome`. `tags` and `config` are
+        recorded, and tell runs apart.
 
-        >>> ci.profile(output=["spool", "stdout"])
+        >>> ci.profile(output=["spool", "stdout"], tags=["baseline"], config={"lr": 0.1})
         """
         given = settings.check(
             {
@@ -149,6 +155,7 @@ class Cirron:
                 "flush_interval": flush_interval,
                 "output_dir": path,
                 "output": output,
+                "tags": tags,
             },
             output_dir="path",
         )
@@ -205,9 +212,7 @@ def _begin(
 ) -> Profiler:
     global _profiler, _session, _owner, _memory_is_old
     with _lock:
-        run = None
         if _profiler is not None and _owner != os.getpid():  # inherited by a fork
-            run = None if _session is None else _session.identity.run_id
             _end("clean")
         if _profiler is not None:
             guard.warn(
@@ -225,7 +230,7 @@ def _begin(
             return _profiler
         with guard.quiet("start"):
             _idle.drain()
-            session = Session(values, frameworks, _memory, run, _process.watch_child, sinks)
+            session = Session(values, frameworks, _memory, _process.watch_child, sinks, flags)
             session.start()
             _session = session
             for model in _take_waiting():
