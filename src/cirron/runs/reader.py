@@ -123,6 +123,12 @@ class SessionRun:
         return None if self.session is None else self.session.run_id
 
     @property
+    def program(self) -> wire.Program:
+        """What ran, as far as is known."""
+        found = None if self.session is None else self.session.program
+        return found if isinstance(found, wire.Program) else wire.Program()
+
+    @property
     def started_ns(self) -> int:
         """When the session began, as far as is known."""
         if self.session is not None:
@@ -417,16 +423,12 @@ def _salvage_header(payload: bytes) -> wire.Header | None:
 
 def _attributes(batch: wire.Batch) -> Iterator[Any]:
     """All values of attributes and of the configuration: what a batch may hold of any type."""
-    yield from _config(batch.session)
+    if batch.session is not None and isinstance(batch.session.program, wire.Program):
+        yield from batch.session.program.config.values()
     for records in (batch.spans, batch.marks, batch.snapshots):
         for record in records:
             if record.attrs:
                 yield from record.attrs.values()
-
-
-def _config(session: wire.Session | None) -> Iterable[Any]:
-    program = None if session is None else session.program
-    return program.config.values() if isinstance(program, wire.Program) else ()
 
 
 def _fits(content: Any) -> bool:

@@ -75,7 +75,7 @@ class Session:
         self._identity = identity.identify(os.environ, self.anchor)
         self._rank = self._identity.rank, self._identity.world_size
         self._handed_down = identity.HandedDown()
-        self._program = program.Description(values.tags, config)
+        self._program = program.Description(values.tags, config, os.environ)
         self._describer = Worker(self._program.find_out, "cirron-program")
         self.taker = Taker(
             values.snapshots,

@@ -20,6 +20,7 @@ from cirron import system
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Mapping
 
 MAX_BYTES = 2**20  # of HEAD and the like
 MAX_PACKED_BYTES = 64 * 2**20
@@ -90,7 +91,8 @@ def _ref(repository: Repository, name: str) -> str | None:
 class Status:
     """One `git status`, which may be given up."""
 
-    def __init__(self) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
         self._process: subprocess.Popen[bytes] | None = None
         self._is_given_up = False
 
@@ -99,10 +101,10 @@ class Status:
         import shutil  # here, on the background thread: these two take as long as all of ours
         import subprocess
 
-        git = shutil.which("git")
+        git = shutil.which("git", path=self._environ.get("PATH"))
         if git is None or not os.path.isabs(git) or self._is_given_up or not may_have_children():
             return None
-        environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environ = {name: self._environ[name] for name in PASSED_ON if name in self._environ}
         command = [git, "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "status"]
         # The branch's line comes first, so that an answer is told from none.
         command += ["--porcelain", "--branch", "--untracked-files=no", "--ignore-submodules=dirty"]

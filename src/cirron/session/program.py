@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cirron import hooks, wire
+from cirron import hooks, system, wire
 from cirron.record import attrs
 from cirron.session import git, masking
 
@@ -39,16 +39,19 @@ PACKAGES = (
     "torchvision",
 )
 
+MAX_BYTES = 2**16  # of the driver's file about a device
 MAX_INT = 2**63
 
 
 class Description:
     """The facts about a program, which become more while it runs."""
 
-    def __init__(self, tags: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tags: Mapping[str, str], config: Mapping[str, Any], environ: Mapping[str, str]
+    ) -> None:
         argv = getattr(sys, "argv", None) or [""]  # an interpreter inside another program has none
         if "ipykernel" in sys.modules:  # its script is the kernel's
-            argv = [os.environ.get("JPY_SESSION_NAME", "")]
+            argv = [environ.get("JPY_SESSION_NAME", "")]
         # One record for all, so that they have the limits of attributes together.
         self._given = attrs.preview(
             {"argv": list(argv), "tags": dict(tags), "config": dict(config)}
@@ -57,7 +60,8 @@ class Description:
         with contextlib.suppress(OSError):  # it was removed
             self._folder = os.getcwd()
         self._facts: dict[str, Any] = {}
-        self._status = git.Status()
+        self._environ = environ
+        self._status = git.Status(environ)
 
     @property
     def known(self) -> wire.Program:
@@ -76,7 +80,7 @@ class Description:
             "config": masking.tree(plain(self._given["config"])),
         }
         self.look_again()
-        self._facts["gpus"] = gpus(os.environ)
+        self._facts["gpus"] = gpus(self._environ)
         places = [self._folder or ""]
         if os.path.isfile(at := os.path.join(places[0], script)):
             places.insert(0, os.path.dirname(at))
@@ -96,7 +100,7 @@ class Description:
 
     def after_fork(self) -> None:
         """In a forked child: what is known stays; git, if it still runs, is the parent's child."""
-        self._status = git.Status()
+        self._status = git.Status(self._environ)
 
 
 def versions() -> dict[str, str]:
@@ -111,10 +115,10 @@ def gpus(environ: Mapping[str, str], driver: str = DRIVER) -> list[str]:
     Empty where devices differ and are chosen by their number: CUDA numbers them its own way.
     """
     present: list[tuple[str, str]] = []  # id and name
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         for folder in sorted(os.listdir(driver)):
-            with open(os.path.join(driver, folder, "information"), encoding="utf-8") as file:
-                lines = dict(line.partition(":")[::2] for line in file)
+            said = system.read_regular(os.path.join(driver, folder, "information"), MAX_BYTES)
+            lines = dict(line.partition(":")[::2] for line in said.decode("utf-8").split("\n"))
             present.append((lines.get("GPU UUID", "").strip(), lines.get("Model", "?").strip()))
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
