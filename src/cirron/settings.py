@@ -219,7 +219,7 @@ TABLE = (
     Setting("max_pending_records", count, 1_000_000, "records that may wait for the flusher"),
     Setting("silence_after", seconds, 60.0, "seconds of silence in a scope before stacks are kept"),
     Setting("exit_timeout", seconds, 5.0, "seconds that the end of the process may take"),
-    Setting("tags", tags, MappingProxyType({}), "words to tell runs by: a list, or name=value"),
+    Setting("tags", tags, {}, "words to tell runs by: a list, or name=value"),
 )
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 

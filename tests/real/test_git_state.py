@@ -15,8 +15,9 @@ from cirron.session import git
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.real.conftest import Scripts
+
     from cirron import wire
-    from conftest import Scripts
 
 NAMES = {
     f"GIT_{who}_{what}": f"{what.lower()}@localhost"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Scripts
+    from tests.real.conftest import Scripts
 
 SECRET = "hunter2hunter2"
 

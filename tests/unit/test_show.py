@@ -338,7 +338,7 @@ class TestProgram:
     def test_the_list_of_runs(self, tmp_path: Path) -> None:
         """Each of the newest other runs has a line with what tells it from the others."""
         for number in range(8):
-            more = {"program": PROGRAM} if number == 6 else {}
+            more: dict[str, Any] = {"program": PROGRAM} if number == 6 else {}
             who = session(f"s{number}", start_ns=START_NS + number * SECOND_NS, **more)
             write(tmp_path, who, [span(f"{number}", "epoch")])
         found = lines(tmp_path)

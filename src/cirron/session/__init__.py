@@ -34,11 +34,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeAlias
 
     from cirron.ship.sinks.base import Emitter
-
-    Tags: TypeAlias = str | Sequence[str] | Mapping[str, str]
 
 FORMATS = ("tree", "dict", "json", "df")
 
@@ -110,7 +107,7 @@ class Cirron:
         access: Literal["private", "group", "all"] | None = None,
         allow_insecure: bool | None = None,
         sinks: Sequence[Emitter] | None = None,
-        tags: Tags | None = None,
+        tags: list[str] | dict[str, str] | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "sinks")}
         self._given = settings.check(given)
@@ -137,7 +134,7 @@ class Cirron:
         path: str | None = None,
         output: str | list[str] | None = None,
         sinks: Sequence[Emitter] | None = None,
-        tags: Tags | None = None,
+        tags: list[str] | dict[str, str] | None = None,
     ) -> Profiler:
         """Starts profiling this process. Call it once; the handle may be ignored.
 
