@@ -248,3 +248,29 @@ def test_a_program_that_minds_its_children(scripts: Scripts) -> None:
 
     assert (0, "", "") == ended
     assert scripts.session().program.dirty is None
+
+
+def test_one_process_of_a_run_asks(scripts: Scripts) -> None:
+    """Of a thousand ranks, and of a process and its children, only the first runs git."""
+    commit = make_repository(scripts.folder)
+    body = """
+        import subprocess, sys
+        import cirron as ci
+        ci.profile()
+        if sys.argv[1:] != ["child"]:
+            subprocess.run([sys.executable, "script.py", "child"], check=True)
+        """
+    for rank in ("0", "1"):
+        scripts.run(body, RANK=rank, CIRRON_RUN_ID="one", CIRRON_OUTPUT="spool")
+    found = {
+        (run.session.rank, *run.program.arguments): (run.program.commit, run.program.dirty)
+        for run in scripts.sessions()
+        if run.session is not None
+    }
+
+    assert {
+        (0,): (commit, False),
+        (0, "child"): (commit, None),
+        (1,): (commit, None),
+        (1, "child"): (commit, None),
+    } == found

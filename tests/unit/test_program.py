@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def described(**given: Any) -> wire.Program:
-    found = program.Description(given.get("tags", {}), given.get("config", {}), {})
+    found = program.Description(given.get("tags", {}), given.get("config", {}), {}, runs_git=False)
     found.find_out()
     return found.known
 
@@ -37,7 +37,7 @@ def test_versions_of_what_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_package_that_is_imported_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is imported after ci.profile() is known from the next look on."""
     monkeypatch.delitem(sys.modules, "timm", raising=False)
-    found = program.Description({}, {}, {})
+    found = program.Description({}, {}, {}, runs_git=False)
     found.find_out()
     module: Any = ModuleType("timm")
     module.__version__ = "1.0"
@@ -121,7 +121,7 @@ def test_a_configuration_of_any_kind() -> None:
 def test_a_configuration_that_changes_afterwards() -> None:
     """It is recorded as it was when ci.profile() was called."""
     config = {"layers": [1]}
-    found = program.Description({}, config, {})
+    found = program.Description({}, config, {}, runs_git=False)
     config["layers"].append(2)
     found.find_out()
 

@@ -335,6 +335,18 @@ class TestProgram:
             line.split()[1] for line in found if line.startswith("ran ")
         ]
 
+    def test_ranks_say_it_once(self, tmp_path: Path) -> None:
+        """What all ranks ran is said once, as rank 0 knows it, whichever began first."""
+        clean = msgspec.structs.replace(PROGRAM, dirty=None)
+        for rank, program in ((0, PROGRAM), (1, clean)):
+            start_ns = START_NS - rank
+            who = session(f"s{rank}", rank=rank, run_id="job", start_ns=start_ns, program=program)
+            write(tmp_path, who, [span(f"r{rank}", "step")])
+        found = lines(tmp_path)
+
+        assert 1 == sum("0123456789 on main with changes" in line for line in found)
+        assert 1 == sum("commit" in line for line in found)
+
     def test_the_list_of_runs(self, tmp_path: Path) -> None:
         """Each of the newest other runs has a line with what tells it from the others."""
         for number in range(8):

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from cirron import errors, settings
 from cirron.record import clock
@@ -182,8 +183,8 @@ def other_runs(others: dict[str | None, list[reader.SessionRun]]) -> list[str]:
 
 
 def main(run: Sequence[reader.SessionRun]) -> reader.SessionRun:
-    """The session that stands for a run: the one that began first."""
-    return min(run, key=lambda one: one.started_ns)
+    """The session that stands for a run: of rank 0 or without a rank, the one that began first."""
+    return min(run, key=lambda one: (one.session.rank or 0 if one.session else 0, one.started_ns))
 
 
 def _names(run_ids: Sequence[str], limit: int = 5) -> str:
@@ -199,12 +200,15 @@ def show_run(
 ) -> None:
     """Prints a run: each of its sessions with what is known of it, and its tree."""
     echo(f"run {text.plain(run_id)}" if run_id is not None else "records of other writers")
-    common = text.program(main(sessions).program)
+    first = main(sessions).program
+    common = text.program(first)
     for line in common:
         echo(line)
     for number, run in enumerate(sessions):
         tree = run.tree()
-        own = [line for line in text.program(run.program) if line not in common]
+        # One process of a run asks git for changes.
+        program = msgspec.structs.replace(run.program, dirty=run.program.dirty or first.dirty)
+        own = [line for line in text.program(program) if line not in common]
         echo("")
         for line in header(run, tree) + own + story(run):
             echo(line)

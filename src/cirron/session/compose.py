@@ -75,7 +75,9 @@ class Session:
         self._identity = identity.identify(os.environ, self.anchor)
         self._rank = self._identity.rank, self._identity.world_size
         self._handed_down = identity.HandedDown()
-        self._program = program.Description(values.tags, config, os.environ)
+        # One process of a run is enough: a thousand ranks share a file system.
+        is_first = self._identity.rank in (None, 0) and identity.PARENT_RUN not in os.environ
+        self._program = program.Description(values.tags, config, os.environ, runs_git=is_first)
         self._describer = Worker(self._program.find_out, "cirron-program")
         self.taker = Taker(
             values.snapshots,

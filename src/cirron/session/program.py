@@ -47,7 +47,12 @@ class Description:
     """The facts about a program, which become more while it runs."""
 
     def __init__(
-        self, tags: Mapping[str, str], config: Mapping[str, Any], environ: Mapping[str, str]
+        self,
+        tags: Mapping[str, str],
+        config: Mapping[str, Any],
+        environ: Mapping[str, str],
+        *,
+        runs_git: bool,
     ) -> None:
         argv = getattr(sys, "argv", None) or [""]  # an interpreter inside another program has none
         if "ipykernel" in sys.modules:  # its script is the kernel's
@@ -61,6 +66,7 @@ class Description:
             self._folder = os.getcwd()
         self._facts: dict[str, Any] = {}
         self._environ = environ
+        self._runs_git = runs_git
         self._status = git.Status(environ)
 
     @property
@@ -83,12 +89,13 @@ class Description:
         self._facts["gpus"] = gpus(self._environ)
         places = [self._folder or ""]
         if os.path.isfile(at := os.path.join(places[0], script)):
-            places.insert(0, os.path.dirname(at))
+            places.insert(0, os.path.dirname(os.path.realpath(at)))
         repository = next(filter(None, map(git.find, filter(None, places))), None)
         if repository is not None:
             commit, branch = git.commit(repository)
             self._facts |= {"commit": commit, "branch": branch}
-            self._facts["dirty"] = self._status.ask(repository)
+            if self._runs_git:
+                self._facts["dirty"] = self._status.ask(repository)
 
     def look_again(self) -> None:
         """Notes what the program has imported meanwhile. Takes microseconds."""
