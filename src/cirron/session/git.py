@@ -118,12 +118,14 @@ class Status:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the program
             ) as self._process:
+                if self._is_given_up:  # in between
+                    self.give_up()
                 try:
                     answer, _ = self._process.communicate(timeout=timeout_s)
                 except subprocess.TimeoutExpired:
                     self.give_up()
                     return None
-        except (OSError, ValueError):  # git, or the folder, has gone
+        except (OSError, ValueError, RuntimeError):  # git has gone, or the interpreter is going
             return None
         lines = answer.splitlines()
         return len(lines) > 1 if lines and lines[0].startswith(b"## ") else None
