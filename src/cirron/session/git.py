@@ -102,7 +102,7 @@ class Status:
         import subprocess
 
         git = shutil.which("git", path=self._environ.get("PATH"))
-        if git is None or not os.path.isabs(git) or self._is_given_up or not may_have_children():
+        if git is None or not os.path.isabs(git) or not may_have_children():
             return None
         environ = {name: self._environ[name] for name in PASSED_ON if name in self._environ}
         command = [git, "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "status"]
