@@ -162,6 +162,20 @@ def outputs(what: str, given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def tags(what: str, given: Any) -> dict[str, str]:
+    """Tags by name; of one that is a name alone the value is empty."""
+    if isinstance(given, str):
+        given = [part.strip() for part in given.split(",") if part.strip()]
+    if isinstance(given, (list, tuple)) and all(isinstance(one, str) for one in given):
+        given = dict(one.partition("=")[::2] for one in given)
+    if not isinstance(given, Mapping) or not all(
+        isinstance(one, str) for pair in given.items() for one in pair
+    ):
+        rule = "it must be a list or a dict of texts, such as ['baseline'] or {'team': 'vision'}"
+        raise errors.out_of_range(what, given, rule)
+    return dict(given)
+
+
 def number(given: Any) -> float | None:
     """The number, from a number or from text; None for anything else, NaN included."""
     if isinstance(given, bool) or not isinstance(given, (int, float, str)):
@@ -208,6 +222,7 @@ TABLE = (
     Setting("max_pending_records", count, 1_000_000, "records that may wait for the flusher"),
     Setting("silence_after", seconds, 60.0, "seconds of silence in a scope before stacks are kept"),
     Setting("exit_timeout", seconds, 5.0, "seconds that the end of the process may take"),
+    Setting("tags", tags, {}, "words to tell runs by: a list, or name=value"),
 )
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 
@@ -231,6 +246,7 @@ class Settings:
     max_pending_records: int
     silence_after: float
     exit_timeout: float
+    tags: Mapping[str, str]
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.__dict__.update(values)

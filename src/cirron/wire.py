@@ -30,6 +30,22 @@ class Clock(msgspec.Struct, frozen=True):
     uncertainty_ns: int
 
 
+class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What runs, as far as it is known so far: later batches of a session may know more."""
+
+    script: str | None = None
+    arguments: list[str] = []  # without secrets
+    folder: str | None = None
+    python: str | None = None
+    versions: dict[str, str] = {}  # of the packages that the program has imported
+    gpus: list[str] = []
+    commit: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None  # files that git knows were changed since the commit
+    tags: dict[str, str] = {}
+    config: dict[str, Any] = {}  # without secrets
+
+
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """Who wrote a batch: enough to tell apart, order and align the batches of many ranks."""
 
@@ -45,6 +61,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_id: str | None = None
     deployment_id: str | None = None
     workspace_id: str | None = None
+    program: Program | msgspec.UnsetType = msgspec.UNSET
 
 
 class Span(msgspec.Struct, gc=False):

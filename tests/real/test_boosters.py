@@ -294,3 +294,14 @@ def test_what_is_imported(scripts: Scripts) -> None:
     )
 
     assert (0, "set()\n", "") == ended
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm", "sklearn"])
+def test_the_session_says_which_library(scripts: Scripts, library: str) -> None:
+    """A program that uses one of these says so, although both import scikit-learn."""
+    pytest.importorskip(library)
+    ended = scripts.run(f"import {library}\nimport cirron as ci\nci.profile()", timeout_s=60)
+    (root,) = scripts.spans("cirron.session")
+
+    assert (0, library) == (ended.status, root.attrs["framework"])
+    assert library in scripts.session().program.versions

@@ -255,6 +255,7 @@ class TestProfile:
             ("path", None),
             ("output", None),
             ("sinks", None),
+            ("tags", None),
         ] == [(p.name, p.default) for p in inspect.signature(ci.profile).parameters.values()]
         assert "Profiler" == inspect.signature(ci.profile).return_annotation
         assert {inspect.Parameter.POSITIONAL_OR_KEYWORD} == {
@@ -273,6 +274,7 @@ class TestProfile:
             "path": "str | None",
             "output": "str | list[str] | None",
             "sinks": "Sequence[Emitter] | None",
+            "tags": "list[str] | dict[str, str] | None",
         } == {
             name: str(p.annotation).replace('"', "'")
             for name, p in inspect.signature(ci.profile).parameters.items()

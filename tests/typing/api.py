@@ -198,6 +198,12 @@ with testing.capture(testing.FakeClock(tick_ns=0)) as captured:
     assert_type(captured, testing.Captured)
     assert_type(captured.text(), str)
 
+# -- what tells runs apart -------------------------------------------------------------------
+
+ci.profile(tags=["baseline"], config={"lr": 0.1})
+ci.Cirron(tags={"team": "vision"}).profile(tags=["a"])
+ci.profile(tags={"team": 7})  # type: ignore[dict-item]
+
 # -- sinks of one's own ----------------------------------------------------------------------
 
 

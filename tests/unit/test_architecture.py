@@ -82,7 +82,10 @@ EDGES = [
     (("runs", "view"), ("session", "ship", "cli", "hooks", "record.hot")),
     (("runs",), ("view",)),
     (("hooks",), ("session", "ship", "runs", "view", "settings", "project", "files")),
-    (("session.identity", "session.lifecycle"), ("session.compose", "ship", "runs", "view")),
+    (
+        tuple(f"session.{name}" for name in ("identity", "lifecycle", "program", "git", "masking")),
+        ("session.compose", "ship", "runs", "view"),
+    ),
     (("session.compose",), ("runs", "view", "cli")),
     (("snapshot",), ("session", "ship", "runs", "view", "hooks", "settings", "project")),
     (("cli",), ("session", "ship", "record.hot")),

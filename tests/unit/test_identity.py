@@ -83,6 +83,10 @@ def test_a_rank_that_is_no_number(caplog: pytest.LogCaptureFixture) -> None:
         ),
         ({"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "abc"}, "slurm-7"),
         ({"TORCHELASTIC_RUN_ID": "abc"}, "torchelastic-abc"),
+        ({"CIRRON_PARENT_RUN": "p"}, "p"),
+        ({"CIRRON_PARENT_RUN": "p", "CIRRON_RUN_ID": "mine"}, "mine"),
+        ({"CIRRON_PARENT_RUN": "p", "SLURM_JOB_ID": "7"}, "slurm-7"),
+        ({"CIRRON_PARENT_RUN": "p", "TORCHELASTIC_RUN_ID": "abc"}, "p"),
         (
             {
                 "TORCHELASTIC_RUN_ID": "none",
@@ -116,6 +120,31 @@ def test_a_run_id_is_made_up() -> None:
     assert first.id == first.run_id
     assert first.id != second.id
     assert 32 == len(first.id)
+
+
+def test_the_run_is_handed_down_while_it_lasts() -> None:
+    """Children find the run in the environment, which is then as it was before."""
+    for before in ({}, {"CIRRON_PARENT_RUN": "outer"}):
+        environ: dict[str, str] = dict(before)
+        handed_down = identity.HandedDown()
+        handed_down.give(environ, "run")
+
+        assert {"CIRRON_PARENT_RUN": "run"} == environ
+
+        handed_down.take_back(environ)
+
+        assert before == environ
+
+
+def test_a_run_that_the_program_has_set_since_stays() -> None:
+    """What the program has put into the environment meanwhile is its own."""
+    environ: dict[str, str] = {}
+    handed_down = identity.HandedDown()
+    handed_down.give(environ, "run")
+    environ["CIRRON_PARENT_RUN"] = "mine"
+    handed_down.take_back(environ)
+
+    assert {"CIRRON_PARENT_RUN": "mine"} == environ
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ PLACES: list[tuple[str, Any, Any, tuple[str, Any], tuple[str, Any]]] = [
     ("max_pending_records", 1_000_000, 5, ("6", 6), ("7", 7)),
     ("silence_after", 60.0, 5, ("6", 6.0), ("7.5", 7.5)),
     ("exit_timeout", 5.0, 1, ("2", 2.0), ("3", 3.0)),
+    ("tags", {}, {"a": "b"}, ("c, d=e", {"c": "", "d": "e"}), ('["f"]', {"f": ""})),
 ]
 
 
@@ -347,3 +348,25 @@ class TestFlags:
 
         with pytest.raises(ValueError, match=r"CIRRON_CONFIG=.* is not valid; it must be a JSON"):
             ci.profile()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("baseline", {"baseline": ""}),
+        (["baseline", "team=vision"], {"baseline": "", "team": "vision"}),
+        (("a",), {"a": ""}),
+        ({"team": "vision"}, {"team": "vision"}),
+        ([], {}),
+    ],
+)
+def test_tags(given: Any, expected: dict[str, str]) -> None:
+    """Tags are names, or names with a value, in whichever form they are given."""
+    assert expected == resolve(tags=given).tags
+
+
+@pytest.mark.parametrize("given", [7, ["a", 7], {"a": 7}, {7: "a"}, {"a"}, b"a"])
+def test_tags_that_are_none(given: Any) -> None:
+    """Tags that are not text raise, and the error shows both forms."""
+    with pytest.raises(ValueError, match=r"tags=.*\['baseline'\] or \{'team': 'vision'\}"):
+        ci.profile(tags=given)

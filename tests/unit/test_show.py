@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -228,7 +229,10 @@ class TestRuns:
 
         assert "run run-new" == found[0]
         assert "second - 142us" in found
-        assert "1 other run in this folder: cirron show --all, or --run ID: run-old" == found[-1]
+        assert [
+            "1 other run in this folder: cirron show --all, or --run ID",
+            f"  run-old: {command.moment(START_NS)}",
+        ] == found[-2:]
 
     def test_all(self, tmp_path: Path) -> None:
         """All runs come oldest first, and no others are left to mention."""
@@ -286,6 +290,114 @@ class TestRuns:
         write(tmp_path, None, [span("1", "step")])
 
         assert ["records of other writers", "", "how it ended is unknown"] == lines(tmp_path)[:3]
+
+
+PROGRAM = wire.Program(
+    script="train.py",
+    arguments=["--lr", "0.1", "--token", "***"],
+    folder="/home/me/work",
+    python="3.12.1",
+    versions={"torch": "2.8.0", "numpy": "2.3.1"},
+    gpus=["NVIDIA H200"] * 8 + ["NVIDIA T4"],
+    commit="0123456789abcdef" * 2 + "01234567",
+    branch="main",
+    dirty=True,
+    tags={"baseline": "", "team": "vision"},
+    config={"lr": 0.1, "model": {"layers": 12, "sizes": [1, 2]}, "api_key": "***"},
+)
+
+
+class TestProgram:
+    def test_what_ran_is_at_the_top(self, tmp_path: Path) -> None:
+        """A run begins with its command, code, versions, devices, tags and configuration."""
+        write(tmp_path, session(program=PROGRAM), [span("1", "epoch")])
+
+        assert [
+            "run run-s",
+            "ran train.py --lr 0.1 --token *** in /home/me/work",
+            "commit 0123456789 on main with changes, Python 3.12.1, torch 2.8.0, numpy 2.3.1,"
+            " 8 x NVIDIA H200, NVIDIA T4",
+            "tags baseline, team=vision",
+            "config lr=0.1, model.layers=12, model.sizes=[1, 2], api_key=***",
+            "",
+        ] == lines(tmp_path)[:6]
+
+    def test_a_child_says_what_differs(self, tmp_path: Path) -> None:
+        """Of the sessions of a run each says only what is not said at the top."""
+        write(tmp_path, session("a", program=PROGRAM, run_id="job"), [span("1", "epoch")])
+        other = msgspec.structs.replace(PROGRAM, script="eval.py")
+        child = session("b", program=other, run_id="job", start_ns=START_NS + 1)
+        write(tmp_path, child, [span("2", "a"), span("3", "b")])
+        found = lines(tmp_path)
+
+        assert 1 == sum(line.startswith("tags ") for line in found)
+        assert ["train.py", "eval.py"] == [
+            line.split()[1] for line in found if line.startswith("ran ")
+        ]
+
+    def test_ranks_say_it_once(self, tmp_path: Path) -> None:
+        """What all ranks ran is said once, as rank 0 knows it, whichever began first."""
+        clean = msgspec.structs.replace(PROGRAM, dirty=None)
+        for rank, program in ((0, PROGRAM), (1, clean)):
+            start_ns = START_NS - rank
+            who = session(f"s{rank}", rank=rank, run_id="job", start_ns=start_ns, program=program)
+            write(tmp_path, who, [span(f"r{rank}", "step")])
+        found = lines(tmp_path)
+
+        assert 1 == sum("0123456789 on main with changes" in line for line in found)
+        assert 1 == sum("commit" in line for line in found)
+
+    def test_the_list_of_runs(self, tmp_path: Path) -> None:
+        """Each of the newest other runs has a line with what tells it from the others."""
+        for number in range(8):
+            more: dict[str, Any] = {"program": PROGRAM} if number == 6 else {}
+            who = session(f"s{number}", start_ns=START_NS + number * SECOND_NS, **more)
+            write(tmp_path, who, [span(f"{number}", "epoch")])
+        found = lines(tmp_path)
+
+        assert "7 other runs in this folder: cirron show --all, or --run ID" == found[-7]
+        assert (
+            f"  run-s6: {command.moment(START_NS + 6 * SECOND_NS)}, train.py --lr 0.1 --token ***,"
+            " commit 0123456789 on main with changes, tags baseline, team=vision,"
+            " lr=0.1, model.layers=12, model.sizes=[1, 2], api_key=***"
+        ) == found[-6]
+        assert "  and 2 more" == found[-1]
+
+    def test_the_latest_batch_knows_the_most(self, tmp_path: Path) -> None:
+        """A rank, a commit and versions that became known later are those of the session."""
+        write(tmp_path, session(rank=None), [span("1", "epoch")])
+        write(tmp_path, session(rank=3, program=PROGRAM), [span("2", "a"), span("3", "b")])
+
+        assert "rank 3" == lines(tmp_path)[6][:6]
+
+    def test_codes_in_it_drive_no_terminal(self, tmp_path: Path) -> None:
+        """Whatever a file says that ran, it is shown as text."""
+        codes = "\x1b[2J\u202e\n"
+        program = wire.Program(
+            script=codes,
+            arguments=[codes],
+            folder=codes,
+            python=codes,
+            versions={codes: codes},
+            gpus=[codes],
+            commit=codes,
+            branch=codes,
+            tags={codes: codes},
+            config={codes: {codes: codes}},
+        )
+        write(tmp_path, session("old", program=program), [span("1", "epoch")])
+        write(tmp_path, session("new", start_ns=START_NS + 1, program=program), [span("2", "a")])
+
+        assert all(line.isprintable() for line in show(tmp_path).output.split("\n"))
+
+    def test_a_configuration_that_is_too_deep(self, tmp_path: Path) -> None:
+        """A configuration nested deeper than anything of ours is left out with its file."""
+        deep: dict[str, Any] = {}
+        for _ in range(80):
+            deep = {"a": deep}
+        write(tmp_path, session(program=wire.Program(config=deep)), [span("1", "epoch")])
+
+        assert "more than 64 deep" in show(tmp_path).output
 
 
 class TestOptions:

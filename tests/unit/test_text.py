@@ -352,3 +352,60 @@ class TestRender:
         assert "outside any span {loss=0.5}" == text.render(
             trees.build([], [mark("m", "root", "loss", 0.5)])
         )
+
+
+def steps_with_evaluations(every: int, count: int = 100) -> trees.Tree:
+    """Steps with a forward each; some have an evaluation with two forwards of its own."""
+    spans = [span("epoch", "epoch", None, 0, 0, 10**9)]
+    for n in range(count):
+        start = n * 1_000_000
+        spans += [
+            span(f"s{n}", "step", "epoch", n, start, start + 900_000),
+            span(f"f{n}", "forward", f"s{n}", None, start, start + 100_000, mode="train"),
+        ]
+        if n % every == every - 1:
+            spans.append(span(f"e{n}", "evaluation", f"s{n}", n // every, start, start + 700_000))
+            spans += [
+                span(f"v{n}.{k}", "forward", f"e{n}", None, start, start + 10_000, mode="eval")
+                for k in range(30)
+            ]
+    return trees.build(spans, [])
+
+
+class TestFoldedSteps:
+    def test_few_evaluations_are_shown_with_their_step(self) -> None:
+        """Where steps are one line, an evaluation in one of them says in which."""
+        rows = text.render(steps_with_evaluations(40)).splitlines()
+
+        assert "    evaluation[0] - 700us (in step[39])" in rows
+        assert "    evaluation[1] - 700us (in step[79])" in rows
+
+    def test_many_evaluations_are_shown_with_their_steps(self) -> None:
+        """Evaluations that are one line say from which step to which they were."""
+        rows = text.render(steps_with_evaluations(4)).splitlines()
+        (row,) = [row for row in rows if "evaluation" in row]
+
+        assert row.startswith("    evaluation x25 - median 700us")
+        assert row.endswith("(in step[3] to step[99])")
+
+    def test_what_every_step_has_needs_no_step(self) -> None:
+        """A forward of each step, and a step of an epoch, say nothing of the kind."""
+        rows = text.render(steps_with_evaluations(40)).splitlines()
+
+        assert [] == [row for row in rows if "in epoch" in row]
+        assert [] == [row for row in rows if "forward" in row and "in step" in row]
+
+    def test_modes_are_kept_apart(self) -> None:
+        """Forwards in training and in evaluation are two lines, each with its own median."""
+        spans = [span("root", "run", None, None, 0, 10**9)]
+        for n in range(30):
+            start = n * 1_000_000
+            spans += [
+                span(f"t{n}", "forward", "root", None, start, start + 100_000, mode="train"),
+                span(f"e{n}", "forward", "root", None, start, start + 10_000, mode="eval"),
+            ]
+
+        assert [
+            "  forward x30 - median 100us, worst 100us, total 3.00ms (mode=train)",
+            "  forward x30 - median 10us, worst 10us, total 300us (mode=eval)",
+        ] == text.render(trees.build(spans, [])).splitlines()[1:]

@@ -137,6 +137,20 @@ def test_the_golden_file_is_read_back() -> None:
     )
 
 
+def test_what_runs_is_read_back() -> None:
+    """What is known of the program is on the session, without what is not known."""
+    program = wire.Program(script="train.py", config={"lr": 0.1}, dirty=False)
+    header = msgspec.structs.replace(HEADER, session=wire.changed(SESSION, program=program))
+    payload = b"".join(wire.encode_batch(header, wire.Sections())[0])
+    batch = wire.decode_batch(payload)
+
+    assert batch.session is not None
+    assert program == batch.session.program
+    assert {"script": "train.py", "dirty": False, "config": {"lr": 0.1}} == json.loads(payload)[
+        "session"
+    ]["program"]
+
+
 def test_the_keys_are_those_of_the_format() -> None:
     """Batch, span, mark and snapshot have the keys that the public format names."""
     batch = json.loads(GOLDEN.read_bytes())

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from cirron import errors, settings
 from cirron.record import clock
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 ROOT = "cirron.session"
 # With more sessions than this in a run, the others get their header lines only.
 MAX_TREES = 8
+MAX_OTHERS = 5
 MAX_PLACES = 8
 MAX_STACKS = 8
 MAX_FRAMES = 12
@@ -79,9 +81,11 @@ def show(
             echo("")
         show_run(run_id, run, name, last)
     show_problems(problems)
-    others = [run_id for run_id in runs if run_id not in chosen]
+    others = {run_id: run for run_id, run in runs.items() if run_id not in chosen}
     if others:
-        echo(f"\n{other_runs(others)}")
+        echo("")
+        for line in other_runs(others):
+            echo(line)
 
 
 def echo(line: str) -> None:
@@ -162,12 +166,25 @@ def of_rank(run: list[reader.SessionRun], rank: int) -> list[reader.SessionRun]:
     return kept
 
 
-def other_runs(others: Sequence[str | None]) -> str:
-    """The line that says what else the folder holds."""
+def other_runs(others: dict[str | None, list[reader.SessionRun]]) -> list[str]:
+    """The lines that say what else the folder holds, newest first."""
     count = "1 other run" if len(others) == 1 else f"{len(others)} other runs"
-    named = [run_id for run_id in others if run_id is not None]
-    ids = f", or --run ID: {_names(named[::-1])}" if named else ""
-    return f"{count} in this folder: cirron show --all{ids}"
+    lines = [f"{count} in this folder: cirron show --all, or --run ID"]
+    for run_id, run in [*others.items()][: -MAX_OTHERS - 1 : -1]:
+        first = main(run)
+        name = "records of other writers" if run_id is None else text.plain(run_id)
+        parts = [moment(first.started_ns), *text.program_in_short(first.program)]
+        if first.state != "unknown":
+            parts.insert(1, first.state)
+        lines.append(f"  {name}: {', '.join(parts)}")
+    if len(others) > MAX_OTHERS:
+        lines.append(f"  and {len(others) - MAX_OTHERS} more")
+    return lines
+
+
+def main(run: Sequence[reader.SessionRun]) -> reader.SessionRun:
+    """The session that stands for a run: of rank 0 or without a rank, the one that began first."""
+    return min(run, key=lambda one: (one.session.rank or 0 if one.session else 0, one.started_ns))
 
 
 def _names(run_ids: Sequence[str], limit: int = 5) -> str:
@@ -183,10 +200,17 @@ def show_run(
 ) -> None:
     """Prints a run: each of its sessions with what is known of it, and its tree."""
     echo(f"run {text.plain(run_id)}" if run_id is not None else "records of other writers")
+    first = main(sessions).program
+    common = text.program(first)
+    for line in common:
+        echo(line)
     for number, run in enumerate(sessions):
         tree = run.tree()
+        # One process of a run asks git for changes.
+        program = msgspec.structs.replace(run.program, dirty=run.program.dirty or first.dirty)
+        own = [line for line in text.program(program) if line not in common]
         echo("")
-        for line in header(run, tree) + story(run):
+        for line in header(run, tree) + own + story(run):
             echo(line)
         if number < MAX_TREES:
             echo(text.render(trees.select(tree, name, last)))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cirron.record.hot import Span
     from cirron.settings import Settings
 
-# Highest first.
+# Highest first. XGBoost and LightGBM import scikit-learn.
 PRECEDENCE = (
     "transformers",
     "lightning",
@@ -28,9 +28,9 @@ PRECEDENCE = (
     "tensorflow",
     "torch",
     "jax",
-    "sklearn",
     "xgboost",
     "lightgbm",
+    "sklearn",
 )
 
 

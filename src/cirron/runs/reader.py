@@ -123,6 +123,12 @@ class SessionRun:
         return None if self.session is None else self.session.run_id
 
     @property
+    def program(self) -> wire.Program:
+        """What ran, as far as is known."""
+        found = None if self.session is None else self.session.program
+        return found if isinstance(found, wire.Program) else wire.Program()
+
+    @property
     def started_ns(self) -> int:
         """When the session began, as far as is known."""
         if self.session is not None:
@@ -287,7 +293,8 @@ def _session_run(found: _Found, now_ns: int, host: str) -> SessionRun:
     sessions = [batch.session for batch in batches if batch.session]
     sessions += [box.session for box in boxes]
     # A forked process has the session of its parent with its own pid, and begins later.
-    session = min(sessions, key=lambda who: (who.clock.wall_ns, who.pid), default=None)
+    # Of its own the last one knows the most: rank, versions and commit become known later.
+    session = min(sessions[::-1], key=lambda who: (who.clock.wall_ns, who.pid), default=None)
     own = next((box for box in boxes if session and box.session.pid == session.pid), None)
     forked = [box for box in boxes if box is not own]
     content = None if own is None else own.content
@@ -415,7 +422,9 @@ def _salvage_header(payload: bytes) -> wire.Header | None:
 
 
 def _attributes(batch: wire.Batch) -> Iterator[Any]:
-    """All values of attributes: what a batch may hold of any type."""
+    """All values of attributes and of the configuration: what a batch may hold of any type."""
+    if batch.session is not None and isinstance(batch.session.program, wire.Program):
+        yield from batch.session.program.config.values()
     for records in (batch.spans, batch.marks, batch.snapshots):
         for record in records:
             if record.attrs:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FOLD_ABOVE = 20
 # When that leaves too many rows, these are tried.
 FOLD_HARDER = (5, 1)
+# What at most one in so many folded siblings has inside is shown with the one that has it.
+FEW = 2
 # Rows under one parent, whatever their names.
 MAX_SIBLINGS = 50
 MAX_ROWS = 400
@@ -290,8 +292,11 @@ class Folded:
         "last_index",
         "marks",
         "median_ns",
+        "mode",
         "name",
         "now_ns",
+        "owners",
+        "parents",
         "pooled",
         "start_ns",
         "threshold",
@@ -304,6 +309,7 @@ class Folded:
     def __init__(self, members: Sequence[Node], threshold: int, now_ns: int) -> None:
         walls = [node.wall_ns(now_ns) for node in members]
         self.name = members[0].name
+        self.mode = members[0].attrs.get("mode")
         self.count = len(members)
         self.worst_ns = max(walls)
         self.worst_index = members[walls.index(self.worst_ns)].index
@@ -320,6 +326,8 @@ class Folded:
         self.marks = series(members)
         self.times = shared_times(members)
         self.pooled = [child for node in members for child in node.children]
+        self.owners = {node.id: node for node in members}
+        self.parents = list(dict.fromkeys(node.parent_id for node in members))
         self.threshold = threshold
         self.now_ns = now_ns
 
@@ -350,14 +358,17 @@ def fold(nodes: Sequence[Node], threshold: int = FOLD_ABOVE, now_ns: int = 0) ->
     """The rows that these siblings make, by first start; alike siblings past `threshold` are one.
 
     A span that is open, failed or was cut short is never folded into those that ended well: of a
-    thousand steps it is the one to see. Epochs are what one looks for, and are folded only when
+    thousand steps it is the one to see. Nor are those of different modes: what a forward takes in
+    training says nothing of an evaluation. Epochs are what one looks for, and are folded only when
     they would fill the page. Past `MAX_SIBLINGS` rows the rest is only counted.
     """
     if len(nodes) <= threshold and len(nodes) <= MAX_SIBLINGS:
         return sorted(nodes, key=attrgetter("start_ns"))
-    groups: dict[tuple[str, bool, bool, bool], list[Node]] = {}
+    groups: dict[tuple[object, ...], list[Node]] = {}
     for node in sorted(nodes, key=attrgetter("start_ns")):
-        key = (node.name, node.is_open, node.error is not None, "truncated" in node.attrs)
+        is_cut = "truncated" in node.attrs
+        mode = str(node.attrs.get("mode"))
+        key = (node.name, mode, node.is_open, node.error is not None, is_cut)
         groups.setdefault(key, []).append(node)
     items: list[Item] = []
     for members in groups.values():
@@ -377,13 +388,18 @@ def fold(nodes: Sequence[Node], threshold: int = FOLD_ABOVE, now_ns: int = 0) ->
 
 
 class Row:
-    """One line of an outline, with the lines below it."""
+    """One line of an outline, with the lines below it.
 
-    __slots__ = ("depth", "item", "rows")
+    `inside` are the spans, the first and the last, in which it was, where the line above stands for
+    many and only few of them have it.
+    """
 
-    def __init__(self, item: Item, depth: int) -> None:
+    __slots__ = ("depth", "inside", "item", "rows")
+
+    def __init__(self, item: Item, depth: int, inside: tuple[Node, Node] | None = None) -> None:
         self.item = item
         self.depth = depth
+        self.inside = inside
         self.rows: list[Row] = []
 
 
@@ -430,10 +446,20 @@ def _expand(tree: Tree, threshold: int, max_rows: int, *, may_cut: bool) -> list
                     return None
                 items = [Rest(_count(inner), 0, inner[0].start_ns)]
             count += len(items)
-            row.rows = [Row(item, row.depth + 1) for item in items]
+            row.rows = [Row(item, row.depth + 1, _inside(row.item, item)) for item in items]
             below += row.rows
         level = below
     return top
+
+
+def _inside(above: Item, item: Item) -> tuple[Node, Node] | None:
+    """In which of the spans that are one row this one was; None where most of them have one."""
+    if not isinstance(above, Folded) or isinstance(item, Rest):
+        return None
+    owners = [item.parent_id] if isinstance(item, Node) else item.parents
+    if len(owners) * FEW > above.count:
+        return None
+    return above.owners[owners[0] or ""], above.owners[owners[-1] or ""]
 
 
 def _inner(item: Item) -> list[Node]:

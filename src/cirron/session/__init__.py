@@ -108,6 +108,7 @@ class Cirron:
         access: Literal["private", "group", "all"] | None = None,
         allow_insecure: bool | None = None,
         sinks: Sequence[Emitter] | None = None,
+        tags: list[str] | dict[str, str] | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "sinks")}
         self._given = settings.check(given)
@@ -134,14 +135,16 @@ class Cirron:
         path: str | None = None,
         output: str | list[str] | None = None,
         sinks: Sequence[Emitter] | None = None,
+        tags: list[str] | dict[str, str] | None = None,
     ) -> Profiler:
         """Starts profiling this process. Call it once; the handle may be ignored.
 
         Everything is checked before anything is touched: a bad argument raises `ValueError` and
         names the valid ones. A second call logs a warning and returns the first handle. `sinks` are
-        destinations of your own: objects with `emit(batch) -> Outcome`.
+        destinations of your own: objects with `emit(batch) -> Outcome`. `tags` and `config` are
+        recorded, and tell runs apart.
 
-        >>> ci.profile(output=["spool", "stdout"])
+        >>> ci.profile(output=["spool", "stdout"], tags=["baseline"], config={"lr": 0.1})
         """
         given = settings.check(
             {
@@ -150,6 +153,7 @@ class Cirron:
                 "flush_interval": flush_interval,
                 "output_dir": path,
                 "output": output,
+                "tags": tags,
             },
             output_dir="path",
         )
@@ -206,9 +210,7 @@ def _begin(
 ) -> Profiler:
     global _profiler, _session, _owner, _memory_is_old
     with _lock:
-        run = None
         if _profiler is not None and _owner != os.getpid():  # inherited by a fork
-            run = None if _session is None else _session.identity.run_id
             _end("clean")
         if _profiler is not None:
             guard.warn(
@@ -226,7 +228,7 @@ def _begin(
             return _profiler
         with guard.quiet("start"):
             _idle.drain()
-            session = Session(values, frameworks, _memory, run, _process.watch_child, sinks)
+            session = Session(values, frameworks, _memory, _process.watch_child, sinks, flags)
             session.start()
             _session = session
             for model in _take_waiting():

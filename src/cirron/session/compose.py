@@ -14,13 +14,14 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import files, guard, hooks, settings, wire
 from cirron._version import __version__
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
-from cirron.session import identity
+from cirron.session import identity, program
 from cirron.ship.blackbox import BlackBox
 from cirron.ship.collect import Collector
 from cirron.ship.flusher import MAX_BATCH_BYTES, Flusher
@@ -31,11 +32,11 @@ from cirron.ship.sinks.event_stream import EventStream
 from cirron.ship.sinks.memory import Memory
 from cirron.ship.sinks.spool import Spool
 from cirron.ship.sinks.stream import MAX_LINE_BYTES, Stream
-from cirron.ship.threads import speaker, turns
+from cirron.ship.threads import Worker, speaker, turns
 from cirron.snapshot.taker import Taker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cirron.ship.sinks.base import Emitter, Sink
     from cirron.ship.sinks.http import HttpSink
@@ -50,6 +51,8 @@ STORE_NS = 1_000_000_000
 SETTLE_NS = 1_000_000_000
 # And for what is to be said: a handler of the user's may block.
 SPEAK_S = 0.3
+# What the end of a short program waits for git to say whether files were changed.
+DESCRIBE_NS = 500_000_000
 
 
 class Session:
@@ -60,16 +63,22 @@ class Session:
         values: settings.Settings,
         frameworks: tuple[str, ...] | None,
         memory: Memory,
-        run_id: str | None,
         on_child: Callable[[], None] = lambda: None,
         user_sinks: Sequence[Emitter] = (),
+        config: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.settings = values
         self.user_sinks = user_sinks
         self._on_child = on_child  # called in a forked child that begins to record
         self.memory = memory
         self.anchor = clock.read_anchor()
-        self.identity = identity.identify(os.environ, self.anchor, run_id)
+        self._identity = identity.identify(os.environ, self.anchor)
+        self._rank = self._identity.rank, self._identity.world_size
+        self._handed_down = identity.HandedDown()
+        # One process of a run is enough: a thousand ranks share a file system.
+        is_first = self._identity.rank in (None, 0) and identity.PARENT_RUN not in os.environ
+        self._program = program.Description(values.tags, config, os.environ, runs_git=is_first)
+        self._describer = Worker(self._program.find_out, "cirron-program")
         self.taker = Taker(
             values.snapshots,
             values.sample_rate,
@@ -87,6 +96,20 @@ class Session:
         self.black_box: BlackBox | None = None
         self.flusher: Flusher
 
+    @property
+    def identity(self) -> wire.Session:
+        """Who records, as far as it is known by now."""
+        self.rank()
+        rank, world_size = self._rank
+        return wire.changed(
+            self._identity, rank=rank, world_size=world_size, program=self._program.known
+        )
+
+    def rank(self) -> int | None:
+        """The rank of this process, which torch may tell later, and may then forget."""
+        self._rank = identity.distributed() or self._rank
+        return self._rank[0]
+
     # -- starting ---------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -102,6 +125,8 @@ class Session:
         self._too_deep = hot.too_deep
         self._names_cut = hot.names_cut
         self._attrs_cut = attributes.cut
+        self._handed_down.give(os.environ, self._identity.run_id)
+        self._describer.start()
         self._build()
         hot.leave_context()
         hot.attach(self.state)
@@ -118,9 +143,11 @@ class Session:
         turns.restore()
         self.state = self._new_state()
         self._given_before = hot.expected()
-        self.identity = wire.changed(self.identity, pid=os.getpid())
+        self._identity = wire.changed(self._identity, pid=os.getpid())
         self.memory = Memory()
         self.taker.after_fork()
+        self._program.after_fork()
+        self._describer = Worker(self._program.find_out, "cirron-program")  # it is not started
         self.pid = 0
         self._starting = threading.Lock()
         opened = self.state.opened
@@ -170,7 +197,7 @@ class Session:
             self.memory,
             self.anchor,
             given_before=self._given_before,
-            rank=self.identity.rank,
+            rank=self.rank,
             keep_chunks=True,
             keep_lines=bool({"log", "stdout"} & set(values.output)),
         )
@@ -224,7 +251,9 @@ class Session:
     def _tick(self) -> None:
         if self.root is not None and self.root.attrs is not None:
             self.root.attrs["framework"] = self.hooks.imported
+        self._program.look_again()
         if self.black_box is not None:
+            self.black_box.session = self.identity
             self.black_box.wake()
 
     # -- ending -----------------------------------------------------------------------------
@@ -232,6 +261,7 @@ class Session:
     def end(self, how: str, detail: str | None = None) -> None:
         """Closes the root, stores everything, stops the worker; not later than `exit_timeout`."""
         deadline = clock.now() + int(self.settings.exit_timeout * 1e9)
+        self._handed_down.take_back(os.environ)
         if self.pid != os.getpid():
             return  # a forked child that recorded nothing has nothing to end
 
@@ -242,6 +272,9 @@ class Session:
         if self.root is not None and self.root in self.state.opened:
             spent = time.process_time_ns() - self._cpu_start_ns
             self.root.set(framework=self.hooks.imported, cpu_ns=spent)
+        if not self._describer.wait_for_end(min(deadline - STORE_NS, clock.now() + DESCRIBE_NS)):
+            self._program.give_up()
+        self._program.look_again()
         if not self.taker.stop(deadline - STORE_NS):
             guard.warn("a snapshot was not finished within exit_timeout, and is lost")
         left = 0

@@ -1,20 +1,27 @@
 """Who is recording: session, run, attempt, host, rank. From the environment, with no communication.
 
-Every rank of a job computes the same run id on its own. A rank that nobody told is unknown, never
-0: on several nodes `LOCAL_RANK` alone does not say which of the ranks this is.
+Every rank of a job computes the same run id on its own, and the children of a process that records
+get its run id in their environment. A rank that nobody told is unknown, never 0: on several nodes
+`LOCAL_RANK` alone does not say which of the ranks this is. torch.distributed knows best, as soon as
+it is initialised.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard, system, wire
 from cirron.record import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
+
+# The run that a process belongs to whose parent records. `CIRRON_RUN_ID` is the user's or the
+# platform's, and has batches sent to stdout.
+PARENT_RUN = "CIRRON_PARENT_RUN"
 
 # For each fact, where it is looked for, best first.
 RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -22,14 +29,12 @@ LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
-def identify(
-    environ: Mapping[str, str], anchor: clock.Anchor, parents_run: str | None = None
-) -> wire.Session:
-    """The session of this process; of a forked one that nobody told its run, in its parent's."""
+def identify(environ: Mapping[str, str], anchor: clock.Anchor) -> wire.Session:
+    """The session of this process."""
     session_id = clock.random_id()
     return wire.Session(
         id=session_id,
-        run_id=run_id(environ) or parents_run or session_id,
+        run_id=run_id(environ) or session_id,
         attempt=attempt(environ),
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -44,13 +49,19 @@ def identify(
 
 
 def run_id(environ: Mapping[str, str]) -> str | None:
-    """The id that all ranks of a job share and that survives its restarts; None: make one up."""
+    """The id that all ranks of a job share and that survives its restarts; None: make one up.
+
+    A job of SLURM that a process submits gets the environment of that process, and is no part of
+    its run. What torchrun says is for its own children: in theirs the launcher is another process.
+    """
     if given := environ.get("CIRRON_RUN_ID"):
         return given
     if array := environ.get("SLURM_ARRAY_JOB_ID"):
         return f"slurm-{array}_{environ.get('SLURM_ARRAY_TASK_ID', '0')}"
     if job := environ.get("SLURM_JOB_ID"):
         return f"slurm-{job}"
+    if parent := environ.get(PARENT_RUN):
+        return parent
     elastic = environ.get("TORCHELASTIC_RUN_ID")
     if elastic is None:
         return None
@@ -69,6 +80,43 @@ def attempt(environ: Mapping[str, str]) -> int:
     slurm = first_number(environ, ("SLURM_RESTART_COUNT",)) or 0
     elastic = first_number(environ, ("TORCHELASTIC_RESTART_COUNT",)) or 0
     return slurm * 1000 + elastic
+
+
+class HandedDown:
+    """The run's id in the environment, for the children of this process."""
+
+    def __init__(self) -> None:
+        self._run_id = ""
+        self._before: str | None = None
+        self._pid = 0
+
+    def give(self, environ: MutableMapping[str, str], run_id: str) -> None:
+        """Puts it there."""
+        self._before = environ.get(PARENT_RUN)
+        self._run_id = environ[PARENT_RUN] = run_id
+        self._pid = os.getpid()
+
+    def take_back(self, environ: MutableMapping[str, str]) -> None:
+        """Makes the environment as it was, unless the program has changed it since.
+
+        In a forked child it stays: that is what it is for.
+        """
+        if environ.get(PARENT_RUN) == self._run_id and self._pid == os.getpid():
+            if self._before is None:
+                del environ[PARENT_RUN]
+            else:
+                environ[PARENT_RUN] = self._before
+
+
+def distributed() -> tuple[int, int] | None:
+    """The rank and the world size, if torch.distributed is initialised now."""
+    torch: Any = sys.modules.get("torch.distributed")
+    try:
+        if torch is not None and torch.is_initialized():
+            return torch.get_rank(), torch.get_world_size()
+    except (AttributeError, RuntimeError, ValueError):  # half imported, or just being destroyed
+        pass
+    return None
 
 
 def surroundings(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class BlackBox:
         self.name = f"{session.id}-{os.getpid()}.json"
         self.problem: str | None = None  # why the last write failed, if it did
         self._folder = folder
-        self._session = session
+        self.session = session  # as it is known by now
         self._collector = collector
         self._anchor = anchor
         self._interval_s = interval_s
@@ -122,7 +122,7 @@ class BlackBox:
         now = clock.now()
         content = {
             "schema_version": wire.SCHEMA_VERSION,
-            "session": self._session,
+            "session": self.session,
             "pid": os.getpid(),
             "process_start": self._process_start,
             "heartbeat_ns": self._anchor.at(now),

@@ -92,7 +92,7 @@ class Collector:
         anchor: clock.Anchor,
         *,
         given_before: int = 0,
-        rank: int | None = None,
+        rank: Callable[[], int | None] = lambda: None,
         keep_chunks: bool = False,
         keep_lines: bool = False,
     ) -> None:

@@ -43,7 +43,7 @@ MAX_INT = 2**63 - 1
 class Encoder:
     """Makes the wire form of one process's records. One that fails loses itself only."""
 
-    def __init__(self, anchor: clock.Anchor, rank: int | None) -> None:
+    def __init__(self, anchor: clock.Anchor, rank: Callable[[], int | None]) -> None:
         self.failed = 0  # records that could not be encoded
         self.texts_made = 0
         self.asks = True  # objects of the user's for their texts
@@ -51,7 +51,7 @@ class Encoder:
         self.ids = clock.ids
         self._parents = ParentIds(self.ids)
         self._offset = anchor.wall_ns - anchor.monotonic_ns
-        self._rank = rank
+        self._rank = rank  # it may become known later
         self._pid = os.getpid()
 
     def encoded(self, records: list[Any]) -> bytes:
@@ -109,7 +109,7 @@ class Encoder:
             *repeat(repeat(None), len(GAUGES)),
             threads,
             repeat(self._pid),
-            repeat(self._rank),
+            repeat(self._rank()),
             repeat(_NO_ATTRS),
             mark_ids,
         )

@@ -111,7 +111,7 @@ def _write(row: trees.Row, root: _Extent, now_ns: int, parts: list[str]) -> None
 
 
 def _row(row: trees.Row, root: _Extent, now_ns: int) -> str:
-    words = text.cells(row.item, now_ns)
+    words = text.cells(row, now_ns)
     what = f'<span class="name">{escape(words.label)}</span>'
     if words.marks:
         what += f' <span class="marks">{escape(", ".join(words.marks))}</span>'

@@ -6,6 +6,7 @@ that a terminal acts on is ever printed. `cells` also gives the notebook view th
 
 from __future__ import annotations
 
+import collections
 import itertools
 import re
 import sys
@@ -15,7 +16,7 @@ from cirron import wire
 from cirron.runs import tree as trees
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 PARTIAL = "(older spans are no longer in memory; `cirron show` has them, where there is a spool)"
 EMPTY = (
@@ -27,6 +28,10 @@ EMPTY = (
 MAX_TEXT = 80
 MAX_MARKS = 12
 MAX_ATTRS = 6
+MAX_COMMAND = 300
+MAX_CONFIG = 12
+MAX_GPU_NAMES = 3
+COMMIT_DIGITS = 10
 
 # Up to where a duration is written in a unit: half a step of the last digit below the next one, so
 # that rounding never writes 1000us or 60.00s.
@@ -158,7 +163,7 @@ def live_line(name: str, index: int | None, wall_ns: int, marks: Mapping[str, An
 def render(tree: trees.Tree) -> str:
     """The tree as indented lines; many alike spans are one line, so it is short for any run."""
     lines = [
-        "  " * row.depth + _join(cells(row.item, tree.now_ns))
+        "  " * row.depth + _join(cells(row, tree.now_ns))
         for row in trees.flatten(trees.outline(tree))
     ]
     if tree.marks:
@@ -175,6 +180,75 @@ def outside(marks: Iterable[Any]) -> str:
     return f"outside any span {{{', '.join(_at_most(MAX_MARKS, shown, len(latest)))}}}"
 
 
+def program(known: wire.Program) -> list[str]:
+    """What ran, in a few lines: the command, the code and what it ran on, tags, configuration."""
+    lines = []
+    if known.script is not None:
+        where = "" if known.folder is None else f" in {plain(known.folder, MAX_COMMAND)}"
+        lines.append(f"ran {command(known)}{where}")
+    around = [] if known.commit is None else [commit(known)]
+    if known.python is not None:
+        around.append(f"Python {plain(known.python)}")
+    around += [f"{plain(name)} {plain(version)}" for name, version in known.versions.items()]
+    around += _at_most(MAX_GPU_NAMES, *_counted(known.gpus))
+    if around:
+        lines.append(", ".join(around))
+    if known.tags:
+        lines.append(f"tags {tags(known)}")
+    if known.config:
+        lines.append(f"config {config(known)}")
+    return lines
+
+
+def program_in_short(known: wire.Program) -> list[str]:
+    """What tells a run from others, for a list of runs."""
+    parts = [] if known.script is None else [plain(command(known))]
+    if known.commit is not None:
+        parts.append(commit(known))
+    if known.tags:
+        parts.append(f"tags {tags(known)}")
+    return [*parts, config(known)] if known.config else parts
+
+
+def command(known: wire.Program) -> str:
+    """The script with its arguments, without secrets."""
+    return plain(" ".join([known.script or "", *known.arguments]), MAX_COMMAND)
+
+
+def commit(known: wire.Program) -> str:
+    """The commit, and whether files were changed since."""
+    branch = "" if known.branch is None else f" on {plain(known.branch)}"
+    changed = " with changes" if known.dirty else ""
+    return f"commit {plain((known.commit or '')[:COMMIT_DIGITS])}{branch}{changed}"
+
+
+def tags(known: wire.Program) -> str:
+    """The tags: names, some with a value."""
+    shown = (plain(f"{name}={given}" if given else name) for name, given in known.tags.items())
+    return ", ".join(_at_most(MAX_CONFIG, shown, len(known.tags)))
+
+
+def config(known: wire.Program) -> str:
+    """The configuration's values, by the path to each."""
+    leaves = dict(_leaves(known.config))
+    return ", ".join(_at_most(MAX_CONFIG, itertools.starmap(_attr, leaves.items()), len(leaves)))
+
+
+def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, given in values.items():
+        if isinstance(given, dict) and given:
+            yield from ((f"{name}.{inner}", leaf) for inner, leaf in _leaves(given))
+        else:
+            yield name, given
+
+
+def _counted(names: list[str]) -> tuple[list[str], int]:
+    """The names, each once with its number; and how many there are."""
+    counts = collections.Counter(names)
+    shown = [plain(name) if n == 1 else f"{n} x {plain(name)}" for name, n in counts.items()]
+    return shown, len(shown)
+
+
 class Cells(NamedTuple):
     """The words of a row: what it is, how long it took, its marks, and what else is to say."""
 
@@ -184,11 +258,15 @@ class Cells(NamedTuple):
     notes: list[str]
 
 
-def cells(item: trees.Item, now_ns: int) -> Cells:
+def cells(row: trees.Row, now_ns: int) -> Cells:
     """The words for a row of an outline."""
+    item = row.item
     if isinstance(item, trees.Rest):
         return Cells(_rest(item), "", [], [])
     notes = ["open"] if item.is_open else []
+    if row.inside is not None:
+        first, last = (label(node.name, node.index) for node in row.inside)
+        notes.insert(0, f"in {first}" if first == last else f"in {first} to {last}")
     if item.error is not None:
         notes.append(f"error={plain(item.error)}")
     if isinstance(item, trees.Folded):
@@ -201,6 +279,7 @@ def cells(item: trees.Item, now_ns: int) -> Cells:
             f"{plain(key[:-3])}: median {duration(median)}, total {duration(total)}"
             for key, (total, median) in item.times.items()
         )
+        notes += [] if item.mode is None else [_attr("mode", item.mode)]
         notes += _at_most(MAX_ATTRS, times, len(item.times))
         return Cells(f"{plain(item.name)} x{item.count}", time, _marks(item.marks), notes)
     attrs = {

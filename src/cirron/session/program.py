@@ -1,0 +1,155 @@
+"""What runs: script, arguments, folder, versions, GPUs, commit, tags and configuration.
+
+`Description` copies on the user's thread what may change, and finds out the rest on a background
+thread. Nothing is imported for it, and no device is asked: names of GPUs are in the driver's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cirron import hooks, system, wire
+from cirron.record import attrs
+from cirron.session import git, masking
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DRIVER = "/proc/driver/nvidia/gpus"
+
+# Packages whose version is recorded where the program has imported them, besides the frameworks.
+PACKAGES = (
+    *hooks.PRECEDENCE,
+    "accelerate",
+    "ciclo",
+    "datasets",
+    "deepspeed",
+    "diffusers",
+    "equinox",
+    "flax",
+    "haiku",
+    "jaxlib",
+    "numpy",
+    "optax",
+    "peft",
+    "timm",
+    "torchvision",
+)
+
+MAX_BYTES = 2**16  # of the driver's file about a device
+MAX_INT = 2**63
+
+
+class Description:
+    """The facts about a program, which become more while it runs."""
+
+    def __init__(
+        self,
+        tags: Mapping[str, str],
+        config: Mapping[str, Any],
+        environ: Mapping[str, str],
+        *,
+        runs_git: bool,
+    ) -> None:
+        argv = getattr(sys, "argv", None) or [""]  # an interpreter inside another program has none
+        if "ipykernel" in sys.modules:  # its script is the kernel's
+            argv = [environ.get("JPY_SESSION_NAME", "")]
+        # One record for all, so that they have the limits of attributes together.
+        self._given = attrs.preview(
+            {"argv": list(argv), "tags": dict(tags), "config": dict(config)}
+        )
+        self._folder: str | None = None
+        with contextlib.suppress(OSError):  # it was removed
+            self._folder = os.getcwd()
+        self._facts: dict[str, Any] = {}
+        self._environ = environ
+        self._runs_git = runs_git
+        self._status = git.Status(environ)
+
+    @property
+    def known(self) -> wire.Program:
+        """What is known by now."""
+        return wire.Program(**self._facts)
+
+    def find_out(self) -> None:
+        """Finds out what takes a moment, the quickest first. On a thread that may wait."""
+        script, *arguments = [str(plain(one)) for one in self._given["argv"]]
+        self._facts |= {
+            "script": masking.plain(script) or None,
+            "arguments": masking.arguments(arguments),
+            "folder": self._folder,
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "tags": self._given["tags"],
+            "config": masking.tree(plain(self._given["config"])),
+        }
+        self.look_again()
+        self._facts["gpus"] = gpus(self._environ)
+        places = [self._folder or ""]
+        if os.path.isfile(at := os.path.join(places[0], script)):
+            places.insert(0, os.path.dirname(os.path.realpath(at)))
+        repository = next(filter(None, map(git.find, filter(None, places))), None)
+        if repository is not None:
+            commit, branch = git.commit(repository)
+            self._facts |= {"commit": commit, "branch": branch}
+            if self._runs_git:
+                self._facts["dirty"] = self._status.ask(repository)
+
+    def look_again(self) -> None:
+        """Notes what the program has imported meanwhile. Takes microseconds."""
+        self._facts["versions"] = versions()
+
+    def give_up(self) -> None:
+        """Waits for git no longer."""
+        self._status.give_up()
+
+    def after_fork(self) -> None:
+        """In a forked child: what is known stays; git, if it still runs, is the parent's child."""
+        self._status = git.Status(self._environ)
+
+
+def versions() -> dict[str, str]:
+    """The versions of known packages that are imported."""
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
+    return {name: str(text) for name, text in found.items() if isinstance(text, str)}
+
+
+def gpus(environ: Mapping[str, str], driver: str = DRIVER) -> list[str]:
+    """The names of the NVIDIA devices that this process may use, as the driver's files tell.
+
+    Empty where devices differ and are chosen by their number: CUDA numbers them its own way.
+    """
+    present: list[tuple[str, str]] = []  # id and name
+    with contextlib.suppress(OSError, ValueError):
+        for folder in sorted(os.listdir(driver)):
+            said = system.read_regular(os.path.join(driver, folder, "information"), MAX_BYTES)
+            lines = dict(line.partition(":")[::2] for line in said.decode("utf-8").split("\n"))
+            present.append((lines.get("GPU UUID", "").strip(), lines.get("Model", "?").strip()))
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return [name for _, name in present]
+    wanted = [one.strip() for one in chosen.split(",")]
+    if any(one.startswith("GPU-") for one in wanted):
+        return [name for one in wanted for id, name in present if id.startswith(one)]
+    count = len([one for one in wanted if one not in ("", "-1")])
+    names = {name for _, name in present}
+    return [name for _, name in present[:count]] if len(names) == 1 else []
+
+
+def plain(value: Any) -> Any:
+    """A settled value as JSON holds it; an object of another class by its name."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    if isinstance(value, int):
+        return value if -MAX_INT <= value < MAX_INT else hex(value)
+    return (
+        value
+        if value is None or isinstance(value, str)
+        else attrs.name_of(getattr(value, "value", value))
+    )
