@@ -255,7 +255,7 @@ def no_sync():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = [torch.randn(64, 512, device=DEVICE) for _ in range(200)]
     loader = DataLoader(batches, batch_size=None)
-    ci.profile()
+    ci.profile(overhead=1.0)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -213,6 +213,7 @@ TABLE = (
         "weight and gradient capture: stats, sampled, full",
     ),
     Setting("sample_rate", fraction, 0.01, "fraction of epochs whose raw tensors are kept"),
+    Setting("overhead", fraction, 0.01, "share of a step's time that measuring a device may take"),
     Setting(
         "loss_marks", switch, True, "what `backward` is called on is marked as the step's `loss`"
     ),
@@ -239,6 +240,7 @@ class Settings:
     output: tuple[str, ...]
     snapshots: str
     sample_rate: float
+    overhead: float
     loss_marks: bool
     steps_per_epoch: int
     flush_interval: float

@@ -31,6 +31,7 @@ PLACES: list[tuple[str, Any, Any, tuple[str, Any], tuple[str, Any]]] = [
     ("output", ("spool",), "log", ("spool,stdout", ("spool", "stdout")), ('["log"]', ("log",))),
     ("snapshots", "stats", "full", ("sampled", "sampled"), ('"full"', "full")),
     ("sample_rate", 0.01, 0.5, ("0.25", 0.25), ("1", 1.0)),
+    ("overhead", 0.01, 0.5, ("0.25", 0.25), ("1", 1.0)),
     ("loss_marks", True, False, ("0", False), ("false", False)),
     ("steps_per_epoch", 1000, 5, ("6", 6), ("7", 7)),
     ("flush_interval", 1.0, 2, ("0.5", 0.5), ("3", 3.0)),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cirron import errors, guard, hooks, settings, wire
 from cirron.record import clock, hot
+from cirron.record.budget import renew
 from cirron.runs import tree
 from cirron.session.compose import Flushed, Session
 from cirron.session.lifecycle import Process
@@ -109,6 +110,7 @@ class Cirron:
         allow_insecure: bool | None = None,
         sinks: Sequence[Emitter] | None = None,
         tags: list[str] | dict[str, str] | None = None,
+        overhead: float | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "sinks")}
         self._given = settings.check(given)
@@ -136,6 +138,7 @@ class Cirron:
         output: str | list[str] | None = None,
         sinks: Sequence[Emitter] | None = None,
         tags: list[str] | dict[str, str] | None = None,
+        overhead: float | None = None,
     ) -> Profiler:
         """Starts profiling this process. Call it once; the handle may be ignored.
 
@@ -154,6 +157,7 @@ class Cirron:
                 "output_dir": path,
                 "output": output,
                 "tags": tags,
+                "overhead": overhead,
             },
             output_dir="path",
         )
@@ -228,6 +232,7 @@ def _begin(
             return _profiler
         with guard.quiet("start"):
             _idle.drain()
+            renew(values.overhead)
             session = Session(values, frameworks, _memory, _process.watch_child, sinks, flags)
             session.start()
             _session = session

@@ -21,6 +21,7 @@ from cirron import files, guard, hooks, settings, wire
 from cirron._version import __version__
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
+from cirron.record.budget import budget
 from cirron.session import identity, program
 from cirron.ship.blackbox import BlackBox
 from cirron.ship.collect import Collector
@@ -362,6 +363,7 @@ class Session:
             "flush_latency_ns": self.flusher.latency_ns,
             "flush_cpu_ns": self.flusher.cpu_ns,
             "clock_drift_ns": clock.wall() - self.anchor.at(clock.now()),
+            **budget.health(),
             **self.taker.counters(),
         }
         if self.black_box is not None:

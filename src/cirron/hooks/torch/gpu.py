@@ -23,6 +23,7 @@ from cirron import captures, guard
 from cirron.hooks.engine import STEPS
 from cirron.hooks.torch.compiling import run_uncompiled
 from cirron.record import clock, hot, value
+from cirron.record.budget import budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +34,11 @@ HOST_SPANS = frozenset(("data_load", "compile"))
 # Asking the allocator takes as long as recording seven events: steps do so ten times a second.
 MEMORY_SPANS = frozenset(("epoch", "evaluation", "step", "batch"))
 MEMORY_NS = 100_000_000
+
+# An event between two launches costs this much on an H200; one alone a fifth of it.
+EVENT_NS = 16_000
+# A span that begins so soon after the one before begins where that has ended.
+SAME_NS = 100_000
 
 PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))  # others may copy as they like
 
@@ -112,15 +118,45 @@ def the_cuda() -> Cuda:
     return Cuda()
 
 
-class Place:
-    """A stream, with the events that are free on its device."""
+class Point:
+    """An event that was recorded: the end of a span, and the start of the next one if that begins
+    at once. It is given back when all who use it have read it.
+    """
 
-    __slots__ = ("device", "free", "stream")
+    __slots__ = ("event", "users")
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+        self.users = 1
+
+
+class Place:
+    """A stream, with the events that are free on its device, and the last one on it."""
+
+    __slots__ = ("device", "free", "last", "last_ns", "last_under", "stream")
 
     def __init__(self, stream: Any, device: int, free: list[Any]) -> None:
         self.stream = stream
         self.device = device
         self.free = free
+        self.last: Point | None = None  # the end of a span
+        self.last_under: hot.Span | None = None  # that span's parent
+        self.last_ns = 0
+
+    def point_after(self, parent: hot.Span) -> Point | None:
+        """The end of the span before, in the same parent, if this is about the same moment."""
+        last = self.last
+        if last is None or self.last_under is not parent or not last.users:
+            return None
+        if clock.now() - self.last_ns > SAME_NS:
+            return None
+        last.users += 1
+        return last
+
+    def give_back(self, point: Point) -> None:
+        point.users -= 1
+        if not point.users:
+            self.free.append(point.event)
 
 
 class GpuClock:
@@ -142,16 +178,24 @@ class GpuClock:
         if span.name in HOST_SPANS:
             return
         try:
+            if span.name in STEPS:
+                if not budget.begin_step(span.start):
+                    span.device = None
+                    return
+            elif not is_in_measured(span):
+                return
             place = self._place(-1)
             if place is not None:
-                span.device = (self._record(place), place)
+                span.device = (place.point_after(span.parent) or self._record(place), place)
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
             self._fail(error)
 
     def stop(self, span: hot.Span) -> None:
         try:
-            event, began_at = span.device
+            point, began_at = span.device
         except (AttributeError, TypeError):  # it was not started, or is stopped
+            if span.name in STEPS and not span.end:
+                self._add_step_memory(span)
             return
         try:
             place = self._place(-1)
@@ -163,17 +207,33 @@ class GpuClock:
             attrs = span.attrs
             # A copy, since another thread may be reading them.
             attrs = span.attrs = {} if attrs is None else dict(attrs)
-            attrs["gpu_ns"] = Elapsed(self, place, event, self._record(place), place is began_at)
+            # The end of its last child is the end of a step.
+            end = place.point_after(span) if span.name in STEPS else None
+            if end is None:
+                end = self._record(place)
+            place.last, place.last_under, place.last_ns = end, span.parent, clock.now()
+            attrs["gpu_ns"] = Elapsed(self, place, point, end, place is began_at)
             if span.name in MEMORY_SPANS:
                 self._add_memory(attrs, place.device, is_due=span.name not in STEPS)
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
             self._fail(error)
 
+    def _add_step_memory(self, span: hot.Span) -> None:
+        """Of a step whose time is not measured, the memory is all the same, now and then."""
+        if clock.now() - self._asked_memory_ns >= MEMORY_NS:
+            try:
+                place = self._place(-1)
+                if place is not None:
+                    attrs = span.attrs = dict(span.attrs or {})
+                    self._add_memory(attrs, place.device, is_due=False)
+            except Exception as error:  # noqa: BLE001  as above
+                self._fail(error)
+
     def drop(self, span: hot.Span) -> None:
         started = getattr(span, "device", None)
         if started is not None:
             span.device = None
-            started[1].free.append(started[0])
+            started[1].give_back(started[0])
 
     def copy(self, scalar: Any) -> value.Deferred | None:
         if scalar.device.type != "cuda" or type(scalar) not in PLAIN_TENSORS:
@@ -223,13 +283,14 @@ class GpuClock:
             place = self._places[key] = Place(cuda.new_stream(key), key[1], free)
         return place
 
-    def _record(self, place: Place) -> Any:
+    def _record(self, place: Place) -> Point:
         try:
             event = place.free.pop()
         except IndexError:
             event = self._cuda.new_event()
         event.record(place.stream)
-        return event
+        budget.spend(EVENT_NS)
+        return Point(event)
 
     def _add_memory(self, attrs: dict[str, Any], device: int, *, is_due: bool) -> None:
         now = clock.now()
@@ -276,10 +337,10 @@ class GpuClock:
 class OnDevice(value.Deferred):
     """A value that can be asked for. Who asks has the clock's lock: events are given back once."""
 
-    __slots__ = ("clock", "events", "place")
+    __slots__ = ("clock", "place", "points")
     clock: GpuClock
     place: Place
-    events: tuple[Any, ...]
+    points: tuple[Point, ...]
 
     def poll(self) -> bool:
         if not self.is_ready:
@@ -305,8 +366,9 @@ class OnDevice(value.Deferred):
             self.clock.forget(self)
 
     def give_back(self) -> None:
-        self.place.free.extend(self.events)
-        self.events = ()
+        points, self.points = self.points, ()
+        for point in points:
+            self.place.give_back(point)
 
 
 class Elapsed(OnDevice):
@@ -315,17 +377,17 @@ class Elapsed(OnDevice):
     __slots__ = ("is_one_stream",)
 
     def __init__(
-        self, clock: GpuClock, place: Place, start: Any, end: Any, is_one_stream: bool
+        self, clock: GpuClock, place: Place, start: Point, end: Point, is_one_stream: bool
     ) -> None:
         self.value = None
         self.is_ready = self.is_lost = False
         self.clock = clock
         self.place = place
-        self.events = (start, end)
+        self.points = (start, end)
         self.is_one_stream = is_one_stream  # then the start is over when the end is
 
     def read(self, cuda: Any) -> None:
-        start, end = self.events
+        start, end = (point.event for point in self.points)
         if end.query() and (self.is_one_stream or start.query()):
             self.value = max(0, round(start.elapsed_time(end) * 1e6))
             self.is_ready = True
@@ -337,14 +399,14 @@ class Copied(OnDevice):
 
     __slots__ = ()
 
-    def __init__(self, clock: GpuClock, place: Place, copy: Any, event: Any) -> None:
+    def __init__(self, clock: GpuClock, place: Place, copy: Any, point: Point) -> None:
         super().__init__(copy)
         self.clock = clock
         self.place = place
-        self.events = (event,)
+        self.points = (point,)
 
     def read(self, cuda: Any) -> None:
-        if not self.events[0].query():
+        if not self.points[0].event.query():
             return
         found = cuda.read(self.source)
         if found is None:
@@ -363,8 +425,8 @@ class Kept(Copied):
 
     __slots__ = ("version",)
 
-    def __init__(self, clock: GpuClock, place: Place, scalar: Any, event: Any) -> None:
-        super().__init__(clock, place, scalar, event)
+    def __init__(self, clock: GpuClock, place: Place, scalar: Any, point: Point) -> None:
+        super().__init__(clock, place, scalar, point)
         self.version = scalar._version
 
     def read(self, cuda: Any) -> None:
@@ -378,6 +440,16 @@ def read_all(cuda: Any, waiting: Sequence[OnDevice]) -> None:
     for one in waiting:
         if not one.is_ready:
             one.read(cuda)
+
+
+def is_in_measured(span: hot.Span) -> bool:
+    """Whether it is in no step, or in one whose device time is measured."""
+    above = span.parent
+    while above.name not in STEPS:
+        if above.parent is above:
+            return True
+        above = above.parent
+    return getattr(above, "device", None) is not None
 
 
 class GpuTimes:
