@@ -200,6 +200,9 @@ TABLE = (
     ),
     Setting("sample_rate", fraction, 0.01, "fraction of epochs whose raw tensors are kept"),
     Setting("steps_per_epoch", count, 1000, "optimizer steps of an epoch that nothing else bounds"),
+    Setting(
+        "loggers", switch, True, "what the program logs elsewhere (TensorBoard, ...) is marked"
+    ),
     Setting("flush_interval", seconds, 1.0, "seconds between flushes"),
     Setting("spool_max_bytes", count, 1_000_000_000, "past this the oldest spool files go"),
     Setting("max_pending_records", count, 1_000_000, "records that may wait for the flusher"),
@@ -222,6 +225,7 @@ class Settings:
     snapshots: str
     sample_rate: float
     steps_per_epoch: int
+    loggers: bool
     flush_interval: float
     spool_max_bytes: int
     max_pending_records: int
