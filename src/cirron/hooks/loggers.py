@@ -41,7 +41,7 @@ TELLERS = {
     "pytorch_lightning.loggers.utilities": "pytorch_lightning",
     "keras.src.callbacks.callback_list": "keras",
 }
-# Code that may be between such a place and a logger, besides the logger's own.
+# Code that may be between such a place and a logger, besides that of loggers: some wrap others.
 BETWEEN = frozenset(
     (
         "cirron",
@@ -130,7 +130,7 @@ class LoggersHook:
 
     def _mark(self, logger: Logger, read: Read, args: Any, kwargs: dict[str, Any]) -> None:
         try:
-            if is_passed_on(sys._getframe(2), logger, self._hooks.installed):
+            if is_passed_on(sys._getframe(2), self._hooks.installed):
                 return
             try:
                 found = read(*args, **kwargs)
@@ -163,18 +163,17 @@ def mark(span: hot.Span, logger: str, name: Any, given: Any, step: Any) -> None:
         names[name] = logger
 
 
-def is_passed_on(caller: FrameType | None, logger: Logger, hooked: list[str]) -> bool:
+def is_passed_on(caller: FrameType | None, hooked: list[str]) -> bool:
     """Whether a framework gives a tracker of its own what its hook marks.
 
     Then there is nobody's code but theirs between the place where it does and the logger.
     """
-    own = logger.module.partition(".")[0]
     while caller is not None:
         module = caller.f_globals.get("__name__", "")
         if TELLERS.get(module) in hooked:
             return True
         package = module.partition(".")[0]
-        if package != own and package not in BETWEEN:
+        if package not in BETWEEN and package not in PACKAGES:
             return False
         caller = caller.f_back
     return False
@@ -268,3 +267,4 @@ LOGGERS = (
     Logger("clearml", "clearml", "Logger", {"report_scalar": read_clearml}),
     Logger("aim", "aim", "Run", {"track": read_aim}),
 )
+PACKAGES = frozenset(logger.module.partition(".")[0] for logger in LOGGERS)
