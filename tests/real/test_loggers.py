@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 
@@ -146,16 +148,14 @@ class TestTensorboard:
 class Fake:
     """An object that takes every call, and keeps it."""
 
-    calls: list[Any] = []
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.calls = []
+        self.calls: list[Any] = []
 
     def close(self) -> None:
         pass
 
 
-def fake(name: str, owner: str, **methods: Any) -> ModuleType:
+def fake(name: str, owner: str, **methods: Any) -> Any:
     """A module of this name, with a class that has these methods."""
     module: Any = ModuleType(name)
     setattr(module, owner, type(owner, (Fake,), {"__module__": name, **methods}))
@@ -193,11 +193,11 @@ def log_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
     module = fake("wandb", "Run", log=log)
 
     def init(**_: Any) -> Any:
-        module.run = module.Run()  # type: ignore[attr-defined]
-        module.log = module.run.log  # type: ignore[attr-defined]
+        module.run = module.Run()
+        module.log = module.run.log
         return module.run
 
-    module.init, module.finish = init, lambda: None  # type: ignore[attr-defined]
+    module.init, module.finish = init, lambda: None
     wandb = load(monkeypatch, module)
     monkeypatch.setenv("WANDB_SILENT", "true")
     wandb.init(mode="offline", project="test")
@@ -273,9 +273,7 @@ def log_clearml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def log_aim(monkeypatch: pytest.MonkeyPatch) -> None:
-    def track(
-        self: Any, value: Any, name: Any = None, step: Any = None, epoch: Any = None
-    ) -> None:
+    def track(self: Any, value: Any, name: Any = None, step: Any = None, epoch: Any = None) -> None:
         self.calls.append((value, name, step, epoch))
 
     run = load(monkeypatch, fake("aim", "Run", track=track)).Run(repo=".")
