@@ -201,7 +201,7 @@ TABLE = (
     Setting("sample_rate", fraction, 0.01, "fraction of epochs whose raw tensors are kept"),
     Setting("steps_per_epoch", count, 1000, "optimizer steps of an epoch that nothing else bounds"),
     Setting(
-        "loggers", switch, True, "what the program logs elsewhere (TensorBoard, ...) is marked"
+        "loggers", switch, True, "marks for what the program logs to TensorBoard, W&B and others"
     ),
     Setting("flush_interval", seconds, 1.0, "seconds between flushes"),
     Setting("spool_max_bytes", count, 1_000_000_000, "past this the oldest spool files go"),
