@@ -255,23 +255,6 @@ def log_comet(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment.end()
 
 
-def log_clearml(monkeypatch: pytest.MonkeyPatch) -> None:
-    def report_scalar(self: Any, title: str, series: str, value: Any, iteration: int) -> None:
-        self.calls.append((title, series, value, iteration))
-
-    module: Any = fake("clearml", "Logger", report_scalar=report_scalar)
-    module.Task = SimpleNamespace(
-        set_offline=lambda _: None,
-        init=lambda **_: SimpleNamespace(get_logger=module.Logger, close=lambda: None),
-    )
-    clearml = load(monkeypatch, module)
-    clearml.Task.set_offline(True)
-    task = clearml.Task.init(project_name="test", task_name="test")
-    task.get_logger().report_scalar("loss", "train", 0.5, 1)
-    task.get_logger().report_scalar("more", "accuracy", 0.25, iteration=1)
-    task.close()
-
-
 def log_aim(monkeypatch: pytest.MonkeyPatch) -> None:
     def track(self: Any, value: Any, name: Any = None, step: Any = None, epoch: Any = None) -> None:
         self.calls.append((value, name, step, epoch))
@@ -289,7 +272,6 @@ def log_aim(monkeypatch: pytest.MonkeyPatch) -> None:
         ("wandb", log_wandb),
         ("mlflow", log_mlflow),
         ("comet", log_comet),
-        ("clearml", log_clearml),
         ("aim", log_aim),
     ],
 )
@@ -302,9 +284,8 @@ def test_other_loggers(
     ci.profile(output="none")
     log(monkeypatch)
 
-    first = "loss/train" if logger == "clearml" else "loss"
     attrs = {"logger": logger, "step": 1}
-    assert [(first, 0.5, attrs), ("more/accuracy", 0.25, attrs)] == marks()
+    assert [("loss", 0.5, attrs), ("more/accuracy", 0.25, attrs)] == marks()
 
 
 def test_a_run_that_was_begun_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,6 @@ class TestReading:
             (loggers.read_wandb, ({"a": 1},), {"commit": True}, [("a", 1, None)]),
             (loggers.read_mlflow_metric, ("run", "a", 1, 99, 2, True), {}, [("a", 1, 2)]),
             (loggers.read_comet_metrics, ({"a": 1},), {"prefix": "p"}, [("p/a", 1, None)]),
-            (loggers.read_clearml, ("a", "b", 1), {"iteration": 2}, [("a/b", 1, 2)]),
             (loggers.read_aim, ({"a": 1},), {"step": 2, "context": {}}, [("a", 1, 2)]),
         ],
     )

@@ -1,4 +1,4 @@
-"""What the program logs elsewhere becomes marks: TensorBoard, W&B, MLflow, Comet, ClearML, Aim.
+"""What the program logs elsewhere becomes marks: TensorBoard, W&B, MLflow, Comet, Aim.
 
 A table of loggers: the method that takes the values, and a function with the same parameters that
 reads them. The logger gets what it was given and returns what it returns. Only scalars are marked,
@@ -236,12 +236,6 @@ def read_comet_metrics(
     return flatten(dic, step, prefix)
 
 
-def read_clearml(
-    title: Any, series: Any, value: Any, iteration: Any = None, *_: Any, **__: Any
-) -> Values:
-    return ((title + "/" + series, value, iteration),)
-
-
 def read_aim(value: Any, name: Any = None, step: Any = None, *_: Any, **__: Any) -> Values:
     return flatten(value, step) if isinstance(value, dict) else ((name, value, step),)
 
@@ -264,7 +258,6 @@ LOGGERS = (
         "BaseExperiment",
         {"log_metric": read_comet_metric, "log_metrics": read_comet_metrics},
     ),
-    Logger("clearml", "clearml", "Logger", {"report_scalar": read_clearml}),
     Logger("aim", "aim", "Run", {"track": read_aim}),
 )
 PACKAGES = frozenset(logger.module.partition(".")[0] for logger in LOGGERS)
