@@ -160,7 +160,7 @@ def costs():
         "beside_captures": timed(lambda: cuda.beside_captures(int)),
         "peak_bytes": timed(lambda: cuda.peak_bytes(0)),
         "torch_max_memory_allocated": timed(torch.cuda.max_memory_allocated, 200),
-        "read_of_a_scalar": timed(lambda: cuda.read(loss), 200),
+        "read_of_a_scalar": timed(lambda: cuda.read([loss]), 200),
         "item": timed(loss.item, 200),
         "kernel_launch": timed(lambda: loss.add_(0)),
     }
@@ -234,7 +234,7 @@ def breakdown():
     epoch = small_epoch()
     found = {"hooks": alternate(epoch, 5, lambda: hot.use_device_clock(None))["added_us"]}
 
-    def make_up(elapsed, cuda):
+    def make_up(elapsed):
         elapsed.value = 1
         elapsed.is_ready = True
         elapsed.give_back()

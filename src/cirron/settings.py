@@ -218,6 +218,9 @@ TABLE = (
         "loss_marks", switch, True, "what `backward` is called on is marked as the step's `loss`"
     ),
     Setting("steps_per_epoch", count, 1000, "optimizer steps of an epoch that nothing else bounds"),
+    Setting(
+        "loggers", switch, True, "marks for what the program logs to TensorBoard, W&B and others"
+    ),
     Setting("flush_interval", seconds, 1.0, "seconds between flushes"),
     Setting("spool_max_bytes", count, 1_000_000_000, "past this the oldest spool files go"),
     Setting("max_pending_records", count, 1_000_000, "records that may wait for the flusher"),
@@ -243,6 +246,7 @@ class Settings:
     overhead: float
     loss_marks: bool
     steps_per_epoch: int
+    loggers: bool
     flush_interval: float
     spool_max_bytes: int
     max_pending_records: int

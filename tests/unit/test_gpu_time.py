@@ -101,8 +101,8 @@ class FakeCuda(gpu.Cuda):
         self.check()
         return 1000 + device
 
-    def read(self, scalar: Any) -> Any:
-        return scalar.given
+    def read(self, scalars: list[Any]) -> list[Any]:
+        return [scalar.given for scalar in scalars]
 
     def beside_captures(self, call: Callable[[], Any]) -> Any:
         self.care += 1

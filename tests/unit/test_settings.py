@@ -34,6 +34,7 @@ PLACES: list[tuple[str, Any, Any, tuple[str, Any], tuple[str, Any]]] = [
     ("overhead", 0.01, 0.5, ("0.25", 0.25), ("1", 1.0)),
     ("loss_marks", True, False, ("0", False), ("false", False)),
     ("steps_per_epoch", 1000, 5, ("6", 6), ("7", 7)),
+    ("loggers", True, False, ("0", False), ("false", False)),
     ("flush_interval", 1.0, 2, ("0.5", 0.5), ("3", 3.0)),
     ("spool_max_bytes", 1_000_000_000, 5, ("1e6", 1_000_000), ("7", 7)),
     ("max_pending_records", 1_000_000, 5, ("6", 6), ("7", 7)),

@@ -92,6 +92,7 @@ class Hooks:
         self._wanted = PRECEDENCE if frameworks is None else frameworks
         self._installed: list[Hook] = []
         self._watch: Any = None
+        self._loggers: Any = None
 
     @property
     def installed(self) -> list[str]:
@@ -113,11 +114,18 @@ class Hooks:
         for name, (module, *_) in HOOKS.items():
             if name in through:
                 self._watch.when_imported(module, lambda name=name: self._add(name))
+        if self._settings.loggers:
+            from cirron.hooks.loggers import LoggersHook
+
+            self._loggers = LoggersHook(self)
+            self._loggers.install()
 
     def uninstall(self) -> None:
         """Puts everything back as it was."""
         if self._watch is not None:
             self._watch.undo()
+        if self._loggers is not None:
+            self._loggers.uninstall()
         while self._installed:
             with guard.quiet("hooks"):
                 self._installed.pop().uninstall()

@@ -13,7 +13,8 @@ the rest (ids as text, wall time, encoding) to the background thread:
 
 State is module globals, because reading one is the cheapest thing Python does. Only `attach` writes
 them, and only `session.py` and `testing.py` call it; but those of a device's clock are written by
-`use_device_clock`, which hooks call, and `at_epoch_end` by `tell_epoch_ends` too.
+`use_device_clock` and `keeps_names` by `keep_names`, which hooks call, and `at_epoch_end` by
+`tell_epoch_ends` too.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 64
 MAX_NAME = 1_000  # characters; the rest of a longer name is cut off
+MAX_MARKED = 1_000  # names of marks that a span keeps
 LOOPS = {"epoch": "epochs", "batch": "batches"}
 STEPS = frozenset(("step", "batch"))
 
@@ -88,6 +90,7 @@ device_clock: DeviceClock | None = None
 # its framework marks the step's loss itself.
 losses: dict[Span, list[tuple[Any, int]] | None] = {}
 watches_losses = False
+keeps_names = False  # whether a span keeps the names of its marks
 span_type: type[Span]  # what `scope` makes; set below
 
 
@@ -111,6 +114,7 @@ class Span:
         "device",
         "end",
         "index",
+        "marked",
         "name",
         "parent",
         "sequence",
@@ -129,6 +133,9 @@ class Span:
     end: int  # monotonic ns; 0 while the span is open, -1 before it is entered
     token: Token[Span | None]
     device: Any  # what a device's clock keeps here; not set before it does
+    # The names of its marks, each with the logger that it came from, if it came from one; not set
+    # before there is a mark while `keeps_names`.
+    marked: dict[str, str | None]
 
     def __enter__(self) -> Span:
         if self.end != -1:
@@ -320,6 +327,8 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
         span = root
     elif span.end:
         span = _open_ancestor(span)
+    if keeps_names:
+        _keep_name(span, name)
     append(
         (next(sequence), span.sequence, name, value, kind, settle(attrs) if attrs else None, now())
     )
@@ -490,6 +499,15 @@ def _capture(name: str, given: Any) -> Any:
         raise errors.not_a_value(name, given) from None
 
 
+def _keep_name(span: Span, name: str) -> None:
+    try:
+        names = span.marked
+    except AttributeError:
+        names = span.marked = {}
+    if len(names) < MAX_MARKED:
+        names[name] = None
+
+
 def _open_ancestor(span: Span) -> Span:
     """The nearest span above that is still open: a child never begins after its parent's end."""
     while span.end and span.parent is not span:
@@ -608,6 +626,12 @@ def use_device_clock(clock: DeviceClock | None) -> None:
     global device_clock, span_type
     device_clock = clock
     span_type = Span if clock is None else DeviceSpan
+
+
+def keep_names(is_on: bool) -> None:
+    """Has spans keep the names of their marks, from now on, or no longer."""
+    global keeps_names
+    keeps_names = is_on
 
 
 def begin(

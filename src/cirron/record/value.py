@@ -55,6 +55,7 @@ class Deferred:
 
     __slots__ = ("is_lost", "is_ready", "source", "value")
     is_awaited = False  # somebody does already, and to poll it is not to wait
+    is_batched = False  # it is cheaper to get several of its kind at once
 
     def __init__(self, source: Any) -> None:
         self.source = source

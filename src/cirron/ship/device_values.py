@@ -60,8 +60,13 @@ class Resolver:
         while True:
             while self._asked:
                 value = self._asked.popleft()
-                if not value.is_ready:  # else it was given up meanwhile
-                    value.resolve()
+                if value.is_ready:  # it was given up meanwhile
+                    continue
+                together = [value]
+                while self._asked and value.is_batched and self._asked[0].is_batched:
+                    together.append(self._asked.popleft())
+                *others, last = together
+                last.resolve_all(others)
             if worker.is_stopping:
                 return
             worker.rest(3600.0)

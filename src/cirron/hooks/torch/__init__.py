@@ -185,6 +185,7 @@ class TorchHook:
             self._loops.saw_work(lane, is_evaluating=is_evaluating, may_be_peek=True)
         if lane.driver is None:
             lane.free.before_forward(self._loops, model, is_in_train=mode == "train")
+        self._loops.describe_model(lane, model())
 
     # -- backward ---------------------------------------------------------------------------
 
@@ -289,6 +290,7 @@ class TorchHook:
                 setup = None if kept is not None else hot.begin("data_setup")
             iterator = engine.around(setup, original, (loader,), end=hot.suspend)
             with guard.quiet("torch loader"):
+                self._loops.loaders[iterator] = weakref.ref(loader)
                 if setup is not None:
                     self._loops.setups[iterator] = setup
                 # An iterator begins again that may have been left early.

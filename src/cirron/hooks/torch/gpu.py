@@ -75,13 +75,13 @@ class Cuda:
         """What the allocator has had at most, since the start or the program's own reset."""
         return int(self._memory_stats(device)["allocated_bytes"]["all"]["peak"])
 
-    def read(self, scalar: Any) -> Any:
-        """The value of a scalar that has been computed; None if it does not come at once."""
-        device = scalar.device.index
+    def read(self, scalars: list[Any]) -> list[Any] | None:
+        """The values of scalars of one device and dtype; None if they do not come at once."""
+        device = scalars[0].device.index
         reader = self._readers.get(device)
         if reader is None:
             reader = self._readers[device] = Reader(device)
-        return reader.read(scalar)
+        return reader.read(scalars)
 
     def beside_captures(self, call: Callable[[], Any]) -> Any:
         """Calls the driver in a way that is allowed while another thread captures a graph."""
@@ -92,23 +92,29 @@ class Cuda:
 class Reader:
     """Brings scalars of one device to the host, on a stream of its own and without a sync."""
 
-    TRIES = 1_000  # each takes 1 us; the copy of a scalar takes about 10
+    TRIES = 1_000  # each takes 1 us; the copy of a few scalars takes about 10
+    MOST = 256  # at once
 
     def __init__(self, device: int) -> None:
         self._stream = torch.cuda.Stream(device)
         self._event = torch.cuda.Event()
         self._places: dict[torch.dtype, torch.Tensor] = {}
 
-    def read(self, scalar: Any) -> Any:
-        place = self._places.get(scalar.dtype)
+    def read(self, scalars: list[Any]) -> list[Any] | None:
+        """The values of scalars of one dtype."""
+        dtype = scalars[0].dtype
+        place = self._places.get(dtype)
         if place is None:
-            place = self._places[scalar.dtype] = torch.empty(1, dtype=scalar.dtype, pin_memory=True)
-        with torch.cuda.stream(self._stream):
-            place.copy_(scalar.reshape(1), non_blocking=True)
+            place = self._places[dtype] = torch.empty(self.MOST, dtype=dtype, pin_memory=True)
+        place = place[: len(scalars)]
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            flat = [scalar.reshape(()) for scalar in scalars]
+            together = flat[0].reshape(1) if len(flat) == 1 else torch.stack(flat)
+            place.copy_(together, non_blocking=True)
             self._event.record(self._stream)
         for _ in range(self.TRIES):
             if self._event.query():
-                return place.item()
+                return place.tolist()
         return None
 
 
@@ -338,6 +344,7 @@ class OnDevice(value.Deferred):
     """A value that can be asked for. Who asks has the clock's lock: events are given back once."""
 
     __slots__ = ("clock", "place", "points")
+    is_batched = True
     clock: GpuClock
     place: Place
     points: tuple[Point, ...]
@@ -351,10 +358,6 @@ class OnDevice(value.Deferred):
         self.resolve()  # what came before it is there by now
         self.clock.ask([one for one in others if isinstance(one, OnDevice)])
         super().resolve_all(others)
-
-    def read(self, cuda: Any) -> None:
-        """Takes the value, if it is there."""
-        raise NotImplementedError
 
     def lose(self) -> None:
         if not self.is_ready:
@@ -386,7 +389,8 @@ class Elapsed(OnDevice):
         self.points = (start, end)
         self.is_one_stream = is_one_stream  # then the start is over when the end is
 
-    def read(self, cuda: Any) -> None:
+    def read(self) -> None:
+        """Takes the time, if both events are over."""
         start, end = (point.event for point in self.points)
         if end.query() and (self.is_one_stream or start.query()):
             self.value = max(0, round(start.elapsed_time(end) * 1e6))
@@ -405,12 +409,11 @@ class Copied(OnDevice):
         self.place = place
         self.points = (point,)
 
-    def read(self, cuda: Any) -> None:
-        if not self.points[0].event.query():
-            return
-        found = cuda.read(self.source)
-        if found is None:
-            return
+    @property
+    def is_computed(self) -> bool:
+        return bool(self.points[0].event.query())
+
+    def take(self, found: Any) -> None:
         try:
             self.value = value.plain(found)
         except value.NotAScalarError:  # a complex number
@@ -429,17 +432,29 @@ class Kept(Copied):
         super().__init__(clock, place, scalar, point)
         self.version = scalar._version
 
-    def read(self, cuda: Any) -> None:
-        scalar = self.source
-        super().read(cuda)
-        if self.is_ready and scalar._version != self.version:
-            self.is_lost = True
+    def take(self, found: Any) -> None:
+        is_changed = self.source._version != self.version
+        super().take(found)
+        self.is_lost |= is_changed
 
 
 def read_all(cuda: Any, waiting: Sequence[OnDevice]) -> None:
+    """Takes those that are there; scalars are brought to the host together."""
+    groups: dict[tuple[int, torch.dtype], list[Copied]] = {}
     for one in waiting:
-        if not one.is_ready:
-            one.read(cuda)
+        if one.is_ready:
+            continue
+        if isinstance(one, Elapsed):
+            one.read()
+        elif isinstance(one, Copied) and one.is_computed:
+            groups.setdefault((one.source.device.index, one.source.dtype), []).append(one)
+    for group in groups.values():
+        for first in range(0, len(group), Reader.MOST):
+            some = group[first : first + Reader.MOST]
+            found = cuda.read([one.source for one in some])
+            if found is not None:
+                for one, its_value in zip(some, found, strict=True):
+                    one.take(its_value)
 
 
 def is_in_measured(span: hot.Span) -> bool:

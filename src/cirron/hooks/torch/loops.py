@@ -33,6 +33,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from cirron import guard
 from cirron.hooks import engine
 from cirron.hooks.engine import STEPS
+from cirron.hooks.torch import describe
 from cirron.hooks.torch.free import FreeLoop
 from cirron.record import hot
 from cirron.record.attrs import describe_error
@@ -143,6 +144,10 @@ class Loops:
         self.this_thread = ThisThread()
         self.compiled = Compiled()
         self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
+        self.loaders: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = (
+            weakref.WeakKeyDictionary()  # of new iterators
+        )
+        self._described: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders and models
         self.steps_per_epoch = steps_per_epoch
         self.on_epoch_end = on_epoch_end
 
@@ -427,7 +432,8 @@ class Loops:
         if current.makes_span:
             setup, current.setup = current.setup, None
             began = start if setup is None else setup.start
-            current.span = hot.insert(above, "evaluation", None, None, engine.Long, start=began)
+            attrs = self._describe(current.iterator())
+            current.span = hot.insert(above, "evaluation", None, attrs, engine.Long, start=began)
             engine.measured(current.span)
             if setup is not None:
                 hot.release(setup, current.span)
@@ -438,6 +444,21 @@ class Loops:
         for load in current.loads:
             hot.release(load, None if load.parent.end else parent)
         current.loads.clear()
+
+    def _describe(self, iterator: Any) -> dict[str, Any] | None:
+        """The settings of a loader, once."""
+        loader = self.loaders.pop(iterator, nothing)()
+        if loader is None or loader in self._described:
+            return None
+        self._described.add(loader)
+        return describe.of_loader(loader)
+
+    def describe_model(self, lane: Lane, model: Any) -> None:
+        """Puts the settings of a model on the epoch or evaluation that it first runs in."""
+        span = lane.free.epoch if lane.driver is None else lane.driver.span
+        if span is not None and model not in self._described:
+            self._described.add(model)
+            span.set(**describe.of_model(model), **describe.of_mode())
 
     def _join(self, driver: Pass, current: Pass) -> None:
         current.kind = JOINED

@@ -1,0 +1,263 @@
+"""What the program logs elsewhere becomes marks: TensorBoard, W&B, MLflow, Comet, Aim.
+
+A table of loggers: the method that takes the values, and a function with the same parameters that
+reads them. The logger gets what it was given and returns what it returns. Only scalars are marked,
+on the innermost open span, with the step that was logged. Values that the program or another hook
+marks itself are not marked again, nor are those that go to a second logger.
+
+Runs on the user's threads. No logger is imported here: each is hooked when the program imports it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from _thread import _local
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cirron import guard
+from cirron.hooks.patch import ImportWatch, Patches
+from cirron.record import hot, value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType
+    from typing import TypeAlias
+
+    from cirron.hooks import Hooks
+
+    Value: TypeAlias = tuple[Any, Any, Any]  # its name, itself, the step that it is logged for
+    Values: TypeAlias = Sequence[Value]
+    Read: TypeAlias = Callable[..., Values]  # gets the arguments of a call
+
+MAX_VALUES = 1_000  # of one call; the rest is left out
+
+# Where a framework gives what it logs to its own trackers: if it is hooked, that is marked already.
+TELLERS = {
+    "transformers.trainer_callback": "transformers",
+    "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": "lightning",
+    "lightning.pytorch.loggers.utilities": "lightning",  # a -1 that stands for no value
+    "pytorch_lightning.trainer.connectors.logger_connector.logger_connector": "pytorch_lightning",
+    "pytorch_lightning.loggers.utilities": "pytorch_lightning",
+    "keras.src.callbacks.callback_list": "keras",
+}
+# Code that may be between such a place and a logger, besides that of loggers: some wrap others.
+BETWEEN = frozenset(
+    (
+        "cirron",
+        "keras",
+        "lightning",
+        "lightning_fabric",
+        "lightning_utilities",
+        "pytorch_lightning",
+        "transformers",
+    )
+)
+NO_NAMES: dict[str, str | None] = {}
+
+
+class Logger(NamedTuple):
+    """A library that takes values."""
+
+    name: str
+    module: str  # whose import is waited for
+    owner: str  # the class in it
+    methods: dict[str, Read]
+
+
+class ThisThread(_local):
+    is_logging = False  # a logger is being called; it may call itself, or another one
+
+
+class LoggersHook:
+    """Installs and removes the hooks."""
+
+    name = "loggers"
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._watch = ImportWatch()
+        self._patches = Patches()
+        self._this_thread = ThisThread()
+        self._is_on = False  # somebody may hold our functions after they are taken off
+
+    def install(self) -> None:
+        self.uninstall()
+        self._is_on = True
+        for logger in LOGGERS:
+            self._watch.when_imported(logger.module, functools.partial(self._add, logger))
+
+    def uninstall(self) -> None:
+        self._is_on = False
+        self._watch.undo()
+        self._patches.undo()
+        hot.keep_names(False)
+
+    def _add(self, logger: Logger) -> None:
+        with guard.quiet("loggers"):
+            module = sys.modules[logger.module]
+            kind: type | None = getattr(module, logger.owner, None)
+            if kind is None:  # another release
+                return
+            for name, read in logger.methods.items():
+                definer = next((one for one in kind.__mro__ if name in one.__dict__), None)
+                if definer is not None:
+                    original = definer.__dict__[name]
+                    self._patches.set(definer, name, self._make(logger, read, original))
+                # `wandb.log` is a method of the run that was begun, as that was then.
+                bound = module.__dict__.get(name)
+                if isinstance(getattr(bound, "__self__", None), kind):
+                    call = self._make(logger, read, bound, is_bound=True)
+                    self._patches.set(module, name, call)
+            hot.keep_names(True)
+
+    def _make(self, logger: Logger, read: Read, original: Any, *, is_bound: bool = False) -> Any:
+        this_thread = self._this_thread
+        first = 0 if is_bound else 1  # of the arguments: without the object
+
+        @functools.wraps(original)
+        def log(*args: Any, **kwargs: Any) -> Any:
+            if this_thread.is_logging or hot.off or not self._is_on:
+                return original(*args, **kwargs)
+            this_thread.is_logging = True
+            try:
+                self._mark(logger, read, args[first:], kwargs)
+                return original(*args, **kwargs)
+            finally:
+                this_thread.is_logging = False
+
+        return log
+
+    def _mark(self, logger: Logger, read: Read, args: Any, kwargs: dict[str, Any]) -> None:
+        try:
+            if is_passed_on(sys._getframe(2), self._hooks.installed):
+                return
+            try:
+                found = read(*args, **kwargs)
+            except (AttributeError, TypeError):  # a call that the logger will refuse, too
+                return
+            span = hot.innermost()
+            for name, given, step in found:
+                mark(span, logger.name, name, given, step)
+        except Exception as error:  # noqa: BLE001  protects the program
+            guard.caught("loggers", error)
+
+
+def mark(span: hot.Span, logger: str, name: Any, given: Any, step: Any) -> None:
+    """Marks a value that is a scalar, unless somebody else has marked it in this span."""
+    if not issubclass(type(name), str) or issubclass(type(given), str):
+        return
+    if getattr(span, "marked", NO_NAMES).get(name, logger) != logger:
+        return  # the program has, or another hook, or another logger
+    try:
+        scalar = value.capture(given, hot.device_clock)
+        at = None if step is None else value.capture(step)
+    except value.NotAScalarError:
+        return
+    attrs: dict[str, Any] = {"logger": logger}
+    if isinstance(at, (int, float)):
+        attrs["step"] = at
+    hot.mark(name, scalar, **attrs)
+    names = getattr(span, "marked", NO_NAMES)
+    if name in names:
+        names[name] = logger
+
+
+def is_passed_on(caller: FrameType | None, hooked: list[str]) -> bool:
+    """Whether a framework gives a tracker of its own what its hook marks.
+
+    Then there is nobody's code but theirs between the place where it does and the logger.
+    """
+    while caller is not None:
+        module = caller.f_globals.get("__name__", "")
+        if TELLERS.get(module) in hooked:
+            return True
+        package = module.partition(".")[0]
+        if package not in BETWEEN and package not in PACKAGES:
+            return False
+        caller = caller.f_back
+    return False
+
+
+# -- how each logger is called -------------------------------------------------------------------
+
+
+def flatten(values: Any, step: Any, prefix: Any = None) -> list[Value]:
+    """The values of a dict and of those inside of it, their names joined by a slash."""
+    found: list[Value] = []
+    dicts = [("" if prefix is None else prefix + "/", values)]
+    for before, inner in dicts:  # it grows meanwhile
+        for name, given in list(dict.items(inner))[:MAX_VALUES]:
+            if len(found) + len(dicts) > MAX_VALUES:  # a dict may even hold itself
+                return found
+            if not issubclass(type(name), str):
+                continue
+            if issubclass(type(given), dict):
+                dicts.append((f"{before}{name}/", given))
+            else:
+                found.append((before + name, given, step))
+    return found
+
+
+def read_scalar(tag: Any, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any) -> Values:
+    return ((tag, scalar_value, global_step),)
+
+
+def read_scalars(
+    main_tag: Any, tag_scalar_dict: Any, global_step: Any = None, *_: Any, **__: Any
+) -> Values:
+    return flatten(tag_scalar_dict, global_step, main_tag)
+
+
+def read_wandb(data: Any, step: Any = None, *_: Any, **__: Any) -> Values:
+    return flatten(data, step)
+
+
+# The functions of `mlflow`, its autologging and Lightning's logger all come by the client.
+def read_mlflow_metric(
+    run_id: Any, key: Any, value: Any, timestamp: Any = None, step: Any = None, *_: Any, **__: Any
+) -> Values:
+    return ((key, value, step),)
+
+
+def read_mlflow_batch(run_id: Any, metrics: Any = (), *_: Any, **__: Any) -> Values:
+    if not isinstance(metrics, (list, tuple)):  # anything else can perhaps be read only once
+        return ()
+    return [(one.key, one.value, one.step) for one in metrics[:MAX_VALUES]]
+
+
+def read_comet_metric(name: Any, value: Any, step: Any = None, *_: Any, **__: Any) -> Values:
+    return ((name, value, step),)
+
+
+def read_comet_metrics(
+    dic: Any, prefix: Any = None, step: Any = None, *_: Any, **__: Any
+) -> Values:
+    return flatten(dic, step, prefix)
+
+
+def read_aim(value: Any, name: Any = None, step: Any = None, *_: Any, **__: Any) -> Values:
+    return flatten(value, step) if isinstance(value, dict) else ((name, value, step),)
+
+
+TENSORBOARD: dict[str, Read] = {"add_scalar": read_scalar, "add_scalars": read_scalars}
+
+LOGGERS = (
+    Logger("tensorboard", "torch.utils.tensorboard", "SummaryWriter", TENSORBOARD),
+    Logger("tensorboardX", "tensorboardX", "SummaryWriter", TENSORBOARD),
+    Logger("wandb", "wandb", "Run", {"log": read_wandb}),
+    Logger(
+        "mlflow",
+        "mlflow",
+        "MlflowClient",
+        {"log_metric": read_mlflow_metric, "log_batch": read_mlflow_batch},
+    ),
+    Logger(
+        "comet",
+        "comet_ml",
+        "BaseExperiment",
+        {"log_metric": read_comet_metric, "log_metrics": read_comet_metrics},
+    ),
+    Logger("aim", "aim", "Run", {"track": read_aim}),
+)
+PACKAGES = frozenset(logger.module.partition(".")[0] for logger in LOGGERS)

@@ -1,0 +1,216 @@
+"""Settings that explain speed: of a loader, of a model, of the precision that is in force.
+
+Pure functions, called once for each loader and model. None of them raises, waits for a device, or
+runs code of the program's that may take long: a model is walked by its dicts, and a data set is
+asked for its length only if the class that answers is a library's. What is not known is None.
+
+Runs on the user's threads. Loaded after torch is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils.data import BatchSampler, IterableDataset
+
+from cirron import guard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A model with more tensors or submodules than this is not counted: each takes a microsecond.
+MAX_PARTS = 3_000
+MAX_WRAPPERS = 8  # around a model
+
+# Whose data sets and samplers know their length at once.
+QUICK = frozenset(("builtins", "datasets", "numpy", "torch", "torchaudio", "torchvision"))
+
+# Classes that have a model inside, with the name under which they keep it and what they are.
+WRAPPERS = {
+    "OptimizedModule": ("_orig_mod", None),
+    "DistributedDataParallel": ("module", "DDP"),
+    "DataParallel": ("module", "DataParallel"),
+    "FullyShardedDataParallel": ("_fsdp_wrapped_module", "FSDP"),
+    "DeepSpeedEngine": ("module", "DeepSpeed"),
+}
+DEVICES = ("cuda", "cpu", "xpu", "mps")
+
+
+def of_loader(loader: Any) -> dict[str, Any]:
+    """What a DataLoader was made with."""
+    with guard.quiet("describing a loader"):
+        dataset, batches = read(loader, "dataset"), read(loader, "batch_sampler")
+        sampler = read(loader, "sampler")
+        if type(batches) not in (BatchSampler, type(None)):
+            sampler = batches  # the program's own way to make batches
+        size = read(loader, "batch_size")
+        is_stream = isinstance(dataset, IterableDataset)
+        found = {
+            "loader_workers": read(loader, "num_workers"),
+            "loader_pin_memory": read(loader, "pin_memory"),
+            "loader_prefetch_factor": read(loader, "prefetch_factor"),
+            "loader_persistent_workers": read(loader, "persistent_workers"),
+            "loader_batch_size": read(batches, "batch_size") if size is None else size,
+            "loader_drop_last": read(loader, "drop_last"),
+            "loader_sampler": None if is_stream else name_of(sampler),
+            "loader_dataset": name_of(dataset),
+            "loader_batches": None if is_stream else length_of(loader, batches, dataset),
+        }
+        return {name: plain(given) for name, given in found.items()}
+    return {}
+
+
+def of_model(model: Any) -> dict[str, Any]:
+    """What a model is, and how it is run.
+
+    Under FSDP, the first one, the parameters are those that this rank has.
+    """
+    found: dict[str, Any] = {}
+    with guard.quiet("describing a model"):
+        inner, strategies, is_compiled = unwrap(model)
+        found = {
+            "model_class": inner.__class__.__name__,
+            **count(inner),
+            "model_compiled": is_compiled,
+            "model_strategy": "+".join(strategies) or None,
+        }
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            found["world_size"] = distributed.get_world_size()
+    return found
+
+
+def of_mode() -> dict[str, Any]:
+    """The type that autocast computes in, here and now; None: it is off."""
+    found: dict[str, Any] = {}
+    with guard.quiet("describing the precision"):
+        on = [device for device in DEVICES if torch.is_autocast_enabled(device)]
+        found["autocast"] = short(torch.get_autocast_dtype(on[0])) if on else None
+    return found
+
+
+# -- loaders -------------------------------------------------------------------------------------
+
+
+def read(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name, None)
+    except Exception:  # noqa: BLE001  protects us from a loader whose attributes are computed
+        return None
+
+
+def plain(given: Any) -> Any:
+    return given if isinstance(given, (str, int)) else None
+
+
+def name_of(given: Any) -> str | None:
+    return None if given is None else type(given).__name__
+
+
+def is_quick(given: Any) -> bool:
+    """Whether its length is a library's to tell, and no code of the program's."""
+    method = getattr(type(given), "__len__", None)
+    module = getattr(method, "__module__", None) or type(given).__module__
+    return method is not None and str(module).partition(".")[0] in QUICK
+
+
+def length_of(loader: Any, batches: Any, dataset: Any) -> int | None:
+    samplers = read(loader, "sampler"), batches, read(batches, "sampler")
+    parts = loader, dataset, *(one for one in samplers if one is not None)
+    try:
+        return len(loader) if all(map(is_quick, parts)) else None
+    except Exception:  # noqa: BLE001  protects us from data that has no length
+        return None
+
+
+# -- models --------------------------------------------------------------------------------------
+
+
+def unwrap(model: Any) -> tuple[Any, list[str], bool]:
+    """The program's own model, what is around it, outermost first, and whether it is compiled."""
+    strategies: list[str] = []
+    is_compiled = False
+    for _ in range(MAX_WRAPPERS):
+        kinds = [kind.__name__ for kind in type(model).__mro__]
+        is_compiled |= "OptimizedModule" in kinds or is_compiled_in_place(model)
+        if "FSDPModule" in kinds:
+            strategies.append("FSDP2")
+        wrapper = next((WRAPPERS[kind] for kind in kinds if kind in WRAPPERS), None)
+        inner = None if wrapper is None else parts_of(model, "_modules").get(wrapper[0])
+        if wrapper is None or inner is None:
+            break
+        if wrapper[1] is not None:
+            strategies.append(wrapper[1])
+        model = inner
+    return model, strategies, is_compiled
+
+
+def is_compiled_in_place(module: Any) -> bool:
+    return fields_of(module).get("_compiled_call_impl") is not None
+
+
+def fields_of(module: Any) -> dict[str, Any]:
+    """Its attributes, past whatever methods its class has."""
+    found: dict[str, Any] = getattr(module, "__dict__", {})
+    return found
+
+
+def parts_of(module: Any, name: str) -> dict[str, Any]:
+    """`_modules` or `_parameters` of a module."""
+    return fields_of(module).get(name) or {}
+
+
+def modules_of(model: Any) -> Iterator[Any]:
+    """The model and all its submodules, each once."""
+    seen, waiting = {id(model)}, [model]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        for inner in list(parts_of(module, "_modules").values()):
+            if inner is not None and id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)
+
+
+def count(model: Any) -> dict[str, Any]:
+    """What its parameters are. If there are too many of them, what the first ones tell."""
+    tensors: dict[int, Any] = {}
+    is_checkpointing = None  # a call of `checkpoint` in a forward does not show
+    is_whole = True
+    for number, module in enumerate(modules_of(model)):
+        if number >= MAX_PARTS or len(tensors) >= MAX_PARTS:
+            is_whole = False
+            break
+        for tensor in list(parts_of(module, "_parameters").values()):
+            if tensor is not None:
+                tensors[id(tensor)] = tensor
+        flag = fields_of(module).get("gradient_checkpointing")  # of transformers and diffusers
+        if flag is True or type(module).__name__ == "CheckpointWrapper":  # torch's own
+            is_checkpointing = True
+    total = trainable = 0
+    kinds, devices = set(), set()
+    # Past what subclasses make of these: a tensor is only looked at.
+    with torch._C.DisableTorchFunction():
+        for tensor in tensors.values():
+            kinds.add(tensor.dtype)
+            devices.add(tensor.device)
+            if is_lazy(tensor):
+                is_whole = False  # its size is not known before the first forward
+                continue
+            size = tensor.numel()
+            total += size
+            if tensor.requires_grad:
+                trainable += size
+    return {
+        "model_parameters": total if is_whole else None,
+        "model_trainable": trainable if is_whole else None,
+        "model_dtype": ",".join(sorted(map(short, kinds))) or None,
+        "model_device": ",".join(sorted(map(str, devices))) or None,
+        "model_checkpointing": is_checkpointing,
+    }
+
+
+def short(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
