@@ -567,9 +567,9 @@ def test_transfer_guard() -> None:
 
 def test_little_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A copy that might not fit is left out, counted, and the loop goes on."""
-    from cirron.snapshot import memory
+    from cirron.snapshot import host
 
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(host, "available_bytes", lambda: 1_000_000)
     ci.profile()
     tree = {"w": jnp.ones(5_000_000)}
     with caplog.at_level(logging.WARNING):
@@ -718,7 +718,7 @@ def test_shards_that_make_no_box(tmp_path: Path) -> None:
         SimpleNamespace(index=(slice(0, 2),), data=np.zeros(2)),  # a copy on another device
     ]
     array = SimpleNamespace(shape=(8,), addressable_shards=shards)
-    shape, parts, places = local_box(array)
+    box = local_box(array)
 
-    assert ([4], 2) == (shape, len(parts))
-    assert [slice(0, 2), slice(2, 4)] == places
+    assert ([4], 2) == (box.shape, len(box.parts))
+    assert [0.0, 0.0, 1.0, 1.0] == np.asarray(box).tolist()

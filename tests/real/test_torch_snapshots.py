@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import cirron as ci
 from cirron import guard
 from cirron.runs import reader
-from cirron.snapshot import memory, stats, taker
+from cirron.snapshot import host, stats, taker
 from cirron.snapshot import torch as snapshot_torch
 
 if TYPE_CHECKING:
@@ -394,8 +394,8 @@ class TestTheCopy:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A copy that is more than its part of free memory is left out, said and counted."""
-        monkeypatch.setattr(snapshot_torch, "SMALL_BYTES", 100)
-        monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+        monkeypatch.setattr(host, "SMALL_BYTES", 100)
+        monkeypatch.setattr(host, "available_bytes", lambda: 1000)
         model = holding(weight=torch.zeros(1000))
         ci.profile()
         ci.watch(model)
@@ -413,18 +413,23 @@ class TestTheCopy:
         """Epoch after epoch the same memory is copied into, and it goes with the session."""
         model = holding(weight=torch.zeros(1000))
         reader = snapshot_torch.TorchReader()
-        reader.prepare([("", model)])()
-        ((prepared,),) = reader._free.values()
+
+        def copy_of(one: nn.Module) -> Any:
+            copies = reader.copy(list(reader.read(one, "")), raw=False)
+            assert copies is not None
+            assert 1 == len(copies)
+            return copies[0]
+
+        reader.prepare([(model, "")])()
+        (prepared,) = reader._host._free
         for _ in range(3):
-            copy = reader.find([("", model)]).copy(raw=False)
-            assert copy is not None
-            assert {} == {kind: kept for kind, kept in reader._free.items() if kept}
+            copy = copy_of(model)
+            assert [] == reader._host._free
             copy.release()
-            ((again,),) = reader._free.values()
-            assert prepared.data_ptr() == again.data_ptr()
-        copy = reader.find([("", nn.Linear(1, 1).to("meta"))]).copy(raw=False)
-        assert copy is not None
-        assert {} == reader._free  # the model is elsewhere now
+            (again,) = reader._host._free
+            assert prepared is again
+        copy_of(nn.Linear(1, 1, bias=False).to("meta"))
+        assert [] == reader._host._free  # the model is elsewhere now
 
 
 # -- tensors of all kinds --------------------------------------------------------------------
@@ -577,14 +582,15 @@ class TestKinds:
         assert torch.equal(torch.tensor([[2.0] * 3, [1.0] * 3]), raw_values(record))
 
     def test_shared_and_frozen(self) -> None:
-        """A shared parameter is there once, and names the others; a frozen one says so."""
+        """A shared parameter is there once, and names the others; flags say what it has not."""
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
         model[2].weight = model[0].weight
         model[1].bias.requires_grad_(False)
         records = of_one(model)
 
         assert ["0.weight", "0.bias", "1.weight", "1.bias", "2.bias"] == list(records)
-        assert {"shared_with": ["2.weight"]} == records["0.weight"].attrs
+        expected = {"shared_with": ["2.weight"], "no_gradient": True}
+        assert expected == records["0.weight"].attrs
         assert {"frozen": True} == records["1.bias"].attrs
 
     def test_not_finite(self, caplog: pytest.LogCaptureFixture) -> None:

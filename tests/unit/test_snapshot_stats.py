@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cirron import wire
-from cirron.snapshot import memory, stats
+from cirron.snapshot import host, stats
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -225,14 +225,14 @@ class TestMemory:
 
     @pytest.fixture(autouse=True)
     def _files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
-        monkeypatch.setattr(memory, "CGROUP", tmp_path)
+        monkeypatch.setattr(host, "MEMINFO", tmp_path / "meminfo")
+        monkeypatch.setattr(host, "CGROUP", tmp_path)
 
     def test_the_host(self, tmp_path: Path) -> None:
         """What Linux calls available is."""
         (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 7 kB\n")
 
-        assert 7 * 1024 == memory.available_bytes()
+        assert 7 * 1024 == host.available_bytes()
 
     def test_a_container(self, tmp_path: Path) -> None:
         """A container has its limit less what it uses; files that are kept in memory are no use."""
@@ -241,15 +241,15 @@ class TestMemory:
         (tmp_path / "memory.current").write_text("900\n")
         (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 650\nactive_file 50\n")
 
-        assert 750 == memory.available_bytes()
+        assert 750 == host.available_bytes()
 
     def test_a_container_without_a_limit(self, tmp_path: Path) -> None:
         """No limit is no bound."""
         (tmp_path / "meminfo").write_text("MemAvailable: 7 kB\n")
         (tmp_path / "memory.max").write_text("max\n")
 
-        assert 7 * 1024 == memory.available_bytes()
+        assert 7 * 1024 == host.available_bytes()
 
     def test_nobody_says(self) -> None:
         """Where there is no such file, nothing is known."""
-        assert None is memory.available_bytes()
+        assert None is host.available_bytes()
