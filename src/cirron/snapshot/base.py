@@ -36,7 +36,8 @@ class Tensor:
     # NumPy can read later. None: there are none.
     array: Any = None
     decode: Callable[[Any], Any] | None = None  # makes numbers of a block that NumPy cannot read
-    restore: Callable[[Any], Any] | None = None  # makes of a copy what safetensors can hold
+    strides: tuple[int, ...] | None = None  # how they lie in `array`. None: in their own order
+    restore: Callable[[Tensor, Any], Any] | None = None  # makes what is saved of copied values
     source: Any = None  # the framework's own object, until it is copied
     is_replaced: bool = False  # a newer copy of it is in the same snapshot
 

@@ -42,7 +42,7 @@ class DeviceCopy:
         self.size_bytes = sum(flat.nbytes for flat in flats)
         self._sizes = [flat.numel() for flat in flats]
         self._buffer: torch.Tensor | None = None
-        self._raw: torch.Tensor | None = None
+        self._on_host: torch.Tensor | None = None
         # A row of integers cannot be padded with NaN. They are few: the host measures them.
         self._is_odd = not flats[0].is_floating_point()
         device = flats[0].device
@@ -53,20 +53,22 @@ class DeviceCopy:
                 self._side.wait_stream(torch.cuda.current_stream())
             else:
                 if raw:
-                    self._raw = _flatten_dense_tensors([flat.cpu() for flat in flats])
+                    self._on_host = _flatten_dense_tensors([flat.cpu() for flat in flats])
                 self._side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self._side):
                     self._measured = Measured([flat.detach().view(-1) for flat in flats])
                 torch.cuda.current_stream().wait_stream(self._side)
 
     def value(self, number: int) -> Any:
-        restore = self.tensors[number].restore
-        assert restore is not None
-        return restore(self._fetched()[number])
+        tensor = self.tensors[number]
+        assert tensor.restore is not None
+        first = sum(self._sizes[:number])
+        flat = self._fetched().narrow(0, first, self._sizes[number])
+        return tensor.restore(tensor, flat)
 
     def summaries(self) -> Iterable[Summary]:
         if self._is_odd:
-            pairs = zip(self.tensors, self._fetched(), strict=True)
+            pairs = zip(self.tensors, self._fetched().split(self._sizes), strict=True)
             return (summarize(as_numpy(flat), tensor.decode) for tensor, flat in pairs)
         with captures.beside(), torch.cuda.stream(self._side):  # of its device, too
             if self._buffer is not None:
@@ -75,15 +77,15 @@ class DeviceCopy:
         return self._measured.summaries()
 
     def release(self) -> None:
-        self._buffer = self._raw = None
+        self._buffer = self._on_host = None
 
-    def _fetched(self) -> list[torch.Tensor]:
-        """The tensors on the host."""
-        if self._raw is None:
+    def _fetched(self) -> torch.Tensor:
+        """All of it on the host."""
+        if self._on_host is None:
             assert self._buffer is not None
             with captures.beside(), torch.cuda.stream(self._side):
-                self._raw = fetch(self._buffer, self._side)
-        return list(self._raw.split(self._sizes))
+                self._on_host = fetch(self._buffer, self._side)
+        return self._on_host
 
 
 def can_copy(tensors: list[Tensor]) -> bool:

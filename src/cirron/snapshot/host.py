@@ -58,7 +58,8 @@ class HostCopy:
         self._give_back = give_back
 
     def value(self, number: int) -> Any:
-        return (self.tensors[number].restore or as_stored)(np.asarray(self._arrays[number]))
+        tensor, values = self.tensors[number], np.asarray(self._arrays[number])
+        return as_stored(values) if tensor.restore is None else tensor.restore(tensor, values)
 
     def summaries(self) -> Iterator[Summary]:
         for number, tensor in enumerate(self.tensors):
@@ -136,7 +137,8 @@ def aligned(size: int) -> int:
 
 def size_of(tensors: list[Tensor]) -> int:
     """How much memory a copy of them takes."""
-    return sum(aligned(tensor.size_bytes) for tensor in tensors)
+    arrays = (tensor.array for tensor in tensors)
+    return sum(aligned(array.nbytes) for array in arrays if array is not None)
 
 
 # -- on the worker ---------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,25 +97,29 @@ class TorchReader(Reader):
             # imports, the child would have half a module for good.
             save({"": torch.zeros(1, device="cpu")})
             self._can_save = True
-        here: list[Tensor] = []
+        # On the host, weights and gradients are apart: gradients may be copied before the weights.
+        here: dict[bool, list[Tensor]] = {False: [], True: []}
         groups: dict[Any, list[Tensor]] = defaultdict(list)  # what a GPU copies together
+        others: list[Tensor] = []  # on another kind of device
         for tensor in tensors:
-            is_there = isinstance(tensor.array, torch.Tensor) and tensor.array.is_cuda
-            key = (tensor.array.device, tensor.array.dtype) if is_there else None
-            (here if key is None else groups[key]).append(tensor)
-        if not self._host.has_room(size_of(tensors if raw else here)):
+            array = tensor.array
+            if isinstance(array, torch.Tensor) and array.is_cuda:
+                groups[array.device, array.dtype].append(tensor)
+            else:
+                here[tensor.is_gradient].append(tensor)
+                if isinstance(array, torch.Tensor):
+                    others.append(tensor)
+        on_host = sum(map(size_of, here.values()))
+        if not self._host.has_room(size_of(tensors) if raw else on_host):
             return None
-        others = [tensor for tensor in here if isinstance(tensor.array, torch.Tensor)]
         if in_step and (others or not all(map(cuda.can_copy, groups.values()))):
             return None
-        for tensor in others:  # on another kind of device: their values come over now
+        for tensor in others:  # their values come over now
             tensor.array = cuda.as_numpy(tensor.array.cpu())
-        if not (in_step or size_of(here)):
+        if not (in_step or on_host):
             self._host.clear()  # the models went to a device
         with torch.inference_mode(False), torch.no_grad():
-            # Apart, since gradients may be copied before the weights are.
-            apart = [[t for t in here if t.is_gradient is kind] for kind in (False, True)]
-            copies: list[Copy] = [self._host.copy(some) for some in apart if some]
+            copies: list[Copy] = [self._host.copy(some) for some in here.values() if some]
             return copies + [cuda.DeviceCopy(group, raw=raw) for group in groups.values()]
 
 
@@ -162,15 +166,15 @@ def describe(given: torch.Tensor, found: Tensor) -> Tensor:
 
 
 def place(found: Tensor, flat: torch.Tensor, strides: tuple[int, ...] | None) -> Tensor:
-    found.restore = partial(restore, found.shape, found.dtype, strides)
+    found.restore, found.strides = restore, strides
     if flat.dtype is torch.bfloat16:
         found.decode = decode_bfloat16
     elif flat.dtype not in PLAIN and flat.is_floating_point():  # eight bits
         found.decode = numbers_of(flat.dtype).__getitem__
         flat = flat.view(torch.uint8)
-    if not flat.numel():
+    if not flat.is_cpu and not flat.numel():
         flat = flat.new_empty(0, device="cpu")
-    found.array = cuda.as_numpy(flat) if flat.device.type == "cpu" else flat
+    found.array = cuda.as_numpy(flat) if flat.is_cpu else flat
     return found
 
 
@@ -203,15 +207,15 @@ def as_it_lies(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
 # -- on the worker ---------------------------------------------------------------------------
 
 
-def restore(shape: list[int], dtype: str, strides: tuple[int, ...] | None, values: Any) -> Any:
+def restore(tensor: Tensor, values: Any) -> Any:
     """The tensor in its own shape, as safetensors can hold it."""
-    kind = getattr(torch, dtype)
+    kind, strides = getattr(torch, tensor.dtype), tensor.strides
     flat = torch.as_tensor(values)
     if strides is None:
-        return flat.view(kind).view(shape)
+        return flat.view(kind).view(tensor.shape)
     if not kind.is_complex:
-        return flat.view(kind).as_strided(shape, strides).contiguous()
-    parts = flat.as_strided((*shape, 2), strides).contiguous()
+        return flat.view(kind).as_strided(tensor.shape, strides).contiguous()
+    parts = flat.as_strided((*tensor.shape, 2), strides).contiguous()
     if kind is not torch.complex64:  # the only complex type of safetensors
         return parts
     return torch.view_as_complex(parts.clone())  # a pair begins at an even place
