@@ -16,7 +16,7 @@ import pytest
 import cirron as ci
 from cirron import errors, files, guard, hooks, session
 from cirron.record import clock, hot
-from cirron.snapshot import blobs, stats, taker
+from cirron.snapshot import blobs, health, stats, taker
 from cirron.snapshot.base import Reader, Tensor
 from cirron.snapshot.taker import Taken, Taker
 
@@ -817,8 +817,8 @@ class TestHealth:
 
         (taken,) = takers.delivered
         (mark,) = taken.marks
-        assert taker.MAX_NAMES == len(mark.attrs["tensors"])
-        assert taker.MAX_NAMES == len(mark.attrs["sinces"])
+        assert health.MAX_NAMES == len(mark.attrs["tensors"])
+        assert health.MAX_NAMES == len(mark.attrs["sinces"])
         assert 50 == mark.attrs["tensor_count"]
         some = "not finite: layer0, since 0; layer1, since 0; layer2, since 0; and 47 more"
         assert some == mark.value

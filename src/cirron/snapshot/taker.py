@@ -27,7 +27,7 @@ from cirron.record import clock
 from cirron.record.value import clip
 from cirron.snapshot import blobs
 from cirron.snapshot.base import paced
-from cirron.snapshot.health import Judge, find_cleared
+from cirron.snapshot.health import Judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from cirron.record.hot import Span
     from cirron.snapshot.base import Copy, Reader, Tensor
-    from cirron.snapshot.health import Finding
     from cirron.snapshot.stats import Summary
 
 # Who reads which models: the module that a program with such a model has imported and the class of
@@ -48,9 +47,7 @@ READERS = (
 
 PENDING_BYTES = 64 * 2**20
 WAIT_S = 0.025  # of the 50 ms that a boundary may take
-LARGE_BYTES = 100 * 10**6  # raw values of one epoch, from which on a word is due
-MAX_NAMES = 20  # of tensors that a mark lists; it counts them all
-SHOWN_NAMES = 3  # of those, in its text and in a warning
+LARGE_BYTES = 100 * 10**6  # warn once above this size of raw values of one epoch
 
 
 class Watched:
@@ -205,17 +202,14 @@ class Taker:
         found = list(one.reader.read(own, one.prefix, only_gradients=True))
         if not found:
             return
-        if one.kept is not None:
-            for copy in one.kept.copies:
-                copy.release()  # its memory is used again
-        one.kept = None
+        before, one.kept = one.kept, None
+        for copy in before.copies if before is not None else ():
+            copy.release()  # its memory is used again
         if self._has_room(sum(tensor.size_bytes for tensor in found)):
             kept = Kept(found)
             is_raw = self._mode != "stats" and self._folder is not None
-            copies = one.reader.copy(found, raw=is_raw, in_step=True)
-            if copies is not None:
-                kept.copies = copies
-                one.kept = kept
+            kept.copies = one.reader.copy(found, raw=is_raw, in_step=True) or []
+            one.kept = kept if kept.copies else None
 
     def take(self, span: Span, *models: Any) -> None:
         """At the end of an epoch: copies the watched models, and those that a hook has found."""
@@ -259,9 +253,10 @@ class Taker:
                 copied += () if kept is None else kept.copies
         size = sum(one.size_bytes for some in found.values() for part in some for one in part)
         with self._is_free:
-            if not self._is_free.wait_for(lambda: self._has_room(size), WAIT_S):
-                self._skip("busy", "the worker is still busy with earlier ones")
-                return
+            has_room = self._is_free.wait_for(lambda: self._has_room(size), WAIT_S)
+        if not has_room:
+            self._skip("busy", "the worker is still busy with earlier ones")
+            return
         copies = []
         for reader, (tensors, copied) in found.items():
             new = reader.copy(tensors, raw=raw)
@@ -386,14 +381,19 @@ class Taker:
             for copies in job.copies:
                 for copy in copies:
                     copy.release()
-        cleared = find_cleared(measured)
-        findings = [
-            finding
-            for tensor, summary in measured
-            if not (tensor.is_gradient and tensor.model in cleared)
-            and (finding := self._judge.judge(job.epoch, tensor, summary)) is not None
-        ]
-        self._report(job, findings, taken)
+        taken.marks.extend(
+            wire.Mark(
+                id=clock.random_id(),
+                span_id=job.span_id,
+                name="training_health",
+                value_type="string",
+                value=clip(text),
+                attrs=attrs,
+                ts_ns=job.at_ns,
+                kind="point",
+            )
+            for text, attrs in self._judge.report(job.epoch, measured)
+        )
         if taken.snapshots:
             self.taken += 1
         else:
@@ -480,54 +480,6 @@ class Taker:
                         error.strerror or error,
                     )
         return None
-
-    def _report(self, job: Job, findings: list[Finding], taken: Taken) -> None:
-        """A mark for each problem, and one word of the tensors that never had it before."""
-        for problem in dict.fromkeys(finding.problem for finding in findings):
-            its = [finding for finding in findings if finding.problem == problem]
-            its.sort(key=lambda finding: finding.since != job.epoch)  # the news first
-            first = its[0]
-            attrs = {
-                "problem": problem,
-                "tensor": first.tensor,
-                "epoch": job.epoch,
-                "since": first.since,
-                "detail": first.detail,
-                "tensors": [finding.tensor for finding in its[:MAX_NAMES]],
-                "sinces": [finding.since for finding in its[:MAX_NAMES]],
-                "tensor_count": len(its),
-            }
-            taken.marks.append(
-                wire.Mark(
-                    id=clock.random_id(),
-                    span_id=job.span_id,
-                    name="training_health",
-                    value_type="string",
-                    value=clip(f"{problem}: {listed([dated(finding) for finding in its], '; ')}"),
-                    attrs=attrs,
-                    ts_ns=job.at_ns,
-                    kind="point",
-                )
-            )
-            new = [finding for finding in its if finding.is_new]
-            if new:
-                guard.warn(
-                    "training health: %s: %s, since %s: %s. The marks named"
-                    " training_health say more",
-                    problem,
-                    listed([finding.tensor for finding in new], ", "),
-                    "this epoch" if job.epoch is None else f"epoch {job.epoch}",
-                    new[0].detail,
-                )
-
-
-def dated(finding: Finding) -> str:
-    return finding.tensor if finding.since is None else f"{finding.tensor}, since {finding.since}"
-
-
-def listed(names: list[str], between: str) -> str:
-    more = len(names) - SHOWN_NAMES
-    return between.join(names[:SHOWN_NAMES] + ([f"and {more} more"] if more > 0 else []))
 
 
 def run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
