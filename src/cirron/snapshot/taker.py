@@ -55,7 +55,7 @@ class Watched:
 
     def __init__(self, own: Any, reader: Reader, taken: set[str]) -> None:
         self.reader = reader
-        self.kept: Kept | None = None
+        self.kept: deque[Kept] = deque(maxlen=1)  # two threads may pop at once: one has it
         self.model = refer(own)
         names = reader.names(own)
         self.prefix, number = "", 1
@@ -64,6 +64,12 @@ class Watched:
             self.prefix = f"{kind}." if number == 1 else f"{kind}_{number}."
             number += 1
         self.names = {self.prefix + name for name in names}
+
+    def pop_kept(self) -> Kept | None:
+        try:
+            return self.kept.pop()
+        except IndexError:
+            return None
 
 
 class Kept:
@@ -202,14 +208,15 @@ class Taker:
         found = list(one.reader.read(own, one.prefix, only_gradients=True))
         if not found:
             return
-        before, one.kept = one.kept, None
-        for copy in before.copies if before is not None else ():
+        before = one.pop_kept()
+        for copy in () if before is None else before.copies:
             copy.release()  # its memory is used again
         if self._has_room(sum(tensor.size_bytes for tensor in found)):
             kept = Kept(found)
             is_raw = self._mode != "stats" and self._folder is not None
             kept.copies = one.reader.copy(found, raw=is_raw, in_step=True) or []
-            one.kept = kept if kept.copies else None
+            if kept.copies:
+                one.kept.append(kept)
 
     def take(self, span: Span, *models: Any) -> None:
         """At the end of an epoch: copies the watched models, and those that a hook has found."""
@@ -245,7 +252,7 @@ class Taker:
         raw = is_chosen and self._folder is not None
         found: dict[Reader, tuple[list[Tensor], list[Copy]]] = {}
         for one, own in current:
-            kept, one.kept = one.kept, None
+            kept = one.pop_kept()
             tensors, copied = found.setdefault(one.reader, ([], []))
             with guard.quiet("snapshot"):  # one that fails takes nothing from the others
                 its = list(one.reader.read(own, one.prefix))
