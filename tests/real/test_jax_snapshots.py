@@ -593,6 +593,24 @@ def test_a_device_s_memory(known: Any, expected: float) -> None:
     assert expected == free_bytes(SimpleNamespace(memory_stats=lambda: known), 10)
 
 
+def test_beside_a_torch_model() -> None:
+    """A session that watches models of two frameworks has both, with files of their own."""
+    import torch
+
+    ci.profile(snapshots="full")
+    model, tree = torch.nn.Linear(2, 1, bias=False), {"w": jnp.full(3, 2.0)}
+    ci.watch(model)
+    one_epoch(tree)
+    found = {one.tensor_name: one for one in snapshots()}
+
+    assert {"weight", "w"} == set(found)
+    assert ["weights.safetensors", "weights-1.safetensors"] == [
+        str(found[name].blob_uri).rpartition("/")[2] for name in ("weight", "w")
+    ]
+    assert np.array_equal(model.weight.detach().numpy(), stored(found["weight"]))
+    assert np.array_equal(np.asarray(tree["w"]), stored(found["w"]))
+
+
 # -- several devices -------------------------------------------------------------------------
 
 

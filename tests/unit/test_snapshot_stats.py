@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cirron import wire
 from cirron.snapshot import host, stats
+from cirron.snapshot.base import Tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -253,3 +254,28 @@ class TestMemory:
     def test_nobody_says(self) -> None:
         """Where there is no such file, nothing is known."""
         assert None is host.available_bytes()
+
+
+def arrays(*sizes: int) -> list[Tensor]:
+    return [
+        Tensor(str(size), False, [size], "float32", {}, array=np.full(size, size, np.float32))
+        for size in sizes
+    ]
+
+
+def test_memory_of_copies_is_used_again() -> None:
+    """A copy goes into the smallest memory that is large enough; what is too small is let go."""
+    copier = host.HostCopier()
+    copier.prepare([64, 640])
+    small = copier._free[-1]
+    first, second = copier.copy(arrays(3)), copier.copy(arrays(100, 3))
+    assert [] == copier._free
+    first.release()
+    second.release()
+    assert [640, 64] == [len(one) for one in copier._free]
+    third = copier.copy(arrays(100))
+
+    assert [small.ctypes.data] == [one.ctypes.data for one in copier._free]
+    assert [100.0] == [found.stats.mean for found in third.summaries()]
+    copier.copy(arrays(1000))
+    assert [] == copier._free
