@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import cirron as ci
+from cirron import session
 from cirron.snapshot import cuda, stats
 
 if TYPE_CHECKING:
@@ -132,6 +133,49 @@ def test_nothing_waits_for_the_device(
 
     assert 5 == ci.health()["snapshot_count"]
     ci.shutdown()
+
+
+@pytest.mark.parametrize("case", ["kept", "no room", "captured"])
+def test_gradients_that_the_loop_clears(
+    device: torch.device, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept without a wait for the device, or the weight's record says there are none."""
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(8, 8).to(device)
+    data = torch.ones(4, 8, device=device)
+    model(data).square().mean().backward()  # the libraries are loaded
+    model.zero_grad()
+    ci.profile(snapshots="full", frameworks=[])
+    ci.watch(model)
+    ci.flush()
+    assert session._session is not None
+    keep = session._session.taker.keep_gradients
+    for _ in ci.epochs(range(1)):
+        model(data).square().mean().backward()
+        assert model.weight.grad is not None
+        expected = model.weight.grad.cpu()
+        with monkeypatch.context() as patch:
+            if case == "no room":
+                patch.setattr(cuda, "has_room", lambda device, size_bytes: False)
+            if case == "captured":
+                patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            torch.cuda.set_sync_debug_mode("error")
+            keep()
+            torch.cuda.set_sync_debug_mode("default")
+        model.weight.grad.fill_(-1.0)
+        model.zero_grad()
+    ci.shutdown()
+
+    found = {record["tensor_name"]: record for record in snapshots()}
+    if case != "kept":
+        assert {"weight", "bias"} == set(found)
+        assert {"no_gradient": True} == found["weight"]["attrs"] == found["bias"]["attrs"]
+        return
+    assert {"weight", "bias", "weight.grad", "bias.grad"} == set(found)
+    assert {} == found["weight"]["attrs"] == found["bias"]["attrs"]
+    assert expected.double().mean().item() == pytest.approx(found["weight.grad"]["stats"]["mean"])
+    (path,) = glob.glob(".cirron/snapshots/*/gradients.safetensors")
+    assert torch.equal(expected, load_file(path)["weight.grad"])
 
 
 def test_odd_types_are_saved_as_they_are(

@@ -567,9 +567,9 @@ def test_transfer_guard() -> None:
 
 def test_little_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A copy that might not fit is left out, counted, and the loop goes on."""
-    from cirron.snapshot import memory
+    from cirron.snapshot import host
 
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(host, "available_bytes", lambda: 1_000_000)
     ci.profile()
     tree = {"w": jnp.ones(5_000_000)}
     with caplog.at_level(logging.WARNING):
@@ -591,6 +591,24 @@ def test_a_device_s_memory(known: Any, expected: float) -> None:
     from cirron.snapshot.jax import free_bytes
 
     assert expected == free_bytes(SimpleNamespace(memory_stats=lambda: known), 10)
+
+
+def test_beside_a_torch_model() -> None:
+    """A session that watches models of two frameworks has both, with files of their own."""
+    import torch
+
+    ci.profile(snapshots="full")
+    model, tree = torch.nn.Linear(2, 1, bias=False), {"w": jnp.full(3, 2.0)}
+    ci.watch(model)
+    one_epoch(tree)
+    found = {one.tensor_name: one for one in snapshots()}
+
+    assert {"weight", "w"} == set(found)
+    assert ["weights.safetensors", "weights-1.safetensors"] == [
+        str(found[name].blob_uri).rpartition("/")[2] for name in ("weight", "w")
+    ]
+    assert np.array_equal(model.weight.detach().numpy(), stored(found["weight"]))
+    assert np.array_equal(np.asarray(tree["w"]), stored(found["w"]))
 
 
 # -- several devices -------------------------------------------------------------------------
@@ -718,7 +736,7 @@ def test_shards_that_make_no_box(tmp_path: Path) -> None:
         SimpleNamespace(index=(slice(0, 2),), data=np.zeros(2)),  # a copy on another device
     ]
     array = SimpleNamespace(shape=(8,), addressable_shards=shards)
-    shape, parts, places = local_box(array)
+    box = local_box(array)
 
-    assert ([4], 2) == (shape, len(parts))
-    assert [slice(0, 2), slice(2, 4)] == places
+    assert ([4], 2) == (box.shape, len(box.parts))
+    assert [0.0, 0.0, 1.0, 1.0] == np.asarray(box).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.server
 import json
 import logging
@@ -13,6 +14,7 @@ import sys
 import textwrap
 import threading
 import urllib.parse
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +26,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cirron as ci
-from cirron import guard
+from cirron import guard, session
 from cirron.runs import reader
-from cirron.snapshot import memory, stats, taker
+from cirron.snapshot import host, stats, taker
 from cirron.snapshot import torch as snapshot_torch
 
 if TYPE_CHECKING:
@@ -250,7 +252,7 @@ class TestWhen:
         assert 2 == ci.health()["snapshot_count"]
 
     def test_no_gradients(self) -> None:
-        """Gradients that were set to None before the boundary leave no records."""
+        """Gradients that were set to None before the boundary leave no records, which is said."""
         loop = Loop()
         ci.profile()
         ci.watch(loop.model)
@@ -258,7 +260,9 @@ class TestWhen:
             loop.step((torch.ones(2, 4), torch.ones(2, 1)))
             loop.optimizer.zero_grad()
 
-        assert WEIGHTS == list(by_epoch()[0])
+        (records,) = by_epoch().values()
+        assert WEIGHTS == list(records)
+        assert [{"no_gradient": True}] * 4 == [record.attrs for record in records.values()]
 
     def test_shutdown_in_mid_epoch(self) -> None:
         """What was taken is stored, nothing fails, and a second session takes its own."""
@@ -394,8 +398,8 @@ class TestTheCopy:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A copy that is more than its part of free memory is left out, said and counted."""
-        monkeypatch.setattr(snapshot_torch, "SMALL_BYTES", 100)
-        monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+        monkeypatch.setattr(host, "SMALL_BYTES", 100)
+        monkeypatch.setattr(host, "available_bytes", lambda: 1000)
         model = holding(weight=torch.zeros(1000))
         ci.profile()
         ci.watch(model)
@@ -413,18 +417,221 @@ class TestTheCopy:
         """Epoch after epoch the same memory is copied into, and it goes with the session."""
         model = holding(weight=torch.zeros(1000))
         reader = snapshot_torch.TorchReader()
-        reader.prepare([("", model)])()
-        ((prepared,),) = reader._free.values()
+
+        def copy_of(one: nn.Module) -> Any:
+            copies = reader.copy(list(reader.read(one, "")), raw=False)
+            assert copies is not None
+            assert 1 == len(copies)
+            return copies[0]
+
+        reader.prepare([(model, "")])()
+        (prepared,) = reader._host._free
         for _ in range(3):
-            copy = reader.find([("", model)]).copy(raw=False)
-            assert copy is not None
-            assert {} == {kind: kept for kind, kept in reader._free.items() if kept}
+            copy = copy_of(model)
+            assert [] == reader._host._free
             copy.release()
-            ((again,),) = reader._free.values()
-            assert prepared.data_ptr() == again.data_ptr()
-        copy = reader.find([("", nn.Linear(1, 1).to("meta"))]).copy(raw=False)
-        assert copy is not None
-        assert {} == reader._free  # the model is elsewhere now
+            (again,) = reader._host._free
+            assert prepared is again
+        copy_of(nn.Linear(1, 1, bias=False).to("meta"))
+        assert [] == reader._host._free  # the model is elsewhere now
+
+
+class TestKeptGradients:
+    """A loop that clears its gradients right after the optimizer step."""
+
+    def start(self, *models: nn.Module, mode: Any = "full") -> taker.Taker:
+        ci.profile(snapshots=mode, frameworks=[])  # no hook keeps gradients beside the test
+        for model in models:
+            ci.watch(model)
+        assert session._session is not None
+        return session._session.taker
+
+    def gradients(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        return {
+            f"{name}.grad": parameter.grad.clone()
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+
+    def step(self, loop: Loop, scale: float = 1.0) -> dict[str, torch.Tensor]:
+        loop.step((torch.ones(2, 4) * scale, torch.ones(2, 1)))
+        return self.gradients(loop.model)
+
+    @pytest.mark.parametrize("clear", ["before", "after", "after, to zero"])
+    def test_either_order(self, clear: str) -> None:
+        """The snapshot has the last step's gradients, whether they are cleared or still there."""
+        loop = Loop()
+        one = self.start(loop.model)
+        for _ in ci.epochs(range(2)):
+            for scale in (1.0, 2.0):
+                expected = self.step(loop, scale)
+                one.keep_gradients()
+                if clear != "before":
+                    loop.optimizer.zero_grad(set_to_none=clear == "after")
+
+        if clear == "after, to zero":  # they are there, and what they are is recorded
+            expected = {name: torch.zeros_like(value) for name, value in expected.items()}
+        records = by_epoch()[1]
+        assert WEIGHTS + GRADIENTS == list(records)
+        assert all({} == record.attrs for record in records.values())
+        for name, value in expected.items():
+            assert torch.equal(value, raw_values(records[name]))
+            assert pytest.approx(value.mean().item()) == records[name].stats.mean
+        for name, parameter in loop.model.named_parameters():
+            assert torch.equal(parameter, raw_values(records[name]))
+        assert 1 == len({records[name].blob_uri for name in GRADIENTS})
+
+    def test_gradients_that_are_as_they_were_are_copied_once(self) -> None:
+        """What was kept and is unchanged is not copied again; the memory is the same each epoch."""
+        loop = Loop()
+        one = self.start(loop.model)
+        ci.flush()
+        (reader,) = one._readers.values()
+        memory = {id(buffer) for buffer in reader._host._free}  # type: ignore[attr-defined]
+        for _ in ci.epochs(range(3)):
+            ci.flush()  # the worker has given the memory back
+            self.step(loop)
+            one.keep_gradients()
+            one.keep_gradients()
+        ci.flush()
+
+        assert 2 == len(memory)
+        assert memory == {id(buffer) for buffer in reader._host._free}  # type: ignore[attr-defined]
+        assert 3 == ci.health()["snapshot_count"]
+
+    def test_a_later_gradient_wins(self) -> None:
+        """Where the loop went on after the gradients were kept, the newest are recorded."""
+        loop = Loop()
+        one = self.start(loop.model)
+        for _ in ci.epochs(range(1)):
+            self.step(loop)
+            one.keep_gradients()
+            expected = self.step(loop, 3.0)
+            expected["0.bias.grad"] = torch.zeros(8)
+            for name, parameter in loop.model.named_parameters():
+                if name == "0.bias":
+                    assert parameter.grad is not None
+                    parameter.grad.zero_()
+
+        records = by_epoch()[0]
+        assert WEIGHTS + GRADIENTS == list(records)
+        for name, value in expected.items():
+            assert torch.equal(value, raw_values(records[name]))
+
+    def test_some_are_cleared(self) -> None:
+        """Kept and newer gradients of one model are recorded side by side, once each."""
+        loop = Loop()
+        one = self.start(loop.model)
+        for _ in ci.epochs(range(1)):
+            expected = self.step(loop)
+            one.keep_gradients()
+            first, last = loop.model[0], loop.model[2]  # type: ignore[index]
+            first.zero_grad()
+            last.weight.grad.mul_(2)
+
+        expected["2.weight.grad"] *= 2
+        records = by_epoch()[0]
+        assert sorted(WEIGHTS + GRADIENTS) == sorted(records)
+        for name, value in expected.items():
+            assert torch.equal(value, raw_values(records[name]))
+
+    def test_they_are_of_one_epoch(self) -> None:
+        """Gradients that were kept in one epoch are not in the next, which says it has none."""
+        loop = Loop()
+        one = self.start(loop.model)
+        for index in ci.epochs(range(2)):
+            self.step(loop)
+            if index == 0:
+                one.keep_gradients()
+            loop.optimizer.zero_grad()
+
+        found = by_epoch()
+        assert [WEIGHTS + GRADIENTS, WEIGHTS] == [list(records) for records in found.values()]
+        assert all({"no_gradient": True} == record.attrs for record in found[1].values())
+
+    def test_a_weight_that_has_none(self) -> None:
+        """Among weights with gradients, one that nothing was backpropagated to says so."""
+        model = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)])
+        one = self.start(model, mode="stats")
+        for _ in ci.epochs(range(1)):
+            model[0](torch.ones(2)).backward()
+            one.keep_gradients()
+            model.zero_grad()
+
+        records = by_epoch()[0]
+        assert ["0.weight", "1.weight", "0.weight.grad"] == list(records)
+        assert ({}, {"no_gradient": True}) == tuple(
+            records[f"{number}.weight"].attrs for number in range(2)
+        )
+
+    def test_two_models_that_take_turns(self) -> None:
+        """What was kept of one model stays when only the other has gradients."""
+        first, second = Loop(), Loop()
+        one = self.start(first.model, second.model)
+        for _ in ci.epochs(range(1)):
+            for loop in (first, second):
+                self.step(loop)
+                one.keep_gradients()
+                loop.optimizer.zero_grad()
+
+        names = WEIGHTS + [f"Sequential.{name}" for name in WEIGHTS]
+        assert sorted([*names, *(f"{name}.grad" for name in names)]) == sorted(by_epoch()[0])
+
+    def test_of_a_model_that_a_hook_has_found(self) -> None:
+        """A model of a hook's that is not watched has its gradients kept when it is named."""
+        loop, other = Loop(), Loop()
+        one = self.start()
+        one.expect(loop.model)
+        with ci.scope("epoch", 0) as span:
+            self.step(loop)
+            self.step(other)
+            one.keep_gradients(loop.model, other.model)
+            loop.optimizer.zero_grad()
+            one.take(span, loop.model)
+
+        assert WEIGHTS + GRADIENTS == list(by_epoch()[0])
+        assert [loop.model] == [found.model() for found in one._found]
+
+    def test_no_model_is_watched(self) -> None:
+        """Without a watched model nothing is read, and no thread starts."""
+        loop = Loop()
+        one = self.start()
+        self.step(loop)
+        one.keep_gradients(loop.model)
+
+        assert None is one._thread
+
+    def test_what_is_alive_after(self) -> None:
+        """What is kept holds no gradient of the program's, and the span says the time it took."""
+        loop = Loop()
+        one = self.start(loop.model)
+        gone = []
+        for _ in ci.epochs(range(1)):
+            self.step(loop)
+            gone = [weakref.ref(parameter.grad) for parameter in loop.model.parameters()]
+            one.keep_gradients()
+            keeping_ns = one._keeping_ns
+            loop.optimizer.zero_grad()
+            gc.collect()
+
+            assert [None] * 4 == [reference() for reference in gone]
+        _, epochs = recorded()
+        (span,) = epochs.values()
+        assert span.attrs["snapshot_ns"] > keeping_ns > 0
+
+    def test_no_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where there is no memory to keep them, the records of the weights say so."""
+        loop = Loop()
+        one = self.start(loop.model)
+        ci.flush()
+        for _ in ci.epochs(range(1)):
+            self.step(loop)
+            with monkeypatch.context() as patch:
+                patch.setattr(host.HostCopier, "has_room", lambda self, size: False)
+                one.keep_gradients()
+            loop.optimizer.zero_grad()
+
+        assert WEIGHTS == list(by_epoch()[0])
 
 
 # -- tensors of all kinds --------------------------------------------------------------------
@@ -577,14 +784,15 @@ class TestKinds:
         assert torch.equal(torch.tensor([[2.0] * 3, [1.0] * 3]), raw_values(record))
 
     def test_shared_and_frozen(self) -> None:
-        """A shared parameter is there once, and names the others; a frozen one says so."""
+        """A shared parameter is there once, and names the others; flags say what it has not."""
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
         model[2].weight = model[0].weight
         model[1].bias.requires_grad_(False)
         records = of_one(model)
 
         assert ["0.weight", "0.bias", "1.weight", "1.bias", "2.bias"] == list(records)
-        assert {"shared_with": ["2.weight"]} == records["0.weight"].attrs
+        expected = {"shared_with": ["2.weight"], "no_gradient": True}
+        assert expected == records["0.weight"].attrs
         assert {"frozen": True} == records["1.bias"].attrs
 
     def test_not_finite(self, caplog: pytest.LogCaptureFixture) -> None:

@@ -199,7 +199,7 @@ def test_who_opens_files() -> None:
     }
 
     assert openers == users_of({"open", "io.open", "os.open", "os.fdopen"})
-    assert {"snapshot.memory"} == callers_of({"read_text", "read_bytes", "iterdir", "rglob"})
+    assert {"snapshot.host"} == callers_of({"read_text", "read_bytes", "iterdir", "rglob"})
 
 
 def test_who_changes_files() -> None:

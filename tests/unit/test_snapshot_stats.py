@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cirron import wire
-from cirron.snapshot import memory, stats
+from cirron.snapshot import host, stats
+from cirron.snapshot.base import Tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -225,14 +226,14 @@ class TestMemory:
 
     @pytest.fixture(autouse=True)
     def _files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
-        monkeypatch.setattr(memory, "CGROUP", tmp_path)
+        monkeypatch.setattr(host, "MEMINFO", tmp_path / "meminfo")
+        monkeypatch.setattr(host, "CGROUP", tmp_path)
 
     def test_the_host(self, tmp_path: Path) -> None:
         """What Linux calls available is."""
         (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 7 kB\n")
 
-        assert 7 * 1024 == memory.available_bytes()
+        assert 7 * 1024 == host.available_bytes()
 
     def test_a_container(self, tmp_path: Path) -> None:
         """A container has its limit less what it uses; files that are kept in memory are no use."""
@@ -241,15 +242,40 @@ class TestMemory:
         (tmp_path / "memory.current").write_text("900\n")
         (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 650\nactive_file 50\n")
 
-        assert 750 == memory.available_bytes()
+        assert 750 == host.available_bytes()
 
     def test_a_container_without_a_limit(self, tmp_path: Path) -> None:
         """No limit is no bound."""
         (tmp_path / "meminfo").write_text("MemAvailable: 7 kB\n")
         (tmp_path / "memory.max").write_text("max\n")
 
-        assert 7 * 1024 == memory.available_bytes()
+        assert 7 * 1024 == host.available_bytes()
 
     def test_nobody_says(self) -> None:
         """Where there is no such file, nothing is known."""
-        assert None is memory.available_bytes()
+        assert None is host.available_bytes()
+
+
+def arrays(*sizes: int) -> list[Tensor]:
+    return [
+        Tensor(str(size), False, [size], "float32", {}, array=np.full(size, size, np.float32))
+        for size in sizes
+    ]
+
+
+def test_memory_of_copies_is_used_again() -> None:
+    """A copy goes into the smallest memory that is large enough; what is too small is let go."""
+    copier = host.HostCopier()
+    copier.prepare([64, 640])
+    small = copier._free[-1]
+    first, second = copier.copy(arrays(3)), copier.copy(arrays(100, 3))
+    assert [] == copier._free
+    first.release()
+    second.release()
+    assert [640, 64] == [len(one) for one in copier._free]
+    third = copier.copy(arrays(100))
+
+    assert [small.ctypes.data] == [one.ctypes.data for one in copier._free]
+    assert [100.0] == [found.stats.mean for found in third.summaries()]
+    copier.copy(arrays(1000))
+    assert [] == copier._free

@@ -16,13 +16,15 @@ import pytest
 import cirron as ci
 from cirron import errors, files, guard, hooks, session
 from cirron.record import clock, hot
-from cirron.snapshot import blobs, stats, taker
-from cirron.snapshot.base import Tensor
+from cirron.snapshot import blobs, health, stats, taker
+from cirron.snapshot.base import Reader, Tensor
 from cirron.snapshot.taker import Taken, Taker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from cirron.snapshot.base import Copy
 
 PATIENCE_S = 20.0
 
@@ -42,31 +44,28 @@ class Gan(Model):
 class FakeCopy:
     """Waits for leave before it is measured, so that a test decides when the worker is done."""
 
-    def __init__(self, reader: FakeReader, values: dict[str, list[float]], raw: bool) -> None:
-        self.tensors = [
-            Tensor(name, name.endswith(".grad"), [len(value)], "float64", {})
-            for name, value in values.items()
-        ]
-        self.size_bytes = sum(len(value) * 8 for value in values.values())
+    def __init__(self, reader: FakeReader, tensors: list[Tensor], raw: bool) -> None:
+        self.tensors = tensors
+        self.size_bytes = sum(tensor.size_bytes for tensor in tensors)
         self._reader = reader
-        self._values = values
+        self._values = [tensor.take_array() for tensor in tensors]
         self._raw = raw
 
-    def summarize(self) -> list[stats.Summary]:
-        assert self._reader.go_on.wait(PATIENCE_S)
-        return [stats.summarize(np.array(value)) for value in self._values.values()]
-
-    def save(self, path: Path, *, gradients: bool) -> None:
+    def value(self, number: int) -> Any:
         assert self._raw
         if self._reader.disk_error is not None:
             raise self._reader.disk_error
-        path.write_text(f"{gradients}")
+        return self._values[number]
+
+    def summaries(self) -> list[stats.Summary]:
+        assert self._reader.go_on.wait(PATIENCE_S)
+        return [stats.summarize(value) for value in self._values]
 
     def release(self) -> None:
         self._reader.released += 1
 
 
-class FakeReader:
+class FakeReader(Reader):
     made: FakeReader
 
     def __init__(self) -> None:
@@ -86,25 +85,22 @@ class FakeReader:
     def names(self, model: Any) -> list[str]:
         return list(model.values)
 
-    def prepare(self, models: list[tuple[str, Any]]) -> Callable[[], None]:
-        prefixes = [prefix for prefix, _ in models]
+    def prepare(self, models: list[tuple[Any, str]]) -> Callable[[], None]:
+        prefixes = [prefix for _, prefix in models]
         return lambda: self.prepared.append(prefixes)
 
-    def find(self, models: list[tuple[str, Any]]) -> Any:
+    def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> Iterator[Tensor]:
         if self.error is not None:
             raise self.error
-        values = {
-            prefix + name: list(value)
-            for prefix, model in models
-            for name, value in model.values.items()
-        }
+        for name, values in model.values.items():
+            array = np.array(values)
+            its = Tensor(prefix + name, name.endswith(".grad"), [len(values)], "float64", {})
+            its.array = array
+            yield its
 
-        def copy(*, raw: bool) -> FakeCopy | None:
-            self.raws.append(raw)
-            return FakeCopy(self, values, raw) if self.has_memory else None
-
-        size = sum(len(value) * 8 for value in values.values())
-        return types.SimpleNamespace(size_bytes=size, copy=copy)
+    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool = False) -> list[Copy] | None:
+        self.raws.append(raw)
+        return [FakeCopy(self, tensors, raw)] if self.has_memory else None
 
 
 @pytest.fixture(autouse=True)
@@ -821,8 +817,8 @@ class TestHealth:
 
         (taken,) = takers.delivered
         (mark,) = taken.marks
-        assert taker.MAX_NAMES == len(mark.attrs["tensors"])
-        assert taker.MAX_NAMES == len(mark.attrs["sinces"])
+        assert health.MAX_NAMES == len(mark.attrs["tensors"])
+        assert health.MAX_NAMES == len(mark.attrs["sinces"])
         assert 50 == mark.attrs["tensor_count"]
         some = "not finite: layer0, since 0; layer1, since 0; layer2, since 0; and 47 more"
         assert some == mark.value

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cirron import files
 from cirron.record import clock
@@ -37,6 +38,17 @@ def write(folder: Path, key: str, save: Callable[[Path], None], access: str = "p
         part.unlink(missing_ok=True)
         raise
     return target
+
+
+def save(values: dict[str, Any], path: Path) -> None:
+    """Writes NumPy's arrays, or torch's tensors, as safetensors. OSError: the disk refuses them."""
+    from safetensors import SafetensorError
+
+    framework = type(next(iter(values.values()))).__module__  # numpy, or torch
+    try:
+        importlib.import_module(f"safetensors.{framework}").save_file(values, path)
+    except SafetensorError as error:  # what it says of a disk, too
+        raise OSError(str(error)) from error
 
 
 def sweep(folder: Path) -> None:

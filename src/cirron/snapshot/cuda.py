@@ -1,4 +1,4 @@
-"""Tensors on a GPU: copied there, measured there on a stream of its own, one copy back for all.
+"""Copies on a GPU: measured there on a stream of their own, one copy back for all.
 
 A GPU that has no room for a copy is measured in place, and its own stream waits for that: the loop
 is held there, and not on the host. Nothing here waits for the device until `Measured.wait`, which
@@ -15,11 +15,12 @@ import torch
 from torch._utils import _flatten_dense_tensors
 
 from cirron import captures
-from cirron.snapshot import memory, stats
-from cirron.snapshot.pace import paced
+from cirron.snapshot import stats
+from cirron.snapshot.base import Tensor, paced
+from cirron.snapshot.host import PART, summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from cirron.snapshot.stats import Summary
 
@@ -35,38 +36,71 @@ WINDOW = 2**24
 class DeviceCopy:
     """Tensors of one dtype on a GPU: copied there, or measured at once where they do not fit."""
 
-    def __init__(self, flats: list[torch.Tensor], *, raw: bool) -> None:
+    def __init__(self, tensors: list[Tensor], *, raw: bool) -> None:
+        flats = [tensor.take_array() for tensor in tensors]
+        self.tensors = tensors
+        self.size_bytes = sum(flat.nbytes for flat in flats)
         self._sizes = [flat.numel() for flat in flats]
-        self._device = flats[0].device
         self._buffer: torch.Tensor | None = None
-        self._raw: torch.Tensor | None = None
-        with torch.cuda.device(self._device):
+        self._on_host: torch.Tensor | None = None
+        # A row of integers cannot be padded with NaN. They are few: the host measures them.
+        self._is_odd = not flats[0].is_floating_point()
+        device = flats[0].device
+        with torch.cuda.device(device):
             self._side = torch.cuda.Stream()
-            if has_room(self._device, sum(flat.nbytes for flat in flats)):
+            if self._is_odd or has_room(device, self.size_bytes):
                 self._buffer = flattened(flats)
                 self._side.wait_stream(torch.cuda.current_stream())
             else:
                 if raw:
-                    self._raw = _flatten_dense_tensors([flat.cpu() for flat in flats])
+                    self._on_host = _flatten_dense_tensors([flat.cpu() for flat in flats])
                 self._side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self._side):
                     self._measured = Measured([flat.detach().view(-1) for flat in flats])
                 torch.cuda.current_stream().wait_stream(self._side)
 
-    def values(self) -> Iterator[torch.Tensor]:
-        """The values on the host."""
-        if self._raw is None:
-            assert self._buffer is not None
-            with captures.beside(), torch.cuda.stream(self._side):
-                self._raw = fetch(self._buffer, self._side)
-        return iter(self._raw.split(self._sizes))
+    def value(self, number: int) -> Any:
+        tensor = self.tensors[number]
+        assert tensor.restore is not None
+        first = sum(self._sizes[:number])
+        flat = self._fetched().narrow(0, first, self._sizes[number])
+        return tensor.restore(tensor, flat)
 
-    def summarize(self) -> Iterator[Summary]:
+    def summaries(self) -> Iterable[Summary]:
+        if self._is_odd:
+            pairs = zip(self.tensors, self._fetched().split(self._sizes), strict=True)
+            return (summarize(as_numpy(flat), tensor.decode) for tensor, flat in pairs)
         with captures.beside(), torch.cuda.stream(self._side):  # of its device, too
             if self._buffer is not None:
                 self._measured = Measured(list(self._buffer.split(self._sizes)))
             self._measured.wait()
         return self._measured.summaries()
+
+    def release(self) -> None:
+        self._buffer = self._on_host = None
+
+    def _fetched(self) -> torch.Tensor:
+        """All of it on the host."""
+        if self._on_host is None:
+            assert self._buffer is not None
+            with captures.beside(), torch.cuda.stream(self._side):
+                self._on_host = fetch(self._buffer, self._side)
+        return self._on_host
+
+
+def can_copy(tensors: list[Tensor]) -> bool:
+    """Whether a copy of them waits for nothing, and is part of no graph that is captured now."""
+    device = tensors[0].array.device
+    return (
+        device.type == "cuda"
+        and not torch.cuda.is_current_stream_capturing()
+        and has_room(device, sum(tensor.size_bytes for tensor in tensors))
+    )
+
+
+def as_numpy(flat: torch.Tensor) -> Any:
+    """A tensor's memory on the host. NumPy has no type for bfloat16; it is read as integers."""
+    return (flat.view(torch.uint16) if flat.dtype is torch.bfloat16 else flat).numpy()
 
 
 def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -78,17 +112,18 @@ def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
     """Has the driver load what a snapshot runs, which takes ten times as long as a snapshot."""
     with captures.beside(), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
-        few = [torch.zeros(1, dtype=dtype, device=device)] * 2
-        list(DeviceCopy(few, raw=False).summarize())
+        zero = torch.zeros(1, dtype=dtype, device=device)
+        few = [Tensor("", False, [1], "", {}, array=zero) for _ in range(2)]
+        list(DeviceCopy(few, raw=False).summaries())
 
 
 def has_room(device: torch.device, size_bytes: int) -> bool:
     """Whether a copy fits in what the driver has free, and torch keeps for later."""
     free, _ = torch.cuda.mem_get_info(device)
-    if size_bytes <= free * memory.PART:
+    if size_bytes <= free * PART:
         return True
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return size_bytes <= (free + kept) * memory.PART
+    return size_bytes <= (free + kept) * PART
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cirron import guard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from cirron.snapshot.base import Tensor
     from cirron.snapshot.stats import Summary
@@ -25,8 +27,10 @@ ENOUGH = 3
 EXPLODING = 100.0
 VANISHING = 1e-3
 
-
 RECOVERED = "recovered"
+
+MAX_NAMES = 20  # of tensors that a mark lists; it counts them all
+SHOWN_NAMES = 3  # of those, in its text and in a warning
 
 
 class Finding(NamedTuple):
@@ -64,6 +68,44 @@ class Judge:
                 self._norms.pop(its, None)
                 self._problems.pop(its, None)
                 self._seen.pop(its, None)
+
+    def report(
+        self, epoch: int | None, measured: list[tuple[Tensor, Summary]]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """A text and attributes for each problem. Warns of tensors that never had it before."""
+        cleared = find_cleared(measured)
+        findings = [
+            finding
+            for tensor, summary in measured
+            if not (tensor.is_gradient and tensor.model in cleared)
+            and (finding := self.judge(epoch, tensor, summary)) is not None
+        ]
+        for problem in dict.fromkeys(finding.problem for finding in findings):
+            its = [finding for finding in findings if finding.problem == problem]
+            its.sort(key=lambda finding: finding.since != epoch)  # the news first
+            new = [finding for finding in its if finding.is_new]
+            if new:
+                guard.warn(
+                    "training health: %s: %s, since %s: %s. The marks named"
+                    " training_health say more",
+                    problem,
+                    listed([finding.tensor for finding in new], ", "),
+                    "this epoch" if epoch is None else f"epoch {epoch}",
+                    new[0].detail,
+                )
+            yield (
+                f"{problem}: {listed([dated(finding) for finding in its], '; ')}",
+                {
+                    "problem": problem,
+                    "tensor": its[0].tensor,
+                    "epoch": epoch,
+                    "since": its[0].since,
+                    "detail": its[0].detail,
+                    "tensors": [finding.tensor for finding in its[:MAX_NAMES]],
+                    "sinces": [finding.since for finding in its[:MAX_NAMES]],
+                    "tensor_count": len(its),
+                },
+            )
 
     def judge(self, epoch: int | None, tensor: Tensor, summary: Summary) -> Finding | None:
         """What is wrong with the tensor, if anything is."""
@@ -103,3 +145,12 @@ class Judge:
                 return "vanishing", f"its gradient's norm is {norm:.3g}, it was {usual:.3g}"
         past.append(norm)  # what is out of the ordinary is not what the next is compared with
         return None
+
+
+def dated(finding: Finding) -> str:
+    return finding.tensor if finding.since is None else f"{finding.tensor}, since {finding.since}"
+
+
+def listed(names: list[str], between: str) -> str:
+    more = len(names) - SHOWN_NAMES
+    return between.join(names[:SHOWN_NAMES] + ([f"and {more} more"] if more > 0 else []))

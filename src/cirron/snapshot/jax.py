@@ -25,31 +25,19 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from cirron import errors, guard
-from cirron.snapshot import memory, stats
-from cirron.snapshot.base import Tensor
+from cirron.snapshot import host
+from cirron.snapshot.base import Reader, Tensor
+from cirron.snapshot.host import HostCopy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
 
-    from cirron.snapshot.stats import Summary
+    from cirron.snapshot.base import Copy
 
 FUNCTIONS = (FunctionType, MethodType, partial)
 
 # A tree of gradients is told by the name it has in the tree that is watched.
 GRADIENTS = frozenset(("grad", "grads", "gradients"))
-
-# What a safetensors file can hold, by NumPy's names; the rest is stored as a wider type.
-STORED = frozenset(
-    (
-        *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-        *("float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
-        "complex64",
-    )
-)
-
-# What any host has; asking for less than this what is free would cost more than the copy.
-SMALL_BYTES = 16 * 2**20
 
 
 class Leaf(NamedTuple):
@@ -65,22 +53,33 @@ class Leaf(NamedTuple):
 class Held:
     """Stands for a tree. Without `__weakref__`, so that whoever watches it keeps it."""
 
-    __slots__ = ("is_taken",)
-    is_taken: bool  # it is in a snapshot, and was not given again since
+    __slots__ = ("_was_missed", "is_taken")
+
+    def __init__(self) -> None:
+        self.is_taken = False  # it is in a snapshot, and was not given again since
+        self._was_missed = False
 
     def leaves(self) -> list[Leaf] | None:
-        """What the tree holds now; None if it is gone."""
+        """What the tree holds now; None, which is said once, if it is gone."""
+        found, reason = self.find()
+        if found is None and not self._was_missed:
+            self._was_missed = True
+            guard.warn("a snapshot was left out: %s", reason)
+        return found
+
+    def find(self) -> tuple[list[Leaf] | None, str]:
+        """The leaves, or why there are none."""
         raise NotImplementedError
 
 
 class Given(Held):
     """A tree that the user gave."""
 
-    __slots__ = ("_known", "_references", "_was_missed")
+    __slots__ = ("_known", "_references")
 
     def __init__(self, leaves: list[Leaf]) -> None:
+        super().__init__()
         self.give(leaves)
-        self._was_missed = False
 
     def give(self, leaves: list[Leaf]) -> None:
         """Makes this the tree."""
@@ -92,52 +91,41 @@ class Given(Held):
         """Whether these are the next value of the tree, or the same."""
         if self._known != outline(leaves):
             return False
-        found = self._found()
+        found, _ = self.find()
         is_same = found is not None and all(
             one.value is other.value for one, other in zip(found, leaves, strict=True)
         )
         return found is None or is_same or (even_taken and self.is_taken)
 
-    def leaves(self) -> list[Leaf] | None:
-        found = self._found()
-        if found is None and not self._was_missed:
-            self._was_missed = True
-            guard.warn(
-                "a snapshot was left out: the arrays that ci.watch() was given are gone. JAX arrays"
-                " do not change, a step makes new ones: call ci.watch(state) again as the last"
-                " line of each epoch, or once with a function, ci.watch(lambda: state)"
-            )
-        return found
-
-    def _found(self) -> list[Leaf] | None:
+    def find(self) -> tuple[list[Leaf] | None, str]:
         found = [Leaf(name, reference()) for name, reference in self._references]
-        return (
-            None if any(leaf.value is None or is_deleted(leaf.value) for leaf in found) else found
+        is_gone = any(leaf.value is None or is_deleted(leaf.value) for leaf in found)
+        return None if is_gone else found, (
+            "the arrays that ci.watch() was given are gone. JAX arrays do not change, a step makes"
+            " new ones: call ci.watch(state) again as the last line of each epoch, or once with a"
+            " function, ci.watch(lambda: state)"
         )
 
 
 class Asked(Held):
     """A tree that a function of the user's returns."""
 
-    __slots__ = ("_was_missed", "function")
+    __slots__ = ("function",)
 
     def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__()
         self.function = function
-        self.is_taken = self._was_missed = False
 
-    def leaves(self) -> list[Leaf] | None:
+    def find(self) -> tuple[list[Leaf] | None, str]:
         try:
             found = leaves_of(self.function())
         except Exception as error:  # noqa: BLE001  protects the loop from the user's function
-            found, reason = None, f"raised {error!r}"
-        else:
-            reason = "returned no arrays, or arrays that were donated"
-            if found is not None and any(is_deleted(leaf.value) for leaf in found):
-                found = None
-        if found is None and not self._was_missed:
-            self._was_missed = True
-            guard.warn("a snapshot was left out: the function given to ci.watch() %s", reason)
-        return found
+            return None, f"the function given to ci.watch() raised {error!r}"
+        if found is not None and any(is_deleted(leaf.value) for leaf in found):
+            found = None
+        return found, (
+            "the function given to ci.watch() returned no arrays, or arrays that were donated"
+        )
 
 
 def hold(model: Any, known: Iterable[Any]) -> Any:
@@ -249,56 +237,31 @@ def is_deleted(value: Any) -> bool:
     return isinstance(value, jax.Array) and value.is_deleted()
 
 
-class Source(NamedTuple):
-    """An array as it is found, and what of it is measured here."""
+class Parts:
+    """An array, or those of its shards that are in this process. NumPy can read it."""
 
-    tensor: Tensor
-    parts: list[Any]  # one, or the shards of this process; none if it has no numbers
-    places: list[Any]  # where they are in the array of `tensor.shape`, if several
+    def __init__(self, parts: list[Any], places: list[Any], shape: list[int]) -> None:
+        self.parts = parts
+        self.nbytes = sum(part.nbytes for part in parts)
+        self._places = places  # where the parts are in an array of this shape
+        self.shape = shape
 
+    def replaced(self, copies: Iterator[Any]) -> Parts:
+        """The same, of as many copies as it has parts."""
+        return Parts([next(copies) for _ in self.parts], self._places, self.shape)
 
-def sources_of(leaves: list[Leaf], prefix: str) -> list[Source]:
-    found: dict[int, Source] = {}
-    names: set[str] = set()
-    for leaf in expand(leaves):
-        head, _, rest = leaf.name.partition(".")
-        is_gradient = head in GRADIENTS
-        name = prefix + (f"{rest}.grad" if is_gradient and rest else leaf.name)
-        known = found.get(id(leaf.value))
-        if known is not None:
-            known.tensor.attrs.setdefault("shared_with", []).append(name)
-            continue
-        while name in names:  # {"a.b": ...} beside {"a": {"b": ...}}
-            name += "_"
-        names.add(name)
-        found[id(leaf.value)] = as_source(leaf.value, name, is_gradient=is_gradient)
-    return list(found.values())
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        with jax.transfer_guard("allow"):
+            if len(self.parts) == 1:
+                return np.asarray(self.parts[0])
+            whole = np.empty(self.shape, self.parts[0].dtype)
+            for part, place in zip(self.parts, self._places, strict=True):
+                whole[place] = np.asarray(part).reshape(whole[place].shape)
+        return whole
 
 
-def as_source(array: Any, name: str, *, is_gradient: bool) -> Source:
-    attrs: dict[str, Any] = {}
-    shape = list(array.shape)
-    parts: list[Any] = [array]
-    places: list[Any] = [()]
-    if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
-        attrs["sharding"] = str(getattr(array.sharding, "spec", array.sharding))
-        if not array.is_fully_addressable:
-            attrs["shard_of"] = shape
-            shape, parts, places = local_box(array)
-    tensor = Tensor(name, is_gradient, shape, str(array.dtype), attrs)
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        attrs["unmeasured"] = "a random key is no number"
-        return Source(tensor, [], [])
-    if array.dtype == jax.dtypes.float0:
-        attrs["unmeasured"] = "the gradient of an integer has no values"
-        return Source(tensor, [], [])
-    if np.issubdtype(array.dtype, np.complexfloating):
-        attrs["parts"] = "statistics are over the real and the imaginary parts"
-    return Source(tensor, parts, places)
-
-
-def local_box(array: Any) -> tuple[list[int], list[Any], list[Any]]:
-    """The shards of this process: the shape of all together, each, and where it is in that shape.
+def local_box(array: Any) -> Parts:
+    """The shards of this process, in the shape of all together.
 
     Copies count once. Shards that do not make a box lie one after the other.
     """
@@ -311,110 +274,84 @@ def local_box(array: Any) -> tuple[list[int], list[Any], list[Any]]:
     low = [min(first for first, _ in sides) for sides in zip(*ranges, strict=True)]
     high = [max(last for _, last in sides) for sides in zip(*ranges, strict=True)]
     shape = [last - first for first, last in zip(low, high, strict=True)]
-    if math.prod(shape) == sum(part.size for part in parts):
-        return (
-            shape,
-            parts,
-            [
-                tuple(slice(a - base, b - base) for (a, b), base in zip(sides, low, strict=True))
-                for sides in ranges
-            ],
-        )
-    starts = [0, *accumulate(part.size for part in parts)]
-    return [starts[-1]], parts, [slice(*ends) for ends in pairwise(starts)]
+    places: list[Any] = [
+        tuple(slice(a - base, b - base) for (a, b), base in zip(sides, low, strict=True))
+        for sides in ranges
+    ]
+    if math.prod(shape) != sum(part.size for part in parts):
+        starts = [0, *accumulate(part.size for part in parts)]
+        shape, places = [starts[-1]], [slice(*ends) for ends in pairwise(starts)]
+    return Parts(parts, places, shape)
 
 
 # -- reading ---------------------------------------------------------------------------------
 
 
-class JaxReader:
+class JaxReader(Reader):
     """Reads what `hold` returned."""
 
-    def unwrap(self, model: Held) -> Held:
-        return model
-
     def names(self, model: Held) -> list[str]:
-        return [source.tensor.name for source in sources_of(model.leaves() or [], "")]
+        return [tensor.name for tensor in self._tensors(model.leaves() or [], "")]
 
-    def prepare(self, models: list[tuple[str, Held]]) -> Callable[[], None]:
-        return lambda: None  # a device's memory is there
+    def read(self, model: Held, prefix: str, *, only_gradients: bool = False) -> list[Tensor]:
+        leaves = model.leaves()
+        if leaves is None:
+            return []
+        model.is_taken = True
+        return self._tensors(leaves, prefix)
 
-    def find(self, models: list[tuple[str, Held]]) -> JaxFound:
-        sources = []
-        for prefix, model in models:
-            leaves = model.leaves()
-            if leaves is not None:
-                model.is_taken = True
-                sources += sources_of(leaves, prefix)
-        return JaxFound(sources)
+    def _tensors(self, leaves: list[Leaf], prefix: str) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        names: set[str] = set()
+        for path, array in expand(leaves):
+            head, _, rest = path.partition(".")
+            is_gradient = head in GRADIENTS
+            name = prefix + (f"{rest}.grad" if is_gradient and rest else path)
+            known = found.get(id(array))
+            if known is not None:
+                known.attrs.setdefault("shared_with", []).append(name)
+                continue
+            while name in names:  # {"a.b": ...} beside {"a": {"b": ...}}
+                name += "_"
+            names.add(name)
+            found[id(array)] = self.describe(array, name, {}, is_gradient=is_gradient)
+        return list(found.values())
 
+    def describe(
+        self, array: Any, name: str, attrs: dict[str, Any], *, is_gradient: bool = False
+    ) -> Tensor:
+        shape = list(array.shape)
+        parts = Parts([array], [()], shape)
+        if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
+            attrs["sharding"] = str(getattr(array.sharding, "spec", array.sharding))
+            if not array.is_fully_addressable:
+                attrs["shard_of"] = shape
+                parts = local_box(array)
+        found = Tensor(name, is_gradient, parts.shape, str(array.dtype), attrs)
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+            attrs["unmeasured"] = "a random key is no number"
+        elif array.dtype == jax.dtypes.float0:
+            attrs["unmeasured"] = "the gradient of an integer has no values"
+        else:
+            found.array = parts
+            if np.issubdtype(array.dtype, np.complexfloating):
+                attrs["parts"] = "statistics are over the real and the imaginary parts"
+        return found
 
-class JaxFound:
-    """The arrays of all trees, at the boundary."""
-
-    def __init__(self, sources: list[Source]) -> None:
-        self._sources = sources
-        self.size_bytes = sum(part.nbytes for source in sources for part in source.parts)
-
-    def copy(self, *, raw: bool) -> JaxCopy | None:
-        parts = [part for source in self._sources for part in source.parts]
+    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool = False) -> list[Copy] | None:
+        """Copies the arrays on their devices: the program may donate its own to the next step."""
+        arrays = [tensor.take_array() for tensor in tensors]
+        parts = [part for array in arrays if array is not None for part in array.parts]
         if not has_room(parts):
             return None
         put = getattr(jax.device_put, "cirron_original", jax.device_put)  # the hook sees the rest
-        on_device = [part for part in parts if isinstance(part, jax.Array)]
         with jax.transfer_guard("allow"):
-            copies = iter(put(on_device, may_alias=False))
+            put_there = iter(put([p for p in parts if isinstance(p, jax.Array)], may_alias=False))
         # NumPy's arrays are the user's to change.
-        taken = [next(copies) if isinstance(part, jax.Array) else part.copy() for part in parts]
-        return JaxCopy(self._sources, taken, self.size_bytes)
-
-
-class JaxCopy:
-    """The copies; the program's own arrays are let go."""
-
-    def __init__(self, sources: list[Source], parts: list[Any], size_bytes: int) -> None:
-        self.tensors = [source.tensor for source in sources]
-        self.size_bytes = size_bytes
-        self._places = [source.places for source in sources]
-        rest = iter(parts)
-        self._parts = [[next(rest) for _ in source.parts] for source in sources]
-
-    def summarize(self) -> list[Summary]:
-        found = []
-        for number in range(len(self.tensors)):
-            found.append(summarize(self._values(number)))
-            self._parts[number] = []  # as soon as it can be
-        return found
-
-    def save(self, path: Path, *, gradients: bool) -> None:
-        from safetensors import SafetensorError
-        from safetensors.numpy import save_file
-
-        values = {
-            tensor.name: as_stored(self._values(number))
-            for number, tensor in enumerate(self.tensors)
-            if tensor.is_gradient is gradients and tensor.has_values
-        }
-        try:
-            save_file(values, path)
-        except SafetensorError as error:  # what it says of a disk, too
-            raise OSError(str(error)) from error
-
-    def release(self) -> None:
-        self._parts = [[] for _ in self.tensors]
-
-    def _values(self, number: int) -> Any:
-        """The array on the host, in the shape of its tensor. Waits for its device."""
-        parts, places = self._parts[number], self._places[number]
-        if not parts:
-            return np.zeros(0)
-        with jax.transfer_guard("allow"):
-            if len(parts) == 1:
-                return np.asarray(parts[0])
-            whole = np.empty(self.tensors[number].shape, parts[0].dtype)
-            for part, place in zip(parts, places, strict=True):
-                whole[place] = np.asarray(part).reshape(whole[place].shape)
-        return whole
+        copies = (next(put_there) if isinstance(p, jax.Array) else p.copy() for p in parts)
+        return [
+            HostCopy(tensors, [None if one is None else one.replaced(copies) for one in arrays])
+        ]
 
 
 def has_room(parts: list[Any]) -> bool:
@@ -433,33 +370,8 @@ def has_room(parts: list[Any]) -> bool:
 
 def free_bytes(device: Any, wanted: int) -> float:
     if device is None:
-        free = None if wanted <= SMALL_BYTES else memory.available_bytes()
-    else:
-        known = device.memory_stats() or {}
-        free = known["bytes_limit"] - known["bytes_in_use"] if "bytes_limit" in known else None
-    return math.inf if free is None else free * memory.PART
-
-
-# -- on the worker ---------------------------------------------------------------------------
-
-
-def summarize(values: Any) -> Summary:
-    flat = values.reshape(-1)
-    if flat.dtype.kind == "c":
-        return stats.summarize(flat.view(flat.real.dtype))
-    is_own = flat.dtype.isbuiltin == 1  # else of ml_dtypes: bfloat16, the eight-bit floats
-    return stats.summarize(flat, None if is_own else as_float32)
-
-
-def as_float32(block: Any) -> Any:
-    return block.astype(np.float32)
-
-
-def as_stored(values: Any) -> Any:
-    """The array in a type that a safetensors file can hold."""
-    name = values.dtype.name
-    if name == "complex128":
-        values = np.stack([values.real, values.imag], axis=-1)
-    elif name not in STORED:
-        values = values.astype(np.int8 if "int" in name else np.float32)
-    return np.require(values, requirements="C")
+        return math.inf if wanted <= host.SMALL_BYTES else host.free_bytes()
+    known = device.memory_stats() or {}
+    if "bytes_limit" not in known:
+        return math.inf
+    return float(known["bytes_limit"] - known["bytes_in_use"]) * host.PART

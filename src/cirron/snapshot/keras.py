@@ -1,8 +1,8 @@
 """Reads Keras models on any backend: weights by their paths, such as `sequential/dense/kernel`.
 
-Torch's and JAX's arrays are copied by those who read such models; only torch keeps the gradients of
-the last step. TensorFlow's are read, which copies nothing: a step that changes a variable leaves
-what was read of it as it is.
+Torch's and JAX's arrays are read and copied as such; only torch keeps the gradients of the last
+step. TensorFlow's values are read, which copies nothing: a step that changes a variable leaves what
+was read of it as it is.
 """
 
 from __future__ import annotations
@@ -13,50 +13,61 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from cirron import guard
-from cirron.snapshot import memory, stats
-from cirron.snapshot.base import Tensor
+from cirron.snapshot.base import Reader, Tensor
+from cirron.snapshot.host import HostCopy, free_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
 
-    from cirron.snapshot.base import Found, Reader
-    from cirron.snapshot.stats import Summary
-
-# What a safetensors file can hold of NumPy's types; the rest is stored as 32 bits.
-STORED = frozenset("?bBhHiIlLqQefd")
+    from cirron.snapshot.base import Copy
+    from cirron.snapshot.jax import JaxReader
+    from cirron.snapshot.torch import TorchReader
 
 
-class KerasReader:
+class KerasReader(Reader):
     """Reads Keras models and layers."""
 
     def __init__(self) -> None:
-        self._torch: Reader | None = None
-        if keras.backend.backend() == "torch":
+        self._torch: TorchReader | None = None
+        self._jax: JaxReader | None = None
+        backend = keras.backend.backend()
+        if backend == "torch":
             from cirron.snapshot.torch import TorchReader
 
             self._torch = TorchReader()
+            self.clears_gradients = True
+        elif backend == "jax":
+            from cirron.snapshot.jax import JaxReader
 
-    def unwrap(self, model: Any) -> Any:
-        return model
+            self._jax = JaxReader()
 
     def names(self, model: Any) -> list[str]:
         return [name for name, _ in named_weights(model)]
 
-    def prepare(self, models: list[tuple[str, Any]]) -> Callable[[], None]:
+    def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> Iterable[Tensor]:
         if self._torch is not None:
-            return self._torch.prepare(as_modules(models))
-        return lambda: None  # a device's memory is there
+            return self._torch.read(Module(model), prefix, only_gradients=only_gradients)
+        return [self._describe(prefix + name, weight) for name, weight in named_weights(model)]
 
-    def find(self, models: list[tuple[str, Any]]) -> Found:
-        if self._torch is not None:
-            return self._torch.find(as_modules(models))
-        weights: list[tuple[str, Any]] = []
-        for prefix, model in models:
-            with guard.quiet("snapshot"):  # one that fails takes nothing from the others
-                weights += [(prefix + name, weight) for name, weight in named_weights(model)]
-        return find_in_jax(weights) if keras.backend.backend() == "jax" else ArrayFound(weights)
+    def _describe(self, name: str, weight: Any) -> Tensor:
+        attrs = {} if weight.trainable else {"frozen": True}
+        if self._jax is not None:
+            return self._jax.describe(weight.value, name, attrs)
+        shape = list(weight.shape)
+        return Tensor(name, False, shape, str(weight.dtype), attrs, array=Value(weight))
+
+    def prepare(self, models: list[tuple[Any, str]]) -> Callable[[], None]:
+        if self._torch is None:
+            return super().prepare(models)
+        return self._torch.prepare([(Module(model), prefix) for model, prefix in models])
+
+    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool = False) -> list[Copy] | None:
+        own = self._torch or self._jax
+        if own is not None:
+            return own.copy(tensors, raw=raw, in_step=in_step)
+        if sum(tensor.size_bytes for tensor in tensors) > free_bytes():
+            return None
+        return [HostCopy(tensors, [tensor.take_array() for tensor in tensors])]
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, Any]]:
@@ -71,13 +82,6 @@ def named_weights(model: Any) -> Iterator[tuple[str, Any]]:
         yield name, weight
 
 
-def attrs_of(weight: Any) -> dict[str, Any]:
-    return {} if weight.trainable else {"frozen": True}
-
-
-# -- torch and JAX ---------------------------------------------------------------------------
-
-
 class Module:
     """A Keras model as the reader of torch's models sees one: the names are Keras's."""
 
@@ -89,88 +93,13 @@ class Module:
             yield name, weight.value
 
 
-def as_modules(models: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    return [(prefix, Module(model)) for prefix, model in models]
+class Value:
+    """A weight of TensorFlow's, or of NumPy's, as it is now. The worker alone waits for it."""
 
+    def __init__(self, weight: Any) -> None:
+        self.nbytes = math.prod(weight.shape) * np.dtype(weight.dtype).itemsize
+        value = weight.value
+        self._value = value.read_value() if hasattr(value, "read_value") else np.array(value)
 
-def find_in_jax(weights: list[tuple[str, Any]]) -> Found:
-    from cirron.snapshot.jax import JaxFound, as_source
-
-    sources = []
-    for name, weight in weights:
-        source = as_source(weight.value, name, is_gradient=False)
-        source.tensor.attrs.update(attrs_of(weight))
-        sources.append(source)
-    return JaxFound(sources)
-
-
-# -- TensorFlow, and NumPy -------------------------------------------------------------------
-
-
-class ArrayFound:
-    """Weights whose values NumPy can have."""
-
-    def __init__(self, weights: list[tuple[str, Any]]) -> None:
-        self._weights = weights
-        self.size_bytes = sum(
-            math.prod(weight.shape) * np.dtype(weight.dtype).itemsize for _, weight in weights
-        )
-
-    def copy(self, *, raw: bool) -> ArrayCopy | None:
-        available = memory.available_bytes()
-        if available is not None and self.size_bytes > available * memory.PART:
-            return None
-        tensors = [
-            Tensor(name, False, list(weight.shape), str(weight.dtype), attrs_of(weight))
-            for name, weight in self._weights
-        ]
-        return ArrayCopy(tensors, [read(weight.value) for _, weight in self._weights])
-
-
-def read(value: Any) -> Any:
-    """The value as it is now."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return value.read_value() if hasattr(value, "read_value") else value
-
-
-class ArrayCopy:
-    """What was read. The worker makes NumPy arrays of it, and so waits for the device."""
-
-    def __init__(self, tensors: list[Tensor], values: list[Any]) -> None:
-        self.tensors = tensors
-        self.size_bytes = sum(
-            math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in tensors
-        )
-        self._values = values
-
-    def summarize(self) -> list[Summary]:
-        return [summarize(np.asarray(value).reshape(-1)) for value in self._values]
-
-    def save(self, path: Path, *, gradients: bool) -> None:
-        from safetensors import SafetensorError
-        from safetensors.numpy import save_file
-
-        values = {
-            tensor.name: as_stored(np.asarray(value))
-            for tensor, value in zip(self.tensors, self._values, strict=True)
-        }
-        try:
-            save_file(values, path)
-        except SafetensorError as error:  # what it says of a disk, too
-            raise OSError(str(error)) from error
-
-    def release(self) -> None:
-        self._values = []
-
-
-def summarize(flat: Any) -> Summary:
-    """The summary of an array; one of a type that NumPy does not have itself is made 32 bits."""
-    is_own = flat.dtype.char in STORED
-    return stats.summarize(flat, None if is_own else lambda block: block.astype(np.float32))
-
-
-def as_stored(values: Any) -> Any:
-    if values.dtype.char not in STORED:
-        values = values.astype(np.float32)
-    return np.require(values, requirements="C")
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self._value)

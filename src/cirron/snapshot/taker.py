@@ -1,7 +1,8 @@
 """Which models are watched, and what happens at an epoch boundary.
 
-`watch` and `take` run on the user's thread; `take` copies and leaves. The rest is done by a worker
-that starts with the first model: statistics, raw values, a look at the training's health.
+`watch`, `keep_gradients` and `take` run on the user's thread; they copy and leave. The rest is done
+by a worker that starts with the first model: statistics, raw values, a look at the training's
+health.
 
 Copies that wait for the worker are bounded: one copy, or as many as fit in `PENDING_BYTES`. When
 there is no room, `take` waits a moment, then leaves the snapshot out and counts it. The worker ends
@@ -18,7 +19,6 @@ import threading
 import time
 import weakref
 from collections import deque
-from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,16 +26,16 @@ from cirron import errors, guard, wire
 from cirron.record import clock
 from cirron.record.value import clip
 from cirron.snapshot import blobs
-from cirron.snapshot.health import Judge, find_cleared
-from cirron.snapshot.pace import paced
+from cirron.snapshot.base import paced
+from cirron.snapshot.health import Judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from cirron.record.hot import Span
-    from cirron.snapshot.base import Copy, Found, Reader, Tensor
-    from cirron.snapshot.health import Finding
+    from cirron.snapshot.base import Copy, Reader, Tensor
+    from cirron.snapshot.stats import Summary
 
 # Who reads which models: the module that a program with such a model has imported and the class of
 # its models, then the reader's file and class.
@@ -47,16 +47,15 @@ READERS = (
 
 PENDING_BYTES = 64 * 2**20
 WAIT_S = 0.025  # of the 50 ms that a boundary may take
-LARGE_BYTES = 100 * 10**6  # raw values of one epoch, from which on a word is due
-MAX_NAMES = 20  # of tensors that a mark lists; it counts them all
-SHOWN_NAMES = 3  # of those, in its text and in a warning
+LARGE_BYTES = 100 * 10**6  # warn once above this size of raw values of one epoch
 
 
 class Watched:
-    """A model, the reader that knows it, and what is put before its names."""
+    """A model, the reader that knows it, what is put before its names, and its kept gradients."""
 
     def __init__(self, own: Any, reader: Reader, taken: set[str]) -> None:
         self.reader = reader
+        self.kept: deque[Kept] = deque(maxlen=1)  # two threads may pop at once: one has it
         self.model = refer(own)
         names = reader.names(own)
         self.prefix, number = "", 1
@@ -66,11 +65,42 @@ class Watched:
             number += 1
         self.names = {self.prefix + name for name in names}
 
+    def pop_kept(self) -> Kept | None:
+        try:
+            return self.kept.pop()
+        except IndexError:
+            return None
+
+
+class Kept:
+    """A model's gradients, copied after an optimizer step, for a loop that clears them then."""
+
+    def __init__(self, gradients: list[Tensor]) -> None:
+        self.copies: list[Copy] = []
+        self._known: dict[str, tuple[Tensor, Callable[[], Any], int]] = {
+            tensor.name: (tensor, weakref.ref(tensor.source), tensor.source._version)
+            for tensor in gradients
+        }
+
+    def rest_of(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What of a model is to be copied beside these: no gradient that is as it was."""
+        rest = []
+        for tensor in tensors:
+            if tensor.name in self._known:
+                kept, reference, version = self._known[tensor.name]
+                if reference() is tensor.source and tensor.source._version == version:
+                    continue
+                kept.is_replaced = True
+            elif f"{tensor.name}.grad" in self._known:
+                tensor.attrs.pop("no_gradient", None)
+            rest.append(tensor)
+        return rest
+
 
 class Job(NamedTuple):
     """What was copied at one boundary."""
 
-    copies: list[Copy]
+    copies: list[list[Copy]]  # by reader
     span_id: str
     epoch: int | None
     at_ns: int
@@ -120,6 +150,7 @@ class Taker:
         self.skipped = 0
         self.unsaved = 0  # files of raw values
         self.held_ns = 0  # the last time the loop was held
+        self._keeping_ns = 0  # since then, for gradients
         # A queue that may be put to in a signal's handler. None: there will be no more.
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_free = threading.Condition()
@@ -157,55 +188,97 @@ class Taker:
                     self._found.append(found)
                     self._prepare(found)
 
+    def keep_gradients(self, *models: Any) -> None:
+        """After an optimizer step that may be the epoch's last: copies the gradients as they are.
+
+        The next `take` uses them where the loop has cleared the model's own by then. It may be
+        called again: the newest count. For the watched models, and those that a hook has found.
+        """
+        if not (self._watched or self._found) or self._is_stopped:
+            return
+        with guard.quiet("snapshot"):
+            began = clock.now()
+            known = [model for model in models if self._find_known(model, self._found) is not None]
+            for one, own in self._current(known):
+                if one.reader.clears_gradients:
+                    self._keep(one, own)
+            self._keeping_ns += clock.now() - began
+
+    def _keep(self, one: Watched, own: Any) -> None:
+        found = list(one.reader.read(own, one.prefix, only_gradients=True))
+        if not found:
+            return
+        before = one.pop_kept()
+        for copy in () if before is None else before.copies:
+            copy.release()  # its memory is used again
+        if self._has_room(sum(tensor.size_bytes for tensor in found)):
+            kept = Kept(found)
+            is_raw = self._mode != "stats" and self._folder is not None
+            kept.copies = one.reader.copy(found, raw=is_raw, in_step=True) or []
+            if kept.copies:
+                one.kept.append(kept)
+
     def take(self, span: Span, *models: Any) -> None:
         """At the end of an epoch: copies the watched models, and those that a hook has found."""
         if not (self._watched or models) or self._is_stopped or span.sequence in self._seen:
             return
         with guard.quiet("snapshot"):
             began = clock.now()
-            current = list(self._watched)
-            for model in models:
-                known = self._find_known(model, current)
-                if known is None:
-                    known = self._find_known(model, self._found)
-                    if known is None:
-                        known = self._know(model)
-                        self._found.append(known)
-                    current.append(known)
-            by_reader: dict[Reader, list[tuple[str, Any]]] = {}
-            for one in current:
-                own = one.model()
-                if own is not None:
-                    by_reader.setdefault(one.reader, []).append((one.prefix, own))
-            if not by_reader:
+            current = self._current(models)
+            if not current:
                 return
             self._seen.append(span.sequence)
-            self._copy(span, [reader.find(models) for reader, models in by_reader.items()])
-            self.held_ns = clock.now() - began
+            self._copy(span, current)
+            self.held_ns = clock.now() - began + self._keeping_ns
+            self._keeping_ns = 0
             span.set(snapshot_ns=self.held_ns)
 
-    def _copy(self, span: Span, found: list[Found]) -> None:
+    def _current(self, models: Iterable[Any]) -> list[tuple[Watched, Any]]:
+        """The watched models, and these; those that are gone are left out."""
+        current = list(self._watched)
+        for model in models:
+            if self._find_known(model, current) is None:
+                known = self._find_known(model, self._found)
+                if known is None:
+                    known = self._know(model)
+                    self._found.append(known)
+                current.append(known)
+        return [(one, own) for one in current if (own := one.model()) is not None]
+
+    def _copy(self, span: Span, current: list[tuple[Watched, Any]]) -> None:
         is_chosen = self._mode == "full" or (
             self._mode == "sampled" and self._chance() < self._sample_rate
         )
         raw = is_chosen and self._folder is not None
-        size = sum(one.size_bytes for one in found)
-        if not self._wait_for_room(size):
+        found: dict[Reader, tuple[list[Tensor], list[Copy]]] = {}
+        for one, own in current:
+            kept = one.pop_kept()
+            tensors, copied = found.setdefault(one.reader, ([], []))
+            with guard.quiet("snapshot"):  # one that fails takes nothing from the others
+                its = list(one.reader.read(own, one.prefix))
+                tensors += its if kept is None else kept.rest_of(its)
+                copied += () if kept is None else kept.copies
+        size = sum(one.size_bytes for some in found.values() for part in some for one in part)
+        with self._is_free:
+            has_room = self._is_free.wait_for(lambda: self._has_room(size), WAIT_S)
+        if not has_room:
             self._skip("busy", "the worker is still busy with earlier ones")
             return
-        copies = [copy for one in found if (copy := one.copy(raw=raw)) is not None]
+        copies = []
+        for reader, (tensors, copied) in found.items():
+            new = reader.copy(tensors, raw=raw)
+            if new is not None:
+                copies.append([*new, *copied])
         if len(copies) < len(found):
             self._skip("memory", f"a copy of {size / 1e6:,.0f} MB might not fit in free memory")
         if copies:
             job = Job(copies, span.id, span.index, self._wall_ns(clock.now()), raw)
-            self._do(lambda: self._finish(job), sum(copy.size_bytes for copy in copies))
+            self._do(
+                lambda: self._finish(job), sum(one.size_bytes for its in copies for one in its)
+            )
 
-    def _wait_for_room(self, size: int) -> bool:
-        def has_room() -> bool:
-            return not self._pending_bytes or self._pending_bytes + size <= PENDING_BYTES
-
-        with self._is_free:
-            return self._is_free.wait_for(has_room, WAIT_S)
+    def _has_room(self, size: int) -> bool:
+        return not self._pending_bytes or self._pending_bytes + size <= PENDING_BYTES
 
     def _skip(self, why: str, reason: str) -> None:
         self.skipped += 1
@@ -228,10 +301,12 @@ class Taker:
 
     def _prepare(self, new: Watched) -> None:
         """Has memory made ready for what is copied together: the watched ones, and a new one."""
-        others = [one for one in self._watched if one.reader is new.reader and one is not new]
-        models = [(one.prefix, one.model()) for one in (*others, new)]
-        kept = [(prefix, model) for prefix, model in models if model is not None]
-        self._do(new.reader.prepare(kept))
+        models = [
+            (own, one.prefix)
+            for one in dict.fromkeys((*self._watched, new))
+            if one.reader is new.reader and (own := one.model()) is not None
+        ]
+        self._do(new.reader.prepare(models))
 
     def _reader_of(self, model: Any) -> Reader:
         file, kind = check(model)
@@ -295,29 +370,37 @@ class Taker:
 
     def _finish(self, job: Job) -> None:
         taken = Taken([], [], [])
-        findings: list[Finding] = []
+        measured: list[tuple[Tensor, Summary]] = []
         try:
-            for number, copy in enumerate(job.copies):
-                addresses = self._save(job, copy, number, taken) if job.raw else (None, None)
-                measured = list(zip(copy.tensors, copy.summarize(), strict=True))
-                cleared = find_cleared(measured)
-                for tensor, summary in paced(measured):
-                    attrs = dict(tensor.attrs)
-                    if summary.is_broken:
-                        attrs["nonfinite_count"] = summary.nan_count + summary.inf_count
-                        attrs["nan_count"] = summary.nan_count
-                        attrs["inf_count"] = summary.inf_count
+            for number, copies in enumerate(job.copies):
+                addresses = self._save(job, copies, number, taken) if job.raw else (None, None)
+                its = [
+                    (tensor, summary)
+                    for copy in copies
+                    for tensor, summary in zip(copy.tensors, copy.summaries(), strict=True)
+                    if not tensor.is_replaced
+                ]
+                for tensor, summary in paced(its):
                     address = addresses[tensor.is_gradient] if tensor.has_values else None
-                    taken.snapshots.append(self._record(job, tensor, summary.stats, address, attrs))
-                    if tensor.is_gradient and tensor.model in cleared:
-                        continue
-                    finding = self._judge.judge(job.epoch, tensor, summary)
-                    if finding is not None:
-                        findings.append(finding)
+                    taken.snapshots.append(self._record(job, tensor, summary, address))
+                measured += its
         finally:
-            for copy in job.copies:
-                copy.release()
-        self._report(job, findings, taken)
+            for copies in job.copies:
+                for copy in copies:
+                    copy.release()
+        taken.marks.extend(
+            wire.Mark(
+                id=clock.random_id(),
+                span_id=job.span_id,
+                name="training_health",
+                value_type="string",
+                value=clip(text),
+                attrs=attrs,
+                ts_ns=job.at_ns,
+                kind="point",
+            )
+            for text, attrs in self._judge.report(job.epoch, measured)
+        )
         if taken.snapshots:
             self.taken += 1
         else:
@@ -325,13 +408,13 @@ class Taker:
         self._deliver(taken)
 
     def _record(
-        self,
-        job: Job,
-        tensor: Tensor,
-        stats: wire.Stats,
-        address: str | None,
-        attrs: dict[str, Any],
+        self, job: Job, tensor: Tensor, summary: Summary, address: str | None
     ) -> wire.Snapshot:
+        attrs = dict(tensor.attrs)
+        if summary.is_broken:
+            attrs["nonfinite_count"] = summary.nan_count + summary.inf_count
+            attrs["nan_count"] = summary.nan_count
+            attrs["inf_count"] = summary.inf_count
         return wire.Snapshot(
             id=clock.random_id(),
             span_id=job.span_id,
@@ -339,49 +422,58 @@ class Taker:
             shape=tensor.shape,
             dtype=tensor.dtype,
             mode=self._mode,
-            stats=stats,
+            stats=summary.stats,
             blob_uri=address,
             ts_ns=job.at_ns,
             attrs=attrs,
         )
 
     def _save(
-        self, job: Job, copy: Copy, number: int, taken: Taken
+        self, job: Job, copies: list[Copy], number: int, taken: Taken
     ) -> tuple[str | None, str | None]:
         """Writes the raw values; returns where the weights are, and where the gradients."""
         assert self._folder is not None
-        if copy.size_bytes > LARGE_BYTES and "large" not in self._warned:
+        found = [
+            (tensor, copy, place)
+            for copy in copies
+            for place, tensor in enumerate(copy.tensors)
+            if tensor.has_values and not tensor.is_replaced
+        ]
+        size = sum(copy.size_bytes for copy in copies)
+        if size > LARGE_BYTES and "large" not in self._warned:
             self._warned.add("large")
-            parameters = sum(size(t) for t in copy.tensors if not t.is_gradient)
             guard.warn(
                 "the raw values of this epoch are %.1f MB (%d bytes, %d parameters), and more"
                 " epochs follow; snapshots='stats' keeps none, a lower sample_rate fewer",
-                copy.size_bytes / 1e6,
-                copy.size_bytes,
-                parameters,
+                size / 1e6,
+                size,
+                sum(math.prod(its.shape) for its, _, _ in found if not its.is_gradient),
             )
         if not self._has_swept:
             self._has_swept = True
             with guard.quiet("snapshot"):
                 blobs.sweep(self._folder)
-        addresses: list[str | None] = []
-        for kind, is_gradient in (("weights", False), ("gradients", True)):
-            address = None
-            if any(one.is_gradient is is_gradient and one.has_values for one in copy.tensors):
+        addresses: list[str | None] = [None, None]
+        for is_gradient, kind in enumerate(("weights", "gradients")):
+            its = [one for one in found if one[0].is_gradient == is_gradient]
+            if its:
                 name = f"{kind}.safetensors" if not number else f"{kind}-{number}.safetensors"
                 key = f"{blobs.FOLDER}/{job.span_id}/{name}"
-                path = self._write(key, partial(copy.save, gradients=is_gradient))
+                path = self._write(key, its)
                 if path is None:
                     self.unsaved += 1
                 else:
                     taken.files.append((path, key))
-                    address = path.absolute().as_uri()
-            addresses.append(address)
+                    addresses[is_gradient] = path.absolute().as_uri()
         return addresses[0], addresses[1]
 
-    def _write(self, key: str, save: Callable[[Path], None]) -> Path | None:
+    def _write(self, key: str, found: list[tuple[Tensor, Copy, int]]) -> Path | None:
         """None: it could not be written, for whatever reason. The statistics are delivered."""
         assert self._folder is not None
+
+        def save(path: Path) -> None:
+            blobs.save({tensor.name: copy.value(place) for tensor, copy, place in found}, path)
+
         with guard.quiet("snapshot"):
             try:
                 return blobs.write(self._folder, key, save, self._access)
@@ -396,64 +488,12 @@ class Taker:
                     )
         return None
 
-    def _report(self, job: Job, findings: list[Finding], taken: Taken) -> None:
-        """A mark for each problem, and one word of the tensors that never had it before."""
-        for problem in dict.fromkeys(finding.problem for finding in findings):
-            its = [finding for finding in findings if finding.problem == problem]
-            its.sort(key=lambda finding: finding.since != job.epoch)  # the news first
-            first = its[0]
-            attrs = {
-                "problem": problem,
-                "tensor": first.tensor,
-                "epoch": job.epoch,
-                "since": first.since,
-                "detail": first.detail,
-                "tensors": [finding.tensor for finding in its[:MAX_NAMES]],
-                "sinces": [finding.since for finding in its[:MAX_NAMES]],
-                "tensor_count": len(its),
-            }
-            taken.marks.append(
-                wire.Mark(
-                    id=clock.random_id(),
-                    span_id=job.span_id,
-                    name="training_health",
-                    value_type="string",
-                    value=clip(f"{problem}: {listed([dated(finding) for finding in its], '; ')}"),
-                    attrs=attrs,
-                    ts_ns=job.at_ns,
-                    kind="point",
-                )
-            )
-            new = [finding for finding in its if finding.is_new]
-            if new:
-                guard.warn(
-                    "training health: %s: %s, since %s: %s. The marks named"
-                    " training_health say more",
-                    problem,
-                    listed([finding.tensor for finding in new], ", "),
-                    "this epoch" if job.epoch is None else f"epoch {job.epoch}",
-                    new[0].detail,
-                )
-
-
-def dated(finding: Finding) -> str:
-    return finding.tensor if finding.since is None else f"{finding.tensor}, since {finding.since}"
-
-
-def listed(names: list[str], between: str) -> str:
-    more = len(names) - SHOWN_NAMES
-    return between.join(names[:SHOWN_NAMES] + ([f"and {more} more"] if more > 0 else []))
-
 
 def run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
     """The worker: it knows its queue alone, so that a session that has ended is let go."""
     while (job := jobs.get()) is not None:
         job()
         del job  # and what it copied
-
-
-def size(tensor: Tensor) -> int:
-    return math.prod(tensor.shape)
 
 
 def refer(own: Any) -> Callable[[], Any]:
