@@ -484,6 +484,8 @@ class FakeScalar:
     device = torch.device("cuda", 0)
     is_cpu = False
 
+    dtype = torch.float32
+
     def __init__(self, given: float) -> None:
         self.given = given
         self.copies = 0
@@ -513,6 +515,9 @@ def test_a_mark_of_a_device_scalar(cuda: FakeCuda, monkeypatch: pytest.MonkeyPat
 
 class NoSnapshots:
     def expect(self, model: Any) -> None:
+        pass
+
+    def keep_gradients(self, *models: Any) -> None:
         pass
 
     def take(self, span: hot.Span, *models: Any) -> None:

@@ -64,6 +64,9 @@ class Snapshots(Protocol):
     def expect(self, model: Any) -> None:
         """Says that one of this model will be taken, so that memory for it can be made ready."""
 
+    def keep_gradients(self, *models: Any) -> None:
+        """Keeps those of the watched models, which the loop may clear before one is taken."""
+
     def take(self, span: Span, *models: Any) -> None:
         """Takes one of the watched models and of these, at the end of an epoch."""
 

@@ -59,7 +59,7 @@ class TorchHook:
         self._watch = ImportWatch()
         self._models: dict[weakref.ref[Any], bool] = {}
         self._empty: dict[weakref.ref[Any], int] = {}  # modules without parameters: their calls
-        self._loops = Loops(settings.steps_per_epoch, snapshots.take)
+        self._loops = Loops(settings.steps_per_epoch, snapshots)
         self._compiling = Compiling(self._watch, self._patches)
         self._gpu_times = GpuTimes()
         self._marks_losses = settings.loss_marks

@@ -90,6 +90,8 @@ class FreeLoop:
             return
         self.steps += 1
         if self._goes_on(loops):
+            if self.steps >= loops.steps_per_epoch:
+                loops.keep_gradients()
             self._is_step_over = True
             self._goes_on(loops)
         else:

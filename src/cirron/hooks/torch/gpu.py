@@ -150,9 +150,11 @@ class Place:
         self.last_ns = 0
 
     def point_after(self, parent: hot.Span) -> Point | None:
-        """The end of the span before, in the same parent, if this is about the same moment."""
+        """The end of the phase before, of the same step, if this is about the same moment."""
         last = self.last
         if last is None or self.last_under is not parent or not last.users:
+            return None
+        if parent.name not in STEPS:
             return None
         if clock.now() - self.last_ns > SAME_NS:
             return None

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from cirron.hooks import Snapshots
+
 UNDECIDED, JOINED, EVALUATION, TRAINING = "undecided", "joined", "evaluation", "training"
 
 # Scopes that say of a pass what it is: then there is none of its own.
@@ -88,7 +90,7 @@ class Pass:
         self.may_be_ahead = False  # whoever asks may fetch an item before the last one is used
         self.is_ahead = False  # and does
         self.is_over = False  # exhausted, with items that were fetched ahead still to be used
-        self.is_sized = True  # the loader knows its length
+        self.length: int | None = None  # of the loader; None: it may be endless
         self.is_evaluating = False  # the program was, when it began
         self.is_inside_step = False  # it began when the driver's step had done some work
         self.has_stepped = False  # an optimizer has, since the step began
@@ -140,7 +142,7 @@ class Compiled:
 class Loops:
     """The loops of all threads."""
 
-    def __init__(self, steps_per_epoch: int, on_epoch_end: Callable[[hot.Span], None]) -> None:
+    def __init__(self, steps_per_epoch: int, snapshots: Snapshots) -> None:
         self.this_thread = ThisThread()
         self.compiled = Compiled()
         self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
@@ -149,7 +151,8 @@ class Loops:
         )
         self._described: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders and models
         self.steps_per_epoch = steps_per_epoch
-        self.on_epoch_end = on_epoch_end
+        self.on_epoch_end = snapshots.take
+        self.keep_gradients = snapshots.keep_gradients
 
     def end(self) -> None:
         """Closes what this thread has open."""
@@ -205,7 +208,7 @@ class Loops:
     def _next_step(self, current: Pass) -> None:
         if current.step is not None:
             hot.close(current.step)
-        if not current.is_sized:
+        if current.length is None:
             self._split_endless(current)
         current.step = hot.begin("step" if current.kind is TRAINING else "batch", current.index)
         current.index += 1
@@ -308,7 +311,7 @@ class Loops:
                 names -= {lane.free.step.name}
             has_step = not STEPS.isdisjoint(names)
             current.outer_has_epoch = "epoch" in names
-            current.is_sized = has_length(iterator)
+            current.length = length_of(iterator)
             current.makes_steps = not has_step and not is_fetching
             is_whole = current.makes_steps or not current.outer_has_epoch
             current.makes_span = is_whole and not has_step and not is_told
@@ -527,6 +530,8 @@ class Loops:
         else:
             driver.has_stepped = True
             driver.optimizer_steps += 1
+            if driver.items == driver.length:  # the loop may clear them before the epoch ends
+                self.keep_gradients()
             if driver.is_over:
                 driver.stepped_ns = hot.now()
 
@@ -672,10 +677,11 @@ def has_passed(error: BaseException, frame: FrameType) -> bool:
     return trace is not None
 
 
-def has_length(iterator: Any) -> bool:
+def length_of(iterator: Any) -> int | None:
+    """How many items there are; -1: nobody knows, but there is an end to them."""
     if iterator._dataset_kind == _DatasetKind.Iterable:  # of which the iterator knows no length
-        return hasattr(type(iterator._dataset), "__len__")
+        return -1 if hasattr(type(iterator._dataset), "__len__") else None
     try:
-        return len(iterator) >= 0
+        return len(iterator)
     except TypeError:
-        return False
+        return None
