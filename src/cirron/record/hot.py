@@ -170,7 +170,7 @@ class Span:
             return
         if kind is not None:
             _note_error(self, kind, error)
-        if losses:
+        if losses and self in losses:
             mark_losses(self)
         self.end = end = now()
         attrs = self.attrs
@@ -250,6 +250,12 @@ span_type = Span
 
 class OwnSpan(Span):
     """A span that a loop of ours or a hook opened, which knows where it ends; not `ci.scope`'s."""
+
+    __slots__ = ()
+
+
+class Settled(dict[str, "Any"]):
+    """Attributes of a hook's own, plain and never changed: many spans may share them."""
 
     __slots__ = ()
 
@@ -433,7 +439,7 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
         finally:
             if is_epoch and at_epoch_end is not None and not span.end:
                 at_epoch_end(span)
-            if losses:
+            if losses and span in losses:
                 mark_losses(span)
             if device_clock is not None and not span.end:
                 device_clock.stop(span)
@@ -672,14 +678,14 @@ def close(span: Span, at: int = 0) -> None:
     if span.end:  # dropped, or recorded by a shutdown
         _leave(span)
         return
-    if losses:
+    if losses and span in losses:
         mark_losses(span)
     if device_clock is not None:
         device_clock.stop(span)
     parent = span.parent
     span.end = end = parent.end or at or now()
     attrs = span.attrs
-    if attrs is not None:
+    if attrs.__class__ is dict:
         attrs = settle(attrs)
     if _get() is span:
         try:

@@ -44,6 +44,8 @@ MAX_MODULES = 1_000
 LOOK_AGAIN = 64
 # What the names of modules end in that judge what a model has put out, and may have parameters.
 NO_MODELS = ("Loss", "Criterion")
+# What a forward says of itself.
+MODES = {mode: hot.Settled(mode=mode) for mode in ("train", "eval")}
 # Scopes of a framework's own round what it loads.
 LOADS = ("data_load", "data_setup")
 
@@ -140,7 +142,7 @@ class TorchHook:
                 lane.model = reference
                 if not lane.has_worked or lane.driver is None or lane.optimizers:
                     self._begin_work(lane, reference, mode)
-                span = hot.begin("forward", None, {"mode": mode})
+                span = hot.begin("forward", None, MODES[mode])
         except Exception as error:  # noqa: BLE001  protects the forward from a model that objects
             guard.caught("torch forward", error)
         if is_model is None:  # what is inside of it may be one
@@ -155,7 +157,7 @@ class TorchHook:
             raise
         this_thread.is_inside = False
         if span is not None:
-            self._loops.close(lane, span)
+            (hot.close if lane.driver else self._loops.close)(span)
         return result
 
     def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
@@ -185,7 +187,9 @@ class TorchHook:
             self._loops.saw_work(lane, is_evaluating=is_evaluating, may_be_peek=True)
         if lane.driver is None:
             lane.free.before_forward(self._loops, model, is_in_train=mode == "train")
-        self._loops.describe_model(lane, model())
+        if lane.described is not model:
+            lane.described = model
+            self._loops.describe_model(lane, model())
 
     # -- backward ---------------------------------------------------------------------------
 
@@ -222,7 +226,7 @@ class TorchHook:
                     raise
             this_thread.is_inside = False
             if span is not None:
-                self._loops.close(lane, span)
+                (hot.close if lane.driver else self._loops.close)(span)
             return result
 
         return backward
@@ -254,7 +258,7 @@ class TorchHook:
             lane = self._loops.this_thread.lane
             span = lane.optimizers.pop()[1] if lane.optimizers else None
             if span is not None:
-                self._loops.close(lane, span)
+                (hot.close if lane.driver else self._loops.close)(span)
             if not lane.optimizers:  # else an optimizer inside another one
                 self._loops.count_step(lane)
         except Exception as error:  # noqa: BLE001  protects the optimizer
@@ -409,14 +413,14 @@ def note_loss(lane: Lane, tensors: Any) -> None:
     if hot.losses.get(step, ()) is None:  # it is marked by somebody else
         return
     loss = tensors[0] if tensors.__class__ is tuple and len(tensors) == 1 else tensors
-    if loss.__class__ is not torch.Tensor or loss.numel() != 1 or loss.is_complex():
+    if loss.__class__ is not torch.Tensor or (loss.ndim and loss.numel() != 1):
         return
     taken: Any = None
-    if loss.device.type == "cpu":
+    if loss.is_cpu:
         taken = loss.item()
     elif isinstance(hot.device_clock, GpuClock):
         taken = hot.device_clock.keep(loss)
-    if taken is None:
+    if taken is None or taken.__class__ is complex:
         return
     if has_step:
         hot.add_loss(step, taken, hot.now())

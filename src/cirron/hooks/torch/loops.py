@@ -120,6 +120,7 @@ class Lane:
         self.model: weakref.ref[Any] | None = None  # the last one that did
         # Those that step, by id, with their spans; the one that was called by another is last.
         self.optimizers: list[tuple[int, hot.Span | None]] = []
+        self.described: weakref.ref[Any] | None = None  # the last model that was
         self.epochs = 0  # made so far
         self.free = FreeLoop(self)
 
@@ -407,8 +408,9 @@ class Loops:
         for current in waiting:
             self._decide(lane, current, is_evaluating=is_evaluating)
 
-    def close(self, lane: Lane, span: hot.Span) -> None:
-        """Ends a span of ours, which may have to wait until it is known what it is under."""
+    def close(self, span: hot.Span) -> None:
+        """Ends a span of ours outside of any pass: it may have to wait for a parent."""
+        lane = self.this_thread.lane
         peek = lane.peek
         if peek is not None and span.parent is peek.above and len(peek.loads) < MAX_PEEK:
             hot.suspend(span)
