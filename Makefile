@@ -1,5 +1,6 @@
 # make demo    a small training run, and its tree
 # make test    everything the tests need, then the tests
+# make test-programs training scripts of many kinds: the same results as without us, the right tree
 # make test-loops    ciclo in real processes: strategies, ranks, kills, preemption
 # make test-hostile  attacks: planted files, values that raise or block, kills, full and hung disks
 # make test-heavy  the tests that need TensorFlow, or older releases of frameworks
@@ -15,7 +16,7 @@ PEERS := bench/.venv
 OLDEST_TRAINERS := transformers==4.57.3 tokenizers==0.22.1 huggingface_hub==0.36.0 \
   accelerate==1.11.0 lightning==2.5.6 pytorch-lightning==2.5.6
 
-.PHONY: setup demo test test-loops test-hostile test-heavy soak lint bench clean
+.PHONY: setup demo test test-programs test-loops test-hostile test-heavy soak lint bench clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.test
@@ -46,7 +47,10 @@ demo: .venv/.package
 # On all cores, a file at a time.
 test: .venv/.test
 	$(BIN)/pytest -m "not heavy" --ignore tests/real/hostile --ignore tests/real/ciclo \
-	  --numprocesses auto --dist loadfile
+	  --ignore tests/real/programs --numprocesses auto --dist loadfile
+
+test-programs: .venv/.test
+	$(BIN)/pytest -m "not heavy" tests/real/programs --numprocesses auto
 
 test-loops: .venv/.test
 	$(BIN)/pytest -m "not heavy" tests/real/ciclo --numprocesses auto --dist loadfile

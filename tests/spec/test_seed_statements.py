@@ -256,6 +256,7 @@ class TestProfile:
             ("output", None),
             ("sinks", None),
             ("tags", None),
+            ("overhead", None),
         ] == [(p.name, p.default) for p in inspect.signature(ci.profile).parameters.values()]
         assert "Profiler" == inspect.signature(ci.profile).return_annotation
         assert {inspect.Parameter.POSITIONAL_OR_KEYWORD} == {
@@ -275,6 +276,7 @@ class TestProfile:
             "output": "str | list[str] | None",
             "sinks": "Sequence[Emitter] | None",
             "tags": "list[str] | dict[str, str] | None",
+            "overhead": "float | None",
         } == {
             name: str(p.annotation).replace('"', "'")
             for name, p in inspect.signature(ci.profile).parameters.items()

@@ -103,6 +103,7 @@ class Cirron:
         output: str | list[str] | None = None,
         steps_per_epoch: int | None = None,
         loss_marks: bool | None = None,
+        loggers: bool | None = None,
         max_pending_records: int | None = None,
         silence_after: float | None = None,
         exit_timeout: float | None = None,

@@ -323,9 +323,10 @@ class Loops:
             else:
                 hot.release(setup)
         lane.passes.append(current)
-        if not current.has_spans and lane.driver is None:
+        # Somebody else has said what it is, or at least what its steps are.
+        if (is_told and current.makes_steps) or (not current.has_spans and lane.driver is None):
             current.kind = EVALUATION
-            lane.driver = current
+            lane.driver = lane.driver or current
         return current
 
     def end_pass(self, current: Pass, *, error: str | None = None) -> None:
@@ -368,7 +369,8 @@ class Loops:
         """Left early, by `break` or an exception; called wherever the last reference went."""
         with guard.quiet("torch loader"):
             lane = current.lane
-            is_owed = current.is_over and (current.items > current.index or not current.has_stepped)
+            is_used = current.has_stepped if current.kind is TRAINING else lane.has_worked
+            is_owed = current.is_over and (current.items > current.index or not is_used)
             if is_owed or current not in lane.passes:
                 current.iterator = nothing
                 return
