@@ -5,12 +5,11 @@ Runs on the user's threads.
 
 from __future__ import annotations
 
-import time
 from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 from cirron import system
-from cirron.record import hot
+from cirron.record import clock, hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -83,14 +82,14 @@ def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None
 
 def measured(span: Any) -> Long:
     """Begins to measure a long span."""
-    span.cpu_began = time.process_time_ns()
+    span.cpu_began = clock.processor()
     return span  # type: ignore[no-any-return]
 
 
 def measure(span: hot.Span) -> None:
     """Notes what a long span took: processor time and, where no device counts it, memory."""
     if not span.end and isinstance(span, Long):
-        used: dict[str, Any] = {"cpu_ns": time.process_time_ns() - span.cpu_began}
+        used: dict[str, Any] = {"cpu_ns": clock.processor() - span.cpu_began}
         peak = system.peak_bytes() if hot.device_clock is None else None
         if peak is not None:
             used["memory_peak_bytes"] = peak

@@ -203,6 +203,8 @@ class Loops:
         """A step that has trained is over, and so is a batch that a model has seen."""
         is_done = current.has_stepped if current.kind is TRAINING else lane.has_worked
         current.is_fresh = current.step is None or is_done
+        if not current.is_fresh and current.items == MAX_AHEAD and not lane.has_worked:
+            current.is_ahead = current.may_be_ahead
         if current.is_fresh:
             self._next_step(current)
 
