@@ -273,8 +273,8 @@ def send(sink: HttpSink, root: Path, outbox: DiskOutbox, batch: Sealed) -> Outco
 
 
 def left(root: Path) -> list[str]:
-    """The processes that left something to send."""
-    return sorted(path.name for path in root.glob("outbox/[!.]*"))
+    """The processes that left something to send; a half-written file of a killed one is nothing."""
+    return sorted(path.name for path in root.glob("outbox/[!.]*") if path.suffix != ".tmp")
 
 
 def save_blob(root: Path, span: int, name: str, content: bytes = b"raw") -> Path:
