@@ -27,6 +27,8 @@ EMPTY = (
 # A row is for reading: what is longer, or more, than this is cut. The data has all of it.
 MAX_TEXT = 80
 MAX_MARKS = 12
+# Attributes that say how a loader and a model were set up: for tools, too many for a line.
+SETTINGS = ("loader_", "model_")
 MAX_ATTRS = 6
 MAX_COMMAND = 300
 MAX_CONFIG = 12
@@ -283,7 +285,9 @@ def cells(row: trees.Row, now_ns: int) -> Cells:
         notes += _at_most(MAX_ATTRS, times, len(item.times))
         return Cells(f"{plain(item.name)} x{item.count}", time, _marks(item.marks), notes)
     attrs = {
-        key: given for key, given in item.attrs.items() if key != "error" and given is not None
+        key: given
+        for key, given in item.attrs.items()
+        if key != "error" and given is not None and not key.startswith(SETTINGS)
     }
     return Cells(
         label(item.name, item.index),
