@@ -334,3 +334,17 @@ def test_nothing_is_kept_alive(traced: Traced) -> None:
     gc.collect()
 
     assert [None] * 3 == [one() for one in held]
+
+
+def test_a_backward_that_raises_while_our_hook_fails(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program gets its own exception, also where we have no span to note it on."""
+    monkeypatch.setattr(guard, "strict", False)
+    weight: Any = torch.ones(2, requires_grad=True)
+    loss = weight.sum()
+    loss.register_hook(lambda _: (_ for _ in ()).throw(OopsError("backward")))
+    monkeypatch.setattr("cirron.record.hot.begin", lambda *_: 1 / 0)
+
+    with pytest.raises(OopsError):
+        loss.backward()

@@ -223,7 +223,7 @@ class TorchHook:
                 this_thread.is_inside = False
                 if span is not None:
                     hot.fail(span, error)
-                    raise
+                raise
             this_thread.is_inside = False
             if span is not None:
                 (hot.close if lane.driver else self._loops.close)(span)
@@ -287,16 +287,18 @@ class TorchHook:
         this_thread = self._loops.this_thread
 
         def __iter__(loader: Any) -> Any:  # noqa: N807  the loader's own
-            setup, kept = None, None
+            setup = None
             # Workers that persist are kept by the loader, and need not be started again.
-            if loader.num_workers and not this_thread.lane.loading and self._is_on:
-                kept = loader._iterator
-                setup = None if kept is not None else hot.begin("data_setup")
+            is_new = loader.num_workers and loader._iterator is None
+            if is_new and not this_thread.lane.loading and self._is_on:
+                setup = hot.begin("data_setup")
             iterator = engine.around(setup, original, (loader,), end=hot.suspend)
             with guard.quiet("torch loader"):
                 self._loops.loaders[iterator] = weakref.ref(loader)
                 if setup is not None:
                     self._loops.setups[iterator] = setup
+                    # Of an iterator that nobody asks for an item, the setup is all that there was.
+                    weakref.finalize(iterator, hot.release, setup).atexit = False
                 # An iterator begins again that may have been left early.
                 for old in [old for old in this_thread.lane.passes if old.iterator() is iterator]:
                     self._loops.end_pass(old)

@@ -230,6 +230,8 @@ class Loops:
         teardown, lane.teardown = lane.teardown, None
         if not isinstance(error, StopIteration):
             hot.fail(load, error)
+            if teardown is not None:
+                hot.release(teardown)
             # A `for` does not go on; whoever keeps the exception keeps the iterator, too.
             if current is not None and (hot.is_fetching() or is_for(find_asker())):
                 self.end_pass(current, error=(load.attrs or {}).get("error"))
