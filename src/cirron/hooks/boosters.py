@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard
+from cirron.hooks.engine import STEPS
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     Metrics = Iterable[tuple[str, Any]]
 
-STEPS = frozenset(("step", "batch"))
 LIBRARIES = ("xgboost", "lightgbm")
 FUNCTIONS = ("train", "cv")
 

@@ -77,16 +77,16 @@ class Long(hot.OwnSpan):
 def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None = None) -> Long:
     """As `hot.begin`."""
     span: Any = hot.begin(name, index, attrs, Long)
-    return measured(span)
+    return begin_measuring(span)
 
 
-def measured(span: Any) -> Long:
+def begin_measuring(span: Any) -> Long:
     """Begins to measure a long span."""
     span.cpu_began = clock.processor()
     return span  # type: ignore[no-any-return]
 
 
-def measure(span: hot.Span) -> None:
+def end_measuring(span: hot.Span) -> None:
     """Notes what a long span took: processor time and, where no device counts it, memory."""
     if not span.end and isinstance(span, Long):
         used: dict[str, Any] = {"cpu_ns": clock.processor() - span.cpu_began}
@@ -98,5 +98,5 @@ def measure(span: hot.Span) -> None:
 
 def close_long(span: hot.Span, at: int = 0) -> None:
     """Ends a long span."""
-    measure(span)
+    end_measuring(span)
     hot.close(span, at)

@@ -15,14 +15,13 @@ from _thread import _local
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard
+from cirron.hooks.engine import STEPS
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from cirron.hooks import Snapshots
-
-STEPS = frozenset(("step", "batch"))
 
 
 class Runs(_local):

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from cirron import guard, system, wire
 from cirron.record import clock, hot
 from cirron.record.value import clip
-from cirron.ship.collect import STEP_NAMES
 from cirron.ship.encode import typed, weigh
 from cirron.ship.threads import Worker, sleep
 
@@ -175,7 +174,7 @@ class BlackBox:
 
     def _step(self, last: hot.Closed | None, spans: list[hot.Span]) -> dict[str, Any] | None:
         """The newest step: one that is open, or else the one that closed last."""
-        open_step = next((span for span in reversed(spans) if span.name in STEP_NAMES), None)
+        open_step = next((span for span in reversed(spans) if span.name in hot.STEPS), None)
         record = last if open_step is None else hot.record_of(open_step)
         if record is None:
             return None

@@ -47,8 +47,6 @@ MAX_BULK_BYTES = 8 * 2**20
 # Attributes that a device still measures when the span ends.
 DEVICE_TIMES = frozenset(("gpu_ns", "device_ns"))
 
-STEP_NAMES = frozenset(("step", "batch"))
-
 # A span that waits for its GPU time is written without it after this long, or when so many wait
 # behind it: a device that hangs must not keep what led up to it off the disk.
 HOLD_NS = 30_000_000_000
@@ -183,8 +181,8 @@ class Collector:
         self.seen += len(records)
         if closed:
             self.last_activity.update(zip(columns[7], columns[6], strict=True))
-            if not STEP_NAMES.isdisjoint(columns[2]):
-                self.last_step = next(r for r in reversed(closed) if r[2] in STEP_NAMES)
+            if not hot.STEPS.isdisjoint(columns[2]):
+                self.last_step = next(r for r in reversed(closed) if r[2] in hot.STEPS)
         if any(issubclass(kind, Deferred) for kind in set(map(type, mark_columns[3]))):
             marks = self._take_known(marks)
             mark_columns = transpose(marks)

@@ -288,10 +288,11 @@ class TorchHook:
 
         def __iter__(loader: Any) -> Any:  # noqa: N807  the loader's own
             setup = None
-            # Workers that persist are kept by the loader, and need not be started again.
-            is_new = loader.num_workers and loader._iterator is None
-            if is_new and not this_thread.lane.loading and self._is_on:
-                setup = hot.begin("data_setup")
+            with guard.quiet("torch loader"):
+                # Workers that persist are kept by the loader, and need not be started again.
+                is_new = loader.num_workers and loader._iterator is None
+                if is_new and not this_thread.lane.loading and self._is_on:
+                    setup = hot.begin("data_setup")
             iterator = engine.around(setup, original, (loader,), end=hot.suspend)
             with guard.quiet("torch loader"):
                 self._loops.loaders[iterator] = weakref.ref(loader)
@@ -338,10 +339,12 @@ class TorchHook:
         loops = self._loops
 
         def _shutdown_workers(iterator: Any) -> Any:
-            lane = loops.this_thread.lane
-            if iterator._shutdown or not self._is_on:
+            lane, span = loops.this_thread.lane, None
+            with guard.quiet("torch loader"):
+                if not iterator._shutdown and self._is_on:
+                    span = hot.begin("data_teardown")
+            if span is None:
                 return original(iterator)
-            span = hot.begin("data_teardown")
             result = engine.around(span, original, (iterator,), end=hot.suspend)
             with guard.quiet("torch loader"):
                 loops.end_teardown(lane, iterator, span)

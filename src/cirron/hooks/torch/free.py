@@ -160,7 +160,7 @@ class FreeLoop:
         start = held[0].start
         attrs = {"inferred": "steps"}
         epoch = self.epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
-        engine.measured(epoch)
+        engine.begin_measuring(epoch)
         loops.name_epoch(self._lane, epoch)
         inside = hot.innermost()
         hot.enter_context(epoch)
@@ -197,7 +197,7 @@ class FreeLoop:
     def _end_evaluation(self) -> None:
         span, self.evaluation = self.evaluation, None
         if span is not None:
-            engine.measure(span)
+            engine.end_measuring(span)
             if self.is_holding and span.parent is self._above:
                 hot.suspend(span, self._last_forward_ns)
                 self._held.append(span)

@@ -445,7 +445,7 @@ class Loops:
             began = start if setup is None else setup.start
             attrs = self._describe(current.iterator())
             current.span = hot.insert(above, "evaluation", None, attrs, engine.Long, start=began)
-            engine.measured(current.span)
+            engine.begin_measuring(current.span)
             if setup is not None:
                 hot.release(setup, current.span)
         parent = current.span
