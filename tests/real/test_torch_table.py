@@ -310,6 +310,64 @@ def test_training_a_model_in_eval_mode(traced: Traced) -> None:
     assert f"epoch[0](step[0]({STEP.replace('train', 'eval')}))" == traced()
 
 
+# -- losses and measurements -----------------------------------------------------------------
+
+
+def losses_of_steps() -> list[list[float]]:
+    (root,) = ci.trace(format="dict")["roots"]
+    steps = [step for epoch in root["children"] for step in epoch["children"]]
+    return [[mark["value"] for mark in step["marks"] if mark["name"] == "loss"] for step in steps]
+
+
+def test_the_loss_of_each_step(traced: Traced) -> None:
+    """The scalar that `backward` is called on is a mark of its step, each time it is called."""
+    loop, found = Loop(), []
+    for batch in loop.loader:
+        for _ in range(2):
+            loss = loop.loss(batch)
+            found.append(loss.item())
+            loss.backward()
+        loop.optimizer.step()
+
+    assert [found[:2], found[2:]] == losses_of_steps()
+
+
+def test_a_loss_that_the_program_marks_counts(traced: Traced) -> None:
+    """Before or after the backward, in the step or in a scope of it: there is no second one."""
+    loop = Loop()
+    for number, batch in enumerate(loop.loader):
+        if number:
+            ci.mark("loss", 1.0)
+        loop.step(batch)
+        if not number:
+            with ci.scope("log"):
+                ci.mark("loss", 1.0)
+
+    assert [[], [1.0]] == losses_of_steps()  # the first is in the scope
+
+
+def test_no_loss_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
+    monkeypatch.setenv("CIRRON_LOSS_MARKS", "0")
+    request.getfixturevalue("traced")
+    Loop().epoch()
+
+    assert [[], []] == losses_of_steps()
+
+
+def test_epochs_and_evaluations_are_measured(traced: Traced) -> None:
+    """Processor time and memory, also without a GPU; and how the data is loaded."""
+    loop = Loop()
+    loop.epoch()
+    loop.evaluate()
+    ci.flush()
+    frame = ci.trace(format="dict")["roots"][0]["children"]
+
+    assert ["epoch", "evaluation"] == [span["name"] for span in frame]
+    assert all(span["cpu_ns"] > 0 and span["memory_peak_bytes"] > 0 for span in frame)
+    assert 0 == frame[0]["attrs"]["loader_workers"]
+    assert "Sequential" == frame[0]["attrs"]["model_class"]
+
+
 # -- what is a forward -----------------------------------------------------------------------
 
 
