@@ -1,17 +1,26 @@
 """Microseconds that a loop of ciclo adds to an iteration. Prints one JSON line.
 
+python bench/loops.py [--original PYTHON] [--save]
+
 Each loop is timed next to a bare `for` that makes the same calls, round by round, so that a slow
-moment hits both. Peers (Fabric, Ignite, Keras) are timed with the same no-op step where they are
-installed.
+moment hits both; what is timed is the work of the loop's own thread, so that other programs do not
+count. Peers (Fabric, Ignite, Keras) are timed with the same no-op step where they are installed.
+`--original` is a Python that has `requirements-ciclo.txt`: the same loops with the original Ciclo.
+`--save` keeps the figures in bench/results/loops.json.
 """
 
+import argparse
+import datetime
 import json
 import os
+import pathlib
+import platform
 import subprocess
 import sys
 import tempfile
 import time
 
+HERE = pathlib.Path(__file__).resolve().parent
 os.chdir(tempfile.mkdtemp())
 os.environ.setdefault("KERAS_BACKEND", "torch")
 import ciclo  # noqa: E402  the folder is changed first: profiling writes where it starts
@@ -28,6 +37,18 @@ def noop():
 
 def log():
     return {"metrics": {"loss": 0.5}}
+
+
+def log_four():
+    return {"metrics": {"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.5}}
+
+
+def log_object():
+    return ciclo.logs().add_metric("loss", 0.5)
+
+
+def log_value(value):
+    return lambda: {"metrics": {"loss": value}}
 
 
 def bare(tasks):
@@ -61,20 +82,71 @@ def fit(count):
     ciclo.fit(0, range(count), epochs=1, train_step=noop)
 
 
-def timed(function, count):
-    began = now()
+def timed(function, count, clock=time.thread_time_ns):
+    began = clock()
     function(count)
-    return (now() - began) / count / 1000
+    return (clock() - began) / count / 1000
 
 
-def measure(function, tasks=1, count=COUNT):
+def measure(function, tasks=1, count=COUNT, clock=time.thread_time_ns, floor=None):
     """The best of the rounds in us, and as a ratio to the bare loop beside it."""
-    ours, floor = [], []
+    ours, bares = [], []
     for _ in range(ROUNDS):
-        floor.append(timed(bare(tasks), count))
-        ours.append(timed(function, count))
+        bares.append(timed(floor or bare(tasks), count, clock))
+        ours.append(timed(function, count, clock))
         ci.flush()
-    return {"us": round(min(ours), 3), "ratio": round(min(ours) / min(floor), 1)}
+    return {"us": round(min(ours), 3), "ratio": round(min(ours) / min(bares), 1)}
+
+
+def logging(loops):
+    """What each of the loops takes, as a multiple of the one that logs nothing, round by round."""
+    best = {}
+    for _ in range(3 * ROUNDS):
+        for name, function in loops.items():
+            best[name] = min(timed(function, COUNT // 4), best.get(name, 1e9))
+    return {
+        name: {"us": round(us, 3), "to_one_task": round(us / best["one_task"], 2)}
+        for name, us in best.items()
+    }
+
+
+def scalars():
+    """Loops that log a scalar of each library that is installed."""
+    import numpy as np
+
+    loops = {"numpy_scalar": looped(1, log_value(np.float32(0.5)))}
+    try:
+        import torch
+
+        loops["torch_scalar"] = looped(1, log_value(torch.tensor(0.5)))
+    except ImportError:
+        pass
+    return loops
+
+
+def jitted(count=2000):
+    """A jitted JAX step that logs a scalar, beside a bare loop of the same steps."""
+    import jax
+    import jax.numpy as jnp
+
+    parameters = {"w": jnp.zeros(4)}
+
+    @jax.jit
+    def step(state, batch):
+        return {"losses": {"loss": state["w"].sum()}}, {"w": state["w"] * 0.5}
+
+    def steps(count):
+        state = parameters
+        for _ in range(count):
+            _, state = step(state, 1.0)
+
+    def loop(count):
+        ciclo.loop(parameters, [1.0] * count, {ciclo.every(1): step})
+
+    steps(1)
+    found = measure(loop, count=count, floor=steps)
+    floor = min(timed(steps, count) for _ in range(ROUNDS))
+    return {**found, "bare_us": round(floor, 3), "ratio": round(found["us"] / floor, 2)}
 
 
 def ignite(count):
@@ -154,6 +226,11 @@ def import_ms(module):
     return round(min(taken) * 1000, 2)
 
 
+arguments = argparse.ArgumentParser(description=__doc__)
+arguments.add_argument("--original", help="a Python that has the original Ciclo")
+arguments.add_argument("--save", action="store_true", help="keep the figures in bench/results")
+given = arguments.parse_args()
+
 found = {"python": sys.version.split()[0]}
 found["bare"] = {"one_us": round(min(timed(bare(1), COUNT) for _ in range(ROUNDS)), 3)}
 found["elapse"] = measure(elapse)
@@ -162,6 +239,27 @@ found["four_tasks"] = measure(looped(4), tasks=4)
 found["one_due_three_not"] = measure(one_due_three_not)
 found["one_task_logging"] = measure(looped(1, log))
 found["four_tasks_logging"] = measure(looped(4, log), tasks=4)
+found["logging"] = logging(
+    {
+        "one_task": looped(1),
+        "one_float": looped(1, log),
+        "four_tasks_a_float_each": looped(4, log),
+        "four_floats": looped(1, log_four),
+        "logs_object": looped(1, log_object),
+        **scalars(),
+    }
+)
+try:
+    found["jax_logging"] = jitted()
+except ImportError:
+    pass
+if given.original:
+    line = subprocess.check_output(
+        [given.original, "-W", "ignore", str(HERE / "loops_original.py")],
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        stderr=subprocess.DEVNULL,
+    )
+    found["original_us"] = json.loads(line.splitlines()[-1])
 found["fit"] = measure(fit)
 for peer in (fabric, ignite, keras_callbacks):
     try:
@@ -170,7 +268,8 @@ for peer in (fabric, ignite, keras_callbacks):
         pass
 ci.profile(frameworks=[], output="none")
 for name, tasks in (("one_task", 1), ("four_tasks", 4)):
-    profiled = measure(looped(tasks), tasks=tasks)
+    # By the clock on the wall: the thread that writes the records counts as well.
+    profiled = measure(looped(tasks), tasks=tasks, clock=now)
     # A step has its own span, that of the wait, and one for each task.
     added = (profiled["us"] - found[name]["us"]) / (1 + tasks)
     found[f"{name}_profiled"] = {**profiled, "added_us_a_step_and_task": round(added, 3)}
@@ -186,4 +285,11 @@ for kind in ("numpy", "torch", "jax"):
     except ImportError:
         pass
 found["import_ms"] = import_ms("ciclo")
+if given.save:
+    written = {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "figures": found,
+    }
+    (HERE / "results/loops.json").write_text(json.dumps(written, indent=2) + "\n")
 print(json.dumps(found))

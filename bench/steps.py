@@ -2,8 +2,9 @@
 
 Plain and profiled epochs alternate in one process, and every step is timed; the figures are those
 of the median step, for models of 5, 50 and 500 modules. What a submodule adds is measured on the
-forward alone: in a whole step of 10 ms it is lost in the noise. Prints one JSON line. `DEVICE=cuda`
-for a GPU: what is timed then is the host, which issues the work and does not wait for it.
+forward alone: in a whole step of 10 ms it is lost in the noise. So is a module without parameters
+that is called outside of a model, as the transforms of images are. Prints one JSON line.
+`DEVICE=cuda` for a GPU: what is timed then is the host, which issues the work and does not wait.
 """
 
 import json
@@ -102,6 +103,27 @@ def measure_submodule(few=5, many=500):
     return round((of_many - of_few) / (many - few), 3)
 
 
+def measure_transform(count=1000):
+    """Of a module without parameters that is called by itself."""
+    transform, inputs = torch.nn.Identity(), torch.randn(1)
+
+    def least():
+        times = []
+        for _ in range(ROUNDS):
+            began = now()
+            for _ in range(count):
+                transform(inputs)
+            times.append((now() - began) / 1000 / count)
+        return min(times)
+
+    plain = least()
+    ci.profile(frameworks=["torch"])
+    profiled = least()
+    ci.shutdown()
+    return round(profiled - plain, 3)
+
+
 found = {f"modules_{modules}": measure(modules) for modules in STEPS}
 found["a_submodule_us"] = measure_submodule()
+found["a_transform_us"] = measure_transform()
 print(json.dumps(found))

@@ -60,7 +60,7 @@ def main():
         test_step=test_step,
         callbacks=[
             ciclo.keras_bar(),
-            ciclo.early_stopping("loss_valid", patience=3),
+            ciclo.early_stopping("loss_valid", looks=3, restore_best_weights=True),
             {ciclo.every(samples=5000): lambda elapsed: print(f"\n{elapsed.samples} samples")},
         ],
     )

@@ -30,7 +30,7 @@ def main():
         batches(2000),
         {
             ciclo.every(1): train_step,
-            ciclo.every(50): ciclo.early_stopping("loss", patience=2, min_delta=1e-9),
+            ciclo.every(50): ciclo.early_stopping("loss", looks=2, min_delta=1e-9),
             **ciclo.keras_bar(),
         },
         stop=2000,

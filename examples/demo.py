@@ -1,43 +1,92 @@
-"""A training run small enough to read: a line is fitted to points, and the tree is printed."""
+"""Trains a small model on handwritten digits with a slow dataset, and says what is wrong with it.
 
-import random
+The dataset takes its time to decode an image, and the DataLoader has no workers: training waits
+for data. The verdict says so, and what mending it will give. The same training with the advice
+followed shows what it gave.
+
+    make demo               # or: python examples/demo.py
+    DEMO_SERVE=0 make demo  # ends after the verdict
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+import torch
+from sklearn.datasets import load_digits
 
 import cirron as ci
 
-EPOCHS, BATCHES, BATCH_SIZE, RATE = 5, 200, 32, 0.05
+EPOCHS, BATCH_SIZE, DECODE_S = 6, 64, 0.0002
 
 
-def make_batch(random_numbers: random.Random) -> list[tuple[float, float]]:
-    """Points near y = 3 x - 1."""
-    inputs = [random_numbers.uniform(-1, 1) for _ in range(BATCH_SIZE)]
-    return [(x, 3 * x - 1 + random_numbers.gauss(0, 0.1)) for x in inputs]
+class Digits(torch.utils.data.Dataset):
+    """Images that take a while to decode, as from a slow disk."""
+
+    def __init__(self):
+        digits = load_digits()
+        self.images = torch.tensor(digits.data, dtype=torch.float32) / 16
+        self.labels = torch.tensor(digits.target)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, at):
+        time.sleep(DECODE_S)
+        return self.images[at], self.labels[at]
 
 
-def main() -> None:
-    ci.profile()
-    slope, offset = 0.0, 0.0
-    random_numbers = random.Random(0)
-
-    for _ in ci.epochs(range(EPOCHS)):
-        losses = []
-        for _ in ci.batches(range(BATCHES)):
-            with ci.scope("data"):
-                batch = make_batch(random_numbers)
-            with ci.scope("forward"):
-                errors = [slope * x + offset - y for x, y in batch]
-                loss = sum(error * error for error in errors) / BATCH_SIZE
-            with ci.scope("update"):
-                slopes = [e * x for e, (x, _) in zip(errors, batch, strict=True)]
-                slope -= RATE * 2 * sum(slopes) / BATCH_SIZE
-                offset -= RATE * 2 * sum(errors) / BATCH_SIZE
-            ci.mark("loss", loss)
-            losses.append(loss)
-        ci.mark("epoch_loss", sum(losses) / len(losses), kind="summary")
-
-    ci.trace()
+def train(workers):
+    """One training, recorded in this folder."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # for a module this small, more of them wait for each other
+    ci.profile(snapshots="stats", config={"epochs": EPOCHS, "workers": workers})
+    loader = torch.utils.data.DataLoader(
+        Digits(), BATCH_SIZE, num_workers=workers, persistent_workers=workers > 0
+    )
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512), torch.nn.ReLU(),
+        torch.nn.Linear(512, 10),
+    )  # fmt: skip
+    ci.watch(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(EPOCHS):
+        right = 0
+        for images, labels in loader:
+            optimizer.zero_grad()
+            outputs = model(images)
+            loss = torch.nn.functional.cross_entropy(outputs, labels)
+            loss.backward()
+            optimizer.step()
+            ci.mark("loss", loss.item())
+            right += (outputs.argmax(1) == labels).sum().item()
+        ci.mark("accuracy", right / len(loader.dataset), kind="summary")
     ci.shutdown()
-    print(f"\nfitted y = {slope:.2f} x {offset:+.2f}")
-    print("The same tree, from disk, at any later time: .venv/bin/cirron show")
+    return ci.open()
+
+
+def step_ms(run):
+    """The mean of the steps in ms, without the first epoch, in which workers start."""
+    walls = [step["wall_ns"] for step in run.steps if step["epoch"] > 0]
+    return sum(walls) / len(walls) / 1e6
+
+
+def main():
+    slow = train(workers=0)
+    report = slow.report()
+    print(report)
+
+    mended = train(workers=2)
+    before, after = step_ms(slow), step_ms(mended)
+    gain = report.verdict.gain
+    said = "no gain was predicted" if gain is None else f"predicted {100 * gain.share:.0f}% less"
+    print(f"\nwith two workers a step takes {after:.3g} ms instead of {before:.3g} ms:")
+    print(f"{100 * (1 - after / before):.0f}% less; {said}")
+    if os.environ.get("DEMO_SERVE") == "0":
+        return
+    print("\nBoth runs, in the browser (Ctrl-C ends it):", flush=True)
+    subprocess.run([sys.executable, "-m", "cirron", "serve", "--no-browser"])
 
 
 if __name__ == "__main__":

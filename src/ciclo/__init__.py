@@ -15,6 +15,7 @@ from ciclo.errors import (
     CheckpointError,
     CicloError,
     MissingDependencyError,
+    MonitorError,
     PeriodError,
 )
 from ciclo.history import History, history
@@ -25,12 +26,13 @@ from ciclo.schedules import Schedule, after, always, at, every, never, piecewise
 
 if TYPE_CHECKING:
     from ciclo import managed
-    from ciclo.callbacks.adapters import clu_action, keras_callback
+    from ciclo._compat import LoopCallbackBase, LoopElement, callback, inject
+    from ciclo.callbacks.adapters import clu_action, keras_callback, register_adapter
     from ciclo.callbacks.bars import keras_bar, rich_bar, tqdm_bar
     from ciclo.callbacks.base import LoopCallback, noop
-    from ciclo.callbacks.checkpoint import checkpoint
-    from ciclo.callbacks.inner_loop import inner_loop
+    from ciclo.callbacks.inner import inner_loop
     from ciclo.callbacks.loggers import (
+        Logger,
         console_logger,
         mlflow_logger,
         tensorboard_logger,
@@ -38,37 +40,53 @@ if TYPE_CHECKING:
         wandb_logger,
     )
     from ciclo.callbacks.meters import ema, throughput
+    from ciclo.callbacks.saving import checkpoint
     from ciclo.callbacks.stopping import NotFiniteError, early_stopping, nan_guard
-    from ciclo.loops import (
-        fit,
+    from ciclo.loops import fit, predict_loop, test_loop, train_loop
+    from ciclo.managed import ManagedState
+    from ciclo.moments import (
+        on_epoch_begin,
         on_epoch_end,
         on_epoch_start,
         on_predict_step,
         on_reset_step,
+        on_test_batch_begin,
+        on_test_batch_end,
+        on_test_begin,
+        on_test_end,
         on_test_step,
+        on_train_batch_begin,
+        on_train_batch_end,
+        on_train_begin,
         on_train_end,
         on_train_start,
         on_train_step,
-        predict_loop,
-        test_loop,
-        train_loop,
     )
-    from ciclo.managed import ManagedState
     from ciclo.states.equinox import create_equinox_state, equinox_module
     from ciclo.states.flax import create_flax_state
     from ciclo.states.haiku import create_haiku_state
+    from ciclo.states.model import FlaxState
     from ciclo.states.nnx import create_nnx_state, nnx_module
     from ciclo.states.torch import create_torch_state
-    from ciclo.strategies import Strategy, get_strategy, register_strategy
+    from ciclo.strategies import (
+        JIT,
+        DataParallel,
+        Eager,
+        Strategy,
+        get_strategy,
+        register_strategy,
+    )
 
 # Where the names are that are loaded on first use.
 LAZY = {
-    "ciclo.callbacks.adapters": ("clu_action", "keras_callback"),
+    "ciclo._compat": ("LoopCallbackBase", "LoopElement", "callback", "inject"),
+    "ciclo.callbacks.adapters": ("clu_action", "keras_callback", "register_adapter"),
     "ciclo.callbacks.bars": ("keras_bar", "rich_bar", "tqdm_bar"),
     "ciclo.callbacks.base": ("LoopCallback", "noop"),
-    "ciclo.callbacks.checkpoint": ("checkpoint",),
-    "ciclo.callbacks.inner_loop": ("inner_loop",),
+    "ciclo.callbacks.saving": ("checkpoint",),
+    "ciclo.callbacks.inner": ("inner_loop",),
     "ciclo.callbacks.loggers": (
+        "Logger",
         "console_logger",
         "mlflow_logger",
         "tensorboard_logger",
@@ -77,28 +95,53 @@ LAZY = {
     ),
     "ciclo.callbacks.meters": ("ema", "throughput"),
     "ciclo.callbacks.stopping": ("NotFiniteError", "early_stopping", "nan_guard"),
-    "ciclo.loops": (
-        "fit",
+    "ciclo.loops": ("fit", "predict_loop", "test_loop", "train_loop"),
+    "ciclo.managed": ("ManagedState",),
+    "ciclo.moments": (
+        "on_epoch_begin",
         "on_epoch_end",
         "on_epoch_start",
         "on_predict_step",
         "on_reset_step",
+        "on_test_batch_begin",
+        "on_test_batch_end",
+        "on_test_begin",
+        "on_test_end",
         "on_test_step",
+        "on_train_batch_begin",
+        "on_train_batch_end",
+        "on_train_begin",
         "on_train_end",
         "on_train_start",
         "on_train_step",
-        "predict_loop",
-        "test_loop",
-        "train_loop",
     ),
-    "ciclo.managed": ("ManagedState",),
     "ciclo.states.equinox": ("create_equinox_state", "equinox_module"),
     "ciclo.states.flax": ("create_flax_state",),
     "ciclo.states.haiku": ("create_haiku_state",),
+    "ciclo.states.model": ("FlaxState",),
     "ciclo.states.nnx": ("create_nnx_state", "nnx_module"),
     "ciclo.states.torch": ("create_torch_state",),
-    "ciclo.strategies": ("Strategy", "get_strategy", "register_strategy"),
+    "ciclo.strategies": (
+        "JIT",
+        "DataParallel",
+        "Eager",
+        "Strategy",
+        "get_strategy",
+        "register_strategy",
+    ),
 }
+
+# Modules that are there without an import of their own.
+SUBMODULES = (
+    "callbacks",
+    "logging",
+    "loops",
+    "managed",
+    "strategies",
+    "timetracking",
+    "types",
+    "utils",
+)
 
 __all__ = [
     # time and schedules
@@ -122,11 +165,19 @@ __all__ = [
     "Result",
     "fit",
     "loop",
+    "on_epoch_begin",
     "on_epoch_end",
     "on_epoch_start",
     "on_predict_step",
     "on_reset_step",
+    "on_test_batch_begin",
+    "on_test_batch_end",
+    "on_test_begin",
+    "on_test_end",
     "on_test_step",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_train_begin",
     "on_train_end",
     "on_train_start",
     "on_train_step",
@@ -134,18 +185,24 @@ __all__ = [
     "test_loop",
     "train_loop",
     # callbacks
+    "Logger",
     "LoopCallback",
+    "LoopCallbackBase",
+    "LoopElement",
+    "callback",
     "checkpoint",
     "clu_action",
     "console_logger",
     "early_stopping",
     "ema",
+    "inject",
     "inner_loop",
     "keras_bar",
     "keras_callback",
     "mlflow_logger",
     "nan_guard",
     "noop",
+    "register_adapter",
     "rich_bar",
     "tensorboard_logger",
     "throughput",
@@ -153,6 +210,10 @@ __all__ = [
     "trackio_logger",
     "wandb_logger",
     # states
+    "DataParallel",
+    "Eager",
+    "FlaxState",
+    "JIT",
     "ManagedState",
     "Strategy",
     "create_equinox_state",
@@ -170,6 +231,7 @@ __all__ = [
     "CheckpointError",
     "CicloError",
     "MissingDependencyError",
+    "MonitorError",
     "NotFiniteError",
     "PeriodError",
     "Preempted",
@@ -180,10 +242,10 @@ __all__ = [
 if not TYPE_CHECKING:  # else a type checker would believe in every name
 
     def __getattr__(name: str) -> object:
-        if name == "managed":
+        if name in SUBMODULES:
             import importlib
 
-            return importlib.import_module("ciclo.managed")
+            return importlib.import_module(f"ciclo.{name}")
         for module, names in LAZY.items():
             if name in names:
                 import importlib

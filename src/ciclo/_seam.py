@@ -87,12 +87,17 @@ class Watch:
 
         return recorded
 
-    def mark(self, logs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Marks the scalars among the logs."""
+    def mark(self, logs: Mapping[str, Mapping[str, Any]], kept: Callable[[str, str], Any]) -> None:
+        """Marks the scalars among the logs, as the history has kept them: that is a copy."""
         for collection in MARKED:
-            for name, value in logs.get(collection, {}).items():
-                if isinstance(value, (int, float, str)) or getattr(value, "shape", None) == ():
+            for name in logs.get(collection, ()):
+                value = kept(collection, name)
+                if isinstance(value, (int, float, str)):
                     hot.mark(name, value)
+                elif getattr(value, "shape", None) == ():
+                    clock = hot.device_clock if type(value).__module__ == "torch" else None
+                    own = None if clock is None else clock.keep(value)
+                    hot.mark(name, value if own is None else own)
 
     def end(self, error: BaseException | None = None) -> None:
         """Closes what a stop or an error has left open."""

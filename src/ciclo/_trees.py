@@ -1,4 +1,4 @@
-"""Makes `Logs` and `Elapsed` pytrees of JAX, so that jitted functions take and return them.
+"""Makes `Logs`, its collections and `Elapsed` pytrees of JAX, for jitted functions.
 
 JAX is never imported here: whoever needs this has imported it.
 """
@@ -12,21 +12,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ciclo.elapsed import Elapsed
 
-_is_done = False
+is_done = False
 
 
 def register() -> None:
-    """Registers both, once, if JAX is there."""
-    global _is_done
+    """Registers them, once, if JAX is there."""
+    global is_done
     jax = sys.modules.get("jax")
-    if _is_done or jax is None or not hasattr(jax, "tree_util"):
+    if is_done or jax is None or not hasattr(jax, "tree_util"):
         return
-    _is_done = True
+    is_done = True
     from ciclo.elapsed import Elapsed
-    from ciclo.logs import Logs
+    from ciclo.logs import Collection, Logs
 
+    # As plain dicts: to JAX two logs are alike, however their collections were made.
     jax.tree_util.register_pytree_node(
-        Logs, lambda logs: ((dict(logs),), None), lambda _, children: Logs._of(children[0])
+        Logs,
+        lambda logs: (({name: _plain(values) for name, values in logs.items()},), None),
+        lambda _, children: Logs._of(children[0]),
+    )
+    jax.tree_util.register_pytree_node(
+        Collection,
+        lambda values: ((dict(values),), None),
+        lambda _, children: Collection(children[0]),
     )
     # Not the date: as float32 it would be a minute off. Inside a jitted function it is NaN.
     jax.tree_util.register_pytree_node(
@@ -34,6 +42,10 @@ def register() -> None:
         lambda elapsed: ((elapsed.steps, elapsed.samples, elapsed.tokens, elapsed.time), None),
         lambda _, children: _unflatten(Elapsed, children),
     )
+
+
+def _plain(values: Any) -> Any:
+    return dict(values) if isinstance(values, dict) else values
 
 
 def _unflatten(kind: type[Elapsed], children: tuple[Any, ...]) -> Elapsed:

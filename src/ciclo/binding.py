@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ciclo.errors import CallbackError
 from ciclo.logs import Logs
 from ciclo.schedules import Always, Every, Schedule, as_schedule
+from ciclo.unreturned import makes_logs_for_nobody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ciclo.logs import LogsLike
 
 ARGUMENTS = ("state", "batch", "elapsed", "loop_state")
+OF_THE_LOOP = ("logs", "history", "metadata", "accumulated_logs")  # attributes, never arguments
 FORM = "def callback(state, batch, elapsed, loop_state): ..."
 PAIR = "return logs, state"
 
@@ -101,6 +103,11 @@ def bind(callback: Any, watch: Watch | None = None) -> Bound:
         )
     else:
         call = with_arguments(name, callback)
+        if makes_logs_for_nobody(callback):
+            raise CallbackError(
+                f"{name} fills logs and returns nothing, so they would be lost; end it with\n"
+                f"    return logs\nor, with a new state,\n    {PAIR}"
+            )
     return Bound(name, call if watch is None else watch.call(name, call), callback)
 
 
@@ -113,7 +120,7 @@ def name_of(callback: Any) -> str:
 
 
 def with_arguments(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """The function as one of the loop's state: arguments by name, the others in their order."""
+    """The function as one of the loop's state."""
     by_position, by_keyword = arguments_of(name, function)
     if by_keyword:
         get = attrgetter("__class__", *by_keyword.values())  # two or more: always a tuple
@@ -130,8 +137,13 @@ def with_arguments(name: str, function: Callable[..., Any]) -> Callable[[Any], A
     return lambda run: function(*get(run))
 
 
-def arguments_of(name: str, function: Callable[..., Any]) -> tuple[list[str], dict[str, str]]:
-    """Which attributes of the loop's state a function takes, by position and by keyword."""
+def arguments_of(
+    name: str, function: Callable[..., Any], order: tuple[str, ...] = ARGUMENTS
+) -> tuple[list[str], dict[str, str]]:
+    """Which attributes of the loop's state a function takes, by position and by keyword.
+
+    order: what parameters of other names are given, by their place
+    """
     import inspect
 
     try:
@@ -141,38 +153,24 @@ def arguments_of(name: str, function: Callable[..., Any]) -> tuple[list[str], di
             f"the arguments of {name} cannot be read; wrap it, as in"
             f" lambda state, batch: {name}(state, batch)"
         ) from None
-    for one in (function, type(function).__call__):
-        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
-            raise CallbackError(
-                f"{name} is async, and a loop does not wait for it; write def {name}, or"
-                f" lambda state, batch: asyncio.run({name}(state, batch))"
-            )
-        if inspect.isgeneratorfunction(one):
-            raise CallbackError(f"{name} has a yield, so calling it does nothing; use return")
+    _refuse_what_waits(name, function)
     kinds = inspect.Parameter
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     keywords = [p for p in parameters if p.kind is kinds.KEYWORD_ONLY]
     if not positional and any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
-        return [_attribute(one) for one in ARGUMENTS], {}
-    named = {p.name for p in (*positional, *keywords) if p.name in ARGUMENTS}
-    free = [one for one in ARGUMENTS if one not in named]
+        return [_attribute(one) for one in order], {}
+    wanted = [p for p in positional if p.name in ARGUMENTS or p.default is kinds.empty]
+    sources = _sources(name, function, [p.name for p in wanted], order)
     by_position: list[str] = []
     by_keyword: dict[str, str] = {}
     is_skipping = False  # after an argument that keeps its default, the rest go by keyword
     for parameter in positional:
-        if parameter.name in ARGUMENTS:
-            source = parameter.name
-        elif parameter.default is not kinds.empty:
+        if parameter.name not in sources:
             is_skipping = True
-            continue
-        elif free:
-            source = free.pop(0)
+        elif is_skipping:
+            by_keyword[parameter.name] = _attribute(sources[parameter.name])
         else:
-            raise _wrong_arguments(name, function, f"{parameter.name!r} is one too many")
-        if is_skipping:
-            by_keyword[parameter.name] = _attribute(source)
-        else:
-            by_position.append(_attribute(source))
+            by_position.append(_attribute(sources[parameter.name]))
     for parameter in keywords:
         if parameter.name in ARGUMENTS:
             by_keyword[parameter.name] = _attribute(parameter.name)
@@ -181,8 +179,49 @@ def arguments_of(name: str, function: Callable[..., Any]) -> tuple[list[str], di
     if not parameters or positional or by_keyword:
         return by_position, by_keyword
     if any(p.kind is kinds.VAR_KEYWORD for p in parameters):
-        return [], {one: _attribute(one) for one in ARGUMENTS}
+        return [], {one: _attribute(one) for one in order}
     return by_position, by_keyword
+
+
+def _sources(
+    name: str, function: Callable[..., Any], wanted: list[str], order: tuple[str, ...]
+) -> dict[str, str]:
+    """What each parameter is given: the four by their names, others by their place.
+
+    Where both are mixed, all must be in their places: else nobody could tell what is meant.
+    """
+    others = [one for one in wanted if one not in ARGUMENTS]
+    for one in others:
+        if one in OF_THE_LOOP:
+            raise _wrong_arguments(
+                name, function, f"{one!r} is not an argument; read loop_state.{one}"
+            )
+    if others:
+        for place, one in enumerate(wanted):
+            if one in ARGUMENTS and order[place : place + 1] != (one,):
+                raise _wrong_arguments(
+                    name,
+                    function,
+                    f"{others[0]!r} is not one of the known names, and {one!r} is not in its place,"
+                    " so it is not clear what each should get",
+                )
+    if others and len(wanted) > len(order):
+        raise _wrong_arguments(name, function, f"{wanted[len(order)]!r} is one too many")
+    return {one: one if one in ARGUMENTS else order[place] for place, one in enumerate(wanted)}
+
+
+def _refuse_what_waits(name: str, function: Callable[..., Any]) -> None:
+    """A call of a coroutine or generator function runs nothing."""
+    import inspect
+
+    for one in (function, type(function).__call__):
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            raise CallbackError(
+                f"{name} is async, and a loop does not wait for it; write def {name}, or"
+                f" lambda state, batch: asyncio.run({name}(state, batch))"
+            )
+        if inspect.isgeneratorfunction(one):
+            raise CallbackError(f"{name} has a yield, so calling it does nothing; use return")
 
 
 def _attribute(argument: str) -> str:

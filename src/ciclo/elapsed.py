@@ -19,12 +19,13 @@ from ciclo.errors import PeriodError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime, timedelta
-    from typing import SupportsIndex, TypeAlias
+    from typing import Self, SupportsIndex, TypeAlias
     from weakref import ref
 
     Anchors: TypeAlias = dict[ref[Any], Any]  # what schedules remember; those that are gone, not
     Counts: TypeAlias = tuple[int, int, float, float]  # samples, tokens, time, date
-    BatchSize: TypeAlias = Callable[[Any], int | tuple[int, int]]
+    Shape: TypeAlias = tuple[int, ...]
+    BatchSize: TypeAlias = Callable[[list[Shape]], int | tuple[int, int]]
 
 Batch = TypeVar("Batch")
 FIELDS = ("steps", "samples", "tokens", "time", "date")
@@ -39,7 +40,8 @@ class Elapsed:
     date: now, in seconds since 1970
     batch_samples, batch_tokens: what the batch of this iteration holds
 
-    `elapsed >= period` is true once any field of the period is reached.
+    `elapsed >= period` is true once any field of the period is reached, `elapsed > period` once any
+    is passed, `elapsed == period` where any is met exactly; `<`, `<=` and `!=` are their opposites.
     """
 
     __slots__ = (
@@ -85,6 +87,39 @@ class Elapsed:
         self._anchors = {}
         self._noted = None
 
+    @classmethod
+    def create(cls, steps: int = 0, samples: int = 0) -> Elapsed:
+        """Where a loop begins that has done so much already."""
+        return cls(steps, samples)
+
+    @property
+    def date_start(self) -> float:
+        """When the loop would have begun, had it never paused."""
+        return self.date - self.time
+
+    def update(self, batch_size: int) -> Elapsed:
+        """The counts after a batch of this size; for loops that are written by hand."""
+        return self.update_time().replace(steps=self.steps + 1, samples=self.samples + batch_size)
+
+    def update_time(self) -> Elapsed:
+        """The same counts now."""
+        date = now()
+        return self.replace(date=date, time=self.time + date - self.date)
+
+    def replace(self, *, date_start: float | None = None, **fields: Any) -> Elapsed:
+        """Another one with some fields changed."""
+        changed = Elapsed(**{name: getattr(self, name) for name in FIELDS} | fields)
+        if date_start is not None:
+            changed.time = changed.date - date_start
+        changed._before, changed._anchors = self._before, self._anchors
+        return changed
+
+    def to_dict(self) -> dict[str, float]:
+        """The counts by name."""
+        tokens = {"tokens": self.tokens} if self.tokens else {}
+        names = ("steps", "samples", "date", "date_start", "time")
+        return {name: getattr(self, name) for name in names} | tokens
+
     def done(self, time: float | None = None, date: float | None = None) -> Elapsed:
         """The counts once this iteration is done: where a loop that goes on begins."""
         after = Elapsed(
@@ -120,6 +155,20 @@ class Elapsed:
 
     def __lt__(self, period: Period | SupportsIndex) -> bool:
         return not as_period(period).is_reached_by(self)
+
+    def __gt__(self, period: Period | SupportsIndex) -> bool:
+        given = as_period(period)._given()
+        return any(getattr(self, name) > value for name, value in given)
+
+    def __le__(self, period: Period | SupportsIndex) -> bool:
+        return not self > period
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Period):
+            return self is other
+        return any(getattr(self, name) == value for name, value in other._given())
+
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         counts = f"steps={self.steps}, samples={self.samples}"
@@ -169,6 +218,11 @@ class Period:
         self.date = _seconds("date", date, "timestamp", "a datetime or seconds since 1970")
         if all(getattr(self, name) is None for name in FIELDS):
             raise PeriodError("an empty period is never reached; say one of " + ", ".join(FIELDS))
+
+    @classmethod
+    def create(cls, *args: Any, **fields: Any) -> Self:
+        """The same as calling the class."""
+        return cls(*args, **fields)
 
     def is_reached_by(self, elapsed: Elapsed) -> bool:
         """Whether any of the fields is reached."""
@@ -262,6 +316,8 @@ class Timeline(Generic[Batch]):
                 f"{initial!r} ({type(initial).__name__}) is not how far a loop has come; give the"
                 " elapsed that a loop returned, or ciclo.Elapsed(steps=1000)"
             )
+        if batch_size_fn is not None:
+            _check_batch_size_fn(batch_size_fn)
         self.initial = Elapsed() if initial is None else initial
         self._dataset = dataset
         self._stop = stop
@@ -303,15 +359,7 @@ class Timeline(Generic[Batch]):
                 elapsed.batch_samples = batch_samples = samples_in(batch)
                 elapsed.batch_tokens = batch_tokens = tokens_in(batch)
             else:
-                size = batch_size_fn(batch)
-                both = size if isinstance(size, tuple) else (size, tokens_in(batch))
-                try:
-                    batch_samples, batch_tokens = map(operator.index, both)
-                except (TypeError, ValueError):
-                    raise TypeError(
-                        f"batch_size_fn returned {size!r}; it returns how many samples a batch has,"
-                        " or (samples, tokens)"
-                    ) from None
+                batch_samples, batch_tokens = _told(batch_size_fn, batch)
                 elapsed.batch_samples = batch_samples
                 elapsed.batch_tokens = batch_tokens
             yield elapsed, batch
@@ -351,7 +399,7 @@ def elapse(
 
 
 def samples_in(batch: Any) -> int:
-    """How many samples a batch holds: the first axis of the first array in it.
+    """How many samples a batch holds: the largest first axis of the arrays in it.
 
     A list of anything but arrays is a list of samples. What has no size is one sample.
     """
@@ -362,22 +410,73 @@ def samples_in(batch: Any) -> int:
     return 1 if size is None else size
 
 
+def samples_of(batch: Any, batch_size_fn: BatchSize | None) -> int:
+    """How many samples a batch holds, as a loop with this function counts them."""
+    return samples_in(batch) if batch_size_fn is None else _told(batch_size_fn, batch)[0]
+
+
 def _size(batch: Any) -> int | None:
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None
     if isinstance(batch, list) and (not batch or not getattr(batch[0], "shape", None)):
         return len(batch)
-    items: Iterable[Any]
-    if isinstance(batch, (tuple, list)):
-        items = batch
-    elif hasattr(batch, "keys") and hasattr(batch, "values"):
-        items = batch.values()
-    elif hasattr(batch, "__dataclass_fields__"):
-        items = [getattr(batch, name) for name in batch.__dataclass_fields__]
-    else:
+    items = _items(batch)
+    if items is None:
         return None
-    return next((size for item in items if (size := _size(item)) is not None), None)
+    sizes = [size for item in items if (size := _size(item)) is not None]
+    return max(sizes) if sizes else None
+
+
+def _items(batch: Any) -> Iterable[Any] | None:
+    """What a container of a batch holds; None for a leaf."""
+    if isinstance(batch, (tuple, list)):
+        return batch
+    if hasattr(batch, "keys") and hasattr(batch, "values"):
+        return batch.values()  # type: ignore[no-any-return]
+    if hasattr(batch, "__dataclass_fields__"):
+        return [getattr(batch, name) for name in batch.__dataclass_fields__]
+    return None
+
+
+def _shapes(batch: Any) -> list[Shape]:
+    """The shapes of all leaves of a batch; () for what has none."""
+    items = None if hasattr(batch, "shape") else _items(batch)
+    if items is None:
+        return [tuple(getattr(batch, "shape", ()))]
+    return [shape for item in items for shape in _shapes(item)]
+
+
+def _check_batch_size_fn(batch_size_fn: BatchSize) -> None:
+    """One that expects a batch would count something else, in silence: `len(batch)`."""
+    code = getattr(batch_size_fn, "__code__", None)
+    if code is not None and code.co_varnames[:1] == ("batch",):
+        raise PeriodError(
+            "batch_size_fn gets the shapes of the arrays in a batch, not the batch; write"
+            " batch_size_fn=lambda shapes: shapes[0][0]"
+        )
+
+
+def _told(batch_size_fn: BatchSize, batch: Any) -> tuple[int, int]:
+    """The samples and tokens of a batch, as the user's function counts them."""
+    shapes = _shapes(batch)
+    try:
+        size = batch_size_fn(shapes)
+    except Exception as error:  # the user's own, which is raised again
+        error.add_note(
+            f"ciclo: batch_size_fn gets the shapes of the arrays in a batch, here {shapes}; write"
+            " batch_size_fn=lambda shapes: shapes[0][0]"
+        )
+        raise
+    both = size if isinstance(size, tuple) else (size, tokens_in(batch))
+    try:
+        samples, tokens = map(operator.index, both)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"batch_size_fn returned {size!r}; it returns how many samples a batch has, or"
+            " (samples, tokens)"
+        ) from None
+    return samples, tokens
 
 
 def tokens_in(batch: Any) -> int:

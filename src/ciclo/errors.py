@@ -3,6 +3,7 @@
     CicloError
       PeriodError (ValueError)       a period or schedule that could never be right
       CallbackError (TypeError)      a callback of the wrong form, or with a wrong result
+      MonitorError (ValueError)      a value that is watched is not logged
       CheckpointError                a checkpoint that cannot be written or read, or does not fit
       MissingDependencyError (ImportError)   a package is not installed; says the pip line
 
@@ -29,6 +30,10 @@ class PeriodError(CicloError, ValueError):
 
 class CallbackError(CicloError, TypeError):
     """A callback has the wrong form, or returned the wrong thing."""
+
+
+class MonitorError(CicloError, ValueError):
+    """A value that a callback watches is not logged."""
 
 
 class CheckpointError(CicloError):

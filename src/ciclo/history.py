@@ -1,23 +1,22 @@
-"""What a loop has logged: columns, one for each value, and a row for each step that logged.
-
-A float a step costs 16 bytes: the value and the number of its row. Values that a device holds wait
-in a short queue; when it is full they are sent to the host together, and received when it is full
-again: by then they have come, and nobody waits.
-"""
+"""What a loop has logged: columns, one for each value, and a row for each step that logged."""
 
 from __future__ import annotations
 
+import struct
 from array import array
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_left
+from operator import sub
+from typing import TYPE_CHECKING, Any, overload
 
-from ciclo import values
+from ciclo.columns import Column
+from ciclo.device_values import PLAIN, STACKED
 from ciclo.elapsed import FIELDS, Elapsed
 from ciclo.errors import CallbackError, need
-from ciclo.logs import COLLECTIONS
+from ciclo.logs import COLLECTIONS, Logs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import TypeAlias
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import SupportsIndex, TypeAlias
 
     from ciclo.logs import LogsLike
 
@@ -31,138 +30,142 @@ INDEX = {
     "date": "d",
     "batch_samples": "q",
 }
-MAX_WAITING = 2 * values.STACKED  # device values of a column, half of them on their way
-BIGGEST = 2**63
-
-
-class Column:
-    """The values of one name, and the rows that they are in."""
-
-    __slots__ = ("_is_first", "_queue", "_witness", "rows", "values")
-
-    def __init__(self) -> None:
-        self.rows = array("q")
-        self.values: array[Any] | list[Any] = array("d")
-        self._queue: values.Queue | None = None  # the newest values, that are not here yet
-        self._is_first = True
-        self._witness: Any = None  # the first device value: is its memory given away by the next?
-
-    def put(self, row: int, value: Any) -> None:
-        """Sets the value of the newest row."""
-        if type(value) is not float:
-            value, is_on_device = values.keep(value)
-        else:
-            is_on_device = False
-        if self.rows and self.rows[-1] == row:  # a later word on the same step
-            self.settled()
-            self.rows.pop()
-            self.values.pop()
-        self.rows.append(row)
-        if not is_on_device:
-            if self._queue is not None:
-                self.settled()
-            self._append(value)
-        elif self._is_first or self._is_given_away():
-            self._is_first = False
-            self._witness = value
-            self.settled()
-            self._append(values.fetch([value])[0])
-        else:
-            self._witness = None
-            if self._queue is None:
-                self._queue = values.Queue()
-            self._queue.put(None, value)
-            if len(self._queue) >= values.STACKED:
-                self._extend(self._queue.turn())
-
-    def settled(self) -> array[Any] | list[Any]:
-        """All values, those on a device fetched."""
-        if self._queue is not None:
-            self._extend(self._queue.settle())
-            self._queue = None
-        return self.values
-
-    def copy(self) -> Column:
-        copied = Column()
-        copied.rows = self.rows[:]
-        copied.values = self.settled()[:]
-        return copied
-
-    def _is_given_away(self) -> bool:
-        """Whether this column logs parts of a donated state: then each is fetched at once."""
-        return hasattr(self._witness, "is_deleted") and self._witness.is_deleted()
-
-    def _extend(self, came: list[tuple[None, Any]]) -> None:
-        for _, value in came:
-            self._append(value)
-        if any(value is None for _, value in came):
-            _warn_of_loss()
-
-    def _append(self, value: Any) -> None:
-        kind = type(value)
-        column = self.values
-        code = "d" if kind is float else "q" if kind is int and -BIGGEST <= value < BIGGEST else ""
-        if isinstance(column, list) or code == column.typecode:
-            column.append(value)
-        elif code and not column:
-            self.values = array(code, [value])
-        else:  # values of several kinds stay as they are
-            self.values = [*column, value]
+ROW = struct.Struct("".join(INDEX.values()))  # packing a row is four times as fast as six appends
+pack_row = ROW.pack
+OFTEN = 4 * STACKED  # rows after which plain values go into their columns
 
 
 class History:
-    """What was logged, by name and step.
+    """What was logged, by name and step; its rows are `Logs`.
 
     >>> steps, loss = history.collect("steps", "loss")
+    >>> history[0].metrics.loss, history[0].elapsed.steps
     """
 
-    def __init__(self) -> None:
-        self._index: dict[str, array[Any]] = {name: array(code) for name, code in INDEX.items()}
-        self._columns: dict[Path, Column] = {}
+    def __init__(self, rows: Iterable[LogsLike] = ()) -> None:
+        self._rows = bytearray()  # each as `ROW` packs it
+        self._count = 0
+        self._newest: int | None = None  # the step of the last row
+        self._columns: dict[str, dict[str, Column]] = {}  # by collection and name
+        for number, row in enumerate(rows):
+            given = row.get("elapsed", {})
+            counts = {name: given[name] for name in FIELDS if name in given}
+            self.commit(Elapsed(**{"steps": number, **counts}), row)
 
     def commit(self, elapsed: Elapsed, logs: LogsLike) -> None:
         """Keeps the logs of a step; a second commit for the same step goes into the same row."""
-        for named in logs.values():
-            if not hasattr(named, "items") or len(named):
-                break
-        else:
-            return  # collections, and nothing in them
-        index = self._index
-        steps = index["steps"]
-        row = len(steps)
-        if row and steps[-1] == elapsed.steps:
-            row -= 1
-        else:
-            steps.append(elapsed.steps)
-            index["samples"].append(elapsed.samples)
-            index["tokens"].append(elapsed.tokens)
-            index["time"].append(elapsed.time)
-            index["date"].append(elapsed.date)
-            index["batch_samples"].append(elapsed.batch_samples)
+        steps = elapsed.steps
+        if steps == self._newest:
+            self._amend(logs)
+            return
+        row = -1
         columns = self._columns
+        items: Iterable[tuple[str, Any]]
         for collection, named in logs.items():
-            if not hasattr(named, "items"):
+            try:
+                found, items = columns[collection], named.items()
+            except (KeyError, AttributeError):
+                found, items = self._checked(collection, named)
+            for name, value in items:
+                if row < 0:  # only now: collections may be empty
+                    self._rows += pack_row(
+                        steps,
+                        elapsed.samples,
+                        elapsed.tokens,
+                        elapsed.time,
+                        elapsed.date,
+                        elapsed.batch_samples,
+                    )
+                    row = self._count
+                    self._count = row + 1
+                    self._newest = steps
+                try:
+                    column = found[name]
+                except KeyError:
+                    column = self._new(collection, name)
+                kind = type(value)
+                if kind is float or kind in PLAIN:
+                    column.new_rows.append(row)
+                    column.new.append(value)
+                else:
+                    column.put(row, value)
+        if not row % OFTEN:
+            self._turn()
+
+    def mend(self) -> None:
+        """Drops what an exception from outside, such as Ctrl-C, has left half done in `commit`."""
+        self._count = len(self._rows) // ROW.size
+        self._newest = ROW.unpack_from(self._rows, -ROW.size)[0] if self._count else None
+        for column in self._all().values():
+            del column.new_rows[len(column.new) :]
+
+    def _amend(self, logs: LogsLike) -> None:
+        for collection, named in logs.items():
+            found, items = self._checked(collection, named)
+            for name, value in items:
+                column = found.get(name) or self._new(collection, name)
+                column.replace(self._count - 1, value)
+
+    def _checked(
+        self, collection: str, named: Mapping[str, Any]
+    ) -> tuple[dict[str, Column], Iterable[tuple[str, Any]]]:
+        """The columns of a collection, and what is logged in it, if that is a dict."""
+        if not hasattr(named, "items"):
+            raise CallbackError(
+                "logs are a dict of dicts; write"
+                f' history.commit(elapsed, {{"metrics": {{{collection!r}: ...}}}})'
+            )
+        if collection == "elapsed":
+            if not named.keys() <= {*INDEX, "date_start"}:
                 raise CallbackError(
-                    "logs are a dict of dicts; write"
-                    f' history.commit(elapsed, {{"metrics": {{{collection!r}: ...}}}})'
+                    f"the collection 'elapsed' holds the counts of a row; got {list(named)}: use"
+                    " another name"
                 )
-            for name, value in named.items():
-                column = columns.get((collection, name))
-                if column is None:
-                    if not isinstance(name, str):
-                        raise CallbackError(f"{name!r} in {collection!r} is logged; names are str")
-                    column = columns[collection, name] = Column()
-                column.put(row, value)
+            return {}, ()  # of a row of another history; the counts of this one are given
+        return self._columns.setdefault(collection, {}), named.items()
+
+    def _new(self, collection: str, name: str) -> Column:
+        if not isinstance(name, str):
+            raise CallbackError(f"log names must be strings: got {name!r} in {collection!r}")
+        column = self._columns[collection][name] = Column()
+        return column
+
+    def _turn(self) -> None:
+        for column in self._all().values():
+            if len(column.new) >= STACKED:
+                column.turn()
+
+    def _all(self) -> dict[Path, Column]:
+        return {
+            (collection, name): column
+            for collection, named in self._columns.items()
+            for name, column in named.items()
+        }
+
+    def kept(self, collection: str, name: str) -> Any:
+        """The newest value of a name, as it was kept: on its device or not."""
+        newest = self._columns[collection][name].newest()
+        return None if newest is None else newest[1]
+
+    def newest(self, since: int = 0) -> dict[str, dict[str, Any]]:
+        """The newest value of each name, as it was kept, from rows that are not before `since`."""
+        found: dict[str, dict[str, Any]] = {}
+        for (collection, name), column in self._all().items():
+            newest = column.newest()
+            if newest is not None and newest[0] >= since:
+                found.setdefault(collection, {})[name] = newest[1]
+        return found
 
     def collect(self, *names: str) -> Any:
         """The values of these names, as a list each, of the steps that have all of them.
 
         A name is `"loss"`, `"metrics.loss"` where two collections have one, or `"steps"`,
-        `"samples"`, `"tokens"`, `"time"`, `"date"`. One name gives its list, several a tuple.
+        `"samples"`, `"tokens"`, `"time"`, `"date"`, `"date_start"`. One name gives its list,
+        several a tuple.
         """
         found = [self._resolve(name) for name in names]
         columns = [what for what in found if isinstance(what, Column)]
-        rows: Iterable[int] = range(len(self))
+        rows: Sequence[int] = range(len(self))
         if columns:
             shared = set(columns[0].rows).intersection(*(c.rows for c in columns[1:]))
             rows = [row for row in columns[0].rows if row in shared]
@@ -171,34 +174,45 @@ class History:
 
     def names(self) -> list[str]:
         """All columns as `collection.name`."""
-        return [".".join(path) for path in self._columns]
+        return [".".join(path) for path in self._all()]
 
     def last(self, name: str) -> Any:
         """The newest value of a name."""
         column = self._resolve(name)
-        return (column.settled() if isinstance(column, Column) else column)[-1]
+        return (column.values if isinstance(column, Column) else column)[-1]
 
     def __len__(self) -> int:
-        return len(self._index["steps"])
+        return self._count
 
     def __bool__(self) -> bool:
         return True  # an empty one too: `history or default` would throw it away
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The rows, as dicts."""
+    def __iter__(self) -> Iterator[Logs]:
+        """The rows."""
         for row in range(len(self)):
             yield self[row]
 
-    def __getitem__(self, row: int) -> dict[str, Any]:
+    @overload
+    def __getitem__(self, row: SupportsIndex) -> Logs: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Logs]: ...
+    def __getitem__(self, row: SupportsIndex | slice) -> Logs | list[Logs]:
+        """What a step has logged, and its counts in the collection `elapsed`."""
+        if isinstance(row, slice):
+            return [self[one] for one in range(len(self))[row]]
         if not hasattr(row, "__index__"):
             raise TypeError(f"history[{row!r}] is no row; for columns: history.collect('loss')")
-        row = range(len(self))[row]
-        found = {name: self._index[name][row] for name in FIELDS}
-        for (_, name), column in self._columns.items():
-            place = _place(column.rows, row)
-            if place is not None:
-                found.setdefault(name, column.settled()[place])
-        return found
+        number = range(len(self))[row]
+        found = Logs()
+        for (collection, name), column in self._all().items():
+            values = column.settled()
+            place = bisect_left(column.rows, number)
+            if place < len(values) and column.rows[place] == number:
+                found.add(collection, name, values[place])
+        counts = dict(zip(INDEX, ROW.unpack_from(self._rows, number * ROW.size), strict=True))
+        for name in FIELDS:
+            found.add("elapsed", name, counts[name])
+        return found.add("elapsed", "date_start", counts["date"] - counts["time"])
 
     def __repr__(self) -> str:
         return f"<History of {len(self)} steps: {', '.join(self.names()) or 'nothing logged'}>"
@@ -206,21 +220,28 @@ class History:
     def copy(self) -> History:
         """One that grows on its own."""
         copied = History()
-        copied._index = {name: column[:] for name, column in self._index.items()}
-        copied._columns = {path: column.copy() for path, column in self._columns.items()}
+        copied._rows, copied._count, copied._newest = self._rows[:], self._count, self._newest
+        copied._columns = {
+            collection: {name: column.copy() for name, column in named.items()}
+            for collection, named in self._columns.items()
+        }
         return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.state_dict(),)
 
     # -- to other forms ------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, list[Any]]:
         """All columns with a value for each row; None where a step has none."""
-        table: dict[str, list[Any]] = {name: list(self._index[name]) for name in FIELDS}
+        table: dict[str, list[Any]] = {name: list(self._counts(name)) for name in FIELDS}
         short: dict[str, int] = {}
-        for _, name in self._columns:
+        for _, name in self._all():
             short[name] = short.get(name, 0) + 1
-        for path, column in self._columns.items():
+        for path, column in self._all().items():
             cells: list[Any] = [None] * len(self)
-            for row, value in zip(column.rows, column.settled(), strict=True):
+            values = column.settled()
+            for row, value in zip(column.rows, values, strict=True):
                 cells[row] = value
             is_plain = short[path[1]] == 1 and path[1] not in table
             table[path[1] if is_plain else ".".join(path)] = cells
@@ -259,7 +280,7 @@ class History:
         need("matplotlib", "history.plot()")
         pyplot = need("matplotlib.pyplot", "history.plot()", "matplotlib")
         if not names:
-            names = tuple(".".join(p) for p, c in self._columns.items() if _is_scalar(c.settled()))
+            names = tuple(".".join(p) for p, c in self._all().items() if _is_scalar(c.settled()))
         figure, axes = pyplot.subplots(max(len(names), 1), 1, sharex=True, squeeze=False)
         for axis, name in zip(axes[:, 0], names, strict=False):
             axis.plot(*self.collect(x, name))
@@ -272,65 +293,71 @@ class History:
     def state_dict(self) -> dict[str, Any]:
         """Plain values, from which `load_state_dict` makes the same again."""
         return {
-            "index": {name: column[:] for name, column in self._index.items()},
+            "index": {name: self._counts(name) for name in INDEX},
             "columns": [
-                [*path, column.rows[:], column.settled()[:]]
-                for path, column in self._columns.items()
+                [*path, copied.rows, copied.values]
+                for path, column in self._all().items()
+                for copied in [column.copy()]
             ],
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Becomes what `state_dict` was taken of."""
-        self._index = {name: array(code, saved["index"][name]) for name, code in INDEX.items()}
+        index = {name: array(code, saved["index"][name]) for name, code in INDEX.items()}
+        self._rows = bytearray().join(map(pack_row, *index.values()))
+        self._count = len(index["steps"])
+        self._newest = index["steps"][-1] if self._count else None
         self._columns = {}
         for collection, name, rows, held in saved["columns"]:
-            column = self._columns[collection, name] = Column()
+            column = self._columns.setdefault(collection, {})[name] = Column()
             column.rows = array("q", rows)
             column.values = held[:]
 
-    def _resolve(self, name: str) -> Column | array[Any]:
-        if name in self._index:
-            return self._index[name]
-        owners = [path for path in self._columns if path[1] == name]
+    def _counts(self, name: str) -> array[Any]:
+        """One of the counts of all rows."""
+        code, place = INDEX[name], list(INDEX).index(name)
+        every = memoryview(self._rows).cast(code)  # type: ignore[call-overload]  # "q" or "d"
+        return array(code, every[place :: len(INDEX)].tobytes())
+
+    def _resolve(self, name: str) -> Column | Sequence[Any]:
+        collection, _, rest = name.partition(".")
+        count = rest if collection == "elapsed" else name
+        if count in INDEX:
+            return self._counts(count)
+        if count == "date_start":
+            return list(map(sub, self._counts("date"), self._counts("time")))
+        columns = self._all()
+        owners = [path for path in columns if path[1] == name]
         if owners:
             order = {collection: place for place, collection in enumerate(COLLECTIONS)}
-            return self._columns[min(owners, key=lambda path: order.get(path[0], len(order)))]
-        collection, _, rest = name.partition(".")
-        if (collection, rest) in self._columns:
-            return self._columns[collection, rest]
-        there = ", ".join([*FIELDS, *self.names()])
-        raise KeyError(f"the history has no {name!r}; it has {there}")
+            found = columns[min(owners, key=lambda path: order.get(path[0], len(order)))]
+        elif (collection, rest) in columns:
+            found = columns[collection, rest]
+        else:
+            there = ", ".join([*FIELDS, *self.names()])
+            raise KeyError(f"the history has no {name!r}; it has {there}")
+        found.settled()
+        return found
 
 
-def history() -> History:
-    """An empty history."""
-    return History()
+def history(rows: Iterable[LogsLike] = ()) -> History:
+    """A history: empty, or of rows such as those of another."""
+    return History(rows)
 
 
-def _warn_of_loss() -> None:
-    import logging
-
-    logging.getLogger("ciclo").warning(
-        "ciclo: a logged array was donated before it was fetched and is None in the history;"
-        " log a copy of it, as in jnp.copy(value)"
-    )
+def _restored(saved: dict[str, Any]) -> History:
+    found = History()
+    found.load_state_dict(saved)
+    return found
 
 
-def _picked(what: Column | array[Any], rows: Iterable[int]) -> list[Any]:
-    if isinstance(what, Column):
-        held = what.settled()
-        if len(what.rows) == len(rows):  # type: ignore[arg-type]  # a list or a range
-            return list(held)
-        wanted = set(rows)
-        return [value for row, value in zip(what.rows, held, strict=True) if row in wanted]
-    return [what[row] for row in rows]
-
-
-def _place(rows: array[int], row: int) -> int | None:
-    from bisect import bisect_left
-
-    place = bisect_left(rows, row)
-    return place if place < len(rows) and rows[place] == row else None
+def _picked(what: Column | Sequence[Any], rows: Sequence[int]) -> list[Any]:
+    if not isinstance(what, Column):
+        return [what[row] for row in rows]
+    if len(what.rows) == len(rows):
+        return list(what.values)
+    wanted = set(rows)
+    return [value for row, value in zip(what.rows, what.values, strict=True) if row in wanted]
 
 
 def _is_scalar(held: array[Any] | list[Any]) -> bool:

@@ -2,71 +2,129 @@
 
 from __future__ import annotations
 
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from ciclo import _trees
 from ciclo.errors import CallbackError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import TypeAlias
 
     LogsLike: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 # In which order a name without its collection is looked for; own collections come after these.
+# Rows of a history have "elapsed".
 COLLECTIONS = ("metrics", "losses", "stateful_metrics", "outputs")
+ORDER = ("elapsed", *COLLECTIONS)
+
+
+class Collection(dict[str, Any]):
+    """Values by name, which are attributes too."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"there is no {name!r}; there is {list(self)}{_hint(name, self)}")
 
 
 class Logs(dict[str, dict[str, Any]]):
     """Values by collection and name, as `{"metrics": {"loss": 0.5}}`.
 
-    >>> logs = ciclo.logs()
-    >>> logs.add_metric("loss", 0.5)
-    >>> logs.metrics, logs.loss
-    ({'loss': 0.5}, 0.5)
+    >>> logs = ciclo.logs().add_metric("loss", 0.5).add_metric("accuracy", 0.9)
+    >>> logs.metrics.loss, logs.loss, logs["metrics"]["loss"]
+    (0.5, 0.5, 0.5)
     """
 
     __slots__ = ()
 
-    def __init__(self, given: LogsLike | None = None) -> None:
-        _trees.register()
+    def __init__(self, given: LogsLike | None = None, **collections: Mapping[str, Any]) -> None:
+        if "jax" in modules and not _trees.is_done:
+            _trees.register()
         if given:
             self.merge(given)
+        if collections:
+            self.merge(collections)
 
     @classmethod
-    def _of(cls, collections: dict[str, dict[str, Any]]) -> Logs:
-        logs = cls()
-        dict.update(logs, collections)
+    def _of(cls, collections: Mapping[str, dict[str, Any]]) -> Logs:
+        """Logs of what is known to be a dict of dicts, whatever JAX puts in the place of those."""
+        logs = cls.__new__(cls)
+        for collection, named in collections.items():
+            logs[collection] = Collection(named) if isinstance(named, dict) else named
         return logs
 
-    def add(self, collection: str, name: str, value: Any) -> None:
-        """Adds a value to a collection, which may be one of your own."""
+    def add(self, collection: str, name: str, value: Any) -> Logs:
+        """Adds a value to a collection, which may be one of your own. Returns the logs."""
         if (found := self.get(collection)) is None:
-            found = self[collection] = {}
+            found = self[collection] = Collection()
         found[name] = value
+        return self
 
-    def add_metric(self, name: str, value: Any) -> None:
+    add_entry = add
+
+    def add_metric(self, name: str, value: Any) -> Logs:
         """Adds a value of this step alone."""
-        self.add("metrics", name, value)
+        if type(value) is not float and _is_running(type(value)):
+            raise CallbackError(
+                f"the metric {name!r} is a {type(value).__name__}, which counts over many steps;"
+                f" write logs.add_stateful_metric({name!r}, ...), or log its compute()"
+            )
+        return self.add("metrics", name, value)
 
-    def add_loss(self, name: str, value: Any) -> None:
-        """Adds a loss."""
-        self.add("losses", name, value)
+    def add_loss(self, name: str, value: Any, *, add_metric: bool = False) -> Logs:
+        """Adds a loss, and with `add_metric` the same value as a metric."""
+        if add_metric:
+            self.add_metric(name, value)
+        return self.add("losses", name, value)
 
-    def add_stateful_metric(self, name: str, value: Any) -> None:
+    def add_stateful_metric(self, name: str, value: Any) -> Logs:
         """Adds a value that already stands for all steps so far, such as a running mean."""
-        self.add("stateful_metrics", name, value)
+        return self.add("stateful_metrics", name, value)
 
-    def add_output(self, name: str, value: Any) -> None:
+    def add_output(self, name: str, value: Any) -> Logs:
         """Adds what a model put out."""
-        self.add("outputs", name, value)
+        return self.add("outputs", name, value)
+
+    def add_entries(self, collection: str, /, **values: Any) -> Logs:
+        """Adds several values to a collection."""
+        return self._add_all({collection: values})
+
+    def add_metrics(self, **values: Any) -> Logs:
+        """Adds several values of this step."""
+        for name, value in values.items():
+            self.add_metric(name, value)
+        return self
+
+    def add_losses(self, add_metrics: bool = False, **values: Any) -> Logs:
+        """Adds several losses, and with `add_metrics` the same values as metrics."""
+        for name, value in values.items():
+            self.add_loss(name, value, add_metric=add_metrics)
+        return self
+
+    def add_stateful_metrics(self, **values: Any) -> Logs:
+        """Adds several values that stand for all steps so far."""
+        return self._add_all({"stateful_metrics": values})
+
+    def add_outputs(self, **values: Any) -> Logs:
+        """Adds several things that a model put out."""
+        return self._add_all({"outputs": values})
+
+    def _add_all(self, values: LogsLike) -> Logs:
+        self.merge(values)
+        return self
 
     def merge(self, other: LogsLike) -> None:
         """Takes over all values of other logs, over those of the same name."""
         for collection, values in other.items():
             try:
                 if (found := self.get(collection)) is None:
-                    self[collection] = dict(values)
+                    self[collection] = Collection(values)
                 else:
                     found.update(values)
             except (TypeError, ValueError):
@@ -84,9 +142,11 @@ class Logs(dict[str, dict[str, Any]]):
         if other is not None:
             self.merge(other)
 
+    # -- to find values ------------------------------------------------------------------------
+
     def find(self, name: str) -> tuple[str, str] | None:
         """The collection and the name of `"loss"` or `"metrics.loss"`; None if it is not here."""
-        for collection in (*COLLECTIONS, *self):
+        for collection in (*ORDER, *self):
             if name in self.get(collection, ()):
                 return collection, name
         collection, dot, rest = name.partition(".")
@@ -96,36 +156,76 @@ class Logs(dict[str, dict[str, Any]]):
         """The value of `"loss"` or `"metrics.loss"`; KeyError says what there is."""
         found = self.find(name)
         if found is None:
-            raise KeyError(f"{name!r} is not in the logs, which have {self.names()}")
+            hint = _hint(name, self._readable())
+            raise KeyError(f"{name!r} is not in the logs, which have {self.names()}{hint}")
         return self[found[0]][found[1]]
 
-    def scalars(self) -> dict[str, Any]:
-        """The metrics and losses by name: what bars and loggers show."""
-        found: dict[str, Any] = {}
-        for collection in ("losses", "stateful_metrics", "metrics"):
-            found.update(self.get(collection, {}))
-        return found
+    def entry_path(self, name: str) -> tuple[str, str] | None:
+        """As `find`; a name that several collections have is a ValueError."""
+        owners = [collection for collection, values in self.items() if name in values]
+        if len(owners) > 1:
+            paths = " or ".join(repr(f"{collection}.{name}") for collection in owners)
+            raise ValueError(f"{name!r} is in several collections: {owners}; write {paths}")
+        return self.find(name)
+
+    def entry_collection(self, name: str) -> str | None:
+        """The collection that a name is in."""
+        path = self.entry_path(name)
+        return None if path is None else path[0]
+
+    def entry_value(self, name: str) -> Any:
+        """As `value`; a name that several collections have is a ValueError."""
+        self.entry_path(name)
+        return self.value(name)
 
     def names(self) -> list[str]:
         """All values as `collection.name`."""
         return [f"{collection}.{name}" for collection, values in self.items() for name in values]
 
+    def __missing__(self, name: str) -> Any:
+        return self.value(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a collection or a value of this name."""
+        return dict.__contains__(self, name) or (
+            isinstance(name, str) and self.find(name) is not None
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in self:
-            return self[name]
-        if name in COLLECTIONS:
-            return self.setdefault(name, {})  # it may be filled
+        if (collection := self.get(name)) is not None or name in COLLECTIONS:
+            if not isinstance(collection, Collection):  # it may be filled, if it is a new one
+                collection = self[name] = Collection(collection or {})
+            return collection
         found = self.find(name)
         if found is None:
-            raise AttributeError(f"the logs have no {name!r}; they have {self.names()}")
+            names = [*self._readable(), *(one for one in dir(Logs) if not one.startswith("_"))]
+            raise AttributeError(
+                f"the logs have no {name!r}; they have {self.names()}{_hint(name, names)}"
+            )
         return self[found[0]][found[1]]
+
+    def _readable(self) -> list[str]:
+        """All that can be asked for by a short name."""
+        return [*self, *COLLECTIONS, *(name for values in self.values() for name in values)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Logs, (dict(self),)
 
 
-def logs() -> Logs:
-    """Empty logs, to be filled; inside a `jax.jit` function too."""
-    return Logs()
+def logs(given: LogsLike | None = None, **collections: Mapping[str, Any]) -> Logs:
+    """Logs to be filled, or made from a dict of dicts; inside a `jax.jit` function too."""
+    return Logs(given, **collections)
+
+
+def _is_running(kind: type) -> bool:
+    """Whether values of this type are metrics that are a state, as those of clu."""
+    return hasattr(kind, "compute") and (hasattr(kind, "merge") or hasattr(kind, "reset"))
+
+
+def _hint(name: str, names: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [one for one in names if isinstance(one, str)], 3)
+    return f". Did you mean {' or '.join(map(repr, dict.fromkeys(near)))}?" if near else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ciclo import _seam, _trees, values
+from ciclo import _seam, _trees, device_values
 from ciclo.binding import Bound, Task, bind, bind_tasks, listed, name_of, owners, read
 from ciclo.elapsed import Elapsed, Period, Timeline, as_period
 from ciclo.errors import CallbackError
@@ -20,12 +20,11 @@ from ciclo.logs import Logs
 from ciclo.schedules import anchors_of, restore_anchors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import SupportsIndex, TypeAlias
 
     from ciclo.elapsed import BatchSize
-    from ciclo.logs import LogsLike
-    from ciclo.loops import Epochs
+    from ciclo.epochs import Epochs
     from ciclo.resume import Feed
     from ciclo.schedules import Schedule
 
@@ -37,15 +36,18 @@ State = TypeVar("State")
 class LoopState(Generic[State]):
     """All that a loop knows; what a callback that asks for it is given.
 
-    Set `stop_iteration` to end the loop after this iteration.
+    Set `stop_iteration` to end the loop after this callback.
     """
 
     __slots__ = (
-        "_accumulated",
+        "_committed",
         "_deferred",
         "_epochs",
         "_feed",
+        "_first_row",
+        "_is_cut",
         "_last",
+        "_logged",
         "_tasks",
         "_timeline",
         "batch",
@@ -53,7 +55,6 @@ class LoopState(Generic[State]):
         "epoch",
         "history",
         "is_interrupted",
-        "logs",
         "metadata",
         "state",
         "stop",
@@ -71,15 +72,18 @@ class LoopState(Generic[State]):
     ) -> None:
         self.state = state
         self.batch: Any = None
-        self.history = History() if history is None else history.copy()
+        self.history = History() if history is None else history  # the caller's own: it grows
         self.elapsed = Elapsed() if elapsed is None else elapsed
-        self.logs = Logs()
         self.metadata = metadata
         self.stop = stop  # where the loop was told to end
         self.stop_iteration = False
         self.is_interrupted = False
         self.epoch: int | None = None  # of a loop that knows epochs
-        self._accumulated = Logs()
+        # What this iteration logged: a plain dict of dicts, until somebody asks for `logs`.
+        self._logged: dict[str, dict[str, Any]] | None = None
+        self._committed: dict[str, dict[str, Any]] = {}  # what of that is in the history
+        self._first_row = len(self.history)
+        self._is_cut = False  # whether Ctrl-C came amid an iteration, which does not count then
         self._deferred: list[Callable[[LoopState[State]], None]] = []
         self._tasks: list[Task] = []
         self._timeline: Timeline[Any] | None = None
@@ -92,11 +96,24 @@ class LoopState(Generic[State]):
         return self
 
     @property
+    def logs(self) -> Logs:
+        """What was logged in this iteration so far."""
+        logged = self._logged
+        if not isinstance(logged, Logs):
+            logged = self._logged = Logs._of(logged or {})
+        return logged
+
+    @logs.setter
+    def logs(self, logs: Logs) -> None:
+        self._logged = logs
+
+    @property
     def accumulated_logs(self) -> Logs:
         """The newest value of everything that was logged so far, in this iteration too."""
-        if self.logs:
-            self._accumulated.merge(self.logs)
-        return self._accumulated
+        newest = Logs._of(self.history.newest(self._first_row))
+        if self._logged:
+            newest.merge(self._logged)
+        return newest
 
     def done(self) -> Elapsed:
         """The counts once this iteration is done."""
@@ -113,25 +130,82 @@ class LoopState(Generic[State]):
         deferred, self._deferred = self._deferred, []
         return [Bound(name_of(function), function, function) for function in deferred]
 
-    def take(self, name: str, result: Any) -> LogsLike | None:
-        """Takes over the logs and the state that a callback returned; says which logs."""
+    def take(self, name: str, result: Any) -> None:
+        """Takes over the logs and the state that a callback returned.
+
+        Values are copied out of their dicts at once: the callback may use those again.
+        """
+        # What `read` and `merge` make of most results, in a third of the time.
+        kind = type(result)
+        ambiguous: type  # what a state must be to be taken for such a result
+        if kind is tuple and len(result) == 2:
+            logs, state = result
+            kind, ambiguous = type(logs), tuple
+        else:
+            logs, state, ambiguous = result, None, dict
+        logged = self._logged
+        if (
+            (kind is dict or kind is Logs)
+            and not isinstance(self.state, ambiguous)
+            and type(logged) is not Logs
+        ):
+            if logged is None:
+                logged = self._logged = {}
+            for collection, named in logs.items():
+                if not isinstance(named, dict) or type(collection) is not str:
+                    break
+                if collection in logged:
+                    logged[collection] |= named
+                else:
+                    logged[collection] = {**named}
+            else:
+                if state is not None:
+                    self._set_state(name, state)
+                return
         logs, state = read(name, result, self.state)
         if logs is not None:
             self.logs.merge(logs)
+        if state is not None:
+            self._set_state(name, state)
+
+    def _set_state(self, name: str, state: Any) -> None:
         if state is self:
             raise CallbackError(
                 f"{name} returned the loop_state, which is not the state; change that in place with"
                 " loop_state.state = ..., or return the new one"
             )
-        if state is not None:
-            self.state = state
-        return logs
+        if isinstance(state, Result):
+            raise CallbackError(
+                f"{name} returned what a loop returns, which is not a state; log it with"
+                f' ciclo.inner_loop("test", {name}), or return result.state'
+            )
+        self.state = state
 
-    def commit(self) -> None:
-        """Puts the logs of this iteration into the history."""
-        if self.logs:
-            self.history.commit(self.elapsed, self.logs)
-            self._accumulated.merge(self.logs)
+    def commit(self, watch: _seam.Watch | None = None) -> None:
+        """Puts the logs of this iteration into the history, those that are not there yet."""
+        logged = self._logged or {}
+        new: dict[str, dict[str, Any]] = {}
+        for collection, named in logged.items():
+            before = self._committed.get(collection, {})
+            new[collection] = {
+                name: value
+                for name, value in named.items()
+                if name not in before or before[name] is not value
+            }
+        self.history.commit(self.elapsed, new)
+        if watch is not None:
+            watch.mark(new, self.history.kept)
+        self.note_committed()
+
+    def note_committed(self) -> None:
+        """Remembers that what was logged so far is in the history."""
+        logged = self._logged or {}
+        self._committed = {collection: dict(named) for collection, named in logged.items()}
+
+    def forget_logs(self) -> None:
+        """Drops what was logged in an iteration that was cut short."""
+        self._logged, self._committed = None, {}
+        self.history.mend()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but `state` itself; to be taken between two iterations."""
@@ -158,9 +232,7 @@ class LoopState(Generic[State]):
             _, self._last.batch_samples, self._last.batch_tokens = saved["last"]
             self._last._anchors = self.elapsed._anchors
         self.history.load_state_dict(saved["history"])
-        for path in self.history.names():
-            collection, _, name = path.partition(".")
-            self._accumulated.add(collection, name, self.history.last(path))
+        self._first_row = 0
         self.stop_iteration = saved["is_stopped"]
         self.epoch = saved["epoch"]
         if self._epochs is not None:
@@ -283,79 +355,26 @@ def iterate(
         is_resumed = set_up(run, callbacks, resume)
         if run._epochs is None and run._feed is not None:
             dataset = run._feed.read(dataset)
-    starts = [*_hooks(callbacks, "on_loop_start"), *(bind(one, watch) for one in listed(on_start))]
-    dones = _hooks(callbacks, "on_loop_done")
+    hooks = _hooks(callbacks, "on_loop_start")
+    starts = [bind(one, watch) for one in listed(on_start)]  # run with the first batch in hand
     ends = [*_hooks(callbacks, "on_loop_end"), *(bind(one, watch) for one in listed(on_end))]
-
     timeline = Timeline(dataset, run.elapsed, run.stop, batch_size_fn, watch)
-    schedule = [(task.due, task.bound.call, task.bound) for task in run._tasks]
     done = run.elapsed
-    active: Bound | None = None  # the callback that runs, for a note in its error
-    is_amid = False  # whether an iteration has begun and is not done
     failure: BaseException | None = None
     with Interrupts(catch_keyboard_interrupt, is_saved) as interrupts:
         try:
-            state = run.state
-            for active in starts:
-                run.take(active.name, active.call(run))
-            active = None
-            if is_resumed:  # what a start does was done when the run began
-                run.state, run.logs = state, Logs()
-            run.commit()
-            for elapsed, batch in () if run.stop_iteration else timeline:
-                run.elapsed = elapsed
-                run.batch = batch
-                run.logs = Logs()
-                run._timeline = timeline
-                state = run.state
-                is_amid = True
-                for due, call, active in schedule:
-                    if due is None or due(elapsed):
-                        result = call(run)
-                        if result is not None:
-                            run.take(active.name, result)
-                if run.logs:
-                    run.commit()
-                    if watch is not None:
-                        watch.mark(run.logs)
-                is_amid = False
-                if run._deferred:
-                    for active in run.take_deferred():
-                        active.call(run)
-                active = None
-                if run.stop_iteration:
-                    break
-                if interrupts.stops(elapsed.steps):
-                    run.is_interrupted = True
-                    break
-            if run._timeline is None and run._last is not None:
-                run.elapsed, run._timeline = run._last, timeline
-                if run._feed is not None:
-                    run._feed.settle()
+            _start(run, hooks, is_resumed)
+            _run(run, timeline, interrupts, watch, starts, is_resumed)
             done = run.done()
-            if at_last is not None and not run.is_interrupted:
-                for active in [bind(one, watch) for one in at_last()]:
-                    logs = run.take(active.name, active.call(run))
-                    if watch is not None and logs:
-                        watch.mark(logs)
-                run.commit()
-                for active in run.take_deferred():
-                    active.call(run)
-            for active in dones:
-                active.call(run)
-            active = None
+            _finish(run, callbacks, at_last, watch)
         except KeyboardInterrupt as error:
-            if is_amid:  # as if this iteration had not begun
-                done, run.state = run.elapsed, state
-            else:
-                done = run.done()
-            run.logs = Logs()
+            done = run.elapsed if run._is_cut else run.done()
+            run.forget_logs()
             run.is_interrupted = True
             if not catch_keyboard_interrupt or interrupts.is_urgent:
                 failure = error
         except BaseException as error:  # noqa: BLE001  raised again below, once the loop has ended
-            _add_note(error, run, active)
-            run.logs = Logs()
+            run.forget_logs()
             failure = error
         finally:
             if watch is not None:
@@ -366,6 +385,118 @@ def iterate(
             raise failure
         finally:
             del failure  # else its traceback and this frame keep each other alive
+    return _result(run, done, interrupts)
+
+
+def _start(run: LoopState[Any], starts: list[Bound], is_resumed: bool) -> None:
+    state = run.state
+    for one in starts:
+        run.take(one.name, _call(run, one))
+    if is_resumed and starts:  # what a start does was done when the run began
+        run.state = state
+        run.forget_logs()
+    run.commit()
+
+
+def _run(
+    run: LoopState[Any],
+    timeline: Timeline[Any],
+    interrupts: Interrupts,
+    watch: _seam.Watch | None,
+    starts: list[Bound],
+    is_resumed: bool,
+) -> None:
+    """The iterations. What happens in each of them is in here: a call takes a tenth of one."""
+    schedule = [(task.due, task.bound.call, task.bound) for task in run._tasks]
+    history = run.history
+    active: Bound | None = None  # the callback that runs, for a note in its error
+    is_amid = False  # whether an iteration has begun and is not done
+    state = run.state
+    try:
+        for elapsed, batch in () if run.stop_iteration else timeline:
+            run.elapsed = elapsed
+            run.batch = batch
+            run._logged = None
+            if starts:
+                for active in _starting(run, starts, is_resumed):
+                    run.take(active.name, active.call(run))
+                active = None
+                if run.stop_iteration:
+                    run.commit(watch)
+                    break
+            run._timeline = timeline
+            state = run.state
+            is_amid = True
+            for due, call, active in schedule:
+                if due is None or due(elapsed):
+                    result = call(run)
+                    if result is not None:
+                        run.take(active.name, result)
+                    if run.stop_iteration:
+                        break
+            logged = run._logged
+            if logged:
+                history.commit(elapsed, logged)  # type: ignore[unreachable]  # `take` fills it
+                if watch is not None:
+                    watch.mark(logged, history.kept)
+            is_amid = False
+            if run._deferred:
+                for active in run.take_deferred():
+                    active.call(run)
+            active = None
+            if run.stop_iteration:
+                break
+            if interrupts.stops(elapsed.steps):
+                run.is_interrupted = True
+                break
+        else:
+            _warn_of_early_end(run, is_resumed)
+    except KeyboardInterrupt:
+        if is_amid:  # as if this iteration had not begun
+            run.state = state
+            run._is_cut = True
+        raise
+    except BaseException as error:
+        _add_note(error, run, active)
+        raise
+    run.note_committed()
+    _start(run, starts, is_resumed)  # those that had no batch
+    if run._timeline is None and run._last is not None:  # nothing was left of a run that goes on
+        run.elapsed, run._timeline = run._last, timeline
+        if run._feed is not None:
+            run._feed.settle()
+
+
+def _finish(
+    run: LoopState[Any],
+    callbacks: list[Bound],
+    at_last: Callable[[], list[Any]] | None,
+    watch: _seam.Watch | None,
+) -> None:
+    """What comes after the last iteration, and belongs to it."""
+    if at_last is not None and not run.is_interrupted:
+        for one in at_last():
+            bound = bind(one, watch)
+            run.take(bound.name, _call(run, bound))
+            run.commit(watch)
+        for bound in run.take_deferred():
+            _call(run, bound)
+    for bound in _hooks(callbacks, "on_loop_done"):
+        _call(run, bound)
+
+
+def _call(run: LoopState[Any], one: Bound) -> Any:
+    """Calls a callback outside of an iteration."""
+    try:
+        return one.call(run)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        _add_note(error, run, one)
+        raise
+
+
+def _result(run: LoopState[State], done: Elapsed, interrupts: Interrupts) -> Result[State]:
     returned: Any = getattr(type(run.state), "__loop_return__", None)
     if returned is not None:  # the state knows that it is the caller's from now on
         run.state = returned(run.state)
@@ -376,6 +507,16 @@ def iterate(
     if run.is_interrupted:
         _warn_of_interrupt(done)
     return finished
+
+
+def _starting(run: LoopState[Any], starts: list[Bound], is_resumed: bool) -> Iterator[Bound]:
+    """What a loop starts with, one by one; nothing is left in the list."""
+    state = run.state
+    while starts:
+        yield starts.pop(0)
+    if is_resumed:
+        run.state = state
+        run.forget_logs()
 
 
 def _hooks(callbacks: list[Bound], name: str) -> list[Bound]:
@@ -409,8 +550,33 @@ def _add_note(error: BaseException, run: LoopState[Any], active: Bound | None) -
         step = run.elapsed.steps if run._timeline is None else run.elapsed.steps + 1
         error.add_note(f"ciclo: while fetching the batch of step {step}")
         return
-    batch = "" if run.batch is None else f", batch {values.describe(run.batch)}"
+    batch = "" if run.batch is None else f", batch {device_values.describe(run.batch)}"
     error.add_note(f"ciclo: in callback {active.name}, step {run.elapsed.steps}{batch}")
+
+
+def _warn_of_early_end(run: LoopState[Any], is_resumed: bool) -> None:
+    """Tells of a dataset that had less than was asked for, or nothing at all."""
+    import logging
+
+    done, stop = run.done(), run.stop
+    if stop is not None and stop.is_reached_by(done):
+        return
+    if run._timeline is None:
+        if not is_resumed and not run.stop_iteration:
+            logging.getLogger("ciclo").warning(
+                "ciclo: the dataset has no batch, so nothing ran; an iterator can be read only"
+                " once: give a list, a loader, or a new iterator"
+            )
+        return
+    counted = {} if stop is None else dict(stop._given())
+    for name in ("steps", "samples", "tokens"):
+        if name in counted:
+            logging.getLogger("ciclo").warning(
+                "ciclo: the dataset ended after %d %s, before stop=%r; for more, give"
+                " itertools.cycle(dataset), or use ciclo.fit, which reads it again",
+                *(getattr(done, name), name, stop),
+            )
+            return
 
 
 def _warn_of_interrupt(done: Elapsed) -> None:

@@ -19,17 +19,17 @@ import functools
 import inspect
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform, overload
 
 from ciclo import metrics as stateful
 from ciclo.binding import read
+from ciclo.device_values import describe, library_of
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CicloError, need
 from ciclo.logs import Logs
 from ciclo.padding import current_mask, find_difference, mask, mean
 from ciclo.precision import Policy
 from ciclo.strategies import Placed, Strategy, get_strategy
-from ciclo.values import describe, library_of
 
 need("jax", "ciclo.managed")
 import jax  # noqa: E402  checked first: the error says what to install
@@ -49,6 +49,7 @@ OPTIONS = (
     *("params", "tx", "apply_fn", "strategy", "batch_stats", "rngs", "metrics"),
     *("accumulate", "policy", "clip_norm", "ema_decay"),
 )
+ADOPTED = ("step", "params", "opt_state", "batch_stats", "rngs", "metrics", "apply_fn", "tx")
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 
@@ -63,8 +64,11 @@ def static(default: Any = dataclasses.MISSING) -> Any:
 class ManagedStep:
     """A function of a state and a batch, run as the state's strategy says; a method of one too."""
 
-    def __init__(self, function: Callable[..., Any], trains: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], trains: bool, strategy: str | Strategy | None = None
+    ) -> None:
         functools.update_wrapper(self, function)
+        self.strategy = strategy  # looked up at the first call: that may ask JAX for its devices
         self.name = getattr(function, "__name__", "step")
         self.function = function
         self.trains = trains
@@ -87,7 +91,9 @@ class ManagedStep:
                 " managed; make the state with ManagedState.create(params=..., tx=...), or derive"
                 " its class from ManagedState"
             )
-        strategy = state.strategy
+        strategy = state.strategy if self.strategy is None else get_strategy(self.strategy)
+        if strategy is not state.strategy:
+            return self._elsewhere(strategy, state, args)
         is_ours = state._is_ours
         if strategy.donates:
             state = self._checked(state)
@@ -112,6 +118,15 @@ class ManagedStep:
         if strategy.donates and (is_ours or self.trains):
             _give(result)
         return result
+
+    def _elsewhere(self, strategy: Strategy, state: Any, args: tuple[Any, ...]) -> Any:
+        """Runs the step under its own strategy, and gives the state back under the state's."""
+        result = self(state.with_strategy(strategy), *args)
+        logs, new = read(self.name, result)
+        if new is None:
+            return result
+        new = new.with_strategy(state.strategy)
+        return (logs, new) if isinstance(result, tuple) else new
 
     def lower(self, state: Any, *args: Any) -> Any:
         """What JAX makes of the step before it is compiled; see `jax.stages.Lowered`."""
@@ -153,7 +168,10 @@ class ManagedStep:
     def _compare(self, result: Any, other: Any) -> None:
         """What does not depend on the rows that were added did not count them."""
         (logs, new), (other_logs, other_new) = read(self.name, result), read(self.name, other)
-        counting = find_difference(dict(logs or {}), dict(other_logs or {}))
+        plain = [
+            {name: dict(one) for name, one in (each or {}).items()} for each in (logs, other_logs)
+        ]
+        counting = find_difference(*plain)
         counting = counting or find_difference(new, other_new)
         if counting is not None:
             self._tried.clear()
@@ -190,7 +208,10 @@ class ManagedStep:
             finally:
                 current_mask.reset(token)
             if logs is not None:
-                logs, new = _with_metrics(self.name, logs, state if new is None else new, new)
+                handle = strategy.handle_metric
+                logs, new = _with_metrics(
+                    self.name, logs, state if new is None else new, new, handle
+                )
                 logs = strategy.replicated(logs)
             new = None if new is None else strategy.constrained(new)
             return (logs, new) if is_pair else new if logs is None else logs
@@ -224,8 +245,11 @@ class ManagedStep:
         gradients, (logs, new) = jax.grad(forward, has_aux=True)(state.params)
         is_real = mask()
         rows = samples_in(args[0] if args else 0) if is_real is None else is_real.sum()
-        new = _as_before(state, new).replace(params=state.params)
-        return logs, new.apply_gradients(gradients, rows), True
+        new = _as_before(state, new)
+        strategy = state.strategy
+        stats = strategy.handle_batch_stats(new.batch_stats)
+        new = new.replace(params=state.params, batch_stats=stats)
+        return logs, new.apply_gradients(strategy.handle_grads(gradients), rows), True
 
     def _total(self, logs: LogsLike | None) -> Any:
         losses: Mapping[str, Any] = (logs or {}).get("losses", {})
@@ -285,9 +309,13 @@ def _typed_like(tree: Any, other: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.asarray(b, jnp.result_type(a)), tree, other)
 
 
-def _with_metrics(name: str, logs: Logs, state: Any, new: Any) -> tuple[Logs, Any]:
+def _with_metrics(
+    name: str, logs: Logs, state: Any, new: Any, handle: Callable[[Any], Any]
+) -> tuple[Logs, Any]:
     """Logged metrics merged into the state's, and their values in the logs."""
     logged = logs.get("stateful_metrics", {})
+    if "metrics" in state._redeclared:
+        return _computed(logs, handle), new
     merged = dict(state.metrics)
     values: dict[str, Any] = {}
     for key, value in logged.items():
@@ -303,12 +331,24 @@ def _with_metrics(name: str, logs: Logs, state: Any, new: Any) -> tuple[Logs, An
             raise CallbackError(
                 f"{name} logged the metric {key!r}, which is kept in the state; return logs, state"
             )
-        merged[key] = stateful.merged(key, merged[key], value)
+        merged[key] = stateful.merged(key, merged[key], handle(value))
         values.update(stateful.computed(key, merged[key]))
     if not logged:
         return logs, new
     logs = Logs({**logs, "stateful_metrics": values})
     return logs, None if new is None else new.replace(metrics=merged)
+
+
+def _computed(logs: Logs, handle: Callable[[Any], Any]) -> Logs:
+    """The logs with the values of metrics that the state keeps in a field of its own."""
+    logged = logs.get("stateful_metrics")
+    if not logged:
+        return logs
+    values: dict[str, Any] = {}
+    for key, value in logged.items():
+        is_metric = stateful.is_metric(value)
+        values.update(stateful.computed(key, handle(value)) if is_metric else {key: value})
+    return Logs({**logs, "stateful_metrics": values})
 
 
 def _without_padding(result: Any, find_real: Callable[[], Any]) -> Any:
@@ -336,17 +376,39 @@ def _copy(state: Any) -> Any:
     return jax.tree.map(jnp.copy, state)
 
 
-def step(function: Callable[..., Any]) -> ManagedStep:
-    """A step that computes: an evaluation, a prediction. It may log, and return another state."""
-    return ManagedStep(function, trains=False)
+@overload
+def step(function: Callable[..., Any]) -> ManagedStep: ...
+@overload
+def step(*, strategy: str | Strategy) -> Callable[[Callable[..., Any]], ManagedStep]: ...
+def step(
+    function: Callable[..., Any] | None = None, *, strategy: str | Strategy | None = None
+) -> Any:
+    """A step that computes: an evaluation, a prediction. It may log, and return another state.
+
+    strategy: one of the step's own, instead of the state's
+    """
+    if function is None:
+        return lambda function: ManagedStep(function, False, strategy)
+    return ManagedStep(function, False, strategy)
 
 
 _step = step  # inside of ManagedState, `step` is a field
 
 
-def train_step(function: Callable[..., Any]) -> ManagedStep:
-    """A step that trains: the losses that it logs are added up, and the optimizer follows them."""
-    return ManagedStep(function, trains=True)
+@overload
+def train_step(function: Callable[..., Any]) -> ManagedStep: ...
+@overload
+def train_step(*, strategy: str | Strategy) -> Callable[[Callable[..., Any]], ManagedStep]: ...
+def train_step(
+    function: Callable[..., Any] | None = None, *, strategy: str | Strategy | None = None
+) -> Any:
+    """A step that trains: the losses that it logs are added up, and the optimizer follows them.
+
+    strategy: one of the step's own, instead of the state's
+    """
+    if function is None:
+        return lambda function: ManagedStep(function, True, strategy)
+    return ManagedStep(function, True, strategy)
 
 
 # -- the state -----------------------------------------------------------------------------------
@@ -386,9 +448,11 @@ class ManagedState:
     ema_decay: float | None = field(default=None, metadata=STATIC)
 
     _is_ours: ClassVar[bool] = False  # made by a step: a later one may reuse its memory
+    _redeclared: ClassVar[frozenset[str]] = frozenset()  # fields of ours that a class has anew
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        _adopt_fields(cls)
         _register(dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls))
 
     @classmethod
@@ -414,13 +478,17 @@ class ManagedState:
         tx: an optimizer of optax
         batch_stats: what the model keeps beside its parameters
         rngs: a seed, a key (both for "dropout"), or keys by name
-        metrics: metrics of clu, flax.nnx or jax_metrics, by name
+        metrics: metrics of clu, flax.nnx or jax_metrics, by name. A class that declares this field,
+            or `rngs`, itself keeps what is given as it is
         accumulate: how many train steps make one update, each counted by its rows
         policy: "bfloat16" to compute in that
         clip_norm: the longest that a gradient may be (optax.clip_by_global_norm)
         ema_decay: has `state.ema_params` be a moving average of the parameters (optax.ema)
         """
         strategy = get_strategy(strategy)
+        for name, given in (("rngs", rngs), ("metrics", metrics)):
+            if name in cls._redeclared:
+                fields[name] = given
         if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise CicloError(f"tx={tx!r} is no optimizer; give one of optax, as optax.adam(1e-3)")
         unknown = fields.keys() - {one.name for one in dataclasses.fields(cls)}
@@ -442,14 +510,17 @@ class ManagedState:
             tx = optax.chain(optax.clip_by_global_norm(clip_norm), tx)
         average = None if ema_decay is None else need("optax", "ema_decay=").ema(ema_decay)
 
-        def build(params: Any, batch_stats: Any, fields: dict[str, Any]) -> Any:
+        def build(params: Any, batch_stats: Any, given: dict[str, Any]) -> Any:
+            fields = dict(given)
             return cls(
                 step=jnp.zeros((), jnp.int32),
                 params=params,
                 opt_state=None if tx is None else tx.init(params),
                 batch_stats=batch_stats,
-                rngs=_keys(rngs),
-                metrics=stateful.declared(metrics),
+                rngs=fields.pop("rngs") if "rngs" in fields else _keys(rngs),
+                metrics=(
+                    fields.pop("metrics") if "metrics" in fields else stateful.declared(metrics)
+                ),
                 window=None if accumulate is None else _new_window(params),
                 ema_state=None if average is None else average.init(params),
                 apply_fn=apply_fn,
@@ -531,6 +602,8 @@ class ManagedState:
 
     def reset_metrics(self) -> Self:
         """With metrics that have seen nothing."""
+        if "metrics" in self._redeclared:
+            return self
         return self.replace(
             metrics={name: stateful.empty(one) for name, one in self.metrics.items()}
         )
@@ -553,18 +626,21 @@ class ManagedState:
         )
         return jax.tree.map(lambda a, b: jnp.where(count > 0, a, b), corrected, self.params)
 
-    def apply_gradients(self, gradients: Any, rows: Any = 1) -> Self:
-        """The state after a train step with these gradients, which are a mean over so many rows."""
+    def apply_gradients(self, grads: Any, rows: Any = 1, **fields: Any) -> Self:
+        """The state after a train step with these gradients, which are a mean over so many rows.
+
+        fields: others that change with it, as in a TrainState of Flax
+        """
         if self.tx is None:
             raise CicloError(
                 "the state has no optimizer, so it cannot be trained; say"
                 " create(..., tx=optax.adam(1e-3))"
             )
-        state = self.replace(step=self.step + 1)
+        state = self.replace(step=self.step + 1, **fields)
         if self.window is None or self.accumulate is None:
-            return state._moved(gradients)
+            return state._moved(grads)
         window = Window(
-            jax.tree.map(lambda a, b: a + b * rows, self.window.gradients, gradients),
+            jax.tree.map(lambda a, b: a + b * rows, self.window.gradients, grads),
             self.window.rows + rows,
             self.window.steps + 1,
         )
@@ -611,7 +687,24 @@ def _keys(given: Any) -> dict[str, jax.Array]:
 
 def _static_names(cls: Any) -> list[str]:
     fields = dataclasses.fields(cls)
-    return [one.name for one in fields if one.metadata.get("static")]
+    # `flax.struct.field(pytree_node=False)` says the same in Flax's words.
+    return [
+        one.name
+        for one in fields
+        if one.metadata.get("static") or one.metadata.get("pytree_node") is False
+    ]
+
+
+def _adopt_fields(cls: type[ManagedState]) -> None:
+    """Lets a class declare fields of ours as its own, where nothing of ours is in its way."""
+    anew = inspect.get_annotations(cls).keys() & _OURS
+    for name in anew:
+        if name not in ADOPTED:
+            raise CicloError(
+                f"{cls.__name__}.{name} is a field of ManagedState with a meaning of its own; call"
+                f" yours another name, as {name}_"
+            )
+    cls._redeclared = cls._redeclared | frozenset(anew & {"metrics", "rngs"})
 
 
 def _born(build: Callable[..., Any], strategy: Strategy, *given: Any) -> Any:
@@ -636,3 +729,4 @@ def _register(cls: type[Any]) -> None:
 
 
 _register(ManagedState)
+_OURS = frozenset(one.name for one in dataclasses.fields(ManagedState))

@@ -6,9 +6,46 @@ They differ in how a batch is added: `from_model_output` and `merge` (clu), `upd
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ciclo.errors import CicloError
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean so far of one of the values of each batch, by its rows."""
+
+    of: str
+    total: Any = 0.0
+    rows: Any = 0.0
+
+    __loop_new__ = True  # a checkpoint of before it was there is read without it
+
+    def empty(self) -> Mean:
+        import jax.numpy as jnp
+
+        return Mean(self.of, jnp.zeros(()), jnp.zeros(()))
+
+    def update(self, rows: Any, values: dict[str, Any]) -> Mean:
+        total = self.total + values[self.of] * rows
+        return replace(self, total=total, rows=self.rows + rows)
+
+    def compute(self) -> Any:
+        return self.total / self.rows
+
+
+def register_mean() -> None:
+    """Makes `Mean` a pytree, once."""
+    import jax
+
+    global _is_registered
+    if not _is_registered:
+        _is_registered = True
+        jax.tree_util.register_dataclass(Mean, ["total", "rows"], ["of"])
+
+
+_is_registered = False
 
 
 def is_metric(value: Any) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
+from ciclo.device_values import describe
 from ciclo.errors import CicloError, need
-from ciclo.values import describe
 
 need("jax", "ciclo.managed")
 import jax  # noqa: E402  checked first: the error says what to install

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ciclo.device_values import TARGETS
 from ciclo.errors import CicloError, need
-from ciclo.values import TARGETS
 
 need("jax", "ciclo.managed")
 import jax  # noqa: E402  checked first: the error says what to install
@@ -40,11 +40,11 @@ class Policy:
         return _cast(tree, self.compute)
 
     def inputs_to_compute(self, batch: Any) -> Any:
-        """A batch with its inputs cast; targets are the last of a tuple, or called so in a dict."""
+        """A batch with its inputs cast: the first of a tuple, or what is no target of a dict."""
         if isinstance(batch, dict):
             return {k: v if k in TARGETS else self.to_compute(v) for k, v in batch.items()}
         if type(batch) in (tuple, list) and len(batch) > 1:
-            return type(batch)([*self.to_compute(batch[:-1]), batch[-1]])
+            return type(batch)([self.to_compute(batch[0]), *batch[1:]])
         return self.to_compute(batch)
 
     def to_output(self, tree: Any) -> Any:

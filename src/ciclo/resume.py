@@ -292,15 +292,15 @@ def set_up(run: LoopState[Any], callbacks: list[Bound], resume: Any) -> bool:
 
     callbacks: where there is nothing that saves, that gets something which saves the loop's end
     """
-    from ciclo.callbacks.checkpoint import checkpoint
+    from ciclo.callbacks.saving import checkpoint
 
     run._feed = Feed()
     savers = {id(one.owner): one.owner for one in callbacks if isinstance(one.owner, checkpoint)}
-    paths = [saver.folder.path for saver in savers.values()]
-    if len(paths) > len(set(paths)):
+    places = [(saver.folder.path, saver.folder.prefix) for saver in savers.values()]
+    if len(places) > len(set(places)):
         raise CheckpointError(
-            f"two checkpoints of this loop save into {max(paths, key=paths.count)}; use one, at"
-            " both schedules, or give each a folder of its own"
+            f"two checkpoints of this loop save into {max(places, key=places.count)[0]}; use one,"
+            " at both schedules, or give each a folder of its own"
         )
     for saver in savers.values():
         saver.folder.check()
@@ -313,6 +313,9 @@ def set_up(run: LoopState[Any], callbacks: list[Bound], resume: Any) -> bool:
             '"runs/1", or the checkpoint that saves there'
         )
     folder = found if isinstance(found, Folder) else Folder(resume)
+    if not isinstance(found, Folder):  # whoever saves there knows what its checkpoints are called
+        same = (one.folder for one in savers.values() if one.folder.path == folder.path)
+        folder = next(same, folder)
     folder.check()
     known = (resume, *savers.values())
     is_trusted = any(

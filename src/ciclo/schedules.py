@@ -58,6 +58,17 @@ class Schedule:
     def __invert__(self) -> Schedule:
         return Not(self)
 
+    def then(self, schedule: Predicate) -> Schedule:
+        """Another schedule from a point on: `after(100).then(every(10))` or `after(100) >> ...`."""
+        raise PeriodError(
+            f"{self!r} has no end that another schedule could follow; write"
+            " ciclo.after(steps=1000).then(schedule), or"
+            " ciclo.piecewise({0: first, 1000: second})"
+        )
+
+    def __rshift__(self, schedule: Predicate) -> Schedule:
+        return self.then(schedule)
+
     def __bool__(self) -> bool:
         raise TypeError(
             f"{self!r} is a schedule, not true or false: ask it with schedule(elapsed);"
@@ -182,8 +193,11 @@ class After(Schedule):
         time: float | timedelta | None = None,
     ) -> Schedule:
         """Every so many, counted from where this begins."""
-        amount = Period(steps, samples=samples, tokens=tokens, time=time)
-        return From(self.period, Every(amount))
+        return self.then(Every(Period(steps, samples=samples, tokens=tokens, time=time)))
+
+    def then(self, schedule: Predicate) -> Schedule:
+        """Another schedule, counted from where this begins."""
+        return From(self.period, as_schedule(schedule))
 
     def __repr__(self) -> str:
         return f"after{repr(self.period).removeprefix('at').removeprefix('period')}"

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ciclo.device_values import describe
 from ciclo.errors import CicloError, need
-from ciclo.values import describe
 
 need("jax", "ciclo.managed")
 import jax  # noqa: E402  checked first: the error says what to install
@@ -38,6 +38,17 @@ UNEVEN = ("refuse", "pad")
 MIN_SIZE = 1024
 # How long a process waits for the others to come to a batch of another size.
 AGREE_S = 60
+
+
+# What a strategy of 0.1.9 has, and a class of the user's would override in vain.
+INSTEAD = {
+    "__call__": "compile(self, function, is_donating)",
+    "from_host": "place(self, tree)",
+    "to_host": "place(self, tree)",
+    "lift_batch": "place_batch(self, batch, name)",
+    "lift_key": "place(self, tree)",
+    "lift_batch_size": "place_batch(self, batch, name)",
+}
 
 
 class Placed(NamedTuple):
@@ -65,7 +76,7 @@ class Strategy:
     >>> ciclo.Strategy(name="wide", mesh=mesh, rules=[("kernel", jax.P(None, "model"))])
     """
 
-    name: str
+    name: str = "custom"
     mesh: Mesh | None = None
     rules: Rule | Sequence[tuple[str, PartitionSpec]] = ()
     batch_axes: tuple[str, ...] | str = ("data",)
@@ -89,6 +100,52 @@ class Strategy:
                 f"batch_axes={self.batch_axes!r} names {unknown[0]!r}, which the mesh does not"
                 f" have; its axes are {self.mesh.axis_names!r}"
             )
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in vars(cls).keys() & INSTEAD.keys():
+            raise CicloError(
+                f"{cls.__name__}.{name} would never be called by a step; a strategy says that by\n"
+                f"    def {INSTEAD[name]}: ..."
+            )
+
+    # -- what a class of your own may change ---------------------------------------------------
+
+    def handle_grads(self, grads: Any) -> Any:
+        """Inside a train step: the gradients that the optimizer gets. They are of all devices."""
+        return grads
+
+    def handle_metric(self, metric: Any) -> Any:
+        """Inside a step: a stateful metric of this batch. It is of all devices."""
+        return metric
+
+    def handle_batch_stats(self, batch_stats: Any) -> Any:
+        """Inside a train step: what the model keeps beside its parameters, after it."""
+        return batch_stats
+
+    # -- names of Ciclo 0.1.9, for loops that place things by hand -----------------------------
+
+    def from_host(self, tree: Any) -> Any:
+        """`place`."""
+        return self.place(tree)
+
+    def to_host(self, tree: Any) -> Any:
+        """The tree on one device."""
+        if self.mesh is None:
+            return tree
+        return jax.device_put(tree, jax.local_devices()[0])
+
+    def lift_batch(self, batch: Any) -> Any:
+        """`place_batch`: there is no axis of devices."""
+        return self.place_batch(batch).batch
+
+    def lift_key(self, key: Any) -> Any:
+        """The key: all devices compute one program with it."""
+        return key
+
+    def lift_batch_size(self, batch_size: int) -> int:
+        """The size: a step sees the whole batch."""
+        return batch_size
 
     # -- the state -----------------------------------------------------------------------------
 
@@ -280,31 +337,41 @@ def _spread(leaf: Any, rows: NamedSharding) -> Any:
 # -- the usual ones --------------------------------------------------------------------------------
 
 
-def eager() -> Strategy:
+class Eager(Strategy):
     """Nothing is compiled: for a debugger, and for prints."""
-    return Strategy(name="eager", is_compiled=False)
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**{"name": "eager", "is_compiled": False, **fields})
 
 
-def jit() -> Strategy:
-    """Compiled, on one device."""
-    return Strategy(name="jit")
+class JIT(Strategy):
+    """Compiled, on one device; with `donate_args` the memory of the state is reused."""
+
+    def __init__(self, donate_args: bool = False, **fields: Any) -> None:
+        name = "jit_donate" if donate_args else "jit"
+        super().__init__(**{"name": name, "donates": donate_args, **fields})
 
 
-def jit_donate() -> Strategy:
-    """Compiled, on one device; the memory of the state is reused."""
-    return Strategy(name="jit_donate", donates=True)
+class DataParallel(Strategy):
+    """Each device has the whole state and a part of the batch.
+
+    donate_args: whether the memory of the state is reused
+    devices: how many, or which; all if not given
+    """
+
+    def __init__(self, donate_args: bool = False, devices: Devices = None, **fields: Any) -> None:
+        name = "data_parallel_donate" if donate_args else "data_parallel"
+        if "mesh" not in fields:
+            fields["mesh"] = _mesh(devices, name)
+        super().__init__(**{"name": name, "donates": donate_args, **fields})
 
 
 def data_parallel(*, devices: Devices = None, uneven: str = "refuse") -> Strategy:
-    """Each device has the whole state and a part of the batch."""
-    mesh = _mesh(devices, "data_parallel")
-    return Strategy(name="data_parallel", mesh=mesh, uneven=uneven)
+    return DataParallel(devices=devices, uneven=uneven)
 
 
 def data_parallel_donate(*, devices: Devices = None, uneven: str = "refuse") -> Strategy:
-    """The same; the memory of the state is reused."""
-    mesh = _mesh(devices, "data_parallel_donate")
-    return Strategy(name="data_parallel_donate", mesh=mesh, uneven=uneven, donates=True)
+    return DataParallel(donate_args=True, devices=devices, uneven=uneven)
 
 
 def fsdp(
@@ -357,25 +424,38 @@ def _mesh(devices: Devices, name: str) -> Mesh:
 
 
 _makers: dict[str, Callable[..., Strategy]] = {
-    maker.__name__: maker
-    for maker in (eager, jit, jit_donate, data_parallel, data_parallel_donate, fsdp)
+    "eager": lambda: Eager(),
+    "jit": lambda: JIT(),
+    "jit_donate": lambda: JIT(donate_args=True),
+    **{maker.__name__: maker for maker in (data_parallel, data_parallel_donate, fsdp)},
 }
 _made: dict[str, Strategy] = {}  # those without options, so that a state has the same one again
 
 
-def register_strategy(name: str, strategy: Strategy | Callable[..., Strategy]) -> None:
-    """Gives a strategy, or a function that makes one, a name for `strategy="name"`.
+def register_strategy(
+    name: str,
+    strategy: Strategy | Callable[..., Strategy] | None = None,
+    *,
+    constructor: Callable[..., Strategy] | None = None,
+) -> Any:
+    """Gives a strategy, or a function or class that makes one, a name for `strategy="name"`.
+
+    Without one it is a decorator.
 
     >>> ciclo.register_strategy("wide", lambda: ciclo.Strategy(name="wide", mesh=mesh))
     """
-    if not isinstance(strategy, Strategy) and not callable(strategy):
+    given = constructor if strategy is None else strategy
+    if given is None:
+        return lambda made: register_strategy(name, made)
+    if not isinstance(given, Strategy) and not callable(given):
         raise CicloError(
             f"register_strategy({name!r}, ...) takes a ciclo.Strategy or a function that makes one;"
-            f" got {strategy!r}"
+            f" got {given!r}"
         )
     name = _normal(name)
     _made.pop(name, None)
-    _makers[name] = (lambda: strategy) if isinstance(strategy, Strategy) else strategy
+    _makers[name] = (lambda: given) if isinstance(given, Strategy) else given
+    return given
 
 
 def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
@@ -399,7 +479,13 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
             raise CicloError(f"strategy {name!r} has no option {min(unknown)!r}; it has {there}")
         return maker(**options)
     if name not in _made:
-        _made[name] = _makers[name]()
+        made = _makers[name]()
+        if not isinstance(made, Strategy):
+            raise CicloError(
+                f"strategy {name!r} was registered with {_makers[name]!r}, which made {made!r}; it"
+                " has to make a ciclo.Strategy, or an object of a class derived from it"
+            )
+        _made[name] = made
     return _made[name]
 
 

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
         MissingDependencyError,
         ScopeReusedError,
         SettingError,
+        UnknownRunError,
     )
     from cirron.hooks.sklearn import wrap
+    from cirron.runs.opened import open  # noqa: A004  ci.open, as ci.profile
     from cirron.serving import inference
     from cirron.session import (
         Cirron,
@@ -29,11 +31,12 @@ if TYPE_CHECKING:
         flush,
         health,
         profile,
+        report,
         shutdown,
         trace,
         watch,
     )
-    from cirron.ship.sinks.base import Outcome
+    from cirron.ship.sinks.base import Outcome, Sealed
 
 __all__ = [
     "Cirron",
@@ -44,7 +47,9 @@ __all__ = [
     "Outcome",
     "Profiler",
     "ScopeReusedError",
+    "Sealed",
     "SettingError",
+    "UnknownRunError",
     "__version__",
     "batches",
     "env",
@@ -53,7 +58,9 @@ __all__ = [
     "health",
     "inference",
     "mark",
+    "open",
     "profile",
+    "report",
     "scope",
     "shutdown",
     "trace",
@@ -65,7 +72,9 @@ __all__ = [
 _HOMES = {
     "env": "cirron.environment",
     "inference": "cirron.serving",
+    "open": "cirron.runs.opened",
     "Outcome": "cirron.ship.sinks.base",
+    "Sealed": "cirron.ship.sinks.base",
     "wrap": "cirron.hooks.sklearn",
 }
 

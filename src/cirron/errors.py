@@ -2,6 +2,7 @@
 
     CirronError
       SettingError (ValueError)      a setting, argument or option with a bad value
+        UnknownRunError (KeyError)   there is no run, none has this id, or several begin with it
       InputError (TypeError)         a value of the wrong type given to scope, mark, epochs, batches
         ScopeReusedError             a scope entered a second time
       MissingDependencyError (ImportError)   an extra is not installed; says the pip line
@@ -23,6 +24,12 @@ class CirronError(Exception):
 
 class SettingError(CirronError, ValueError):
     """A setting, an argument or an option has a value that is not allowed."""
+
+
+class UnknownRunError(SettingError, KeyError):
+    """There is no run, none has this id, or several begin with it."""
+
+    __str__ = Exception.__str__  # KeyError's shows a repr
 
 
 class InputError(CirronError, TypeError):

@@ -226,6 +226,7 @@ TABLE = (
     Setting("max_pending_records", count, 1_000_000, "records that may wait for the flusher"),
     Setting("silence_after", seconds, 60.0, "seconds of silence in a scope before stacks are kept"),
     Setting("exit_timeout", seconds, 5.0, "seconds that the end of the process may take"),
+    Setting("report", switch, True, "how the run went, on standard error when it ends"),
     Setting("tags", tags, {}, "words to tell runs by: a list, or name=value"),
 )
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
@@ -252,6 +253,7 @@ class Settings:
     max_pending_records: int
     silence_after: float
     exit_timeout: float
+    report: bool
     tags: Mapping[str, str]
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -295,6 +297,11 @@ def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = No
         values["enabled"] = False
     defaults = {setting.name: setting.default for setting in TABLE}
     return Settings({**defaults, **(table.values if table else {}), **values})
+
+
+def is_in_environment(setting: Setting) -> bool:
+    """Whether the environment says what it is."""
+    return bool(os.environ.get(setting.variable))
 
 
 def keep_key_safe(given: dict[str, Any], table: Table | None) -> None:

@@ -178,3 +178,17 @@ def peak_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def is_in_foreground() -> bool:
+    """Whether Ctrl-C in the terminal reaches this process, and those that it has started."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:  # there is none
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

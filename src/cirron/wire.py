@@ -253,6 +253,21 @@ def split_batch(payload: bytes, layout: Layout) -> Sections:
     return Sections(*([payload[first:last]] for first, last in layout))
 
 
+def cut_batch(payload: bytes) -> tuple[bytes, list[bytes]] | None:
+    """The header and the arrays of a batch that `encode_batch` made, cut out without decoding.
+
+    None: it is laid out in another way. What only looks alike shows when the pieces are decoded,
+    each by itself.
+    """
+    starts = [payload.find(_KEYS[0]), *(payload.rfind(key) for key in _KEYS[1:])]
+    if starts[0] < 0 or starts != sorted(starts) or not payload.endswith(b"]}"):
+        return None
+    ends = (starts[1] + 1, starts[2] + 1, len(payload) - 1)
+    bounds = zip(starts, _KEYS, ends, strict=True)
+    arrays = [payload[start + len(key) - 1 : end] for start, key, end in bounds]
+    return payload[: starts[0]] + b"}", arrays
+
+
 def decode_batch(payload: bytes) -> Batch:
     """A batch file's content, validated."""
     return _batch_decoder.decode(payload)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
 import cirron as ci
 from cirron import settings
-from cirron.cli import main
+from cirron.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -74,11 +77,42 @@ def test_settings_are_documented(setting: settings.Setting) -> None:
     assert row in TEXT[ROOT / "docs" / "profiling.md"]
 
 
-@pytest.mark.parametrize("command", sorted(main.commands))
-def test_commands_are_documented(command: str) -> None:
-    """Each command is in the docs and has help of its own."""
-    assert any(f"cirron {command}" in text for text in TEXT.values())
-    assert main.commands[command].help
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_are_documented(name: str) -> None:
+    """Each command has a section with an example, and help of its own."""
+    command = main.get_command(click.Context(main), name)
+    page = TEXT[ROOT / "docs" / "cli.md"]
+
+    assert f"## cirron {name}\n\n```console\n$ cirron {name}" in page
+    assert command is not None
+    assert command.help
+
+
+EXAMPLES = re.findall(r"^\$ (cirron .*?)(?:  +#.*)?$", TEXT[ROOT / "docs" / "cli.md"], re.MULTILINE)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_of_commands_run(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command in the page can be typed as it stands."""
+    monkeypatch.chdir(tmp_path)
+    _, *arguments = shlex.split(example)
+    if arguments[0] in ("run", "serve"):  # which have tests of their own
+        assert main.get_command(click.Context(main), arguments[0]) is not None
+        return
+    if "--network" in arguments:
+        pytest.skip("needs more than a folder")
+    ci.profile()
+    with ci.scope("epoch", index=0):
+        ci.mark("loss", 0.5)
+    run_id = ci.health()["run_id"]
+    ci.shutdown()
+    result = CliRunner().invoke(main, [run_id if one == "RUN" else one for one in arguments])
+
+    allowed = {"send": (1,), "diff": (0, 5)}.get(arguments[0], (0, 3))
+    assert result.exit_code in allowed, result.output
+    assert "Usage" not in result.output or "--help" in arguments
 
 
 def test_health_keys_are_documented() -> None:

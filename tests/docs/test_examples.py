@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -68,7 +69,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
         if absent:
             pytest.skip(f"{path.name} needs {', '.join(sorted(absent))}")
         ended = subprocess.run(
-            [sys.executable, str(path)], cwd=folder, capture_output=True, text=True, check=False
+            [sys.executable, str(path)],
+            cwd=folder,
+            env={**os.environ, "DEMO_SERVE": "0"},  # the page is there until somebody ends it
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return Ran(ended.stdout, ended.stderr, ended.returncode, folder)
 

@@ -103,11 +103,17 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if find_spec(backend) is None or (release and not OLDEST.exists()):
         pytest.skip(f"{request.param} is not installed")
     folder = tmp_path_factory.mktemp(backend)
-    path = {"PYTHONPATH": str(OLDEST)} if release else {}
+    first = [str(OLDEST)] if release else []
+    path = os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH")])])
     ended = subprocess.run(
         [sys.executable, str(CASES)],
         cwd=folder,
-        env={**os.environ, **path, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env={
+            **os.environ,
+            **({"PYTHONPATH": path} if path else {}),
+            "KERAS_BACKEND": backend,
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -172,6 +178,20 @@ def test_points(recorded: Recorded) -> None:
         assert [set(METRICS)] * 3 == [set(values(batch, "point")) for batch in batches]
         last = {name: history[name][number] for name in METRICS}
         assert last == pytest.approx(values(batches[-1], "point"))
+
+
+def test_what_is_measured(recorded: Recorded) -> None:
+    """Epochs, evaluations and predictions have processor time and memory, as in any loop."""
+    fits, others = recorded.cases["validation"], recorded.cases["other_methods"]
+    epochs = named(fits, "epoch")
+    # The last of those methods are given one batch alone.
+    whole = [named(fits, "epoch", "evaluation"), named(others, "evaluation")[:1]]
+    predictions = named(others, "prediction")[:1]
+
+    for one in (*epochs, *whole[0], *whole[1], *predictions):
+        assert one["cpu_ns"] > 0
+        assert one["memory_peak_bytes"] > 0
+    assert {None} == {batch["cpu_ns"] for batch in named(fits, "epoch", "batch")}
 
 
 def test_results_are_the_same(recorded: Recorded) -> None:

@@ -145,6 +145,30 @@ def test_manual_optimization(lightning: Any, traced: Traced) -> None:
     assert f"data_setup {epoch(0, step(0, two), step(1, two))}" == traced()
 
 
+def test_several_optimizers_in_a_batch(lightning: Any, traced: Traced) -> None:
+    """A step's `global_step` is what Lightning's is after it, which counts each optimizer."""
+    counts = []
+
+    def training_step(module: Any, batch: Any, batch_idx: int) -> None:
+        for optimizer in module.optimizers()[: 1 + batch_idx % 2]:
+            optimizer.zero_grad()
+            module.manual_backward(module.loss(batch))
+            optimizer.step()
+        counts.append(module.trainer.global_step)
+
+    def configure_optimizers(module: Any) -> Any:
+        return [torch.optim.SGD(module.parameters(), lr=rate) for rate in (0.1, 0.2)]
+
+    methods = {"training_step": training_step, "configure_optimizers": configure_optimizers}
+    module = new_module(lightning, **methods)
+    module.automatic_optimization = False
+    new_trainer(lightning, max_epochs=1).fit(module, rows(8))
+
+    two = f"{STEP} {STEP.removeprefix('data_load ')}"
+    assert f"data_setup {epoch(0, step(0), step(1, two), step(2), step(3, two))}" == traced()
+    assert [1, 3, 4, 6] == counts == [one["attrs"]["global_step"] for one in found("step")]
+
+
 def test_an_optimizer_that_asks_again(lightning: Any, traced: Traced) -> None:
     """An optimizer that calls its closure several times has all but the first call in its step."""
 
@@ -383,6 +407,16 @@ def test_checkpoints(lightning: Any, traced: Traced) -> None:
     body = (*STEPS, "checkpoint")
     assert f"data_setup {epoch(0, *body)} {epoch(1, *body)}" == traced()
     assert [4, 8] == [one["attrs"]["global_step"] for one in found("checkpoint")]
+
+
+def test_what_is_measured(lightning: Any, traced: Traced) -> None:
+    """Epochs, and what is beside the steps, have processor time and memory, as in any loop."""
+    trainer = new_trainer(lightning, enable_checkpointing=True, max_epochs=1)
+    trainer.fit(new_module(lightning), rows(8), rows(4))
+
+    for name in ("epoch", "evaluation", "checkpoint"):
+        assert all(one["cpu_ns"] > 0 and one["memory_peak_bytes"] > 0 for one in found(name)), name
+    assert {None} == {one["cpu_ns"] for one in found("step")}
 
 
 # -- values ----------------------------------------------------------------------------------

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+from tensorboard.backend.event_processing.event_accumulator import (
     EventAccumulator,
 )
 from torch.utils.data import DataLoader, TensorDataset
@@ -55,6 +56,28 @@ def scalars(folder: Path | str) -> dict[str, list[tuple[int, float]]]:
         tag: [(event.step, event.value) for event in events.Scalars(tag)]
         for tag in events.Tags()["scalars"]
     }
+
+
+def test_a_long_call_is_a_span(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a writer that takes its time; the calls of one that does not leave nothing."""
+    monkeypatch.setattr("cirron.hooks.loggers.LONG_NS", 50_000_000)  # of 0.1 ms: a busy machine
+    ci.profile(output="none")
+    with SummaryWriter(tmp_path) as writer, ci.scope("step"):
+        writer.add_scalar("quick", 1.0)
+        original = writer.file_writer.add_summary
+
+        def wait(*args: Any, **kwargs: Any) -> None:
+            time.sleep(0.06)
+            original(*args, **kwargs)
+
+        writer.file_writer.add_summary = wait
+        writer.add_scalar("slow", 1.0)
+    (step,) = ci.trace(format="dict", name="step")["roots"]
+
+    (logging,) = step["children"]
+    assert ("logging", {"logger": "tensorboard"}) == (logging["name"], logging["attrs"])
+    assert logging["wall_us"] > 50_000
+    assert ["quick", "slow"] == [mark["name"] for mark in step["marks"]]
 
 
 class TestTensorboard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -366,6 +367,39 @@ def test_epochs_and_evaluations_are_measured(traced: Traced) -> None:
     assert all(span["cpu_ns"] > 0 and span["memory_peak_bytes"] > 0 for span in frame)
     assert 0 == frame[0]["attrs"]["loader_workers"]
     assert "Sequential" == frame[0]["attrs"]["model_class"]
+
+
+def test_a_loader_that_only_its_iterator_remembers(traced: Traced) -> None:
+    """`for batch in DataLoader(...)`: its settings are there, in each epoch that makes one."""
+    loop = Loop()
+    for _ in range(2):
+        for batch in DataLoader(loop.loader.dataset, batch_size=8):
+            loop.step(batch)
+    ci.flush()
+    epochs = ci.trace(format="dict")["roots"][0]["children"]
+
+    assert [8, 8] == [span["attrs"]["loader_batch_size"] for span in epochs]
+
+
+def test_a_model_in_a_task_that_outlives_its_forward(traced: Traced) -> None:
+    """A context that was copied inside a forward says nothing of what runs in it later."""
+    kept: list[contextvars.Context] = []
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 1)
+
+        def forward(self, x: Any) -> Any:
+            kept.append(contextvars.copy_context())
+            return self.inner(x)
+
+    model = Keeping()
+    model(torch.ones(1, 4))
+    kept[0].run(nn.Linear(4, 1), torch.ones(1, 4))
+    ci.flush()
+
+    assert 2 == len(ci.trace(format="dict", name="forward")["roots"])
 
 
 # -- what is a forward -----------------------------------------------------------------------

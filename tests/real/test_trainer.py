@@ -366,6 +366,17 @@ def test_checkpoints(traced: Traced) -> None:
     assert [2, 4, 4] == [one["attrs"]["global_step"] for one in found("checkpoint")]
 
 
+def test_what_is_measured(traced: Traced) -> None:
+    """Epochs, and what is beside the steps, have processor time and memory, as in any loop."""
+    trainer = new_trainer(eval_strategy="epoch", save_strategy="epoch")
+    trainer.train()
+    trainer.predict(rows(4))
+
+    for name in ("epoch", "evaluation", "prediction", "checkpoint"):
+        assert all(one["cpu_ns"] > 0 and one["memory_peak_bytes"] > 0 for one in found(name)), name
+    assert {None} == {one["cpu_ns"] for one in found("step")}
+
+
 # -- values ----------------------------------------------------------------------------------
 
 
@@ -563,6 +574,7 @@ def test_an_evaluation_that_fails(traced: Traced) -> None:
 
     failed = EVALUATION.replace("evaluation", "evaluation!")
     assert epoch(0, *STEPS, failed).replace("epoch[0]", "epoch[0]!") == traced()
+    assert all(one["cpu_ns"] > 0 for name in ("epoch", "evaluation") for one in found(name))
 
 
 # -- whose Trainer ---------------------------------------------------------------------------
@@ -769,6 +781,15 @@ def test_the_program_comes_first(traced: Traced) -> None:
 
     assert TWO_EPOCHS == traced()
     assert all("loss" in marks(one, "summary") for one in found("epoch"))
+
+
+def test_a_step_of_the_program(traced: Traced) -> None:
+    """Inside a scope named `step` there is neither an epoch nor another step, as with Keras."""
+    with ci.scope("step", 7):
+        new_trainer(num_train_epochs=1).train()
+
+    assert "epoch" not in traced()
+    assert [7] == [one["index"] for one in found("step")]
 
 
 def test_two_threads(traced: Traced) -> None:

@@ -257,6 +257,7 @@ class TestProfile:
             ("sinks", None),
             ("tags", None),
             ("overhead", None),
+            ("report", None),
         ] == [(p.name, p.default) for p in inspect.signature(ci.profile).parameters.values()]
         assert "Profiler" == inspect.signature(ci.profile).return_annotation
         assert {inspect.Parameter.POSITIONAL_OR_KEYWORD} == {
@@ -277,6 +278,7 @@ class TestProfile:
             "sinks": "Sequence[Emitter] | None",
             "tags": "list[str] | dict[str, str] | None",
             "overhead": "float | None",
+            "report": "bool | None",
         } == {
             name: str(p.annotation).replace('"', "'")
             for name, p in inspect.signature(ci.profile).parameters.items()
@@ -699,6 +701,11 @@ class TestTrace:
             "memory_peak_bytes",
             "mark_count",
             "depth",
+            "start_ns",
+            "end_ns",
+            "path",
+            "attrs",
+            "marks",
         ] == list(frame.columns)
         assert 6 + recorded == len(frame)
         assert {"epoch": 2, "batch": 4} == (

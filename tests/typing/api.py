@@ -7,6 +7,7 @@ from typing import Any, assert_type
 
 import cirron as ci
 from cirron import testing
+from cirron.verdict.findings import Report
 
 # -- profile ---------------------------------------------------------------------------------
 
@@ -16,6 +17,8 @@ assert_type(profiler.config, Mapping[str, Any])
 assert_type(profiler.enabled, bool)
 assert_type(profiler.health(), dict[str, Any])
 assert_type(profiler.flush(), ci.Flushed)
+assert_type(profiler.report(), Report)
+assert_type(ci.report().verdict.summary, str)
 profiler.shutdown()
 
 ci.profile(
@@ -27,6 +30,7 @@ ci.profile(
     enabled=True,
     path="traces",
     output=["spool", "log"],
+    report=False,
 )
 ci.profile({"flag": 1}, None, None, None, None, False, None, "none")
 ci.profile(snapshots="all")  # type: ignore[arg-type]
@@ -210,7 +214,7 @@ ci.profile(tags={"team": 7})  # type: ignore[dict-item]
 class Printed:
     """A sink of the user's: one method."""
 
-    def emit(self, batch: Any) -> ci.Outcome:
+    def emit(self, batch: ci.Sealed) -> ci.Outcome:
         return ci.Outcome.DONE
 
 

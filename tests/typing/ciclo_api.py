@@ -14,7 +14,7 @@ for elapsed, batch in ciclo.elapse(["a", "b"], stop=10):
     assert_type(batch, str)
     assert_type(elapsed.steps, int)
     assert_type(elapsed >= ciclo.at(steps=10), bool)
-for _, number in ciclo.elapse(range(3), initial=elapsed, batch_size_fn=lambda batch: 2):
+for _, number in ciclo.elapse(range(3), initial=elapsed, batch_size_fn=lambda shapes: shapes[0][0]):
     assert_type(number, int)
 
 every = ciclo.every(1)
@@ -32,12 +32,15 @@ ciclo.at(seconds=3)  # type: ignore[call-arg]
 
 logs = ciclo.logs()
 assert_type(logs, ciclo.Logs)
-logs.add_metric("loss", 0.5)
+assert_type(logs.add_metric("loss", 0.5).add_losses(loss=0.5), ciclo.Logs)
+ciclo.logs({"metrics": {"a": 1}}, losses={"b": 2})
 logs.updates = {"metrics": {"a": 1}}
 history = ciclo.history()
 history.commit(elapsed, logs)
 steps, loss = history.collect("steps", "loss")
 assert_type(history.names(), list[str])
+assert_type(history[0], ciclo.Logs)
+assert_type(history[1:], list[ciclo.Logs])
 
 # -- loops -------------------------------------------------------------------------------------
 
@@ -77,6 +80,26 @@ class Printer(ciclo.LoopCallback):
         assert_type(loop_state.epoch, int | None)
 
 
+class Notes(ciclo.Logger):
+    def write(self, step: int, date: float, scalars: dict[str, float]) -> None:
+        assert_type(scalars, dict[str, float])
+
+
+class Counter(ciclo.LoopCallbackBase[int]):
+    def on_epoch_end(self, state: int) -> None:
+        assert_type(state, int)
+
+
+Notes()(elapsed, logs)
+Notes().finish()
+stopping = ciclo.early_stopping("loss", looks=3, restore_best_weights=True)
+assert_type(stopping(elapsed, state, logs), tuple[bool, Any])
+ciclo.train_loop(
+    0, [1], callbacks=[Counter(), Notes(), ciclo.noop], epoch_duration=ciclo.at(time=60)
+)
+assert_type(ciclo.Elapsed.create(steps=3).update(32).steps, int)
+assert_type(elapsed > ciclo.Period.create(steps=3), bool)
+assert_type(ciclo.after(3) >> every, ciclo.Schedule)
 ciclo.inner_loop("test", lambda state: ciclo.loop(state, [1], {ciclo.every(1): step}))
 ciclo.loop(0, "a", {**Printer(), ciclo.always(): [ciclo.ema(0.9), ciclo.nan_guard("loss")]})
 

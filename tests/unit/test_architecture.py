@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -80,7 +80,27 @@ EDGES = [
     (("ship",), ("session", "runs", "cli", "hooks", "snapshot", "settings", "project")),
     (("ship.threads",), besides("guard", "record.clock")),
     (("runs", "view"), ("session", "ship", "cli", "hooks", "record.hot")),
-    (("runs",), ("view",)),
+    # How a run looks in a notebook is the one thing that it asks of a later stage.
+    (
+        tuple(
+            name
+            for name in ALL
+            if is_in(name, ("runs",)) and name not in ("runs", "runs.opened", "runs.relation")
+        ),
+        ("view",),
+    ),
+    # The server reads runs and writes a store; a notebook's page is what a run asks of it.
+    (("server",), ("session", "ship", "cli", "hooks", "record.hot", "snapshot")),
+    (
+        tuple(
+            name
+            for name in ALL
+            if name != "runs" and not is_in(name, ("server", "cli", "runs.opened"))
+        ),
+        ("server",),
+    ),
+    (("export",), ("session", "ship", "cli", "hooks", "record.hot")),
+    (("view",), ("export",)),
     (("hooks",), ("session", "ship", "runs", "view", "settings", "project", "files")),
     (
         tuple(f"session.{name}" for name in ("identity", "lifecycle", "program", "git", "masking")),
@@ -88,7 +108,14 @@ EDGES = [
     ),
     (("session.compose",), ("runs", "view", "cli")),
     (("snapshot",), ("session", "ship", "runs", "view", "hooks", "settings", "project")),
-    (("cli",), ("session", "ship", "record.hot")),
+    (
+        ("cli",),
+        (
+            "session",
+            "record.hot",
+            *(name for name in ALL if name.startswith("ship.") and name != "ship.backlog"),
+        ),
+    ),
 ]
 
 
@@ -161,8 +188,13 @@ def callers_of(methods: set[str]) -> set[str]:
 
 
 def test_who_reads_the_environment() -> None:
-    """The environment is read by settings, by the session that hands it on, and by `ci.env`."""
-    assert {"settings", "session.compose", "environment"} == users_of({"os.environ", "os.getenv"})
+    """The environment is read by settings, by the session that hands it on, and by `ci.env`.
+
+    `cirron run` gives it to the program, where `autostart` finds what it has put there.
+    """
+    readers = {"settings", "session.compose", "environment", "autostart", "cli.run"}
+
+    assert readers == users_of({"os.environ", "os.getenv"})
 
 
 def test_who_reads_a_clock() -> None:
@@ -189,17 +221,24 @@ def test_who_reads_a_clock() -> None:
 def test_who_opens_files() -> None:
     """Files are opened in few places, and never on the user's thread but for its settings."""
     openers = {
+        "export",
         "files",
         "system",
         "project",  # on the user's thread: pyproject.toml and .env
+        "runs.objects",
+        "runs.scan",
         "runs.untrusted",
+        "server.depot",
+        "server.ingest",
         "ship.outbox",
         "ship.sinks.http",
         "snapshot.blobs",
     }
 
     assert openers == users_of({"open", "io.open", "os.open", "os.fdopen"})
-    assert {"snapshot.host"} == callers_of({"read_text", "read_bytes", "iterdir", "rglob"})
+    # Our questions and our page; dumps of PyTorch's, in a folder given.
+    own = {"runs.engine", "server.assets", "verdict.why"}
+    assert {"snapshot.host", *own} == callers_of({"read_text", "read_bytes", "iterdir", "rglob"})
 
 
 def test_who_changes_files() -> None:
@@ -208,7 +247,10 @@ def test_who_changes_files() -> None:
     found = users_of({f"os.{name}" for name in changes} | {"shutil.rmtree", "shutil.move"})
     methods = callers_of({"unlink", "rmdir", "mkdir", "touch", "write_text", "write_bytes"})
 
-    assert {"files", "snapshot.blobs", "ship.outbox"} == found | methods
+    stores = {"runs.objects", "runs.store", "runs.scan", "runs.place"}
+    stores |= {"server.depot", "server.compactor", "server.ingest"}
+    own = {"export", "files", "snapshot.blobs", "ship.outbox", "cli.clear", "cli.serve"}
+    assert own | stores == found | methods
 
 
 def test_who_opens_sockets() -> None:
@@ -227,6 +269,96 @@ def test_threads_of_the_background_half_are_real() -> None:
 def test_who_changes_the_hot_path() -> None:
     """Only the session and the test kit set where records go."""
     assert {"session", "session.compose", "testing"} == users_of({"hot.attach"})
+
+
+def is_foreign(node: Any, names: set[str]) -> bool:
+    """Whether an expression is one of these names, or something that is found in one of them."""
+    if isinstance(node, ast.Name):
+        return node.id in names
+    if isinstance(node, ast.Call):
+        function = ast.unparse(node.func)
+        if function in {"getattr", "vars"}:
+            return is_foreign(node.args[0], names)
+        return function in {"importlib.import_module", "sys.modules.get", "__import__"}
+    if isinstance(node, ast.IfExp):
+        return is_foreign(node.body, names) or is_foreign(node.orelse, names)
+    is_part = isinstance(node, (ast.Attribute, ast.Subscript, ast.NamedExpr))
+    return is_part and is_foreign(node.value, names)
+
+
+def foreign_changes(path: Path) -> list[str]:
+    """Where a file sets an attribute of something that it has from a module of others."""
+    tree = ast.parse(path.read_text("utf-8"))
+    nodes: list[Any] = list(ast.walk(tree))
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            is_ours = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cirron")
+            names |= {
+                (alias.asname or alias.name).partition(".")[0]
+                for alias in node.names
+                if not is_ours and not alias.name.startswith("cirron")
+            }
+    count = -1
+    while count != len(names):  # until no more names are given to what is foreign
+        count = len(names)
+        for node in nodes:
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
+                target: Any = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                pairs = [(target, node.value)]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = list(zip(target.elts, node.value.elts, strict=False))
+                for one, given in pairs:
+                    if isinstance(one, ast.Name) and given and is_foreign(given, names):
+                        names.add(one.id)
+    return [
+        f"{path.stem}: {ast.unparse(node)}"
+        for node in nodes
+        if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+        and (isinstance(node, ast.Attribute) or ast.unparse(node).startswith("vars("))
+        and is_foreign(node.value, names)
+    ]
+
+
+def test_who_changes_what_is_foreign() -> None:
+    """Of the hooks, only `patch` sets attributes of the modules and classes of others."""
+    setters = {"setattr", "delattr", "object.__setattr__", "type.__setattr__"}
+    hooks = {name: path for name, path in MODULES.items() if is_in(name, ("hooks",))}
+
+    assert {
+        "hooks.patch",
+        "hooks.sklearn",  # of classes that it has made, and the class of an estimator
+        "hooks.torch.compiling",  # puts right what Dynamo has from a patched class
+    } == users_of(setters) & hooks.keys()
+    changes = [one for path in hooks.values() for one in foreign_changes(path)]
+    assert [] == changes
+
+
+def test_the_check_of_changes_can_fail(tmp_path: Path) -> None:
+    """It knows what is foreign by any name, wherever it is imported, and what is not."""
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import sys\n"
+        "from torch import nn\n"
+        "from cirron.record import hot\n"
+        "def install(self, span):\n"
+        "    import keras.models as models\n"
+        "    kind, name = getattr(models, 'Model'), 'fit'\n"
+        "    kind.fit, self.fit = span, kind.fit\n"
+        "    nn.Module.__call__ += 1\n"
+        "    (module := sys.modules['jax']).jit = None\n"
+        "    del module.grad\n"
+        "    vars(nn.Module)['forward'] = None\n"
+        "    span.name = hot.name = nn.Linear().bias = nn\n"
+    )
+
+    assert [
+        "module: (module := sys.modules['jax']).jit",
+        "module: kind.fit",
+        "module: module.grad",
+        "module: nn.Module.__call__",
+        "module: vars(nn.Module)['forward']",
+    ] == sorted(foreign_changes(path))
 
 
 def test_who_catches_everything() -> None:

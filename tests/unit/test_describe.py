@@ -143,6 +143,7 @@ class TestModels:
             "model_class": "Sequential",
             "model_parameters": 16 + 4 + 8,
             "model_trainable": 16 + 8,
+            "model_tensors": 4,
             "model_dtype": "bfloat16,float32",
             "model_device": "cpu",
             "model_checkpointing": None,

@@ -13,8 +13,8 @@ import torch
 
 import cirron as ci
 from cirron import guard, testing
+from cirron.hooks.engine import Training
 from cirron.hooks.torch import gpu
-from cirron.hooks.training import Training
 from cirron.record import clock, hot, value
 from cirron.ship import collect
 from cirron.ship.collect import Collector
@@ -485,6 +485,7 @@ class FakeScalar:
     is_cpu = False
 
     dtype = torch.float32
+    _version = 0
 
     def __init__(self, given: float) -> None:
         self.given = given
@@ -626,3 +627,18 @@ def test_a_scope_inside_compiled_code(cuda: FakeCuda) -> None:
 
     assert [("inside", 0)] * 3 == [(span.name, span.gpu_ns) for span in captured.spans]
     assert 6 == cuda.recorded
+
+
+def test_losses_that_come_fast_share_an_event(cuda: FakeCuda) -> None:
+    """An event a loss would cost more than the rest of a short step; the last ones are not lost."""
+    device_clock = hot.device_clock
+    assert isinstance(device_clock, gpu.GpuClock)
+    kept = [device_clock.keep(FakeScalar(number / 10)) for number in range(30)]
+    assert cuda.recorded <= 3  # one each 20 ms
+
+    device_clock.settle()
+    cuda.finish()
+    device_clock.ask([one for one in kept if isinstance(one, gpu.OnDevice)])
+
+    assert [number / 10 for number in range(30)] == [one.value for one in kept if one is not None]
+    assert cuda.made <= 4, "events are used again"

@@ -40,6 +40,7 @@ PLACES: list[tuple[str, Any, Any, tuple[str, Any], tuple[str, Any]]] = [
     ("max_pending_records", 1_000_000, 5, ("6", 6), ("7", 7)),
     ("silence_after", 60.0, 5, ("6", 6.0), ("7.5", 7.5)),
     ("exit_timeout", 5.0, 1, ("2", 2.0), ("3", 3.0)),
+    ("report", True, False, ("0", False), ("false", False)),
     ("tags", {}, {"a": "b"}, ("c, d=e", {"c": "", "d": "e"}), ('["f"]', {"f": ""})),
 ]
 

@@ -252,7 +252,7 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("wanted", "expected"),
         [
-            ("nope", "--run 'nope' is no run in this folder; known: run-old, run-new"),
+            ("nope", "--run 'nope' is no run here; known: run-old, run-new"),
             ("run-", "--run 'run-' is the start of several runs; known: run-old, run-new"),
         ],
     )
@@ -261,7 +261,7 @@ class TestRuns:
         self.two_runs(tmp_path)
         result = show(tmp_path, "--run", wanted)
 
-        assert (1, f"Error: {expected}\n") == (result.exit_code, result.output)
+        assert (3, f"Error: {expected}\n") == (result.exit_code, result.output)
 
     def test_all_ranks_of_a_run(self, tmp_path: Path) -> None:
         """Every session of a run is shown, by attempt and rank; one rank can be picked."""
@@ -415,17 +415,17 @@ class TestOptions:
         assert ["step[1] - 200us"] == lines(tmp_path, "--name", "step", "--last", 1)[4:]
 
     def test_json(self, tmp_path: Path) -> None:
-        """The JSON has the sessions of the run with their tree, state and problems."""
+        """The JSON has the sessions of the run with their tree and state, and all problems."""
         write(tmp_path, session(), [span("1", "epoch")])
         result = show(tmp_path, "--format", "json")
         (run,) = json.loads(result.output)["runs"]
         (found,) = run["sessions"]
 
-        assert [] == json.loads(result.output)["problems"]
-        assert ("run-s", "unknown", [], 1, "epoch", "s") == (
+        assert result.output == show(tmp_path, "--json").output
+        assert (1, []) == tuple(json.loads(result.output)[key] for key in ("schema", "problems"))
+        assert ("run-s", "unknown", 1, "epoch", "s") == (
             run["run_id"],
             found["state"],
-            found["problems"],
             found["span_count"],
             found["roots"][0]["name"],
             found["session"]["id"],
@@ -485,10 +485,10 @@ class TestOptions:
 
 class TestTrouble:
     def test_no_folder(self, tmp_path: Path) -> None:
-        """A folder without a run is exit code 1 and a hint, not a traceback."""
+        """A folder without a run is exit code 3 and a hint, not a traceback."""
         result = show(tmp_path)
 
-        assert 1 == result.exit_code
+        assert 3 == result.exit_code
         assert result.output.startswith("Error: no run found in ")
         assert "Run your program with ci.profile() first" in result.output
 
@@ -497,7 +497,7 @@ class TestTrouble:
         (tmp_path / ".cirron" / "spool").mkdir(parents=True)
         result = show(tmp_path)
 
-        assert (1, True) == (result.exit_code, "holds no records yet" in result.output)
+        assert (3, True) == (result.exit_code, "holds no records yet" in result.output)
 
     def test_only_rubbish(self, tmp_path: Path) -> None:
         """When no file can be read the first is named with the reason."""

@@ -409,3 +409,48 @@ class TestFoldedSteps:
             "  forward x30 - median 100us, worst 100us, total 3.00ms (mode=train)",
             "  forward x30 - median 10us, worst 10us, total 300us (mode=eval)",
         ] == text.render(trees.build(spans, [])).splitlines()[1:]
+
+
+class TestDetails:
+    """What `cirron show` says of a line beside its time."""
+
+    def test_shares_and_what_no_child_covers(self) -> None:
+        """A line has its share of the one above; a parent, the time that no child covers."""
+        tree = trees.build(
+            [
+                span("1", "epoch", end=100_000),
+                span("2", "load", "1", start=0, end=25_000),
+                span("3", "step", "1", start=20_000, end=60_000),
+                span("4", "forward", "3", start=20_000, end=60_000),
+            ],
+            [],
+        )
+
+        assert [
+            "epoch - 100us (self 40us)",
+            "  load - 25us, 25%",
+            "  step - 40us, 40%",
+            "    forward - 40us",
+        ] == text.render(tree, is_detailed=True).splitlines()
+        assert "epoch - 100us" == text.render(tree).splitlines()[0]
+
+    def test_folded_lines(self) -> None:
+        """Many steps have the share of all, the median on the device, and the greatest peak."""
+        spans = [span("e", "epoch", end=1_000_000)]
+        for n in range(30):
+            one = span(f"s{n}", "step", "e", index=n, start=n * 10_000, end=(n + 1) * 10_000)
+            one.gpu_ns = 9_000 + n if n % 2 else None
+            one.memory_peak_bytes = n * 2**20
+            spans.append(one)
+        lines = text.render(trees.build(spans, []), is_detailed=True).splitlines()
+
+        assert "epoch - 1.00ms (self 700us)" == lines[0]
+        assert lines[1].endswith("total 300us, 30% (gpu median 9.0us, peak 29.0 MiB)")
+
+    def test_an_open_span_has_no_share(self) -> None:
+        """What has not ended may still become more."""
+        tree = trees.build([span("2", "a", "1", end=10)], [], [span("1", "epoch", end=None)], 100)
+
+        assert ["epoch - 0.1us (open)", "  a - 0.0us, 10%"] == (
+            text.render(tree, is_detailed=True).splitlines()
+        )

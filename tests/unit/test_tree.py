@@ -490,12 +490,20 @@ class TestForms:
             "memory_peak_bytes",
             "mark_count",
             "depth",
+            "start_ns",
+            "end_ns",
+            "path",
+            "attrs",
+            "marks",
         ] == list(frame.columns)
         assert [["a", None, "epoch", 142.5, 2, 0], ["b", "a", "step", 1.234, 0, 1]] == (
             frame[["id", "parent_id", "name", "wall_us", "mark_count", "depth"]].values.tolist()
         )
         assert 0 == frame["index"][0]
         assert frame["index"].isna()[1]
+        assert ["epoch", "epoch/step"] == frame["path"].to_list()
+        assert 142_500 == frame["end_ns"][0] - frame["start_ns"][0]
+        assert 2 == len(frame["marks"][0])
 
     def test_a_frame_with_a_huge_index(self) -> None:
         """An index past 63 bits is kept as it is."""

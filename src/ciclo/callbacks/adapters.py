@@ -9,7 +9,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ciclo.callbacks.base import LoopCallback, number
+from ciclo.callbacks.base import LoopCallback, number, scalars
+from ciclo.errors import CallbackError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,7 @@ class clu_action(LoopCallback):  # noqa: N801  a name like the functions beside 
         self.name = type(action).__name__
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
-        self.action(loop_state.elapsed.steps)
+        self.action(loop_state.elapsed.steps, t=loop_state.elapsed.date)
 
 
 class keras_callback(LoopCallback):  # noqa: N801  a name like the functions beside it
@@ -79,13 +80,39 @@ def _numbers(loop_state: LoopState[Any]) -> dict[str, float]:
     """The newest of all that was logged, as Keras callbacks expect it."""
     return {
         name: value
-        for name, logged in loop_state.accumulated_logs.scalars().items()
+        for name, logged in scalars(loop_state.accumulated_logs).items()
         if (value := number(logged)) is not None
     }
 
 
-def adapt(callback: Any) -> LoopCallback | None:
-    """The adapter for an object of a library that is known here; None for anything else."""
+_registered: dict[type, Callable[[Any], Any]] = {}
+
+
+def register_adapter(kind: Any, adapter: Any = None) -> Any:
+    """Has objects of a class be callbacks: `adapter(object)` is what a loop calls in their place.
+
+    >>> @ciclo.register_adapter(Timer)
+    ... def timer_callback(timer):
+    ...     return lambda elapsed: timer.tick(elapsed.steps)
+    """
+    if adapter is None:
+        return lambda made: register_adapter(kind, made)
+    if isinstance(adapter, type) and not isinstance(kind, type):
+        kind, adapter = adapter, kind
+    if not isinstance(kind, type) or not callable(adapter):
+        raise CallbackError(
+            "register_adapter takes a class and a function that makes a callback of its objects;"
+            f" got {kind!r} and {adapter!r}"
+        )
+    _registered[kind] = adapter
+    return adapter
+
+
+def adapt(callback: Any) -> Any:
+    """The adapter for an object of a class that is known here; None for anything else."""
+    for kind in type(callback).__mro__ if _registered else ():
+        if kind in _registered:
+            return _registered[kind](callback)
     origins = {(kind.__module__, kind.__name__) for kind in type(callback).__mro__}
     if ("clu.periodic_actions", "PeriodicAction") in origins:
         return clu_action(callback)

@@ -11,19 +11,21 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from ciclo import _seam, values
-from ciclo.callbacks.base import LoopCallback, number
+from ciclo import _seam, device_values
+from ciclo.callbacks.base import LoopCallback, number, scalars
 from ciclo.elapsed import Period, as_period, clock
 from ciclo.errors import need
+from ciclo.logs import Logs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import SupportsIndex
 
     from ciclo.elapsed import Elapsed
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
 
-WIDTH = 20
+WIDTH = 20  # characters
 REDRAW_S = 0.1  # in a terminal or a notebook
 REPEAT_S = 10.0  # a line in a file or a pipe
 UNDRAWABLE = (OSError, ValueError)  # a pipe that nobody reads, a file that was closed
@@ -56,6 +58,8 @@ class Bar(LoopCallback):
         self._latest: Elapsed | None = None
         self._latest_at = 0.0
         self._is_finished = False
+        # Of what is shown as a mean: the sum, which a device may hold, the count, the last step.
+        self._means: dict[str, tuple[Any, int, int]] = {}
 
     def __call__(self, elapsed: Elapsed, logs: LogsLike | None = None) -> None:
         """Draws, if it is time to; for loops that are written by hand. The last step ends it."""
@@ -81,17 +85,21 @@ class Bar(LoopCallback):
             return
         self._latest, self._latest_at = elapsed, now
         if logs:
-            for collection in ("losses", "stateful_metrics", "metrics"):
-                self._newest.update(logs.get(collection, {}))
+            self._note(elapsed.steps, logs)
         if now - self._drawn_at >= self.redraw_s:
             self._draw(elapsed, now, False)
             self._drawn_at = now
+
+    def _note(self, step: int, logs: LogsLike) -> None:
+        """Keeps what was logged for the next drawing."""
+        self._newest.update(scalars(logs))
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
         self._reset()
 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
-        self._newest.update(loop_state.accumulated_logs.scalars())
+        newest = scalars(loop_state.accumulated_logs)
+        self._newest.update({n: v for n, v in newest.items() if n not in self._means})
         self.close()
 
     def close(self) -> None:
@@ -112,7 +120,7 @@ class Bar(LoopCallback):
 
     def _draw(self, elapsed: Elapsed, now: float, is_last: bool) -> None:
         for name, value in self._newest.items():
-            kept, is_on_device = values.keep(value)
+            kept, is_on_device = device_values.keep(value)
             if is_on_device and not is_last:
                 kept, self._held[name] = self._held.get(name, kept), kept
             if (found := number(kept)) is not None:
@@ -141,12 +149,39 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
     """A bar as Keras draws it: count, bar, time left, time a step, values.
 
     total: where the loop ends, as for `stop`; inside a loop that has a stop, not needed
-    file: where to draw, stdout if not given. In a pipe or a file it is a line every ten seconds.
+    epoch, num_epochs: for a line `Epoch 1/5` above the bar; counted from 1
+    width: of the bar, in characters
+    verbose: 1 for a bar, 2 for one line at the end, 0 for nothing
+    interval: seconds between two drawings; 0.1, and 10 in a pipe or a file, if not given
+    always_stateful: whether values are shown as they were logged last; else as their mean so far
+    stateful_metrics: names that are shown as they were logged last in any case
+    unit_name: what a step is called
+    file: where to draw, stdout if not given
     """
 
     def __init__(
-        self, total: Period | SupportsIndex | None = None, *, file: TextIO | None = None
+        self,
+        total: Period | SupportsIndex | None = None,
+        epoch: int | None = None,
+        num_epochs: int | None = None,
+        width: int = WIDTH,
+        verbose: int = 1,
+        interval: float | None = None,
+        stateful_metrics: Iterable[str] | None = None,
+        always_stateful: bool = True,
+        unit_name: str | None = None,
+        *,
+        file: TextIO | None = None,
     ) -> None:
+        if verbose not in (0, 1, 2):
+            raise ValueError(f"verbose={verbose!r} is not valid; use 0, 1 or 2")
+        self._title = _title(epoch, num_epochs)
+        self.width = width
+        self.verbose = verbose
+        self.interval = interval
+        self.always_stateful = always_stateful
+        self.stateful_metrics = frozenset(stateful_metrics or ())
+        self.unit_name = unit_name
         self._file = file
         super().__init__(total)
 
@@ -157,12 +192,33 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
         self._can_rewrite = self._is_terminal or _is_notebook(self._out)
         self._length = 0
         self.redraw_s = REDRAW_S if self._can_rewrite else REPEAT_S  # type: ignore[misc]
+        if self.interval is not None:
+            self.redraw_s = self.interval  # type: ignore[misc]
+        self._has_title = False
+
+    def _note(self, step: int, logs: LogsLike) -> None:
+        if self.always_stateful:
+            super()._note(step, logs)
+            return
+        stateful = {*self.stateful_metrics, *logs.get("stateful_metrics", ())}
+        for name, value in scalars(logs).items():
+            if name in stateful:
+                self._newest[name] = value
+                continue
+            total, count, last = self._means.get(name, (0, 0, -1))
+            if step != last:  # at the end of an epoch a bar sees a step again
+                self._means[name] = (total + value, count + 1, step)
+                self._newest[name] = (total + value) / (count + 1)
 
     def draw(
         self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
     ) -> None:
-        if self._out is None:  # a program without a console has no stdout
+        # A program without a console has no stdout.
+        if self._out is None or self.verbose == 0 or (self.verbose == 2 and not is_last):
             return
+        if self._title and not self._has_title:
+            self._out.write(self._title + "\n")
+        self._has_title = True
         text = self._text(count, seconds, pace, shown, is_last)
         if not self._can_rewrite:
             self._out.write(text + "\n")
@@ -188,17 +244,16 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
         else:
             done = min(count, self.total)
             width = len(_whole(self.total))
-            full = int(WIDTH * done / self.total) if self.total else WIDTH
+            full = int(self.width * done / self.total) if self.total else self.width
             line, rest = _glyphs(self._out)
-            parts.append(
-                f"{_whole(done):>{width}}/{_whole(self.total)} {line * full}{rest * (WIDTH - full)}"
-            )
+            drawn = line * full + rest * (self.width - full)
+            parts.append(f"{_whole(done):>{width}}/{_whole(self.total)} {drawn}")
         if self.total is None or is_last:
             parts.append(_clock(seconds))
         elif pace is not None:
             parts.append(_clock(pace * (self.total - count)))
         if pace is not None and self.unit in ("steps", "samples", "tokens"):
-            parts.append(f"{_duration(pace)}/{UNITS[self.unit]}")
+            parts.append(f"{_duration(pace)}/{self.unit_name or UNITS[self.unit]}")
         return " ".join(parts) + "".join(f" - {name}: {text}" for name, text in shown.items())
 
 
@@ -210,6 +265,12 @@ class tqdm_bar(Bar):  # noqa: N801  a name like the functions beside it
         self._options = options
         self._bar: Any = None
         super().__init__(total)
+
+    def __call__(  # type: ignore[override]  # it is called with a batch where others have logs
+        self, elapsed: Elapsed, batch: Any = None, logs: LogsLike | None = None
+    ) -> None:
+        """Draws, if it is time to; for loops that are written by hand. A batch is not needed."""
+        super().__call__(elapsed, batch if isinstance(batch, Logs) else logs)
 
     def draw(
         self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
@@ -259,6 +320,12 @@ class rich_bar(Bar):  # noqa: N801  a name like the functions beside it
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _title(epoch: int | None, num_epochs: int | None) -> str:
+    if epoch is None:
+        return ""
+    return f"Epoch {epoch}" if num_epochs is None else f"Epoch {epoch}/{num_epochs}"
 
 
 def _is_terminal(out: Any) -> bool:

@@ -13,6 +13,7 @@ from ciclo.schedules import Schedule, always
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
 
 
@@ -25,7 +26,7 @@ class LoopCallback:
     """
 
     #: Where a ready-made loop calls it: "on_train_step", "on_epoch_end", and so on.
-    moments: ClassVar[tuple[str, ...]] = ("on_train_step",)
+    moments: ClassVar[tuple[str, ...] | str] = ("on_train_step",)
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no __loop_callback__(loop_state)")
@@ -42,19 +43,42 @@ class LoopCallback:
         return self.keys()
 
 
-class noop(LoopCallback):  # noqa: N801  a name like the functions beside it
-    """A callback that does nothing, to stand where another may be: `bar if verbose else noop()`."""
+class NoOp(LoopCallback):
+    """A callback that does nothing, to stand where another may be: `bar if verbose else noop`."""
 
     moments = ()
+    name = "noop"
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
         return None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        return None
+    def __call__(self, *args: Any, **kwargs: Any) -> NoOp | None:
+        return None if args or kwargs else self  # `noop()` is a callback too
 
     def keys(self) -> Iterator[Schedule]:
         return iter(())
+
+
+noop = NoOp()
+
+
+def scalars(logs: LogsLike) -> dict[str, Any]:
+    """The single values of all collections by name: what bars and loggers show.
+
+    A name that an earlier collection has becomes `collection.name`.
+    """
+    found: dict[str, Any] = {}
+    for collection, named in logs.items():
+        for name, value in named.items():
+            if isinstance(value, (int, float)) or getattr(value, "shape", None) in ((), (1,)):
+                found[f"{collection}.{name}" if name in found else name] = value
+    return found
+
+
+def may_come(loop_state: LoopState[Any]) -> bool:
+    """Whether an evaluation at the end of the first epoch may still log a name."""
+    epochs = loop_state._epochs
+    return epochs is not None and epochs.is_open and not loop_state.epoch
 
 
 def number(value: Any) -> float | None:

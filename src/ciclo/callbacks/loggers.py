@@ -11,41 +11,66 @@ import sys
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ciclo import _seam, values
-from ciclo.callbacks.base import LoopCallback
-from ciclo.errors import need
+from ciclo import _seam, device_values
+from ciclo.callbacks.base import LoopCallback, scalars
+from ciclo.errors import CallbackError, need
 
 if TYPE_CHECKING:
+    from ciclo.elapsed import Elapsed
+    from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
 
 MAX_STEPS = 32  # of which values wait to be sent to the host
 
 
 class Logger(LoopCallback):
-    """What all loggers share; `write` gets plain numbers."""
+    """The base of loggers, of your own too: `write` gets the plain numbers of a step.
+
+    By hand: `logger(elapsed, logs)` for each step, and `logger.finish()`.
+
+    >>> class Printer(ciclo.Logger):
+    ...     def write(self, step, date, scalars):
+    ...         print(step, scalars)
+    """
 
     _is_mine: bool | None = None  # rank 0; asked at the first step
 
     def __init__(self) -> None:
-        self._queue = values.Queue()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._queue = device_values.Queue()
         self._is_behind = False  # values of the newest steps are still to come
         self._last: tuple[int, set[str]] = (-1, set())  # the newest step, and what it had
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
-        self._is_mine = _seam.rank() == 0
-        self._last = (-1, set())
-        if self._is_mine:
-            self.open()
+        self._start()
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
         loop_state.defer(self._take)
 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
+        self._take(loop_state)
+        self.finish()
+
+    def __call__(self, elapsed: Elapsed, logs: LogsLike | None = None) -> None:
+        """Logs a step; for loops that are written by hand, which call `finish` at the end."""
+        if self._is_mine is None:
+            self._start()
+        self._log(elapsed, logs)
+
+    def finish(self) -> None:
+        """Writes what has not come from a device yet, and closes."""
         if self._is_mine:
-            self._take(loop_state)
             self._write(self._queue.settle())
-            self._is_behind = False
             self.close()
+        self._is_mine = None
+
+    def _start(self) -> None:
+        self._forget()  # here, since a logger of the user's may not call our __init__
+        self._is_mine = _seam.rank() == 0
+        if self._is_mine:
+            self.open()
 
     def open(self) -> None:
         """Called at the start of a loop."""
@@ -58,14 +83,16 @@ class Logger(LoopCallback):
         """Called at the end of a loop."""
 
     def _take(self, loop_state: LoopState[Any]) -> None:
-        if not self._is_mine or not loop_state.logs:
+        self._log(loop_state.elapsed, loop_state.logs)
+
+    def _log(self, elapsed: Elapsed, logs: LogsLike | None) -> None:
+        if not self._is_mine or not logs:
             return
-        elapsed = loop_state.elapsed
-        scalars = loop_state.logs.scalars()
+        found = scalars(logs)
         had = self._last[1] if self._last[0] == elapsed.steps else set()
-        self._last = (elapsed.steps, had | set(scalars))
-        for name in [name for name in scalars if name not in had]:
-            value, is_on_device = values.keep(scalars[name])
+        self._last = (elapsed.steps, had | set(found))
+        for name in [name for name in found if name not in had]:
+            value, is_on_device = device_values.keep(found[name])
             self._is_behind = self._is_behind or is_on_device
             self._queue.put((elapsed.steps, elapsed.date, name), value)
         if not self._is_behind:
@@ -120,11 +147,20 @@ class tensorboard_logger(Logger):  # noqa: N801  a name like the functions besid
 
 
 class wandb_logger(Logger):  # noqa: N801  a name like the functions beside it
-    """Logs to a run of W&B: the one given, or one that `wandb.init(**options)` starts."""
+    """Logs to a run of W&B: the one given, or one that `wandb.init(**options)` starts.
+
+    run: any object with `log(dict, step=)`
+    """
 
     def __init__(self, run: Any = None, **options: Any) -> None:
         super().__init__()
-        self._wandb = need("wandb", "ciclo.wandb_logger()")
+        if run is None:
+            self._wandb = need("wandb", "ciclo.wandb_logger()")
+        elif not callable(getattr(run, "log", None)):
+            raise CallbackError(
+                f"wandb_logger({run!r}) needs an object with log(dict, step=), as"
+                " wandb.init(project=...) returns"
+            )
         self._given = run
         self._options = options
         self.run: Any = run

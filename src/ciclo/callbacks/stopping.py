@@ -5,24 +5,29 @@ from __future__ import annotations
 from math import inf, isnan
 from typing import TYPE_CHECKING, Any
 
-from ciclo import values
-from ciclo.callbacks.base import LoopCallback, number
+from ciclo import device_values
+from ciclo.callbacks.base import LoopCallback, may_come, number, scalars
 from ciclo.elapsed import Elapsed, Period, whole
-from ciclo.errors import CicloError
+from ciclo.errors import CicloError, MonitorError
+from ciclo.logs import Logs
 from ciclo.resume import checked
 from ciclo.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
 
 
 class early_stopping(LoopCallback):  # noqa: N801  a name like the functions beside it
-    """Stops when a logged value gets no better, and gives back the state that had the best.
+    """Stops when a logged value gets no better.
 
-    patience: so many looks without a better one, or a period: `ciclo.at(time=600)`
+    patience: how many steps without a better value, or a period: `ciclo.at(time=600)`
     min_delta: what is better by less counts as no better
     baseline: what a value must beat to be a best at all
     restore_best_weights: whether the loop ends with the best state, however it ends
+    looks: instead of `patience`: how many evaluations without a better value
+
+    By hand: `stop, state = stopping(elapsed, state, logs)`.
     """
 
     moments = ("on_epoch_end",)
@@ -30,21 +35,34 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
     def __init__(
         self,
         monitor: str,
-        patience: int | Period,
-        *,
+        patience: int | Period | None = None,
         min_delta: float = 0.0,
         mode: str = "min",
         baseline: float | None = None,
-        restore_best_weights: bool = True,
+        restore_best_weights: bool = False,
+        *,
+        looks: int | None = None,
     ) -> None:
         if mode not in ("min", "max"):
             raise ValueError(f'mode={mode!r} is not valid; use "min" or "max"')
-        if not isinstance(patience, Period) and not whole("patience", patience):
-            raise ValueError(f"patience={patience!r} is not valid; use 1 or more, or ciclo.at(...)")
+        if (patience is None) == (looks is None):
+            raise ValueError(
+                "early_stopping needs patience=100 (steps, or a period as ciclo.at(time=600)) or"
+                " looks=3 (evaluations), and not both"
+            )
+        if patience is not None and not isinstance(patience, Period):
+            if not whole("patience", patience):
+                raise ValueError(
+                    f"patience={patience!r} is not valid; use 1 or more, or ciclo.at(...)"
+                )
+            patience = Period(patience)
+        if looks is not None and not whole("looks", looks):
+            raise ValueError(f"looks={looks!r} is not valid; use 1 or more")
         if not min_delta >= 0:
             raise ValueError(f"min_delta={min_delta!r} is not valid; use 0 or more")
         self.monitor = monitor
         self.patience = patience
+        self.looks = looks
         self.min_delta = min_delta
         self.mode = mode
         self.baseline = baseline
@@ -58,7 +76,6 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
         self._looks = 0  # since the best
         self._kept: Snapshot | None = None
         self._saved: dict[str, Any] | None = None  # of a run that goes on
-        self._has_warned = False
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
         saved = self._saved
@@ -78,25 +95,34 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
         logs = loop_state.logs if loop_state.logs.find(self.monitor) else None
         if logs is None:
             loop_state.defer(self._check_name)
-            return
-        value = number(logs.value(self.monitor))
+        elif self._is_over(loop_state.elapsed, loop_state.state, logs.value(self.monitor)):
+            loop_state.stop_iteration = True
+
+    def __call__(self, elapsed: Elapsed, state: Any, logs: LogsLike) -> tuple[bool, Any]:
+        """Whether to stop, and the state to go on with; for loops that are written by hand."""
+        found = Logs(logs)
+        if not found.find(self.monitor):
+            raise MonitorError(self._missing(found))
+        if not self._is_over(elapsed, state, found.value(self.monitor)):
+            return False, state
+        return True, state if self._kept is None else self._kept.restore()
+
+    def _is_over(self, elapsed: Elapsed, state: Any, logged: Any) -> bool:
+        """Looks at a value; whether it has not got better for too long."""
+        value = number(logged)
         if value is None:
             raise CicloError(f"early_stopping watches {self.monitor!r}, which is no number")
-        elapsed = loop_state.elapsed
         if self._since is None:
             self._since = elapsed
         if self._is_better(value):
             self.best, self.best_elapsed, self._since, self._looks = value, elapsed, elapsed, 0
             if self.restore_best_weights:
-                self._keep(loop_state.state)
-            return
+                self._keep(state)
+            return False
         self._looks += 1
-        if isinstance(self.patience, Period):
-            is_over = self.patience.is_reached_by(elapsed - self._since)
-        else:
-            is_over = self._looks >= self.patience
-        if is_over:
-            loop_state.stop_iteration = True
+        if self.patience is not None:
+            return self.patience.is_reached_by(elapsed - self._since)
+        return self.looks is not None and self._looks >= self.looks
 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
         if self._kept is not None:
@@ -123,24 +149,22 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
             raise
 
     def _check_name(self, loop_state: LoopState[Any]) -> None:
-        """Tells a value that is still to come from a mistake, once the iteration is over."""
+        """Tells a value that is logged in some steps from a mistake, once the step is over."""
         if loop_state.logs.find(self.monitor):
-            raise CicloError(
+            raise MonitorError(
                 f"early_stopping looks before {self.monitor!r} is logged, and would never see it;"
                 " put it after the callback that logs it"
             )
-        logs, epochs = loop_state.accumulated_logs, loop_state._epochs
-        if not logs or logs.find(self.monitor):
-            return
-        there = ", ".join(logs.names())
-        text = f"early_stopping watches {self.monitor!r}, which was not logged; there is {there}"
-        if epochs is not None and epochs.is_last:  # all of an epoch has been logged
-            raise CicloError(text)
-        if not self._has_warned:  # an evaluation may come later
-            self._has_warned = True
-            import logging
+        if not loop_state.accumulated_logs.find(self.monitor) and not may_come(loop_state):
+            raise MonitorError(self._missing(loop_state.accumulated_logs))
 
-            logging.getLogger("ciclo").warning("ciclo: %s so far", text)
+    def _missing(self, logs: Logs) -> str:
+        there = ", ".join(logs.names()) or "nothing"
+        return (
+            f"early_stopping watches {self.monitor!r}, which was not logged; there is {there}."
+            " If an evaluation logs it later, give both the same schedule:"
+            " {ciclo.every(500): [evaluate, early_stopping]}"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -177,7 +201,7 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
         self.monitor = monitor
         self.action = action
         self.lag = lag
-        self._queue = values.Queue()
+        self._queue = device_values.Queue()
         self._missing: set[str] = set()  # of the monitored, so far
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
@@ -189,11 +213,11 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
     def guard(self, loop_state: LoopState[Any]) -> None:
         """Looks at the logs of this step."""
         step = loop_state.elapsed.steps
-        for name, value in loop_state.logs.scalars().items():
+        for name, value in scalars(loop_state.logs).items():
             if self.monitor and name not in self.monitor:
                 continue
             self._missing.discard(name)
-            kept, is_on_device = values.keep(value)
+            kept, is_on_device = device_values.keep(value)
             if is_on_device:
                 self._queue.put((step, name), kept)
             else:
@@ -223,7 +247,7 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
             self._found(loop_state, step, name, value)
 
     def _found(self, loop_state: LoopState[Any], step: int, name: str, value: float) -> None:
-        self._queue = values.Queue()
+        self._queue = device_values.Queue()
         if self.action == "raise":
             raise NotFiniteError(f"{name} is {value} at step {step}")
         loop_state.stop_iteration = True

@@ -7,6 +7,7 @@ by the files alone. `Writer` is the thread that does this behind the loop.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from ciclo.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-PLACE = re.compile(r"step-([0-9]{8,})")
+PREFIX = "step-"
 MAX_WAIT_S = 600.0  # for the parts of other processes
 POLL_S = 0.02
 
@@ -32,8 +33,12 @@ POLL_S = 0.02
 class Folder:
     """Where the checkpoints of a run are. Made when the first one is written."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], prefix: str = PREFIX) -> None:
         self.path = Path(path).expanduser().absolute()  # the program may change its folder later
+        self.prefix = prefix
+        if not prefix or prefix.startswith(".") or "/" in prefix or os.sep in prefix:
+            raise ValueError(f'prefix={prefix!r} is not valid; use the start of a name, as "best_"')
+        self._place = re.compile(re.escape(prefix) + "([0-9]{8,})")
 
     def check(self) -> None:
         """Says at the start of a run, and not when the first state is saved, that none can be."""
@@ -46,12 +51,12 @@ class Folder:
             raise CheckpointError(f"{self.path} cannot hold checkpoints: {place} is not writable")
 
     def place(self, step: int) -> Path:
-        return self.path / f"step-{step:08d}"
+        return self.path / f"{self.prefix}{step:08d}"
 
     def steps(self) -> list[int]:
         """The steps that there is a checkpoint of, in order."""
         names = os.listdir(self.path) if self.path.is_dir() else []
-        found = sorted(int(match[1]) for match in map(PLACE.fullmatch, names) if match)
+        found = sorted(int(match[1]) for match in map(self._place.fullmatch, names) if match)
         return [step for step in found if self.place(step).name in names]
 
     def manifest(self, step: int) -> Manifest:
@@ -86,7 +91,9 @@ class Folder:
 
     def clear(self) -> None:
         """Removes what processes that were killed have left half done."""
-        for left in self.path.glob(".step-*") if self.path.is_dir() else ():
+        for left in (
+            self.path.glob(f".{glob.escape(self.prefix)}[0-9]*") if self.path.is_dir() else ()
+        ):
             place = self.path / left.stem.removeprefix(".")
             if left.suffix == ".old" and not place.exists():
                 left.rename(place)
@@ -96,7 +103,7 @@ class Folder:
 
     def begin(self, step: int, process: Process) -> Path:
         """A place beside the checkpoint's, to write it to."""
-        draft = self.path / f".step-{step:08d}.tmp"
+        draft = self.path / f".{self.prefix}{step:08d}.tmp"
         if process.count == 1:
             _remove(draft)
         draft.mkdir(parents=True, exist_ok=True)
@@ -127,7 +134,7 @@ class Folder:
         _sync_folder(self.path)
 
     def remove(self, step: int) -> None:
-        gone = self.path / f".step-{step:08d}.gone"
+        gone = self.path / f".{self.prefix}{step:08d}.gone"
         with suppress(FileNotFoundError):
             self.place(step).rename(gone)  # at once: half a checkpoint never has the name of one
             _remove(gone)

@@ -6,8 +6,8 @@ import sys
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ciclo.device_values import describe, library_of
 from ciclo.errors import need
-from ciclo.values import describe, library_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

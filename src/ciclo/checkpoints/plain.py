@@ -11,8 +11,8 @@ from array import array
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ciclo.checkpoints.manifest import MAX_BYTES
+from ciclo.device_values import library_of
 from ciclo.errors import CheckpointError, need
-from ciclo.values import library_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ciclo.checkpoints import inert
 from ciclo.checkpoints.manifest import HOW_TO_TRUST
+from ciclo.device_values import library_of
 from ciclo.errors import CheckpointError, need
-from ciclo.values import library_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ciclo.checkpoints import jax, plain, torch
 from ciclo.checkpoints.manifest import HOW_TO_TRUST
+from ciclo.device_values import describe, library_of
 from ciclo.errors import CheckpointError, CicloError
-from ciclo.values import describe, library_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -352,7 +352,9 @@ class Plan:
             if _holds_arrays(like):
                 return self._differ(path, _described({"dict": pairs}), describe(like))
             like = {}
-        for key in like.keys() - nodes.keys():
+        # What an older version of ciclo did not keep begins as it is in this run.
+        new = {key: like[key] for key in like.keys() - nodes.keys() if _is_new(like[key])}
+        for key in like.keys() - nodes.keys() - new.keys():
             if _holds_arrays(like[key]):
                 self._differ(f"{path}[{key!r}]", "nothing", describe(like[key]))
         for key in nodes.keys() - like.keys() if like else ():
@@ -362,7 +364,7 @@ class Plan:
             key: self._plan(node, like.get(key, NOTHING), f"{path}[{key!r}]")
             for key, node in nodes.items()
         }
-        return lambda leaves: kind({key: build(leaves) for key, build in builds.items()})
+        return lambda leaves: kind(new | {key: build(leaves) for key, build in builds.items()})
 
     def _deque(self, content: Node, like: Any, path: str) -> Build:
         maxlen, nodes = content
@@ -426,6 +428,10 @@ class Plan:
             return pickle.loads(build(leaves))  # noqa: S301  only where the caller trusts the folder
 
         return loaded
+
+
+def _is_new(like: Any) -> bool:
+    return getattr(type(like), "__loop_new__", False) is True
 
 
 def _is_number(like: Any) -> bool:

@@ -6,20 +6,22 @@ A framework adds a `Forward`: how its model is called with parameters, and with 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 
 from ciclo import managed
 from ciclo import metrics as stateful
 from ciclo.binding import name_of
+from ciclo.device_values import TARGETS, describe
+from ciclo.elapsed import samples_in
 from ciclo.errors import CicloError
 from ciclo.logs import Logs
 from ciclo.managed import ManagedState
-from ciclo.values import TARGETS, describe
+from ciclo.states.judging import KeySeq, called, wants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 TRAINING = ("train", "training", "is_training")  # what a model calls it that it is trained
 
@@ -31,9 +33,29 @@ class Inputs:
         self.args = args
         self.kwargs = kwargs
 
+    @classmethod
+    def of(cls, given: Any) -> Inputs:
+        """A tuple is several by position, a dict several by name, anything else is one."""
+        if isinstance(given, dict):
+            return cls(**given)
+        return cls(*given) if isinstance(given, (tuple, list)) else cls(given)
+
+    def leaves(self) -> list[Any]:
+        return [*self.args, *self.kwargs.values()]
+
+    def plain(self) -> Any:
+        """As the user gave them: one, a tuple, or a dict."""
+        if self.kwargs:
+            return self.kwargs
+        return self.args[0] if len(self.args) == 1 else self.args
+
 
 class Forward(Protocol):
-    """A model as a function; hashable, since steps are compiled for it."""
+    """A model as a function; hashable, since steps are compiled for it.
+
+    It may have `keys(state, is_training)`, which random keys it is given, and
+    `take_written(stats)`, which takes what the model wrote to be logged out of what it has changed.
+    """
 
     def __call__(
         self, params: Any, stats: Any, rngs: dict[str, Any], inputs: Inputs, is_training: bool
@@ -52,27 +74,28 @@ class ModelState(ManagedState):
     @managed.train_step
     def train_step(self, batch: Any) -> tuple[Logs, ModelState]:
         """Logs the losses and metrics of a batch, and learns from it."""
-        if not self.losses:
+        given = self._unpacked(batch)
+        outputs, stats, written = self._run(given.inputs, True)
+        state = self.replace(batch_stats=stats)
+        if not self.losses and not written.get("losses"):
             raise CicloError(
                 "train_step: this state was made without losses, and they give the gradients; give"
                 " create_flax_state, or what made it, a function of outputs and targets:"
-                " losses=lambda outputs, targets: (outputs - targets) ** 2, or a dict of several"
+                " losses=lambda preds, target: (preds - target) ** 2, or a dict of several"
             )
-        inputs, targets = self._unpacked(batch)
-        rngs = self.step_rngs
-        outputs, stats = self.forward(self.params, self.batch_stats, rngs, inputs, True)
-        return self.replace(batch_stats=stats)._judged(outputs, targets)
+        return state._judged(outputs, given, written)
 
     @managed.step
     def test_step(self, batch: Any) -> tuple[Logs, ModelState]:
         """Logs the losses and metrics of a batch."""
-        inputs, targets = self._unpacked(batch)
-        return self._judged(self._outputs(inputs), targets)
+        given = self._unpacked(batch)
+        outputs, stats, written = self._run(given.inputs, False)
+        return self.replace(batch_stats=stats)._judged(outputs, given, written)
 
     @managed.step
     def predict_step(self, batch: Any) -> Logs:
         """Logs what the model puts out for a batch, with or without targets in it."""
-        outputs = self._outputs(self._unpacked(batch)[0])
+        outputs = self._run(self._unpacked(batch).inputs, False)[0]
         if isinstance(outputs, dict):
             return Logs({"outputs": outputs})
         if isinstance(outputs, tuple):
@@ -81,42 +104,103 @@ class ModelState(ManagedState):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model puts out, not trained."""
-        return self._outputs(Inputs(*args, **kwargs))
+        return self._run(Inputs(*args, **kwargs), False)[0]
 
-    def _outputs(self, inputs: Inputs) -> Any:
-        params = self.params if self.ema_state is None else self.ema_params
-        if self.policy is not None:
-            params = self.policy.to_compute(params)
-        return self.forward(params, self.batch_stats, {}, inputs, False)[0]
+    def _run(self, inputs: Inputs, is_training: bool) -> tuple[Any, Any, dict[str, dict[str, Any]]]:
+        """Outputs, what the model keeps beside its parameters, and logs that it wrote itself."""
+        params = self.params
+        if not is_training:
+            params = self.params if self.ema_state is None else self.ema_params
+            params = params if self.policy is None else self.policy.to_compute(params)
+        rngs = self.step_rngs if is_training else {}
+        if hasattr(self.forward, "keys"):
+            rngs = self.forward.keys(self, is_training)
+        outputs, stats = self.forward(params, self.batch_stats, rngs, inputs, is_training)
+        written = self.forward.take_written(stats) if hasattr(self.forward, "take_written") else {}
+        return outputs, stats, written
 
-    def _unpacked(self, batch: Any) -> tuple[Inputs, Any]:
+    def _unpacked(self, batch: Any) -> Given:
         if self.unpack is None:
             return unpacked(batch)
-        inputs, targets = self.unpack(batch)
-        return inputs if isinstance(inputs, Inputs) else Inputs(inputs), targets
+        inputs, *rest = self.unpack(batch)
+        return Given(Inputs.of(inputs), *rest)
 
-    def _judged(self, outputs: Any, targets: Any) -> tuple[Logs, ModelState]:
+    def _judged(
+        self, outputs: Any, given: Given, written: dict[str, dict[str, Any]]
+    ) -> tuple[Logs, ModelState]:
+        values = self._values(outputs, given)
         logs = Logs()
         for name, loss in self.losses:
-            logs.add_loss(name, _averaged(name, loss(outputs, targets)))
-        total = sum(logs.losses.values())
-        if len(self.losses) > 1:
+            logs.add_loss(name, _averaged(name, called(name, loss, values)))
+        for name, value in written.get("losses", {}).items():
+            logs.add_loss(name, _averaged(name, value))
+        losses: dict[str, Any] = logs.get("losses", {})
+        total = sum(losses.values())
+        if len(losses) > 1 and "loss" not in losses:
             logs.add_metric("loss", total)
+        values = {"loss": total, **values, **losses}
         for name, measure in self.measures:
-            logs.add_metric(name, _averaged(name, measure(outputs, targets)))
+            logs.add_metric(name, _averaged(name, called(name, measure, values)))
+        for name, value in written.get("metrics", {}).items():
+            logs.add_metric(name, _averaged(name, value))
         if not self.metrics:
             return logs, self
-        if managed.mask() is not None:
+        is_real = managed.mask()
+        counted = [name for name, one in self.metrics.items() if not isinstance(one, stateful.Mean)]
+        if is_real is not None and counted:
             raise CicloError(
-                f"the metrics {', '.join(self.metrics)} would count rows that were added to this"
-                " batch so that it divides; give batches that divide, or metrics as functions of"
-                " outputs and targets that return a value a row"
+                f"the metrics {', '.join(counted)} would count rows that were added to this batch"
+                " so that it divides; give batches that divide, or metrics as functions of outputs"
+                " and targets that return a value a row"
             )
-        state = self.update_metrics(
-            logits=outputs, labels=targets, preds=outputs, target=targets, loss=total
-        )
+        rows = samples_in(given.inputs.leaves()) if is_real is None else is_real.sum()
+        means = {
+            name: one.update(rows, losses)
+            for name, one in self.metrics.items()
+            if isinstance(one, stateful.Mean)
+        }
+        seen = {
+            "logits": outputs,
+            "labels": given.target,
+            "preds": outputs,
+            "loss": total,
+            **losses,
+        }
+        seen |= {"target": given.target, **given.named_targets()}
+        others = {name: self.metrics[name] for name in counted}
+        others = self.replace(metrics=others).update_metrics(**seen).metrics
+        state = self.replace(metrics={**others, **means})
         logs["stateful_metrics"] = state.compute_metrics()
         return logs, state
+
+    def _values(self, outputs: Any, given: Given) -> dict[str, Any]:
+        """What losses and metrics may ask for."""
+        functions = [function for _, function in (*self.losses, *self.measures)]
+        if given.sample_weight is not None and not any(
+            wants(f, "sample_weight") for f in functions
+        ):
+            raise CicloError(
+                "the batch has a third item, which is taken for weights of the samples, and no loss"
+                " or metric takes it; write losses=lambda preds, target, sample_weight: ..., or, if"
+                " it is the targets, give batches of the form ((a, b), y)"
+            )
+        key = next(iter(self.step_rngs.values()), None)
+        inputs = given.inputs.plain()
+        return {
+            "preds": outputs,
+            "target": given.target,
+            "inputs": inputs,
+            "sample_weight": given.sample_weight,
+            "params": self.params,
+            "batch_stats": self.batch_stats,
+            "module": getattr(self.forward, "module", None),
+            "key_seq": KeySeq(key),
+            **(inputs if isinstance(inputs, dict) else {}),
+            **given.named_targets(),
+        }
+
+
+FlaxState = ModelState  # what 0.1.9 calls it
 
 
 def _averaged(name: str, value: Any) -> Any:
@@ -131,16 +215,38 @@ def _averaged(name: str, value: Any) -> Any:
     return managed.mean(value)
 
 
-def unpacked(batch: Any) -> tuple[Inputs, Any]:
-    """Inputs and targets: the last of a tuple, or what a dict calls so, is the targets."""
+class Given(NamedTuple):
+    """A batch, taken apart."""
+
+    inputs: Inputs
+    target: Any = None
+    sample_weight: Any = None
+
+    def named_targets(self) -> dict[str, Any]:
+        """The labels by their own names, where they are a mapping."""
+        return self.target if isinstance(self.target, dict) else {}
+
+
+def unpacked(batch: Any) -> Given:
+    """x, (x,), (x, y) or (x, y, sample_weight), where x may be a tuple or a mapping of inputs.
+
+    In a dict, what is called so is the targets.
+    """
     if isinstance(batch, dict):
         key = next((one for one in TARGETS if one in batch), None)
         inputs = {name: value for name, value in batch.items() if name != key}
         given = Inputs(*inputs.values()) if len(inputs) == 1 else Inputs(**inputs)
-        return given, None if key is None else batch[key]
-    if isinstance(batch, (tuple, list)) and len(batch) > 1:
-        return Inputs(*batch[:-1]), batch[-1]
-    return Inputs(*batch) if isinstance(batch, (tuple, list)) else Inputs(batch), None
+        return Given(given, None if key is None else batch[key])
+    if not isinstance(batch, (tuple, list)):
+        return Given(Inputs(batch))
+    if not 1 <= len(batch) <= 3:
+        raise CicloError(
+            f"a batch of {len(batch)} items is not x, (x, y) or (x, y, sample_weight):"
+            f" {describe(batch)}. For several inputs give ((a, b), y), or say"
+            " unpack=lambda batch: (inputs, targets)"
+        )
+    inputs, *rest = batch
+    return Given(Inputs.of(inputs), *rest)
 
 
 def create(
@@ -150,20 +256,25 @@ def create(
     losses: Any,
     metrics: Any,
     unpack: Callable[[Any], Any] | None,
+    averaged: Iterable[str] = (),
     **options: Any,
 ) -> ModelState:
     """The state of a model, from what its framework made of it.
 
+    averaged: losses whose mean so far is kept and logged as `avg_<name>`
+
     init: parameters and what the model keeps beside them, or a function that makes both
     """
     params, stats = init if isinstance(init, tuple) else (lambda: init()[0], lambda: init()[1])
-    found = _named("metrics", metrics, None)
+    found = named("metrics", metrics, None)
     kept = {name: one for name, one in found.items() if stateful.is_metric(one)}
+    kept |= {f"avg_{name}": stateful.Mean(name) for name in averaged}
+    stateful.register_mean()
     return ModelState.create(
         params=params,
         batch_stats=stats,
         forward=forward,
-        losses=tuple(_named("losses", losses, "loss").items()),
+        losses=tuple(named("losses", losses, "loss").items()),
         metrics=kept,
         measures=tuple((name, one) for name, one in found.items() if name not in kept),
         unpack=unpack,
@@ -171,7 +282,7 @@ def create(
     )
 
 
-def _named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
+def named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
     if given is None:
         return {}
     named = given if isinstance(given, dict) else {default or name_of(given): given}
@@ -179,7 +290,7 @@ def _named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
         if not callable(one) and not stateful.is_metric(one):
             raise CicloError(
                 f"{argument}[{name!r}] is {describe(one)}; use a function of outputs and targets,"
-                " as lambda outputs, targets: ..."
+                " as lambda preds, target: ..."
             )
     return dict(named)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ciclo.device_values import describe
 from ciclo.errors import CicloError, need
-from ciclo.values import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

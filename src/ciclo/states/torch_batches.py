@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ciclo.values import TARGETS
+from ciclo.device_values import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

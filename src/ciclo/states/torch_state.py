@@ -15,13 +15,13 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from ciclo.device_values import describe
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CheckpointError, CicloError
 from ciclo.logs import Logs
 from ciclo.states.torch_batches import detached, is_number, named_outputs, to_device, unpacked
 from ciclo.states.torch_metrics import Asked, Running, is_stateful
 from ciclo.states.torch_strategies import mean_over_processes
-from ciclo.values import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

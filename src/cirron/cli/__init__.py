@@ -1,28 +1,68 @@
 """The command line: `cirron`. One file a command; this one puts them together.
 
-Every error leaves through here as a message, without codes that a terminal would act on: it may
-name files and arguments, which a shell may have expanded in somebody else's folder.
+A command's file is imported when it is called, so that `cirron --help` is quick. Every error leaves
+through here as a message, without codes that a terminal would act on: it may name files and
+arguments, which a shell may have expanded in somebody else's folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cirron import errors
 from cirron._version import __version__
-from cirron.cli import show
 from cirron.view import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# In the order of the help. Exit codes are in docs/cli.md.
+COMMANDS = {
+    "run": "Runs a program with profiling on.",
+    "ls": "Lists the runs in a folder.",
+    "show": "Shows what a run did, as a tree.",
+    "report": "Says why a run is slow, and what mending it gives.",
+    "diff": "Compares two runs.",
+    "why": "Says what a dead or hanging run was doing.",
+    "tail": "Follows a run while it goes on.",
+    "tensors": "Shows weights and gradients over the epochs.",
+    "sql": "Answers a question in SQL.",
+    "export": "Writes a run for another tool.",
+    "serve": "Shows runs in the browser, and takes what programs send.",
+    "keys": "Makes, lists and revokes the keys of a server.",
+    "compact": "Joins the files of a store.",
+    "send": "Sends what waits to the endpoint.",
+    "clear": "Removes runs.",
+    "doctor": "Says what is set up, and what is wrong.",
+}
+
+
+class NothingFoundError(click.ClickException):
+    """There is no such run."""
+
+    exit_code = 3
+
 
 class Commands(click.Group):
     """A group whose commands end in a message, never in a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        found: click.Command = getattr(importlib.import_module(f"cirron.cli.{name}"), name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with _as_message():
@@ -45,7 +85,9 @@ def _as_message() -> Iterator[None]:
             raise click.UsageError(_safe(message), error.ctx) from None
         raise click.ClickException(_safe(message)) from None
     except errors.CirronError as error:
-        raise click.ClickException(_safe(str(error))) from None
+        is_absent = isinstance(error, errors.UnknownRunError)
+        kind = NothingFoundError if is_absent else click.ClickException
+        raise kind(_safe(str(error))) from None
     except OSError as error:
         if error.errno == errno.EPIPE:  # `cirron show | head`: click leaves quietly
             raise
@@ -60,7 +102,4 @@ def _safe(message: str) -> str:
 @click.group(name="cirron", cls=Commands)
 @click.version_option(__version__, prog_name="cirron")
 def main() -> None:
-    """Shows what training runs did."""
-
-
-main.add_command(show.show)
+    """Records what training runs do, and shows it."""

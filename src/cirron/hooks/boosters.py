@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard
-from cirron.hooks.engine import STEPS
+from cirron.hooks.engine import STEPS, around
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -90,12 +90,9 @@ def _with_argument(
     def call(*args: Any, **kwargs: Any) -> Any:
         if hot.off or len(args) > position:
             return function(*args, **kwargs)
-        with Rounds() as rounds:
-            given = kwargs.get("callbacks") or ()
-            kwargs["callbacks"] = [*callbacks_of(rounds), *given]
-            model = function(*args, **kwargs)
-            rounds.mark_best(model)
-            return model
+        rounds = Rounds()
+        kwargs["callbacks"] = [*callbacks_of(rounds), *(kwargs.get("callbacks") or ())]
+        return rounds.call(function, args, kwargs)
 
     return call
 
@@ -107,15 +104,12 @@ def _with_attribute(fit: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if hot.off or not hasattr(self, "callbacks"):
             return fit(self, *args, **kwargs)
-        given = self.callbacks
-        with Rounds() as rounds:
-            self.callbacks = [*_of_xgboost(rounds), *(given or ())]
-            try:
-                model = fit(self, *args, **kwargs)
-            finally:
-                self.callbacks = given
-            rounds.mark_best(model)
-            return model
+        given, rounds = self.callbacks, Rounds()
+        self.callbacks = [*_of_xgboost(rounds), *(given or ())]
+        try:
+            return rounds.call(fit, (self, *args), kwargs)
+        finally:
+            self.callbacks = given
 
     return call
 
@@ -127,22 +121,26 @@ class Rounds:
         self._is_ours = not hot.open_names() & STEPS  # else somebody has said what a step is
         self._step: hot.Span | None = None
 
-    def __enter__(self) -> Rounds:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._step is not None and error is not None:
-            hot.fail(self._step, error)
-        self.end(())
+    def call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Calls what trains."""
+        model = around(self, function, args, kwargs, Rounds.end, Rounds.fail)
+        self.mark_best(model)
+        return model
 
     def begin(self, index: int) -> None:
         """Begins a round, and ends the one before if nobody has."""
         with guard.quiet("boosting rounds"):
-            self.end(())
+            self.end()
             if self._is_ours and not hot.off:
                 self._step = hot.begin("step", index)
 
-    def end(self, metrics: Metrics) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Ends the round in an exception."""
+        if self._step is not None:
+            hot.fail(self._step, error)
+        self.end()
+
+    def end(self, metrics: Metrics = ()) -> None:
         """Ends the round."""
         with guard.quiet("boosting rounds"):
             for name, value in metrics:

@@ -1,39 +1,109 @@
-"""What every hook needs: a call inside a span, spans that may turn out to be nothing, long spans.
+"""What every hook needs: calls inside spans, and the spans of a training.
+
+`around` calls a function inside a span. A `Tentative` span leaves no record if nothing comes of it.
+`Wrapper` replaces functions of a framework.
+
+`Training` is what a framework that owns the loop has open: an epoch, a step, and asides, which are
+evaluations, predictions, checkpoints, and a `fit` inside another one. A step is opened before its
+data is fetched, so that the wait is inside it, and stays open while its values are logged. If it
+does not come about it leaves no record, or one of another name if something was recorded in it. A
+step that is done ends before an aside begins.
 
 Runs on the user's threads.
 """
 
 from __future__ import annotations
 
-from _thread import get_ident
+import functools
+import inspect
+from _thread import _local, get_ident
 from typing import TYPE_CHECKING, Any
 
-from cirron import system
-from cirron.record import clock, hot
+from cirron import guard, system
+from cirron.hooks.patch import Patches
+from cirron.record import clock, hot, value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
+
+    from cirron.hooks import Snapshots
 
 STEPS = hot.STEPS
 
 
 def around(
-    span: hot.Span | None,
+    span: Any,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
-    end: Callable[[hot.Span], None] = hot.close,
+    end: Callable[[Any], None] = hot.close,
+    fail: Callable[[Any, BaseException], None] = hot.fail,
 ) -> Any:
-    """Calls a function, and ends the span with it, in its error if it raises."""
+    """Calls a function, and ends the span with it, in its error if it raises.
+
+    `span`: None for none, or whatever else `end` and `fail` take.
+    """
     try:
         result = function(*args, **(kwargs or {}))
     except BaseException as error:  # passes on, with the span closed
         if span is not None:
-            hot.fail(span, error)
+            fail(span, error)
         raise
     if span is not None:
         end(span)
     return result
+
+
+class Wrapper:
+    """A hook that replaces functions of a framework, until it is uninstalled."""
+
+    what = ""  # whose mistakes the guard counts
+
+    def __init__(self, settings: Any, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+        self._patches = Patches()
+        self._runs = Runs()
+        self._is_on = False  # the program may keep our functions after they are taken off
+
+    def _wrap(
+        self,
+        owner: Any,
+        name: str,
+        call: Callable[..., Any],
+        find: Callable[[Any], Any] | None = None,
+        original: Any = None,
+    ) -> None:
+        """Has `call(original, args, kwargs)` called instead of a function.
+
+        `find`: what it finds for the first argument is given to `call` first. Where that is None,
+        only the original is called.
+        """
+        original = original or getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if find is None and self._is_on:
+                return call(original, args, kwargs)
+            found = self._tell(find, *args[:1])
+            if found is None:
+                return original(*args, **kwargs)
+            return call(found, original, args, kwargs)
+
+        wrapped.cirron_original = original  # type: ignore[attr-defined]  # for our own calls
+        is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+        self._patches.set(owner, name, staticmethod(wrapped) if is_static else wrapped)
+
+    def _tell(self, event: Callable[..., Any] | None, *args: Any) -> Any:
+        """Calls code of ours, unless the hooks were taken off meanwhile."""
+        if event is not None and self._is_on:
+            try:
+                return event(*args)
+            except Exception as error:  # noqa: BLE001  protects the training
+                guard.caught(self.what, error)
+        return None
+
+
+# -- spans that may turn out to be nothing ---------------------------------------------------
 
 
 class Tentative(hot.OwnSpan):
@@ -61,10 +131,13 @@ def end_if_used(span: hot.Span, name: str = "") -> None:
     is_used = not isinstance(span, Tentative) or span.is_used
     if is_used or any(one.parent is span for one in hot.opened.copy()):
         if name:
-            span.name, span.index = name, None
+            span.name, span.index, span.attrs = name, None, None
         hot.close(span)
     else:
         hot.drop(span)
+
+
+# -- long spans ------------------------------------------------------------------------------
 
 
 class Long(hot.OwnSpan):
@@ -100,3 +173,247 @@ def close_long(span: hot.Span, at: int = 0) -> None:
     """Ends a long span."""
     end_measuring(span)
     hot.close(span, at)
+
+
+# -- a training ------------------------------------------------------------------------------
+
+
+class Training:
+    """The spans of one trainer."""
+
+    def __init__(
+        self,
+        snapshots: Snapshots | None,
+        *,
+        step_name: str = "step",
+        rest: str = "skipped",
+        marks_loss: bool = False,
+    ) -> None:
+        self.snapshots = snapshots
+        self._step_name = step_name
+        self.rest = rest  # the name of what was recorded for a step that did not come about
+        self._marks_loss = marks_loss  # the framework logs it by itself
+        self.epoch: hot.Span | None = None  # None also where the program has opened one itself
+        self.step: hot.Span | None = None
+        self.asides: list[hot.Span] = []
+        self.is_inner = False  # a part of another run
+        self.is_in_epoch = False
+        self.is_ending = False  # the epoch has its steps; its last values are still to come
+        self.makes_steps = False
+        self._has_begun = False  # the step, not only the wait for its data
+        self._is_done = False  # the step, but for what is logged of it
+        self._latest: dict[str, Any] = {}  # that the epoch has logged
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.epoch or self.step or self.asides)
+
+    # -- epochs -----------------------------------------------------------------------------
+
+    def begin_epoch(self, index: int, model: Any) -> None:
+        self.end_epoch()
+        names = hot.open_names()
+        self.is_in_epoch = True
+        self.makes_steps = self.is_inner or STEPS.isdisjoint(names)
+        if self.makes_steps and not self.is_inner and "epoch" not in names:
+            self.epoch = begin_long("epoch", index)
+            if self.snapshots is not None:
+                self.snapshots.expect(model)
+
+    def take_snapshot(self, model: Any) -> None:
+        """At the epoch's end, or when its last gradients are there. Only the first call counts."""
+        if self.snapshots is not None and self.epoch is not None and not self.epoch.end:
+            self.snapshots.take(self.epoch, model)
+
+    def finish_epoch(self) -> None:
+        """The epoch has all its steps."""
+        self.end_step()
+        self.is_ending = True
+        self.makes_steps = False
+
+    def end_epoch(self) -> None:
+        self.end_step()
+        epoch, self.epoch = self.epoch, None
+        latest, self._latest = self._latest, {}
+        self.is_in_epoch = self.is_ending = self.makes_steps = False
+        if epoch is not None and epoch.end:  # it has failed, or a shutdown has closed it
+            return
+        for name, logged in latest.items():
+            hot.mark(name, logged, "summary")
+        if epoch is not None:
+            close_long(epoch)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a step has begun that is not done."""
+        return self._has_begun and not self._is_done
+
+    def await_step(self, index: int | None, **attrs: Any) -> None:
+        """Opens the step that comes next, unless it is open."""
+        if self._is_done:
+            self.end_step()
+        if self.step is None and self.makes_steps:
+            self.step = hot.begin(self._step_name, index, attrs or None, Tentative)
+            if self._marks_loss:
+                hot.own_loss(self.step)
+
+    def begin_step(self, index: int, **attrs: Any) -> None:
+        """The step begins."""
+        if self.step is None or self._is_done:
+            self.await_step(index, **attrs)
+        self._has_begun = True
+
+    def finish_step(self, **attrs: Any) -> None:
+        """The step has done its work; what is logged from now on is still of it."""
+        self._is_done = True
+        if attrs and self.step is not None:
+            self.step.set(**attrs)
+
+    def skip_step(self) -> None:
+        """The step will not come about, whether it has begun or not."""
+        self._has_begun = False
+
+    def end_step(self) -> None:
+        step, self.step = self.step, None
+        is_step = self._has_begun
+        self._has_begun = self._is_done = False
+        if step is not None:
+            if is_step:
+                hot.close(step)
+            else:
+                end_if_used(step, self.rest)
+
+    # -- asides -----------------------------------------------------------------------------
+
+    def begin_aside(self, name: str, **attrs: Any) -> hot.Span | None:
+        """Opens an evaluation, say. It is no part of a step that is done, nor of one to come.
+
+        None: the same one is open.
+        """
+        for one in self.asides:
+            if one.name == name and attrs.items() <= (one.attrs or {}).items():
+                return None
+        if not self.is_stepping:
+            self.end_step()
+        span = begin_long(name, None, attrs or None)
+        self.asides.append(span)
+        return span
+
+    def end_aside(self, span: hot.Span, error: BaseException | None = None) -> None:
+        if span in self.asides:
+            self.asides.remove(span)
+        end_measuring(span)
+        if error is not None:
+            hot.fail(span, error)
+        hot.close(span)
+
+    def call_aside(
+        self,
+        name: str,
+        attrs: Mapping[str, Any],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls a function inside an aside; inside the same one, it is a part of that."""
+        span = None
+        with guard.quiet("training hooks"):
+            span = self.begin_aside(name, **attrs)
+        return around(span, function, args, kwargs, self.end_aside, self.end_aside)
+
+    # -- values -----------------------------------------------------------------------------
+
+    def log(
+        self, values: Mapping[str, Any], but: Collection[str] = (), is_point: bool | None = None
+    ) -> None:
+        """Marks what the framework logs: points of a step, and what an aside comes to.
+
+        What an epoch has logged last is its summary; what comes at its end is nothing else. What is
+        named in `but` is no value, and what was logged of it before does not sum up the epoch.
+        """
+        for name in but:
+            self._latest.pop(name, None)
+        scalars = {
+            name: one
+            for name, given in values.items()
+            if name not in but and (one := scalar_of(given)) is not None
+        }
+        if is_point is None:
+            is_point = self.is_in_epoch and not self.is_ending and not self.asides
+        if self.is_in_epoch and not (self.asides and is_point):
+            self._latest.update(scalars)
+            if not is_point and not self.asides:
+                return
+        if is_point:
+            for name, one in scalars.items():
+                hot.mark(name, one)
+            return
+        inside = hot.leave_context()
+        # Of the aside, not of its last batch, which may be open still.
+        hot.enter_context(self.asides[-1] if self.asides else inside)
+        try:
+            for name, one in scalars.items():
+                hot.mark(name, one, "summary")
+        finally:
+            hot.enter_context(inside)
+
+    # -- ends -------------------------------------------------------------------------------
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Closes what is open: the run is over, or has failed."""
+        if error is not None and self.step is not None:
+            hot.fail(self.step, error)
+        self.end_step()
+        while self.asides:
+            self.end_aside(self.asides[-1], error)
+        if error is not None and self.epoch is not None:
+            end_measuring(self.epoch)
+            hot.fail(self.epoch, error)
+        self.end_epoch()
+
+
+class Runs(_local):
+    """The runs that go on in a thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.open: list[Training] = []
+
+    def call(
+        self,
+        training: Training,
+        model: Any,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls what trains, and closes what it leaves open."""
+        if training in self.open:  # a subclass calls its parent's
+            return function(*args, **kwargs)
+
+        def end(training: Training, error: BaseException | None = None) -> None:
+            with guard.quiet("training hooks"):
+                self.open.remove(training)
+                training.end(error)
+
+        outer = self.open[-1] if self.open else None
+        training.is_inner = outer is not None
+        self.open.append(training)
+        run = (training, function, args, kwargs, end, end)
+        if outer is None:
+            return around(*run)
+        return outer.call_aside("fit", {"model": type(model).__name__}, around, run)
+
+
+def scalar_of(given: Any) -> Any:
+    """What `hot.mark` takes for the value, as it is now; None: it is no scalar.
+
+    It may be marked more than once, and is asked of its device but once.
+    """
+    if given.__class__ is float:
+        return given
+    try:
+        return value.capture(given, hot.device_clock)
+    except value.NotAScalarError:
+        return None

@@ -22,7 +22,8 @@ import jax
 import jax.monitoring
 
 from cirron import guard
-from cirron.hooks.patch import ImportWatch, Patches
+from cirron.hooks.engine import Tentative, Wrapper, around, end_if_used
+from cirron.hooks.patch import ImportWatch
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ MAX_DIFFERENCES = 3  # that a cause names
 SOON_S = 0.001
 MAX_WAITING = 10_000  # values that are waited for; past that, spans have no device time
 
-CHECKPOINTS = {"save": "save", "restore": "restore", "wait_until_finished": "wait"}
+CHECKPOINTERS = "CheckpointManager", "Checkpointer", "AsyncCheckpointer", "StandardCheckpointer"
+ACTIONS = {"save": "save", "restore": "restore", "wait_until_finished": "wait"}
 
 
 class Lane(threading.local):
@@ -63,19 +65,15 @@ class Lane(threading.local):
         self.arguments: tuple[str, list[str]] | None = None  # of the function to be compiled
         self.compiled_ns = 0  # when the last phase ended
 
-    @property
-    def is_compiling(self) -> bool:
-        """Whether a function runs to be seen, not for what it returns; or is made into code."""
-        return bool(self.phases)
 
-
-class JaxHook:
+class JaxHook(Wrapper):
     """Installs and removes the hooks."""
 
     name = "jax"
+    what = "jax hooks"
 
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
-        self._patches = Patches()
+        super().__init__(settings, snapshots)
         self._watch = ImportWatch()
         self._lane = Lane()
         self._compiles = Compiles(self._lane)
@@ -83,85 +81,55 @@ class JaxHook:
 
     def install(self) -> None:
         self.uninstall()
+        self._is_on = True
         self._compiles.install()
         self._readiness.install()
         for name, direction in (("device_put", "device"), ("device_get", "host")):
-            self._patches.set(jax, name, self._make_transfer(getattr(jax, name), direction))
+            self._wrap(jax, name, functools.partial(self._transfer, direction))
         self._watch.when_imported("orbax.checkpoint", self._see_checkpoints)
 
     def uninstall(self) -> None:
+        self._is_on = False
         self._watch.undo()
         self._patches.undo()
         self._compiles.uninstall()
         self._readiness.uninstall()
 
-    # -- transfers --------------------------------------------------------------------------
-
-    def _make_transfer(self, original: Any, direction: str) -> Any:
-        lane = self._lane
-
-        @functools.wraps(original)
-        def transfer(x: Any, *args: Any, **kwargs: Any) -> Any:
-            span = None
-            try:
-                if not lane.is_compiling:
-                    leaves = jax.tree_util.tree_leaves(x)
-                    if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-                        size = sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
-                        span = hot.begin("transfer", None, {"to": direction, "bytes": size})
-            except Exception as error:  # noqa: BLE001  protects the transfer from leaves that object
-                guard.caught("jax transfer", error)
-            return call(span, original, x, *args, **kwargs)
-
-        transfer.cirron_original = original  # type: ignore[attr-defined]  # for snapshots' copies
-        return transfer
+    def _transfer(self, direction: str, original: Any, args: Any, kwargs: Any) -> Any:
+        span = None
+        if not self._lane.phases:  # else a function runs only to be traced
+            span = self._tell(begin_transfer, direction, args[0] if args else kwargs.get("x"))
+        return around(span, original, args, kwargs)
 
     # -- checkpoints ------------------------------------------------------------------------
 
     def _see_checkpoints(self) -> None:
         orbax = sys.modules["orbax.checkpoint"]
-        for kind in (
-            "CheckpointManager",
-            "Checkpointer",
-            "AsyncCheckpointer",
-            "StandardCheckpointer",
-        ):
+        for kind in CHECKPOINTERS:
             owner = getattr(orbax, kind, None)
-            for name, action in CHECKPOINTS.items():
+            for name, action in ACTIONS.items():
                 if owner is not None and name in vars(owner):
-                    self._patches.set(owner, name, make_checkpoint(vars(owner)[name], action))
+                    self._wrap(owner, name, functools.partial(self._checkpoint, action))
 
-
-def make_checkpoint(original: Any, action: str) -> Any:
-    @functools.wraps(original)
-    def checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def _checkpoint(self, action: str, original: Any, args: Any, kwargs: Any) -> Any:
         # A manager has checkpointers, and a thread that waits for them.
-        if "checkpoint" in hot.open_names() or is_orbax_thread():
-            return original(self, *args, **kwargs)
-        span = hot.begin("checkpoint", None, {"action": action, "by": type(self).__name__})
-        return call(span, original, self, *args, **kwargs)
-
-    return checkpoint
-
-
-def is_orbax_thread() -> bool:
-    return type(threading.current_thread()).__module__.startswith("orbax.")
+        is_orbax_thread = type(threading.current_thread()).__module__.startswith("orbax.")
+        if "checkpoint" in hot.open_names() or is_orbax_thread:
+            return original(*args, **kwargs)
+        attrs = {"action": action, "by": type(args[0]).__name__}
+        span = hot.begin("checkpoint", None, attrs, Tentative)
+        result = around(span, original, args, kwargs, end=lambda _: None)
+        (end_if_used if result is False else hot.close)(span)  # the first: it was not due
+        return result
 
 
-def call(span: hot.Span | None, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls the function, and ends the span with it."""
-    try:
-        result = function(*args, **kwargs)
-    except BaseException as error:  # passes on, with the span closed
-        if span is not None:
-            hot.fail(span, error)
-        raise
-    if span is not None:
-        if result is False:  # a checkpoint that was not due
-            hot.drop(span)
-        else:
-            hot.close(span)
-    return result
+def begin_transfer(direction: str, x: Any) -> hot.Span | None:
+    """Opens the span of a transfer, unless it is only traced."""
+    leaves = jax.tree_util.tree_leaves(x)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return None
+    size = sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
+    return hot.begin("transfer", None, {"to": direction, "bytes": size})
 
 
 # -- compiles --------------------------------------------------------------------------------

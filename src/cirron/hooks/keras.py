@@ -14,22 +14,20 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from _thread import _local, get_ident
+from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 import keras
 from keras.callbacks import Callback, CallbackList
 
 from cirron import errors, guard
-from cirron.hooks.engine import STEPS, Tentative, end_if_used
-from cirron.hooks.patch import Patches
+from cirron.hooks.engine import STEPS, Tentative, Training, Wrapper, around, end_if_used
 from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cirron.hooks import Snapshots
-    from cirron.settings import Settings
 
 # What the model's methods open; a fit opens its epochs.
 PASSES = {"fit": None, "evaluate": "evaluation", "predict": "prediction"}
@@ -42,254 +40,179 @@ SINGLES = {
 LOADER_ADAPTER = "keras.src.trainers.data_adapters.torch_data_loader_adapter"
 
 
-class ThisThread(_local):
-    """What is going on in a thread, innermost last: runs, and None for a batch alone."""
-
-    def __init__(self) -> None:
-        self.runs: list[Run | None] = []
-
-
-class KerasHook:
+class KerasHook(Wrapper):
     """Installs and removes the hooks."""
 
     name = "keras"
-
-    def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
-        self._snapshots = snapshots
-        self._patches = Patches()
-        self._this_thread = ThisThread()
-        self._is_on = False  # somebody may hold our functions after they are taken off
+    what = "keras hooks"
 
     def install(self) -> None:
         self.uninstall()
         self._is_on = True
-        put, model = self._patches.set, keras.Model
+        model, backend = keras.Model, keras.backend.backend()
         for name in PASSES:
-            put(model, name, self._make_pass(name, getattr(model, name)))
+            self._wrap_bound(model, name, self._call_pass)
         for name in SINGLES:
-            put(model, name, self._make_single(name, getattr(model, name)))
-        for name, (before, after) in EVENTS.items():
-            if before is Run.begin_batch and Run.fetches_first:
+            self._wrap_bound(model, name, self._call_single)
+        for name, events in EVENTS.items():
+            if events[0] is Run.begin_batch and Run.fetches_first:
                 continue  # it is open by then
-            put(CallbackList, name, self._make_event(getattr(CallbackList, name), before, after))
+            self._wrap(CallbackList, name, functools.partial(self._pass_on, *events), find_run)
         for name, flag in BATCH_ENDS.items():
-            put(CallbackList, name, self._make_batch_end(getattr(CallbackList, name), flag))
-        if keras.backend.backend() == "torch":  # on the others a step is compiled
-            optimizer = keras.optimizers.Optimizer
-            put(optimizer, "apply", self._make_apply(optimizer.apply))
-        if keras.backend.backend() == "tensorflow":
+            self._wrap(CallbackList, name, functools.partial(self._end_batch, flag), find_run)
+        if backend == "torch":  # on the others a step is compiled
+            self._wrap(keras.optimizers.Optimizer, "apply", self._make_apply())
+        if backend == "tensorflow":
             dataset = sys.modules["tensorflow"].data.Dataset
-            load = self._make_from_generator(dataset.from_generator)
-            put(dataset, "from_generator", staticmethod(load))
+            self._wrap_bound(dataset, "from_generator", self._from_generator)
             adapters = sys.modules.get(LOADER_ADAPTER)
             if adapters is not None:
-                adapter = adapters.TorchDataLoaderAdapter
-                put(adapter, "get_tf_dataset", self._make_first_look(adapter.get_tf_dataset))
+                self._wrap(adapters.TorchDataLoaderAdapter, "get_tf_dataset", look_at_batches)
 
     def uninstall(self) -> None:
         """Takes everything off. A run that goes on keeps its callback, which does nothing."""
         self._is_on = False
         self._patches.undo()
-        with guard.quiet("keras hooks"):
-            for run in reversed(self._this_thread.runs):
-                if run is not None:
-                    run.end()
+        with guard.quiet(self.what):
+            for training in reversed(self._runs.open):
+                training.end()
 
     # -- the model's methods ----------------------------------------------------------------
 
-    def _make_pass(self, name: str, original: Any) -> Any:
-        signature = inspect.signature(original)
+    def _wrap_bound(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """Has `call` given the arguments by their names, to change some."""
+        signature = inspect.signature(getattr(owner, name))
 
-        @functools.wraps(original)
-        def method(model: Any, *args: Any, **kwargs: Any) -> Any:
-            run = None
+        def bind(original: Any, args: Any, kwargs: Any) -> Any:
             try:
-                bound = signature.bind(model, *args, **kwargs)
+                bound = signature.bind(*args, **kwargs)
             except TypeError:
-                return original(model, *args, **kwargs)  # which says what is wrong
-            callbacks, runs = bound.arguments.get("callbacks"), self._this_thread.runs
-            if self._is_on and find_run(callbacks) is None:
-                with guard.quiet("keras hooks"):
-                    run = Run(self._snapshots)
-                    bound.arguments["callbacks"] = add_run(run, callbacks, model)
-                    run.begin(name, model, is_inner=any(one and one.is_open for one in runs))
-            if run is None:
-                return original(model, *args, **kwargs)
-            runs.append(run)
-            error: BaseException | None = None
-            try:
-                return original(*bound.args, **bound.kwargs)
-            except BaseException as caught:  # passes on, with the spans closed
-                error = caught
-                raise
-            finally:
-                with guard.quiet("keras hooks"):
-                    runs.remove(run)
-                    run.end(error)
-                    if isinstance(callbacks, CallbackList):
-                        callbacks.callbacks.remove(run)
+                return original(*args, **kwargs)  # which says what is wrong
+            return call(name, original, bound.args[0], bound)
 
-        return method
+        self._wrap(owner, name, bind)
 
-    def _make_single(self, name: str, original: Any) -> Any:
-        signature = inspect.signature(original)
+    def _call_pass(self, name: str, original: Any, model: Any, bound: Any) -> Any:
+        run, callbacks, runs = None, bound.arguments.get("callbacks"), self._runs.open
+        if find_run(callbacks) is None:
+            with guard.quiet(self.what):
+                is_inner = any(one.is_open for one in runs)
+                run = Run(self._snapshots)
+                runs.append(run.training)
+                bound.arguments["callbacks"] = add_run(run, callbacks, model)
+                run.begin(name, model, is_inner=is_inner)
 
-        @functools.wraps(original)
-        def method(model: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                bound = signature.bind(model, *args, **kwargs)
-            except TypeError:
-                return original(model, *args, **kwargs)  # which says what is wrong
-            if not self._is_on:
-                return original(model, *args, **kwargs)
-            is_training, has_values = name == "train_on_batch", name != "predict_on_batch"
-            # Only a dict tells which value is which. Keras makes a list of it in this way.
-            wants_list = has_values and not bound.arguments.get("return_dict")
-            flatten = getattr(model, "_flatten_metrics_in_order", None) if wants_list else None
-            if flatten is not None:
-                bound.arguments["return_dict"] = True
-            span = None
-            if not is_training or STEPS.isdisjoint(hot.open_names()):
-                span = hot.begin(SINGLES[name])
-                hot.own_loss(span)
-            self._this_thread.runs.append(None)
-            try:
-                result = values = original(*bound.args, **bound.kwargs)
-                if flatten is not None:
-                    result = flatten(values)
-            except BaseException as error:  # passes on, with the span closed
-                if span is not None:
-                    hot.fail(span, error)
-                raise
-            finally:
-                self._this_thread.runs.pop()
-            with guard.quiet("keras hooks"):
-                if has_values and isinstance(values, dict):
-                    mark_all(values, "point" if is_training else "summary")
-                if span is not None:
-                    hot.close(span)
-            return result
+        def end(run: Run, error: BaseException | None = None) -> None:
+            with guard.quiet(self.what):
+                runs.remove(run.training)
+                run.end(error)
+                if isinstance(callbacks, CallbackList):
+                    callbacks.callbacks.remove(run)
 
-        return method
+        return around(run, original, bound.args, bound.kwargs, end, end)
+
+    def _call_single(self, name: str, original: Any, model: Any, bound: Any) -> Any:
+        is_training, has_values = name == "train_on_batch", name != "predict_on_batch"
+        # Only a dict tells which value is which. Keras makes a list of it in this way.
+        wants_list = has_values and not bound.arguments.get("return_dict")
+        flatten = getattr(model, "_flatten_metrics_in_order", None) if wants_list else None
+        if flatten is not None:
+            bound.arguments["return_dict"] = True
+        span = None
+        if not is_training or STEPS.isdisjoint(hot.open_names()):
+            span = hot.begin(SINGLES[name])
+            hot.own_loss(span)
+
+        def call() -> Any:
+            values = original(*bound.args, **bound.kwargs)
+            if has_values and isinstance(values, dict):
+                mark_all(values, "point" if is_training else "summary")
+            return values if flatten is None else flatten(values)
+
+        self._runs.open.append(Training(self._snapshots))  # in which nothing is ever open
+        try:
+            return around(span, call, ())
+        finally:
+            self._runs.open.pop()
 
     # -- lists of callbacks -----------------------------------------------------------------
 
-    def _make_event(self, original: Any, before: Event | None, after: Event | None) -> Any:
-        @functools.wraps(original)
-        def event(callbacks: Any, *args: Any, **kwargs: Any) -> Any:
-            run = find_run(callbacks) if self._is_on else None
-            if before is not None:
-                self._tell(before, run, args)
-            result = original(callbacks, *args, **kwargs)
-            if after is not None:
-                self._tell(after, run, args)
-            return result
+    def _pass_on(
+        self, before: Any, after: Any, run: Run, original: Any, args: Any, kwargs: Any
+    ) -> Any:
+        self._tell(before, run, *args[1:])
+        result = original(*args, **kwargs)
+        self._tell(after, run, *args[1:])
+        return result
 
-        return event
-
-    def _make_batch_end(self, original: Any, flag: str) -> Any:
-        @functools.wraps(original)
-        def event(callbacks: Any, *args: Any, **kwargs: Any) -> Any:
-            run = find_run(callbacks) if self._is_on else None
-            if getattr(callbacks, flag, False):  # the values are a device's, and not waited for
-                self._tell(Run.end_batch, run, args)
-                result = original(callbacks, *args, **kwargs)
-            else:
-                result = original(callbacks, *args, **kwargs)
-                if run is not None:
-                    self._tell(Run.end_batch, run, (*args[:1], run.logs))
-            if Run.fetches_first:
-                self._tell(Run.await_batch, run, ())
-            return result
-
-        return event
-
-    def _tell(self, event: Event, run: Run | None, args: tuple[Any, ...]) -> None:
-        if run is not None and self._is_on:
-            try:
-                event(run, *args)
-            except Exception as error:  # noqa: BLE001  protects the training
-                guard.caught("keras hooks", error)
+    def _end_batch(self, flag: str, run: Run, original: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(args[0], flag, False):  # the values are a device's, and not waited for
+            self._tell(run.end_batch, *args[1:])
+            result = original(*args, **kwargs)
+        else:
+            result = original(*args, **kwargs)
+            self._tell(run.end_batch, *args[1:2], run.logs)
+        if run.fetches_first:
+            self._tell(run.await_batch)
+        return result
 
     # -- TensorFlow -------------------------------------------------------------------------
 
-    def _make_from_generator(self, original: Any) -> Any:
+    def _from_generator(self, name: str, original: Any, generator: Any, bound: Any) -> Any:
         """Has the torch hooks leave alone what a thread of TensorFlow's own loads.
 
         There, nothing of a fit is open: to them a DataLoader would be a loop by itself.
         """
+        over = object()
 
-        def loading(generator: Any) -> Any:
-            @functools.wraps(generator)
-            def load(*args: Any) -> Any:
-                items = iter(generator(*args))
-                while True:
-                    span = begin_tentatively("data_load") if self._is_on else None
-                    try:
-                        item = next(items)
-                    except StopIteration:
-                        return
-                    finally:
-                        if span is not None:
-                            end_if_used(span)
-                    yield item
+        def end(span: hot.Span, error: BaseException | None = None) -> None:
+            end_if_used(span)
 
-            return load
+        @functools.wraps(generator)
+        def load(*args: Any) -> Any:
+            items = iter(generator(*args))
+            while True:
+                span = hot.begin("data_load", None, None, Tentative) if self._is_on else None
+                item = around(span, next, (items, over), None, end, end)
+                if item is over:
+                    return
+                yield item
 
-        @functools.wraps(original)
-        def from_generator(generator: Any, *args: Any, **kwargs: Any) -> Any:
-            given = loading(generator) if callable(generator) else generator
-            return original(given, *args, **kwargs)
-
-        return from_generator
-
-    def _make_first_look(self, original: Any) -> Any:
-        """Keras looks at some batches to learn their shapes, between two batches of an epoch."""
-
-        @functools.wraps(original)
-        def get_tf_dataset(adapter: Any) -> Any:
-            if not self._is_on:
-                return original(adapter)
-            with hot.scope("data_load"):
-                return original(adapter)
-
-        return get_tf_dataset
+        if callable(generator):
+            bound.arguments["generator"] = load
+        return original(*bound.args, **bound.kwargs)
 
     # -- torch ------------------------------------------------------------------------------
 
-    def _make_apply(self, original: Any) -> Any:
+    def _make_apply(self) -> Any:
         """A Keras optimizer's step, of which the torch hooks know nothing."""
         from torch.compiler import is_dynamo_compiling
         from torch.optim import optimizer as optimizers
 
         from cirron.hooks.torch import TorchHook
 
-        @functools.wraps(original)
-        def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling() or hot.innermost().name == "optimizer_step" or not self._is_on:
-                return original(optimizer, *args, **kwargs)
-            ours = None
-            for listener in list(optimizers._global_optimizer_post_hooks.values()):
-                if isinstance(getattr(listener, "__self__", None), TorchHook):
-                    ours = listener
-            if ours is None:  # they are not wanted
-                return original(optimizer, *args, **kwargs)
-            span = hot.begin("optimizer_step")
-            try:
-                result = original(optimizer, *args, **kwargs)
-            except BaseException as error:  # passes on, with the span closed
-                hot.fail(span, error)
-                raise
-            hot.close(span)
-            if not self._this_thread.runs:  # a loop of the program's own, whose steps they count
-                ours(optimizer, (), {})
+        def apply(original: Any, args: Any, kwargs: Any) -> Any:
+            if is_dynamo_compiling() or hot.innermost().name == "optimizer_step":
+                return original(*args, **kwargs)
+            listeners = list(optimizers._global_optimizer_post_hooks.values())
+            ours = [one for one in listeners if isinstance(getattr(one, "__self__", 0), TorchHook)]
+            if not ours:  # they are not wanted
+                return original(*args, **kwargs)
+            result = around(hot.begin("optimizer_step"), original, args, kwargs)
+            if not self._runs.open:  # a loop of the program's own, whose steps they count
+                ours[-1](args[0], (), {})
             return result
 
         return apply
 
 
+def look_at_batches(original: Any, args: Any, kwargs: Any) -> Any:
+    """Keras looks at some batches to learn their shapes, between two batches of an epoch."""
+    return around(hot.begin("data_load"), original, args, kwargs)
+
+
 class Run(Callback):  # type: ignore[misc]  # untyped
-    """What one call of `fit`, `evaluate` or `predict` has open."""
+    """Tells the spans of one call of `fit`, `evaluate` or `predict` what Keras does."""
 
     async_safe = True  # it only keeps what it is given: Keras need not wait for its sake
     fetches_first = keras.backend.backend() == "torch"  # before it says that a batch begins
@@ -297,16 +220,11 @@ class Run(Callback):  # type: ignore[misc]  # untyped
     def __init__(self, snapshots: Snapshots) -> None:
         super().__init__()
         self.logs: Mapping[str, Any] | None = None  # the last that Keras made plain
+        self.training = Training(snapshots, step_name="batch", rest="build", marks_loss=True)
         self._snapshots = snapshots
         self._thread = get_ident()
-        self._setup: hot.Span | None = None
         self._is_fit = False
-        self._inner: hot.Span | None = None  # a fit inside another run
-        self._epoch: hot.Span | None = None  # None also where the program has opened one itself
         self._aside: hot.Span | None = None  # an evaluation, a prediction
-        self._batch: hot.Span | None = None
-        self._makes_batches = False
-        self._has_begun = False  # the batch, not only the wait for its data
         self._index = 0  # of the batch that has begun, or will
 
     # -- what Keras tells: values -----------------------------------------------------------
@@ -323,51 +241,28 @@ class Run(Callback):  # type: ignore[misc]  # untyped
     # -- the run ----------------------------------------------------------------------------
 
     def begin(self, method: str, model: Any, *, is_inner: bool) -> None:
-        aside = PASSES[method]
+        training, aside = self.training, PASSES[method]
         self._is_fit = aside is None
+        training.is_inner = is_inner
         if aside is not None:
-            self._aside = hot.begin(aside)
+            self._aside = training.begin_aside(aside)
         elif is_inner:  # its epochs are no epochs of the training that it is a part of
-            self._inner = hot.begin("fit", None, {"model": model.name})
-        if aside is not None or is_inner or STEPS.isdisjoint(hot.open_names()):
-            # Keras may look at a batch to build the model. While it does, the torch hooks see a
-            # batch that is somebody's, and make none.
-            self._setup = begin_tentatively("batch")
-
-    @property
-    def is_open(self) -> bool:
-        spans = (self._setup, self._inner, self._epoch, self._aside, self._batch)
-        return any(span is not None for span in spans)
+            training.begin_aside("fit", model=model.name)
+        # Keras may look at a batch to build the model. While it does, the torch hooks see a batch
+        # that is somebody's, and make none.
+        training.makes_steps = training.is_open or STEPS.isdisjoint(hot.open_names())
+        training.await_step(None)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Closes what is open: the run is over, or has failed."""
-        if error is None:
-            self.end_setup()
-            self.leave_batch()
-        elif self._setup is not None:
-            self._setup.name = "build"
-        for span in (self._setup, self._batch, self._aside, self._epoch, self._inner):
-            if span is not None:
-                if error is not None:
-                    hot.fail(span, error)
-                hot.close(span)
-        self._setup = self._batch = self._aside = self._epoch = self._inner = None
-
-    def end_setup(self, *_: Any) -> None:
-        setup, self._setup = self._setup, None
-        if setup is not None:
-            setup.name = "build"
-            end_if_used(setup)
+        step = self.training.step
+        if error is not None and step is not None and step.index is None:
+            step.name = self.training.rest
+        self.training.end(error)
 
     # -- epochs -----------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int, *_: Any) -> None:
-        self.end_setup()
-        names = hot.open_names(but=self._epoch)
-        self._makes_batches = self._inner is not None or STEPS.isdisjoint(names)
-        if self._makes_batches and self._inner is None and "epoch" not in names:
-            self._epoch = hot.begin("epoch", epoch)
-            self._snapshots.expect(self.model)
+        self.training.begin_epoch(epoch, self.model)
         self._index = 0
 
     def end_epoch(self, *_: Any) -> None:
@@ -375,59 +270,50 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         span = hot.innermost()
         while span.name != "epoch" and span.parent is not span:
             span = span.parent
-        if span.name == "epoch" and self._inner is None:
+        if span.name == "epoch" and not self.training.is_inner:
             with guard.quiet("keras hooks"):  # the epoch ends all the same
                 self._snapshots.take(span, self.model)
-        if self._epoch is not None:
-            hot.close(self._epoch)
-            self._epoch = None
+        self.training.end_epoch()
 
     # -- evaluations and predictions --------------------------------------------------------
 
     def begin_aside(self, *_: Any) -> None:
-        self.end_setup()
         self.leave_batch()
         if self._aside is None:  # inside a fit
-            self._aside = hot.begin("evaluation")
-        self._makes_batches = True
+            self._aside = self.training.begin_aside("evaluation")
+        self.training.makes_steps = True
         self._index = 0
-
-    def end_evaluation(self, *_: Any) -> None:
-        mark_all(self.logs, "summary")
-        self.end_aside()
 
     def end_aside(self, *_: Any) -> None:
         aside, self._aside = self._aside, None
         if aside is not None:
-            hot.close(aside)
+            if aside.name == "evaluation":
+                mark_all(self.logs, "summary")
+            self.training.end_aside(aside)
 
     # -- batches ----------------------------------------------------------------------------
 
     def await_batch(self, *_: Any) -> None:
         """Opens the next batch, where its data is fetched before it begins."""
-        if self.fetches_first and self._makes_batches and self._batch is None:
-            self._batch = begin_tentatively("batch", self._index)
+        if self.fetches_first:
+            self.training.await_step(self._index)
 
     def begin_batch(self, index: int, *_: Any) -> None:
         self._index = index
-        self._has_begun = True
-        if self._batch is not None:
-            self._batch.index = index
-        elif self._makes_batches:
-            self._batch = begin_tentatively("batch", index)
+        self.training.await_step(index)
 
     def end_batch(self, last: int, logs: Mapping[str, Any] | None = None, *_: Any) -> None:
-        if not self._has_begun and not self.fetches_first:
+        training, batch = self.training, self.training.step
+        if training.makes_steps and batch is None:  # it has not begun
             return
         if self._aside is None or self._aside.name != "prediction":
             mark_all(logs, "point")
-        batch, self._batch, self._has_begun = self._batch, None, False
-        if batch is not None:
-            if last > self._index:
-                steps = min(last + 1, self._step_count() or last + 1) - self._index
-                if steps > 1:
-                    batch.set(steps=steps)
-            hot.close(batch)
+        if batch is not None and last > self._index:
+            steps = min(last + 1, self._step_count() or last + 1) - self._index
+            if steps > 1:
+                batch.set(steps=steps)
+        training.begin_step(self._index)
+        training.end_step()
         self._index = last + 1
 
     def _step_count(self) -> int | None:
@@ -438,25 +324,20 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         return (self.params or {}).get("steps")
 
     def leave_batch(self, *_: Any) -> None:
-        """There was no more data: the batch that was awaited is none, though it may have begun."""
-        batch, self._batch, self._has_begun = self._batch, None, False
-        if batch is not None:
-            batch.name, batch.index = "data_load", None
-            end_if_used(batch)
+        """What was opened is no batch: Keras is ready to begin, or there was no more data."""
+        self.training.end_step()
+        self.training.rest = "data_load"
 
-
-if TYPE_CHECKING:
-    Event = Callable[..., None]
 
 # Methods of a list of callbacks: what a run is told before they are called, and after.
-EVENTS: dict[str, tuple[Event | None, Event | None]] = {
-    "on_train_begin": (Run.end_setup, None),
+EVENTS: dict[str, tuple[Any, Any]] = {
+    "on_train_begin": (Run.leave_batch, None),
     "on_epoch_begin": (Run.begin_epoch, Run.await_batch),
     "on_epoch_end": (Run.leave_batch, Run.end_epoch),
     "on_train_batch_begin": (Run.begin_batch, None),
     "on_test_begin": (Run.begin_aside, Run.await_batch),
     "on_test_batch_begin": (Run.begin_batch, None),
-    "on_test_end": (Run.leave_batch, Run.end_evaluation),
+    "on_test_end": (Run.leave_batch, Run.end_aside),
     "on_predict_begin": (Run.begin_aside, Run.await_batch),
     "on_predict_batch_begin": (Run.begin_batch, None),
     "on_predict_end": (Run.leave_batch, Run.end_aside),
@@ -493,13 +374,6 @@ def find_run(callbacks: Any) -> Run | None:
             if type(one) is Run:
                 return one
     return None
-
-
-def begin_tentatively(name: str, index: int | None = None) -> hot.Span:
-    """As `hot.begin`. Keras marks the loss of a batch itself."""
-    span = hot.begin(name, index, None, Tentative)
-    hot.own_loss(span)
-    return span
 
 
 def mark_all(logs: Mapping[str, Any] | None, kind: str) -> None:

@@ -11,223 +11,139 @@ Runs on the user's threads. Loaded after one of the two is.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from cirron import guard
-from cirron.hooks.patch import Patches
-from cirron.hooks.training import Runs, Training, in_run
+from cirron.hooks.engine import Tentative, Training, Wrapper, around, end_if_used
 from cirron.record import hot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cirron.hooks import Snapshots
     from cirron.settings import Settings
 
-LOGGER = "connectors.logger_connector"
 
-
-class LightningHook:
+class LightningHook(Wrapper):
     """Installs and removes the hooks."""
 
     name = "lightning"
     package = "lightning.pytorch"
+    what = "lightning hooks"
 
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
-        self._snapshots = snapshots
-        self._patches = Patches()
-        self._tellers: WeakKeyDictionary[Any, Teller] = WeakKeyDictionary()  # by Trainer
-        self._runs = Runs()
+        super().__init__(settings, snapshots)
+        self._fits: WeakKeyDictionary[Any, Fit] = WeakKeyDictionary()  # by Trainer
         self._late_step: hot.Span | None = None  # of an optimizer, the last that began late
-        self._is_on = False  # somebody may hold our functions after they are taken off
 
     def install(self) -> None:
         self.uninstall()
         self._is_on = True
-        for module, owner, name, make in (
-            ("trainer", "Trainer", "save_checkpoint", self._make_save),
-            ("loops", "_FitLoop", "run", self._make_fit),
-            ("loops", "_FitLoop", "setup_data", self._make_setup_data),
-            ("loops", "_FitLoop", "on_advance_end", self._make_epoch_end),
-            ("loops", "_TrainingEpochLoop", "advance", self._make_advance),
-            ("loops", "_EvaluationLoop", "run", self._make_evaluation),
-            ("loops", "_PredictionLoop", "run", self._make_evaluation),
-            ("loops.optimization.automatic", "Closure", "__call__", self._make_closure),
-            ("trainer.call", "", "_call_callback_hooks", self._make_events),
-            (f"trainer.{LOGGER}", "_LoggerConnector", "log_metrics", self._make_log),
+        find, logger = self._find, "trainer.connectors.logger_connector"
+        for module, owner, name, call, of in (
+            ("trainer", "Trainer", "save_checkpoint", self._save, find),
+            ("loops", "_FitLoop", "run", self._fit, find),
+            ("loops", "_FitLoop", "setup_data", self._set_up_data, find),
+            ("loops", "_FitLoop", "on_advance_end", self._end_epoch, find),
+            ("loops", "_TrainingEpochLoop", "advance", self._advance, find),
+            ("loops", "_EvaluationLoop", "run", self._evaluate, find),
+            ("loops", "_PredictionLoop", "run", self._evaluate, find),
+            ("loops.optimization.automatic", "Closure", "__call__", self._call_closure, None),
+            ("trainer.call", "", "_call_callback_hooks", self._tell_callbacks, None),
+            (logger, "_LoggerConnector", "log_metrics", self._log, find),
         ):
-            with guard.quiet("lightning hooks"):
+            with guard.quiet(self.what):
                 found = importlib.import_module(f"{self.package}.{module}")
-                kind = getattr(found, owner) if owner else found
-                original = kind.__dict__[name]
-                self._patches.set(kind, name, functools.wraps(original)(make(original)))
+                self._wrap(getattr(found, owner) if owner else found, name, call, of)
 
     def uninstall(self) -> None:
         """Takes everything off, and closes what is open."""
         self._is_on = False
         self._patches.undo()
-        with guard.quiet("lightning hooks"):
-            trainings = [teller.training for teller in list(self._tellers.values())]
-            for training in (*reversed(self._runs.open), *trainings):
+        with guard.quiet(self.what):
+            for training in (*reversed(self._runs.open), *self._fits.values()):
                 training.end()
-        self._tellers.clear()
+        self._fits.clear()
 
-    def _find(self, trainer: Any) -> Teller | None:
-        """What is known of the Trainer; it may be older than we."""
-        if not self._is_on:
-            return None
-        try:
-            teller = self._tellers.get(trainer)
-            if teller is None:
-                teller = self._tellers[trainer] = Teller(Training(self._snapshots))
-        except Exception as error:  # noqa: BLE001  protects a Trainer that is like no other
-            guard.caught("lightning hooks", error)
-            return None
-        return teller
+    def _find(self, owner: Any) -> Fit:
+        """What is open in a Trainer, or in that of a loop. It may be older than the hooks."""
+        trainer = getattr(owner, "trainer", owner)
+        fit = self._fits.get(trainer)
+        if fit is None:
+            fit = self._fits[trainer] = Fit(self._snapshots)
+        return fit
 
-    def _training_of(self, trainer: Any) -> Training | None:
-        teller = self._find(trainer)
-        return None if teller is None else teller.training
-
-    # -- what callbacks are told ------------------------------------------------------------
-
-    def _make_events(self, original: Any) -> Any:
-        def _call_callback_hooks(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
-            event = EVENTS.get(hook_name)
-            teller = None if event is None else self._find(trainer)
-            if event is not None and teller is not None:
-                try:
-                    event(teller, teller.training, trainer)
-                except Exception as error:  # noqa: BLE001  protects the Trainer
-                    guard.caught("lightning hooks", error)
-            return original(trainer, hook_name, *args, **kwargs)
-
-        return _call_callback_hooks
+    def _tell_callbacks(self, original: Any, args: Any, kwargs: Any) -> Any:
+        event = EVENTS.get(args[1]) if len(args) > 1 else None
+        fit = None if event is None else self._tell(self._find, args[0])
+        if event is not None and fit is not None:
+            self._tell(event, fit, args[0])
+        return original(*args, **kwargs)
 
     # -- methods ----------------------------------------------------------------------------
 
-    def _make_fit(self, original: Any) -> Any:
-        def run(loop: Any, *args: Any, **kwargs: Any) -> Any:
-            trainer = loop.trainer
-            before = self._find(trainer)
-            if before is None:
-                return original(loop, *args, **kwargs)
-            # A run of its own, also if the same Trainer is in the middle of one: its tuner is used
-            # in callbacks.
-            training = Training(self._snapshots)
-            self._tellers[trainer] = Teller(training)
-            try:
-                model = getattr(trainer, "lightning_module", None)
-                return in_run(self._runs, training, model, original, loop, *args, **kwargs)
-            finally:
-                if self._is_on:
-                    self._tellers[trainer] = before
+    def _fit(self, before: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+        trainer = args[0].trainer
+        # A run of its own, also if the same Trainer is in the middle of one: its tuner is used in
+        # callbacks.
+        fit = self._fits[trainer] = Fit(self._snapshots)
+        model = getattr(trainer, "lightning_module", None)
+        try:
+            return self._runs.call(fit, model, original, args, kwargs)
+        finally:
+            if self._is_on:
+                self._fits[trainer] = before
 
-        return run
-
-    def _make_setup_data(self, original: Any) -> Any:
+    def _set_up_data(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
         """The loaders are made; one without a length is asked for a batch before the epoch is."""
+        before = args[0]._data_fetcher
 
-        def setup_data(loop: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._training_of(loop.trainer) is None:
-                return original(loop, *args, **kwargs)
-            before = loop._data_fetcher
-            span = hot.begin("data_setup")
-            try:
-                result = original(loop, *args, **kwargs)
-            except BaseException as error:  # passes on, with the span closed
-                hot.fail(span, error)
-                raise
+        def end(span: hot.Span) -> None:
             # Called before each epoch, and mostly for nothing.
-            (hot.drop if loop._data_fetcher is before else hot.close)(span)
-            return result
+            (end_if_used if args[0]._data_fetcher is before else hot.close)(span)
 
-        return setup_data
+        return around(hot.begin("data_setup", None, None, Tentative), original, args, kwargs, end)
 
-    def _make_epoch_end(self, original: Any) -> Any:
-        def on_advance_end(loop: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(loop, *args, **kwargs)
-            training = self._training_of(loop.trainer)
-            if training is not None:
-                with guard.quiet("lightning hooks"):
-                    training.end_epoch()
-            return result
+    def _end_epoch(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        self._tell(fit.end_epoch)
+        return result
 
-        return on_advance_end
+    def _advance(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+        self._tell(fit.await_batch, args[0].trainer)
+        try:
+            return original(*args, **kwargs)
+        except StopIteration:  # there is no more data, or the module wants no more of it
+            fit.skip_step()
+            raise
 
-    def _make_advance(self, original: Any) -> Any:
-        def advance(loop: Any, *args: Any, **kwargs: Any) -> Any:
-            teller = self._find(loop.trainer)
-            if teller is None:
-                return original(loop, *args, **kwargs)
-            teller.await_step(loop.trainer)
-            try:
-                return original(loop, *args, **kwargs)
-            except StopIteration:  # there is no more data, or the module wants no more of it
-                teller.training.skip_step()
-                raise
+    def _evaluate(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+        trainer = args[0].trainer
+        name = "prediction" if trainer.predicting else "evaluation"
+        stage = getattr(trainer.state.stage, "value", None)
+        return fit.call_aside(name, {"stage": stage}, original, args, kwargs)
 
-        return advance
+    def _save(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+        attrs = {"global_step": args[0].global_step}
+        return fit.call_aside("checkpoint", attrs, original, args, kwargs)
 
-    def _make_evaluation(self, original: Any) -> Any:
-        def run(loop: Any, *args: Any, **kwargs: Any) -> Any:
-            trainer = loop.trainer
-            training = self._training_of(trainer)
-            if training is None:
-                return original(loop, *args, **kwargs)
-            stage = getattr(trainer.state.stage, "value", None)
-            name = "prediction" if trainer.predicting else "evaluation"
-            return in_aside(training, name, {"stage": stage}, original, loop, *args, **kwargs)
+    def _log(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+        metrics = args[1] if len(args) > 1 else kwargs.get("metrics")
+        # Between batches these are the values of all of them.
+        is_batch = getattr(args[0], "_first_loop_iter", None) is not None
+        self._tell(fit.log, metrics, (), is_batch)
+        return original(*args, **kwargs)
 
-        return run
-
-    def _make_save(self, original: Any) -> Any:
-        def save_checkpoint(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            training = self._training_of(trainer)
-            if training is None:
-                return original(trainer, *args, **kwargs)
-            attrs = {"global_step": trainer.global_step}
-            return in_aside(training, "checkpoint", attrs, original, trainer, *args, **kwargs)
-
-        return save_checkpoint
-
-    def _make_closure(self, original: Any) -> Any:
+    def _call_closure(self, original: Any, args: Any, kwargs: Any) -> Any:
         """Lightning has its optimizer call forward and backward: the optimizer's step is after."""
-
-        def __call__(closure: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            span = hot.innermost()
-            # Called again by the same step, as LBFGS does: that belongs to it.
-            if not self._is_on or span.name != "optimizer_step" or span is self._late_step:
-                return original(closure, *args, **kwargs)
-            self._late_step = span
-            hot.enter_context(span.parent)
-            try:
-                result = original(closure, *args, **kwargs)
-            except BaseException:  # passes on: it never came to the optimizer's own part
-                hot.drop(span)
-                raise
-            hot.enter_context(span)
-            span.start = hot.now()
-            if hot.device_clock is not None:
-                hot.device_clock.start(span)
-            return result
-
-        return __call__
-
-    def _make_log(self, original: Any) -> Any:
-        def log_metrics(connector: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
-            training = self._training_of(connector.trainer)
-            if training is not None:
-                with guard.quiet("lightning hooks"):
-                    # Between batches these are the values of all of them.
-                    is_batch = getattr(connector, "_first_loop_iter", None) is not None
-                    training.log(metrics, is_point=is_batch)
-            return original(connector, metrics, *args, **kwargs)
-
-        return log_metrics
+        span = hot.innermost()
+        # Called again by the same step, as LBFGS does: that belongs to it.
+        if span.name != "optimizer_step" or span is self._late_step:
+            return original(*args, **kwargs)
+        self._late_step = span
+        hot.enter_context(span.parent)
+        # If it fails, the optimizer's own part was never reached.
+        return around(span, original, args, kwargs, begin_now, drop)
 
 
 class PytorchLightningHook(LightningHook):
@@ -237,77 +153,59 @@ class PytorchLightningHook(LightningHook):
     package = "pytorch_lightning"
 
 
-def in_aside(
-    training: Training, name: str, attrs: dict[str, Any], original: Any, *args: Any, **kwargs: Any
-) -> Any:
-    span = None
-    with guard.quiet("lightning hooks"):
-        span = training.begin_aside(name, **attrs)
-    if span is None:
-        return original(*args, **kwargs)
-    try:
-        result = original(*args, **kwargs)
-    except BaseException as error:  # passes on, with the span closed
-        training.end_aside(span, error)
-        raise
-    training.end_aside(span)
-    return result
+def begin_now(span: hot.Span) -> None:
+    """Has an open span begin anew."""
+    hot.enter_context(span)
+    span.start = hot.now()
+    if hot.device_clock is not None:
+        hot.device_clock.start(span)
 
 
-class Teller:
-    """Tells the spans of a Trainer what it does."""
+def drop(span: hot.Span, error: BaseException) -> None:
+    hot.drop(span)
 
-    def __init__(self, training: Training) -> None:
-        self.training = training
-        self._step_index = 0
-        self._steps_before = 0  # that the optimizers had made when the step began
 
-    def on_train_start(self, training: Training, trainer: Any) -> None:
-        self._step_index = 0
+class Fit(Training):
+    """The spans of a Trainer, which tells what it does."""
+
+    _index = 0  # of the step in its epoch
+    _steps_before = 0  # of optimizers, when the step began
+
+    def on_train_start(self, trainer: Any) -> None:
+        self._index = 0
         if getattr(trainer.fit_loop, "restarted_mid_epoch", False):
             # Resumed inside an epoch, of which Lightning does not say that it begins.
             batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-            self._step_index = batches // trainer.accumulate_grad_batches
-            training.begin_epoch(trainer.current_epoch, trainer.lightning_module)
+            self._index = batches // trainer.accumulate_grad_batches
+            self.begin_epoch(trainer.current_epoch, trainer.lightning_module)
 
-    def on_train_epoch_start(self, training: Training, trainer: Any) -> None:
-        self._step_index = 0
-        training.begin_epoch(trainer.current_epoch, trainer.lightning_module)
-        self.await_step(trainer)
+    def on_train_epoch_start(self, trainer: Any) -> None:
+        self._index = 0
+        self.begin_epoch(trainer.current_epoch, trainer.lightning_module)
+        self.await_batch(trainer)
 
-    def on_train_batch_start(self, training: Training, trainer: Any) -> None:
-        training.begin_step(self._step_index)
+    def on_train_batch_start(self, trainer: Any) -> None:
+        self.begin_step(self._index)
 
-    def on_train_batch_end(self, training: Training, trainer: Any) -> None:
-        if trainer.global_step != self._steps_before:
-            training.finish_step()
-            self._step_index += 1
+    def on_train_batch_end(self, trainer: Any) -> None:
+        steps = trainer.global_step
+        if steps != self._steps_before:
+            # Several optimizers may have stepped: it is known only now which step this was.
+            self.finish_step(global_step=steps)
+            self._index += 1
         if trainer.is_last_batch:
             # A validation that follows clears the gradients.
-            training.take_snapshot(trainer.lightning_module)
+            self.take_snapshot(trainer.lightning_module)
 
-    def on_train_epoch_end(self, training: Training, trainer: Any) -> None:
-        training.finish_epoch()
-        training.take_snapshot(trainer.lightning_module)
+    def on_train_epoch_end(self, trainer: Any) -> None:
+        self.finish_epoch()
+        self.take_snapshot(trainer.lightning_module)
 
-    def await_step(self, trainer: Any) -> None:
+    def await_batch(self, trainer: Any) -> None:
         """A batch is about to be fetched."""
-        training = self.training
-        try:
-            if not training.is_stepping:  # else gradients are being accumulated
-                self._steps_before = trainer.global_step
-                training.await_step(self._step_index, global_step=self._steps_before + 1)
-        except Exception as error:  # noqa: BLE001  protects the Trainer
-            guard.caught("lightning hooks", error)
+        if not self.is_stepping:  # else gradients are being accumulated
+            self._steps_before = trainer.global_step
+            self.await_step(self._index, global_step=self._steps_before + 1)
 
 
-EVENTS: dict[str, Callable[[Teller, Training, Any], None]] = {
-    event.__name__: event
-    for event in (
-        Teller.on_train_start,
-        Teller.on_train_epoch_start,
-        Teller.on_train_batch_start,
-        Teller.on_train_batch_end,
-        Teller.on_train_epoch_end,
-    )
-}
+EVENTS = {name: event for name, event in vars(Fit).items() if name.startswith("on_")}

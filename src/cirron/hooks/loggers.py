@@ -3,7 +3,8 @@
 A table of loggers: the method that takes the values, and a function with the same parameters that
 reads them. The logger gets what it was given and returns what it returns. Only scalars are marked,
 on the innermost open span, with the step that was logged. Values that the program or another hook
-marks itself are not marked again, nor are those that go to a second logger.
+marks itself are not marked again, nor are those that go to a second logger. A call that takes long
+is a `logging` span.
 
 Runs on the user's threads. No logger is imported here: each is hooked when the program imports it.
 """
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from _thread import _local
+import threading
+from _thread import _local, get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import guard
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     Read: TypeAlias = Callable[..., Values]  # gets the arguments of a call
 
 MAX_VALUES = 1_000  # of one call; the rest is left out
+# A shorter call is no span: a writer that queues what it is given takes a tenth of this.
+LONG_NS = 100_000
 
 # Where a framework gives what it logs to its own trackers: if it is hooked, that is marked already.
 TELLERS = {
@@ -122,7 +126,12 @@ class LoggersHook:
             this_thread.is_logging = True
             try:
                 self._mark(logger, read, args[first:], kwargs)
-                return original(*args, **kwargs)
+                began = hot.now()
+                result = original(*args, **kwargs)
+                if (ended := hot.now()) - began >= LONG_NS:
+                    with guard.quiet("loggers"):
+                        add_span(logger.name, began, ended)
+                return result
             finally:
                 this_thread.is_logging = False
 
@@ -161,6 +170,16 @@ def mark(span: hot.Span, logger: str, name: Any, given: Any, step: Any) -> None:
     names = getattr(span, "marked", NO_NAMES)
     if name in names:
         names[name] = logger
+
+
+def add_span(logger: str, began: int, ended: int) -> None:
+    """Records a call that is over, unless it was on a thread that nothing waits for."""
+    if hot.innermost() is hot.root and get_ident() != threading.main_thread().ident:
+        return
+    span = hot.begin("logging", None, {"logger": logger}, at=began)
+    if hot.device_clock is not None:
+        hot.device_clock.drop(span)  # what it would measure is over
+    hot.close(span, ended)
 
 
 def is_passed_on(caller: FrameType | None, hooked: list[str]) -> bool:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cirron import errors, guard
 from cirron.hooks import boosters
+from cirron.hooks.engine import around
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
@@ -266,26 +267,16 @@ def _reduce(estimator: Any, kind: type[Traced], protocol: Any) -> Any:
     return functools.partial(made[0]), *made[1:]
 
 
-def _copy(estimator: Any, kind: type[Traced]) -> Any:
+def _copy(estimator: Any, kind: type[Traced], *memo: Any) -> Any:
     with _plain(estimator, kind):
-        copied = copy.copy(estimator)
-    return _traced_again(copied, kind)
-
-
-def _deepcopy(estimator: Any, kind: type[Traced], memo: Any) -> Any:
-    with _plain(estimator, kind):
-        copied = copy.deepcopy(estimator, memo)
-    return _traced_again(copied, kind)
-
-
-def _traced_again(copied: Any, kind: type[Traced]) -> Any:
+        copied = copy.deepcopy(estimator, *memo) if memo else copy.copy(estimator)
     if type(copied) is kind._cirron_plain:
         set_class(copied, kind)
     return copied
 
 
 # Each is given the traced class, since another thread may have the object plain just now.
-SAVING = {"__reduce_ex__": _reduce, "__copy__": _copy, "__deepcopy__": _deepcopy}
+SAVING = {"__reduce_ex__": _reduce, "__copy__": _copy, "__deepcopy__": _copy}
 
 
 # -- searches ----------------------------------------------------------------------------------
@@ -351,12 +342,8 @@ def _traced_search(original: Callable[..., Any]) -> Callable[..., Any]:
             with guard.quiet("ci.wrap"):
                 count = _fold_count(self, evaluate_candidates)
                 call.folds = Folds(type(self.estimator), candidates, done, count)
-            try:
-                results = evaluate_candidates(candidates, *args, **kwargs)
-            except BaseException as error:  # goes on; the spans that are open are told of it
-                _end_folds(call, error)
-                raise
-            _end_folds(call)
+            given = (candidates, *args)
+            results = around(call, evaluate_candidates, given, kwargs, _end_folds, _end_folds)
             with guard.quiet("ci.wrap"):
                 _mark_scores(results, done)
             done += len(candidates)

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     class DeviceClock(Protocol):
         """Measures what a device does during a span. None of its methods waits, or raises."""
 
-        def start(self, span: Span) -> None: ...
+        def start(self, span: Span) -> bool:
+            """False: this one is not measured, and need not be stopped."""
 
         def stop(self, span: Span) -> None:
             """Adds to the attributes what is known, and `value.Deferred` for what is not yet."""
@@ -55,8 +56,14 @@ if TYPE_CHECKING:
         def drop(self, span: Span) -> None:
             """Forgets a span that leaves no record."""
 
+        def settle(self) -> None:
+            """Makes sure that what was given becomes known, though nothing may follow."""
+
         def copy(self, scalar: Any) -> value.Deferred | None:
             """The scalar's value, as it is now, if it is this device's."""
+
+        def keep(self, scalar: Any) -> value.Deferred | None:
+            """The same of a scalar that nobody will change, without a copy."""
 
 
 MAX_DEPTH = 64
@@ -73,6 +80,7 @@ _current: ContextVar[Span | None] = ContextVar("cirron_span", default=None)
 _get = _current.get
 _set = _current.set
 _reset = _current.reset
+current = _get  # of the calling context: the innermost span, which may have ended; None: the root
 
 ring: deque[Record] = deque(maxlen=IDLE_RING)
 append: Callable[[Record], None] = ring.append
@@ -88,7 +96,7 @@ at_epoch_end: Callable[[Span], None] | None = None  # called while the epoch is 
 device_clock: DeviceClock | None = None
 # The losses that hooks have seen in steps that are open, with their times; None: the program or
 # its framework marks the step's loss itself.
-losses: dict[Span, list[tuple[Any, int]] | None] = {}
+losses: dict[Span, tuple[tuple[Any, int], ...] | None] = {}
 watches_losses = False
 keeps_names = False  # whether a span keeps the names of its marks
 span_type: type[Span]  # what `scope` makes; set below
@@ -641,11 +649,15 @@ def keep_names(is_on: bool) -> None:
 
 
 def begin(
-    name: str, index: int | None = None, attrs: Attrs = None, kind: type[OwnSpan] = OwnSpan
+    name: str,
+    index: int | None = None,
+    attrs: Attrs = None,
+    kind: type[OwnSpan] = OwnSpan,
+    at: int = 0,
 ) -> Span:
-    """`scope(...).__enter__()` in one call, for loops and hooks: a call makes a tenth of an
-    iteration, and between calls of native code, with nothing of ours in the processor's caches, it
-    costs several times as much.
+    """`scope(...).__enter__()` in one call, for loops and hooks, now or `at` a time: a call makes a
+    tenth of an iteration, and between calls of native code, with nothing of ours in the processor's
+    caches, it costs several times as much.
     """
     span = kind()
     span.name = name
@@ -664,7 +676,7 @@ def begin(
     span.sequence = next(sequence)
     span.token = _set(span)
     span.end = 0
-    span.start = now()
+    span.start = at or now()
     opened.add(span)
     if device_clock is not None:
         device_clock.start(span)
@@ -716,6 +728,78 @@ def fail(span: Span, error: BaseException) -> None:
         close(span)
 
 
+def within(
+    parent: Span,
+    name: str,
+    attrs: Settled | None,
+    kind: type[OwnSpan],
+    at: int,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fail: Callable[[Span, BaseException], None] = fail,
+) -> Any:
+    """Calls a function inside a span, now or `at` a time, under the one that is current and open.
+
+    `begin` and `close` in place, for what every step does.
+    """
+    span = kind()
+    span.name = name
+    span.index = None
+    span.attrs = attrs
+    span.parent = parent
+    span.depth = parent.depth + 1
+    thread = span.thread = parent.thread
+    number = span.sequence = next(sequence)
+    span.token = _set(span)
+    span.end = 0
+    start = span.start = at or now()
+    opened.add(span)
+    is_measured = device_clock is not None and device_clock.start(span)
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as error:  # passes on, with the span closed
+        fail(span, error)
+        raise
+    if span.end or span.attrs is not attrs or is_measured or _get() is not span:
+        close(span)
+        return result
+    span.end = end = now()
+    _set(parent)
+    append((number, parent.sequence, name, None, attrs, start, end, thread))
+    opened.discard(span)
+    return result
+
+
+def follow(span: Span, index: int) -> Span:
+    """Ends a span, and begins another one of its kind in its place, at the same time."""
+    parent = span.parent
+    kind: Any = span.__class__
+    if span.attrs is not None or parent.end or device_clock is not None or _get() is not span:
+        at = now()
+        close(span, at)
+        return begin(span.name, index, None, kind, at)
+    if losses and span in losses:
+        mark_losses(span)
+    following: Span = kind()
+    name = following.name = span.name
+    following.index = index
+    following.attrs = None
+    following.parent = parent
+    following.depth = span.depth
+    thread = following.thread = span.thread
+    number = span.sequence
+    following.sequence = next(sequence)
+    following.token = span.token  # what was current before both
+    following.end = 0
+    _set(following)
+    span.end = at = following.start = now()
+    append((number, parent.sequence, name, span.index, None, span.start, at, thread))
+    opened.add(following)
+    opened.discard(span)
+    return following
+
+
 def drop(span: Span) -> None:
     """Ends a span without a record: what it was opened for did not come about."""
     global undone
@@ -742,13 +826,6 @@ def own_loss(span: Span) -> None:
         span = span.parent
     if span.name in STEPS and watches_losses:
         losses[span] = None
-
-
-def add_loss(step: Span, loss: Any, at: int) -> None:
-    """Notes a loss of an open step; it is marked when the step ends."""
-    known = losses.setdefault(step, [])
-    if known is not None:
-        known.append((loss, at))
 
 
 def mark_losses(span: Span) -> None:

@@ -224,7 +224,7 @@ def find(path: str | os.PathLike[str]) -> Path:
             reason = "its .cirron is not a folder"
     else:
         reason = "it is not a folder" if os.path.lexists(given) else "there is no such folder"
-    raise errors.SettingError(
+    raise errors.UnknownRunError(
         f"no run found in {str(given)!r}: {reason}."
         " Run your program with ci.profile() first, or name the folder that it ran in:"
         " cirron show FOLDER"
@@ -270,7 +270,7 @@ def read(folder: Path, *, now_ns: int | None = None, host: str | None = None) ->
     return sorted(runs, key=lambda run: run.started_ns)
 
 
-class _Box(NamedTuple):
+class Box(NamedTuple):
     """A black box: whose it is, what it holds, and the spans in it."""
 
     session: wire.Session
@@ -284,7 +284,7 @@ class _Found:
 
     def __init__(self) -> None:
         self.batches: list[wire.Batch] = []
-        self.boxes: list[_Box] = []
+        self.boxes: list[Box] = []
         self.problems: list[str] = []
 
 
@@ -383,13 +383,21 @@ def _list(folder: Path) -> list[str]:
 
 
 def _decode(name: str, payload: bytes, found: defaultdict[Owner, _Found]) -> wire.Batch | None:
+    batch, problem, owner = decode(payload)
+    if problem is not None:
+        found[owner].problems.append(f"{untrusted.shown(name)}: {problem}")
+    return batch
+
+
+def decode(payload: bytes) -> tuple[wire.Batch | None, str | None, Owner]:
+    """A batch as far as it can be read, what is wrong with it, and whose it is."""
     batch = None
     head: wire.Batch | wire.Header | None
     problem = None
     try:
         batch = wire.decode_batch(payload)
-        _refuse_nesting(_attributes(batch))
-        if not _fits(batch):
+        refuse_nesting(batch)
+        if not fits(batch):
             batch = msgspec.convert(wire.mend(wire.builtins(batch)), wire.Batch)
             problem = CUT
         head = batch
@@ -405,10 +413,7 @@ def _decode(name: str, payload: bytes, found: defaultdict[Owner, _Found]) -> wir
             f" {'it was left out' if batch is None else 'what could be read is shown'}."
             " Update: pip install -U cirron"
         )
-    if problem is not None:
-        owner = None if head is None else _owner(head.session)
-        found[owner].problems.append(f"{untrusted.shown(name)}: {problem}")
-    return batch
+    return batch, problem, None if head is None else _owner(head.session)
 
 
 def _salvage_header(payload: bytes) -> wire.Header | None:
@@ -418,7 +423,7 @@ def _salvage_header(payload: bytes) -> wire.Header | None:
         header = msgspec.json.decode(head, type=wire.Header)
     except UNREADABLE:
         return None
-    return header if _fits(header) else None
+    return header if fits(header) else None
 
 
 def _attributes(batch: wire.Batch) -> Iterator[Any]:
@@ -431,13 +436,18 @@ def _attributes(batch: wire.Batch) -> Iterator[Any]:
                 yield from record.attrs.values()
 
 
-def _fits(content: Any) -> bool:
+def fits(content: Any) -> bool:
     """Whether all integers have at most 64 bits. Takes a third of the time of decoding."""
     try:
         _packer.encode(content)  # MessagePack has no others, while JSON has integers of any size
     except OverflowError:
         return False
     return True
+
+
+def refuse_nesting(batch: wire.Batch) -> None:
+    """Raises for attributes that are too deep for who formats or encodes them."""
+    _refuse_nesting(_attributes(batch))
 
 
 def _refuse_nesting(values: Iterable[Any]) -> None:
@@ -474,7 +484,7 @@ def _read_boxes(folder: Path, found: defaultdict[Owner, _Found]) -> list[tuple[s
             left_bytes -= len(payload)
             box = msgspec.json.decode(payload, type=dict[str, Any])
             _refuse_nesting(box.values())
-            is_cut = not _fits(box)
+            is_cut = not fits(box)
             if is_cut:
                 box = wire.mend(box)
             session = msgspec.convert(box.get("session"), wire.Session)
@@ -502,10 +512,37 @@ def _read_boxes(folder: Path, found: defaultdict[Owner, _Found]) -> list[tuple[s
             one.problems.append(f"{untrusted.shown(name)}: {reason}")
         # A forked process may still name its parent's in the session.
         session = wire.changed(session, pid=box.get("pid", session.pid))
-        one.boxes.append(_Box(session, box, spans, closed))
+        one.boxes.append(Box(session, box, spans, closed))
     if len(names) > MAX_FILES or left_bytes <= 0:
         problems.insert(0, ("", f"{untrusted.shown(folder)}: {TOO_MUCH}"))
     return problems
+
+
+def read_boxes(folder: Path) -> tuple[list[Box], list[str]]:
+    """The black boxes in a folder, and what cannot be read."""
+    found: defaultdict[Owner, _Found] = defaultdict(_Found)
+    problems = [problem for _, problem in _read_boxes(folder, found)]
+    problems += [problem for one in found.values() for problem in one.problems]
+    return [box for one in found.values() for box in one.boxes], problems
+
+
+def latest_marks(box: Box) -> Iterator[wire.Mark]:
+    """The last value of each mark of a black box's open spans."""
+    for entry in box.content.get("open", []):
+        for name, value in _latest(entry).items():
+            if value is not None:
+                kind = _TYPES.get(type(value), "float")
+                id_ = str(entry.get("id"))
+                at_ns = box.content.get("heartbeat_ns", 0)
+                yield wire.Mark(f"{id_}:{name}", id_, name, kind, value, {}, at_ns, "point")
+
+
+_TYPES = {bool: "bool", int: "int", float: "float", str: "string"}
+
+
+def this_host() -> str:
+    """The name that processes of this machine give as their host."""
+    return platform.node()
 
 
 def _spans(entries: list[dict[str, Any]]) -> tuple[list[wire.Span], list[str]]:

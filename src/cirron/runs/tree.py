@@ -473,6 +473,27 @@ def _count(nodes: Iterable[Node]) -> int:
     return sum(1 for _ in walk(nodes))
 
 
+def members(item: Node | Folded) -> list[Node]:
+    """The spans that a row stands for."""
+    return [item] if isinstance(item, Node) else list(item.owners.values())
+
+
+def total_ns(item: Node | Folded, now_ns: int) -> int:
+    """How long the spans of a row took together."""
+    return item.wall_ns(now_ns) if isinstance(item, Node) else item.total_ns
+
+
+def uncovered_ns(node: Node, now_ns: int) -> int:
+    """How much of a span's time none of its children covers, of whatever thread."""
+    left, at = 0, node.start_ns
+    end_ns = now_ns if node.end_ns is None else node.end_ns
+    for child in node.children:  # by start
+        if child.start_ns > at:
+            left += min(child.start_ns, end_ns) - min(at, end_ns)
+        at = max(at, now_ns if child.end_ns is None else child.end_ns)
+    return left + max(0, end_ns - at)
+
+
 def shared_times(nodes: Sequence[Node]) -> dict[str, tuple[int, int]]:
     """Attributes in ns that all these spans have: their total and their median."""
     first = nodes[0].attrs
@@ -543,6 +564,11 @@ def to_frame(tree: Tree) -> pandas.DataFrame:
         "memory_peak_bytes": ("Int64", [node.memory_peak_bytes for node in nodes]),
         "mark_count": ("int64", [len(node.marks) for node in nodes]),
         "depth": ("int64", [node.depth for node in nodes]),
+        "start_ns": ("Int64", [node.start_ns for node in nodes]),
+        "end_ns": ("Int64", [node.end_ns for node in nodes]),
+        "path": ("object", _paths(nodes)),
+        "attrs": ("object", [node.attrs for node in nodes]),
+        "marks": ("object", [{m.name: mark_value(m) for m in node.marks} for node in nodes]),
     }
 
     def series(dtype: str, values: list[Any]) -> pandas.Series[Any]:
@@ -552,6 +578,15 @@ def to_frame(tree: Tree) -> pandas.DataFrame:
             return pandas.Series(values, dtype="object")
 
     return pandas.DataFrame({name: series(*column) for name, column in columns.items()})
+
+
+def _paths(nodes: Sequence[Node]) -> list[str]:
+    """The names from the outermost span that is there down to each; parents come first."""
+    paths: dict[str, str] = {}
+    for node in nodes:
+        above = paths.get(node.parent_id or "")
+        paths[node.id] = node.name if above is None else f"{above}/{node.name}"
+    return [paths[node.id] for node in nodes]
 
 
 def _node_dict(node: Node, now_ns: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ befalls the process in `lifecycle.py`.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +29,7 @@ __all__ = [
     "flush",
     "health",
     "profile",
+    "report",
     "shutdown",
     "trace",
     "watch",
@@ -36,7 +38,9 @@ __all__ = [
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from cirron.session.compose import Recorded
     from cirron.ship.sinks.base import Emitter
+    from cirron.verdict.findings import Report
 
 FORMATS = ("tree", "dict", "json", "df")
 
@@ -53,6 +57,8 @@ _profiler: Profiler | None = None
 _owner = 0  # the process that made it
 _session: Session | None = None
 _memory_is_old = False  # it holds a session that has ended
+_recorded: Recorded | None = None  # by the session that has ended last
+_is_automatic = False  # `cirron run` began it: the program's own call replaces it
 _to_watch: list[Callable[[], Any]] = []  # given to `ci.watch()` before there was a session
 
 
@@ -74,6 +80,10 @@ class Profiler:
     def trace(self, format: str = "tree", name: str | None = None, last: int | None = None) -> Any:
         """The session's tree, as `ci.trace()`."""
         return trace(format, name, last)
+
+    def report(self) -> Report:
+        """The verdict so far, as `ci.report()`."""
+        return report()
 
     def shutdown(self) -> None:
         """Ends the session, as `ci.shutdown()`, unless it has ended and another one runs."""
@@ -112,6 +122,7 @@ class Cirron:
         sinks: Sequence[Emitter] | None = None,
         tags: list[str] | dict[str, str] | None = None,
         overhead: float | None = None,
+        report: bool | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "sinks")}
         self._given = settings.check(given)
@@ -140,6 +151,7 @@ class Cirron:
         sinks: Sequence[Emitter] | None = None,
         tags: list[str] | dict[str, str] | None = None,
         overhead: float | None = None,
+        report: bool | None = None,
     ) -> Profiler:
         """Starts profiling this process. Call it once; the handle may be ignored.
 
@@ -159,6 +171,7 @@ class Cirron:
                 "output": output,
                 "tags": tags,
                 "overhead": overhead,
+                "report": report,
             },
             output_dir="path",
         )
@@ -182,6 +195,10 @@ class Cirron:
     def trace(self, format: str = "tree", name: str | None = None, last: int | None = None) -> Any:
         """The session's tree, as `ci.trace()`."""
         return trace(format, name, last)
+
+    def report(self) -> Report:
+        """The verdict so far, as `ci.report()`."""
+        return report()
 
     def shutdown(self) -> None:
         """Ends the session, as `ci.shutdown()`."""
@@ -213,10 +230,17 @@ def _begin(
     *,
     enabled: bool,
 ) -> Profiler:
-    global _profiler, _session, _owner, _memory_is_old
+    global _profiler, _session, _owner, _memory_is_old, _is_automatic
     with _lock:
         if _profiler is not None and _owner != os.getpid():  # inherited by a fork
             _end("clean")
+        if _profiler is not None and _is_automatic:  # what the program asks for counts
+            automatic = _session
+            is_empty = automatic is not None and automatic.is_empty
+            _end("clean")
+            if automatic is not None and is_empty:
+                with guard.quiet("start"):
+                    automatic.remove()
         if _profiler is not None:
             guard.warn(
                 "ci.profile() was called again; the profiler that runs goes on as it is."
@@ -225,6 +249,7 @@ def _begin(
             return _profiler
         _profiler = Profiler(flags, enabled=enabled)
         _owner = os.getpid()
+        _is_automatic = False
         if _memory_is_old:
             _memory.clear()
             _memory_is_old = False
@@ -244,16 +269,37 @@ def _begin(
         return _profiler
 
 
+def begin_by_itself() -> None:
+    """For `cirron run`: profiles as `ci.profile()` does, until the program calls that itself."""
+    global _is_automatic
+    with _lock:
+        if _profiler is None:
+            profile()
+            _is_automatic = True
+
+
 def shutdown() -> None:
     """Ends the session: closes the root scope, stores everything, stops the background thread.
 
     `ci.profile()` may be called anew afterwards. A second call does nothing.
     """
-    _end("clean")
+    _finish("clean")
+
+
+def _finish(how: str, detail: str | None = None) -> None:
+    """Ends the session for good, and says how the run went."""
+    session = _session
+    _end(how, detail)
+    if session is not None and session.pid == os.getpid():
+        from cirron.session import closing
+
+        with guard.quiet("report"):
+            if closing.speaks(session, how):
+                closing.say(session, how)
 
 
 def _end(how: str, detail: str | None = None) -> None:
-    global _profiler, _session, _memory_is_old
+    global _profiler, _session, _memory_is_old, _recorded
     with _lock:
         if _profiler is None:
             return
@@ -267,6 +313,7 @@ def _end(how: str, detail: str | None = None) -> None:
             with guard.quiet("shutdown"):
                 if _session is not None:
                     _session.end(how, detail)  # a signal meanwhile finds the session, and waits too
+                    _recorded = _session.recorded if _session.pid == os.getpid() else None
                 _process.unwatch()
         finally:
             _session = None
@@ -281,6 +328,8 @@ def flush() -> Flushed:
     session = _session
     if session is None or session.pid != os.getpid():
         return Flushed(ok=True, on_disk=0, sent=0, held=0, lost=0, why=None)
+    if hot.device_clock is not None:
+        hot.device_clock.settle()
     return session.flush(clock.now() + int(FLUSH_WAIT_S * 1e9))
 
 
@@ -373,6 +422,30 @@ def trace(format: str = "tree", name: str | None = None, last: int | None = None
     return None
 
 
+def report() -> Report:
+    """The verdict on the session so far: why it is slow, what to do about it and what that gives.
+
+    Prints it, or shows it in a notebook cell. Never raises: where there is no verdict it says why.
+
+    >>> ci.report().verdict.kind
+    'input-bound'
+    """
+    from cirron.session import closing
+    from cirron.view import notebook, text
+
+    session = _session
+    recorded, opened = None if hot.off else _recorded, []
+    with guard.quiet("report"):
+        flush()
+        if session is not None and session.pid == os.getpid():
+            recorded, collector = session.recorded, session.collector
+            opened = [collector.open_record(span) for span in collector.open_spans()]
+    found = closing.judge(recorded, opened)
+    if not notebook.in_notebook() and not hasattr(sys, "ps1"):  # a prompt shows what is returned
+        text.print_safely(repr(found))
+    return found
+
+
 def _collect() -> tree.Tree:
     session = _session
     memory, collectors = _memory, [_idle]
@@ -421,16 +494,17 @@ def _on_signal(name: str, *, is_fatal: bool) -> None:
 
 def _after_fork() -> None:
     """In a forked child: nothing of the parent's is written twice, and no lock is inherited."""
-    global _lock, _memory, _idle
+    global _lock, _memory, _idle, _recorded
     _lock = threading.RLock()
     _memory = Memory()
     _idle = Collector(_idle_state, _memory, clock.read_anchor())
+    _recorded = None
     if _session is not None:
         _process.leave_to_child()
         _session.start_in_child()
 
 
-_process = Process(on_exit=_end, on_signal=_on_signal, after_fork=_after_fork)
+_process = Process(on_exit=_finish, on_signal=_on_signal, after_fork=_after_fork)
 
 
 profile = Cirron().profile

@@ -77,8 +77,8 @@ class Session:
         self._rank = self._identity.rank, self._identity.world_size
         self._handed_down = identity.HandedDown()
         # One process of a run is enough: a thousand ranks share a file system.
-        is_first = self._identity.rank in (None, 0) and identity.PARENT_RUN not in os.environ
-        self._program = program.Description(values.tags, config, os.environ, runs_git=is_first)
+        self.is_first = self._identity.rank in (None, 0) and not identity.is_child(os.environ)
+        self._program = program.Description(values.tags, config, os.environ, runs_git=self.is_first)
         self._describer = Worker(self._program.find_out, "cirron-program")
         self.taker = Taker(
             values.snapshots,
@@ -139,6 +139,7 @@ class Session:
         """
         for sink in self.sinks.all:
             sink.after_fork()
+        self.is_first = False
         self.user_sinks = ()  # belong to the process that gave them
         speaker.after_fork()
         turns.restore()
@@ -290,6 +291,29 @@ class Session:
             self.black_box.close(deadline, how, detail)
         speaker.settle(SPEAK_S)
 
+    @property
+    def recorded(self) -> Recorded:
+        """Where its records are."""
+        folder = None if self.sinks.spool is None else self._folder()
+        return Recorded(folder, self.header(), self.memory)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was recorded but the root."""
+        recorded = self.collector.seen + self.collector.pending
+        return not recorded and self.state.opened <= {self.root}
+
+    def remove(self) -> None:
+        """Removes what an empty session that has ended left on disk."""
+        for folder, part in (
+            (self.sinks.folder, f"-{self._batch_prefix}"),
+            (self.sinks.boxes, f"{self._identity.id}-"),
+        ):
+            with contextlib.suppress(OSError):
+                for entry in list(folder.entries()):
+                    if part in entry.name:
+                        folder.remove(entry.name)
+
     # -- what is known ----------------------------------------------------------------------
 
     def flush(self, deadline_ns: int) -> Flushed:
@@ -301,12 +325,10 @@ class Session:
                 sink.settle(min(deadline_ns, clock.now() + SETTLE_NS))
         speaker.settle(SPEAK_S)
         stored = self.stored()
-        if in_time:
-            return stored._replace(ok=True, why=None)
-        why = stored.why
-        if why is None:  # else the spool has said it
-            why = f"{self.sinks.folder.path} did not answer in time"
-            guard.warn("ci.flush() did not store everything: %s", why)
+        if in_time or stored.why is not None:
+            return stored
+        why = f"{self.sinks.folder.path} did not answer in time"
+        guard.warn("ci.flush() did not store everything: %s", why)
         return stored._replace(ok=False, why=why)
 
     def store(self, deadline_ns: int) -> bool:
@@ -325,19 +347,17 @@ class Session:
     def stored(self, dropped: int | None = None) -> Flushed:
         """Where the session's records are, and what keeps them from where they should be."""
         lost = self.collector.dropped() if dropped is None else dropped
+        lost += self.collector.encoder.failed
+        on_disk = held = 0
+        why = None
         spool = self.sinks.spool
-        if spool is None:
-            sent = self.sinks.sent_records
-            return Flushed(True, 0, sent, 0, lost + self.collector.encoder.failed, None)
-        problem = spool.problem and f"cannot write to {spool.folder.path}: {spool.problem}"
-        return Flushed(
-            ok=problem is None,
-            on_disk=spool.written_records,
-            sent=self.sinks.sent_records,
-            held=spool.held_records,
-            lost=lost + self.collector.encoder.failed + spool.lost_records,
-            why=problem,
-        )
+        if spool is not None:
+            lost += spool.lost_records
+            on_disk, held = spool.written_records, spool.held_records
+            why = spool.problem and f"cannot write to {spool.folder.path}: {spool.problem}"
+        if lost and not why:
+            why = f"{lost} records were lost: see ci.health()"
+        return Flushed(why is None, on_disk, self.sinks.sent_records, held, lost, why)
 
     def counters(self) -> dict[str, Any]:
         """What was lost, and what it all cost."""
@@ -371,6 +391,14 @@ class Session:
         for sink in self.sinks.all:
             found.update(sink.health())
         return found
+
+
+class Recorded(NamedTuple):
+    """Where the records of a session are, also after its end."""
+
+    folder: Path | None  # None: in memory alone
+    header: wire.Header
+    memory: Memory
 
 
 class Flushed(NamedTuple):

@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cirron import guard, system, wire
+from cirron import autostart, guard, system, wire
 from cirron.record import clock
 
 if TYPE_CHECKING:
@@ -73,6 +73,14 @@ def run_id(environ: Mapping[str, str]) -> str | None:
         launcher = os.getppid()
         return f"torchrun-{socket.gethostname()}-{launcher}-{system.process_start(launcher)}"
     return f"torchrun-{environ.get('MASTER_ADDR')}-{environ.get('MASTER_PORT')}"
+
+
+def is_child(environ: Mapping[str, str]) -> bool:
+    """Whether another process of the run records, which this one is a child of.
+
+    `cirron run` gives the run its id, and records nothing itself.
+    """
+    return PARENT_RUN in environ and environ.get(autostart.VARIABLE) != str(os.getppid())
 
 
 def attempt(environ: Mapping[str, str]) -> int:

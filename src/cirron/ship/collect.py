@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from itertools import compress, repeat, starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cirron import system
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
 from cirron.record.value import Deferred, Polled, Several
@@ -43,6 +44,9 @@ WAITING_LOOK_NS = 50_000_000
 MAX_SLICE_BYTES = 2**20
 # And a slice of many records takes fewer where the last ones were long.
 MAX_BULK_BYTES = 8 * 2**20
+
+# How often a step says how much memory the process has.
+WEIGH_NS = 250_000_000
 
 # Attributes that a device still measures when the span ends.
 DEVICE_TIMES = frozenset(("gpu_ns", "device_ns"))
@@ -101,7 +105,9 @@ class Collector:
         self.last_step: hot.Closed | None = None
         self.last_activity: dict[int, int] = {}  # thread -> when it last closed a span
         self.seen = 0  # records that were taken out of the ring
+        self.steps = 0  # of those, steps
         self.lost_values = 0  # marks whose value could not be had
+        self._weighed_ns = anchor.monotonic_ns  # when the process's memory was last looked at
         self._oldest_ns = 0  # when the first record was made that is encoded and not yet taken
         self._as_text_before = attributes.as_text
         self.on_deferred: Callable[[Deferred], None] | None = None
@@ -182,7 +188,11 @@ class Collector:
         if closed:
             self.last_activity.update(zip(columns[7], columns[6], strict=True))
             if not hot.STEPS.isdisjoint(columns[2]):
+                self.steps += sum(map(columns[2].count, hot.STEPS))
                 self.last_step = next(r for r in reversed(closed) if r[2] in hot.STEPS)
+                if self._keep_chunks and self._now() - self._weighed_ns > WEIGH_NS:
+                    self._weigh(closed)
+                    columns = transpose(closed)
         if any(issubclass(kind, Deferred) for kind in set(map(type, mark_columns[3]))):
             marks = self._take_known(marks)
             mark_columns = transpose(marks)
@@ -193,6 +203,16 @@ class Collector:
         if closed or marks or late or self._snapshots:
             self._encode(closed, columns, marks, mark_columns, late)
         return self.pending
+
+    def _weigh(self, closed: list[hot.Closed]) -> None:
+        """Notes on the newest step what memory the process has now, unless a device counts it."""
+        self._weighed_ns = self._now()
+        size = system.resident_bytes() if hot.device_clock is None else None
+        if size is not None:
+            at = max(number for number, record in enumerate(closed) if record[2] in hot.STEPS)
+            record = closed[at]
+            attrs = hot.Settled({"memory_peak_bytes": size, **(record[4] or {})})
+            closed[at] = (*record[:4], attrs, *record[5:])
 
     def _take_known(self, marks: list[hot.Mark]) -> list[hot.Mark]:
         """The marks whose value is known; for that of the others somebody has to wait."""

@@ -34,6 +34,8 @@ MAX_COMMAND = 300
 MAX_CONFIG = 12
 MAX_GPU_NAMES = 3
 COMMIT_DIGITS = 10
+# Less than this share of a span that none of its children covers is not worth a word.
+MIN_OWN_SHARE = 0.05
 
 # Up to where a duration is written in a unit: half a step of the last digit below the next one, so
 # that rounding never writes 1000us or 60.00s.
@@ -113,11 +115,17 @@ def encodable(text: str, stream: object) -> str:
         return text.encode("ascii", "backslashreplace").decode()
 
 
-def print_safely(text: str) -> None:
-    """Prints, whatever the program has made of `sys.stdout`: ASCII, closed, broken or None."""
-    for stream in (sys.stdout, None):
+def print_safely(text: str, name: str = "stdout") -> None:
+    """Prints, whatever the program has made of `sys.stdout`: ASCII, closed, broken or None.
+
+    `name`: or of `stderr`.
+    """
+    file = getattr(sys, name)
+    if file is None:  # `print` would take the other one
+        return
+    for stream in (file, None):
         try:
-            print(encodable(text, stream))
+            print(encodable(text, stream), file=file)
         except UnicodeError:  # its encoding is not the one that it says: once more, in ASCII
             continue
         except Exception:  # noqa: BLE001  protects the program from what it has put there
@@ -162,17 +170,68 @@ def live_line(name: str, index: int | None, wall_ns: int, marks: Mapping[str, An
     return f"[cirron] {line(name, index, wall_ns, marks)}"
 
 
-def render(tree: trees.Tree) -> str:
-    """The tree as indented lines; many alike spans are one line, so it is short for any run."""
-    lines = [
-        "  " * row.depth + _join(cells(row, tree.now_ns))
-        for row in trees.flatten(trees.outline(tree))
-    ]
+def render(tree: trees.Tree, *, is_detailed: bool = False) -> str:
+    """The tree as indented lines; many alike spans are one line, so it is short for any run.
+
+    `is_detailed`: each with its share of the line above, and with what `_details` finds.
+    """
+    lines = []
+    above: list[trees.Row] = []  # the rows that the next one may be below
+    for row in trees.flatten(trees.outline(tree)):
+        words = cells(row, tree.now_ns)
+        if is_detailed and not isinstance(row.item, trees.Rest):
+            share = _share(row.item, above[row.depth - 1].item if row.depth else None, tree.now_ns)
+            details = _details(row.item, tree.now_ns)
+            words = words._replace(time=words.time + share, notes=words.notes + details)
+        lines.append("  " * row.depth + _join(words))
+        above[row.depth :] = [row]
     if tree.marks:
         lines.append(outside(tree.marks))
     if tree.is_partial:
         lines.append(PARTIAL)
     return "\n".join(lines) if lines else EMPTY
+
+
+def _share(item: trees.Node | trees.Folded, above: trees.Item | None, now_ns: int) -> str:
+    """How much of the time above went into this; nothing for all of it, or while it is open."""
+    if above is None or isinstance(above, trees.Rest) or item.is_open:
+        return ""
+    whole_ns = trees.total_ns(above, now_ns)
+    percent = 100 * trees.total_ns(item, now_ns) / whole_ns if whole_ns else 100.0
+    if percent >= 99.5:  # or more, where threads run beside each other
+        return ""
+    return f", {percent:.0f}%" if percent >= 9.5 else f", {percent:.1f}%"
+
+
+def _details(item: trees.Node | trees.Folded, now_ns: int) -> list[str]:
+    """Time on the GPU, memory, and time that no child covers, where there is much of it."""
+    notes = []
+    nodes = trees.members(item)
+    gpu = sorted(node.gpu_ns for node in nodes if node.gpu_ns is not None)
+    if gpu:  # of steps, some are measured
+        is_one = isinstance(item, trees.Node)
+        notes.append(f"gpu {'' if is_one else 'median '}{duration(gpu[len(gpu) // 2])}")
+    peaks = [node.memory_peak_bytes for node in nodes if node.memory_peak_bytes is not None]
+    if peaks:
+        notes.append(f"peak {size(max(peaks))}")
+    if not item.is_open and any(node.children for node in nodes):
+        own_ns = sum(trees.uncovered_ns(node, now_ns) for node in nodes)
+        if own_ns > MIN_OWN_SHARE * trees.total_ns(item, now_ns):
+            notes.append(f"self {duration(own_ns)}")
+    return notes
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that suits them.
+
+    >>> size(512), size(3 * 2**30)
+    ('512 B', '3.0 GiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
 def outside(marks: Iterable[Any]) -> str:

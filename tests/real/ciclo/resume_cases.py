@@ -33,9 +33,9 @@ def plain(directory: str) -> dict[str, Any]:
     """A loop of plain Python that draws random numbers and fires on schedules of all kinds."""
     random.seed(7)
 
-    def step(state: Any, batch: int) -> Any:
-        drawn = random.random()
-        state = {**state, "sum": state["sum"] + batch * drawn, "seen": [*state["seen"][-9:], batch]}
+    def step(state: Any, batch: list[int]) -> Any:
+        drawn, seen = random.random(), state["seen"][-9:]
+        state = {**state, "sum": state["sum"] + batch[0] * drawn, "seen": [*seen, batch[0]]}
         return {"metrics": {"drawn": drawn}}, state
 
     def fired(elapsed: Any) -> Any:
@@ -44,14 +44,13 @@ def plain(directory: str) -> dict[str, Any]:
     return _out(
         ciclo.loop(
             {"sum": 0.0, "seen": []},
-            range(250),
+            [[number] * (1 + number % 5) for number in range(250)],
             {
                 ciclo.every(1): step,
                 ciclo.every(samples=50): fired,
                 ciclo.after(steps=30).every(samples=70) & ~ciclo.at(steps=120): fired,
                 ciclo.every(7): ciclo.checkpoint(directory, keep=2, monitor="drawn"),
             },
-            batch_size_fn=lambda batch: 1 + batch % 5,
             resume=directory,
         )
     )
@@ -129,7 +128,7 @@ def torch(directory: str) -> dict[str, Any]:
         train_step=train_step,
         test_step=test_step,
         callbacks=[
-            ciclo.early_stopping("error_valid", patience=4),
+            ciclo.early_stopping("error_valid", looks=4, restore_best_weights=True),
             {ciclo.every(1): average},
             {ciclo.every(5): ciclo.checkpoint(directory, keep=1, monitor="error_valid")},
         ],
@@ -171,7 +170,7 @@ def jax(directory: str) -> dict[str, Any]:
         loss, state = jitted(state, batch)
         return {"losses": {"loss": loss}}, state
 
-    stop = ciclo.early_stopping("loss", patience=1000)
+    stop = ciclo.early_stopping("loss", patience=1000, restore_best_weights=True)
     average = ciclo.ema(0.9)
     result = ciclo.loop(
         begin(),

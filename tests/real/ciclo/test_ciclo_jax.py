@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ciclo
-from ciclo.history import MAX_WAITING
+from ciclo.columns import MAX_WAITING
 
 
 class State(NamedTuple):
@@ -58,7 +58,7 @@ def test_early_stopping_with_a_donated_state() -> None:
     donating = partial(jax.jit, donate_argnums=0)(
         lambda state, batch: ({"metrics": {"loss": batch}}, State(state.w + 1, state.step + 1))
     )
-    stop = ciclo.early_stopping("loss", patience=2)
+    stop = ciclo.early_stopping("loss", patience=2, restore_best_weights=True)
     losses = [jnp.float32(value) for value in (3.0, 1.0, 2.0, 2.0, 2.0)]
     result = ciclo.loop(new_state(), losses, [(ciclo.every(1), donating), (ciclo.every(1), stop)])
 
@@ -172,7 +172,10 @@ def test_the_best_module_of_nnx_comes_back_in_place() -> None:
     result = ciclo.loop(
         module,
         range(3),
-        [(ciclo.every(1), train_step), (ciclo.every(1), ciclo.early_stopping("loss", 9))],
+        [
+            (ciclo.every(1), train_step),
+            (ciclo.every(1), ciclo.early_stopping("loss", 9, restore_best_weights=True)),
+        ],
     )
 
     assert result.state is module
@@ -192,7 +195,10 @@ def test_the_best_module_of_equinox() -> None:
     result = ciclo.loop(
         module,
         range(2),
-        [(ciclo.every(1), train_step), (ciclo.every(1), ciclo.early_stopping("loss", 9))],
+        [
+            (ciclo.every(1), train_step),
+            (ciclo.every(1), ciclo.early_stopping("loss", 9, restore_best_weights=True)),
+        ],
     )
 
     assert isinstance(result.state, type(module))

@@ -37,7 +37,7 @@ class Model:
         return {"metrics": {"loss": 1.0}}
     test_step = train_step
 ciclo.fit(Model(), [1, 2], [3], epochs=2, callbacks=[
-    ciclo.keras_bar(), ciclo.early_stopping("loss_valid", 3), ciclo.nan_guard(),
+    ciclo.keras_bar(), ciclo.early_stopping("loss_valid", looks=3), ciclo.nan_guard(),
     ciclo.throughput(), ciclo.console_logger(),
 ])
 """

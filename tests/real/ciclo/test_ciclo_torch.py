@@ -98,7 +98,10 @@ def test_the_best_weights_come_back_in_place() -> None:
     result = ciclo.loop(
         trainer,
         LOADER,
-        [(ciclo.every(1), step), (ciclo.every(1), ciclo.early_stopping("watched", patience=9))],
+        [
+            (ciclo.every(1), step),
+            (ciclo.every(1), ciclo.early_stopping("watched", 9, restore_best_weights=True)),
+        ],
     )
 
     assert result.state is trainer
@@ -116,7 +119,10 @@ def test_a_dict_of_modules() -> None:
         trainer.train_step(batch)
         return {"metrics": {"x": next(losses)}}, {**state, "n": state["n"] + 1}
 
-    tasks = [(ciclo.every(1), step), (ciclo.every(1), ciclo.early_stopping("x", patience=5))]
+    tasks = [
+        (ciclo.every(1), step),
+        (ciclo.every(1), ciclo.early_stopping("x", 5, restore_best_weights=True)),
+    ]
     result = ciclo.loop(state, list(LOADER)[:2], tasks)
 
     assert result.state["model"] is trainer.model

@@ -230,15 +230,15 @@ def test_batches_in_other_forms() -> None:
     state = ciclo.create_flax_state(Two(), inputs, optax.sgd(0.1), losses=losses)
     found = [
         state.train_step(batch)[0].value("metrics.loss")
-        for batch in ((x, x, y), {"a": x, "b": x, "label": y})
+        for batch in (((x, x), y), ({"a": x, "b": x}, y), {"a": x, "b": x, "label": y})
     ]
     single = ciclo.create_flax_state(
         linen.Dense(3), jnp.zeros((1, 8)), losses=cross_entropy, unpack=lambda batch: (batch[1], y)
     )
 
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert np.isfinite(float(single.test_step([y, x])[0].loss))
-    logs, _ = state.train_step((x, x, y))
+    logs, _ = state.train_step(((x, x), y))
     np.testing.assert_allclose(logs.loss, logs.entropy + logs.size, rtol=1e-6)
 
 

@@ -165,7 +165,12 @@ def accumulate(strategy: str) -> dict[str, Any]:
 
 def rows(result: Any) -> list[dict[str, float]]:
     return [
-        {name: value for name, value in row.items() if name not in ("time", "date", "samples")}
+        {
+            name: value
+            for values in row.values()
+            for name, value in values.items()
+            if name not in ("time", "date", "samples")
+        }
         for row in result.history
     ]
 

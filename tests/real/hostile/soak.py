@@ -161,7 +161,7 @@ class Worker:
         while True:
             outcome = ci.flush()
             health = ci.health()
-            if outcome is None or outcome.ok or time.monotonic() > deadline:
+            if outcome is None or not outcome.held or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
         lost = health["record_drop_count"] if outcome is None else outcome.lost

@@ -163,6 +163,7 @@ def test_what_is_lost_is_told(scripts: Scripts, small_disk: SmallDisk) -> None:
     script.ask("record(1)")
     told = Told(script)
     assert told.lost >= lost  # a disk of 2 MB takes little of it
+    assert (False, True) == (told.ok, bool(told.why))
     assert recorded + 2 == told.on_disk + told.held + told.lost, vars(told)
 
 

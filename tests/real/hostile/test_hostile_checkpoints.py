@@ -111,7 +111,7 @@ def train(place: Path, stop: int) -> Any:
 
     tasks = [
         (ciclo.every(1), step),
-        (ciclo.every(1), ciclo.early_stopping("loss", patience=9)),
+        (ciclo.every(1), ciclo.early_stopping("loss", patience=9, restore_best_weights=True)),
         (ciclo.every(1), ciclo.checkpoint(place, monitor="loss")),
     ]
     return ciclo.loop(state("loop", 1), range(6), tasks, stop, resume=place)

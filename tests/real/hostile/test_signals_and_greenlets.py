@@ -164,7 +164,7 @@ def spans(scripts: Scripts) -> list[int]:
         span.index or 0
         for run in reader.read(scripts.home)
         for span in run.spans
-        if span.name == "span"
+        if span.name == "span" and span.end_ns is not None  # the black box knows the open one
     )
 
 

@@ -26,6 +26,7 @@ def test_a_device_that_hangs(scripts: Scripts) -> None:
             def stop(self, span): span.set(gpu_ns=value.Deferred(Never()))
             def drop(self, span): pass
             def copy(self, scalar): return None
+            def settle(self): pass
 
         ci.profile(flush_interval=0.05)
         hot.use_device_clock(Hanging())

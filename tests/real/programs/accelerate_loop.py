@@ -51,6 +51,7 @@ def training_function(epochs=2):
             predictions, references = accelerator.gather_for_metrics((outputs.argmax(-1), y))
             correct += (predictions == references).sum().item()
         values += [total_loss, correct]
+        counts["checkpoint"] += 1
         accelerator.save_state(f"epoch_{epoch}")
     accelerator.end_training()
     return values, accelerator.unwrap_model(model)

@@ -42,6 +42,7 @@ for epoch in range(2):
             counts["batch"] += 1
             test_loss += F.cross_entropy(model(data), target, reduction="sum").item()
     losses += [loss.item(), test_loss]
+    counts["checkpoint"] += 1
     fabric.save("checkpoint.ckpt", {"model": model, "optimizer": optimizer, "epoch": epoch})
 
 result(counts, losses=losses, weights=digest(*model.parameters()))

@@ -13,6 +13,7 @@ counts = Counts()
 def train_model(model, criterion, optimizer, scheduler, num_epochs):
     with TemporaryDirectory() as tempdir:
         best_model_params_path = os.path.join(tempdir, "best_model_params.pt")
+        counts["checkpoint"] += 1
         torch.save(model.state_dict(), best_model_params_path)
         best_acc = 0.0
         for _epoch in range(num_epochs):
@@ -38,6 +39,7 @@ def train_model(model, criterion, optimizer, scheduler, num_epochs):
                     scheduler.step()
                 if phase == "val" and running_corrects > best_acc:
                     best_acc = running_corrects
+                    counts["checkpoint"] += 1
                     torch.save(model.state_dict(), best_model_params_path)
         model.load_state_dict(torch.load(best_model_params_path, weights_only=True))
     return model

@@ -73,6 +73,7 @@ for _epoch in range(1, 3):
     train()
     values.append(evaluate(val_data))
     if best is None or values[-1] < best:
+        counts["checkpoint"] += 1
         torch.save(model.state_dict(), "model.pt")
         best = values[-1]
 model.load_state_dict(torch.load("model.pt"))

@@ -308,7 +308,6 @@ class TestKeep:
             ({"monitor": "loss", "mode": "max"}, [2, 6]),
             ({"monitor": "loss", "keep": 2}, [3, 4, 5, 6]),
             ({"keep_every_n_steps": 2}, [2, 4, 6]),
-            ({"monitor": "never"}, [6]),
         ],
     )
     def test_newest_and_best(self, options: Any, steps: list[int]) -> None:
@@ -361,7 +360,7 @@ class TestKeep:
         """A value belongs to the state of its step; if none of those is saved, that is said."""
 
         def log(batch: int) -> Any:
-            return {"metrics": {"error": 1.0}} if batch == 2 else None
+            return {"metrics": {"error": 3.0 - batch}} if batch in (0, 2) else None
 
         for saved, best in ((ciclo.every(1), 3), (ciclo.at(3), None)):
             save = ciclo.checkpoint("run", monitor="error", overwrite=True)
@@ -369,6 +368,32 @@ class TestKeep:
 
             assert best == save.best_step
         assert "watches 'error', which was logged in no step that was saved" in caplog.text
+
+    def test_a_name_that_is_never_logged(self) -> None:
+        """It is an error at the first save, in a loop and by hand."""
+        save = ciclo.checkpoint("run", monitor="never")
+        tasks = {ciclo.every(1): [lambda: {"metrics": {"loss": 1.0}}, save]}
+        with pytest.raises(ciclo.MonitorError, match=r"'never', which was not logged; there is m"):
+            ciclo.loop(0, range(3), tasks)
+        with pytest.raises(ValueError, match="there is nothing"):
+            ciclo.checkpoint("other", monitor="never")(ciclo.Elapsed(), 1)
+
+    def test_a_prefix(self) -> None:
+        """Two checkpoints with names of their own share a folder, and a run goes on from it."""
+
+        def run(stop: int) -> Any:
+            newest = ciclo.checkpoint("run", prefix="checkpoint_")
+            best = ciclo.checkpoint("run", prefix="best_", monitor="loss")
+            log = lambda state, batch: ({"metrics": {"loss": float(-batch)}}, state + 1)  # noqa: E731
+            tasks = {ciclo.every(1): [log, newest, best]}
+            return ciclo.loop(0, range(6), tasks, stop, resume="run").state
+
+        assert (2, 5) == (run(2), run(5))
+        assert ["best_00000005", "checkpoint_00000005"] == sorted(
+            path.name for path in Path("run").iterdir()
+        )
+        with pytest.raises(ValueError, match="prefix='a/b' is not valid"):
+            ciclo.checkpoint("run", prefix="a/b")
 
     def test_by_hand(self) -> None:
         """In a loop written by hand it is called with elapsed and state."""

@@ -46,7 +46,7 @@ def run_until(crash: int | None, place: str | None, data: Any, **options: Any) -
     """A loop with tasks of all kinds, which crashes in a step."""
 
     def step(state: Any, batch: Any) -> Any:
-        return {"metrics": {"x": state * batch, "drawn": random.random()}}, state + batch
+        return {"metrics": {"x": state * batch[0], "drawn": random.random()}}, state + batch[0]
 
     def fired(elapsed: Any) -> Any:
         return {"fired": {"at": elapsed.steps}}
@@ -61,7 +61,8 @@ def run_until(crash: int | None, place: str | None, data: Any, **options: Any) -
     if place is not None:
         tasks.append((ciclo.every(3), ciclo.checkpoint(place)))
     options.setdefault("resume", place)
-    return ciclo.loop(1, data, tasks, batch_size_fn=lambda batch: 1 + batch % 4, **options)
+    batches = [[number] * (1 + number % 4) for number in data]
+    return ciclo.loop(1, batches, tasks, **options)
 
 
 class TestResume:
@@ -99,7 +100,7 @@ class TestResume:
 
         def once() -> Any:
             calls = []
-            stop = ciclo.early_stopping("loss", patience=2)
+            stop = ciclo.early_stopping("loss", looks=2, restore_best_weights=True)
             result = ciclo.loop(
                 0,
                 [3.0, 1.0, 2.0, 2.5, 9.0],

@@ -127,7 +127,7 @@ class TestKerasBar:
         """A total in samples counts samples."""
         out = Terminal()
         bar = ciclo.keras_bar(ciclo.at(samples=40), file=out)
-        steps(bar, batch_size_fn=lambda batch: 10)
+        steps(bar, batch_size_fn=lambda shapes: 10)
 
         assert [f"{n}/40" for n in (10, 20, 30, 40, 40)] == [text.split()[0] for text in drawn(out)]
         assert drawn(out)[1].split(" ")[2:4] == ["2s", "100ms/sample"]
@@ -237,7 +237,7 @@ def test_tqdm_bar_by_samples() -> None:
     out = io.StringIO()
     steps(
         ciclo.tqdm_bar(ciclo.at(samples=40), file=out, mininterval=0),
-        batch_size_fn=lambda batch: 10,
+        batch_size_fn=lambda shapes: 10,
     )
 
     assert "40/40 [" in out.getvalue()

@@ -29,7 +29,10 @@ class TestInnerLoop:
             ("last", 10.0),
             (lambda values: len(values), 2),
             ({"x": "sum"}, 12.0),
-            ({"other": "sum"}, 6.0),
+            ({"metrics": "sum"}, 12.0),
+            ({"metrics": "sum", "x": "min"}, 2.0),
+            ({"losses": "sum"}, 10.0),
+            (None, 10.0),
         ],
     )
     def test_aggregations(self, aggregation: Any, expected: Any) -> None:
@@ -87,7 +90,7 @@ class TestThroughput:
             0,
             range(6),
             {ciclo.every(1): ciclo.throughput(window=2)},
-            batch_size_fn=lambda batch: (10, 100),
+            batch_size_fn=lambda shapes: (10, 100),
         )
 
         assert [0.5] * 5 == history.collect("steps_per_second")
@@ -135,9 +138,10 @@ class TestEma:
 
 def test_noop() -> None:
     """Does nothing wherever a callback may stand."""
-    noop = ciclo.noop()
-    noop(1, 2)
+    noop = ciclo.noop
 
+    assert noop(1, 2) is None
+    assert noop() is noop  # as it was written when it was a class
     assert {} == {**noop}
     assert 5 == ciclo.loop(5, [1, 2], {ciclo.every(1): noop, **noop}).state
 
@@ -388,8 +392,9 @@ def test_an_inner_loop_that_is_none() -> None:
     def words(state: int) -> Any:
         return ciclo.loop(state, [1, 2], {ciclo.every(1): lambda: {"metrics": {"x": "word"}}})
 
+    inner = ciclo.inner_loop("test", words, aggregation="mean")
     with pytest.raises(TypeError) as raised:
-        ciclo.loop(0, [1], {ciclo.every(1): ciclo.inner_loop("test", words)})
+        ciclo.loop(0, [1], {ciclo.every(1): inner})
     assert "ciclo: 'mean' of metrics.x in inner_loop('test')" in raised.value.__notes__[0]
 
 

@@ -69,12 +69,28 @@ class TestElapse:
         assert [2, 3] == seen
 
     def test_own_batch_size(self) -> None:
-        """`batch_size_fn` says how many samples, or samples and tokens."""
-        seen = [e.samples for e, _ in ciclo.elapse([3, 4, 5], batch_size_fn=lambda batch: batch)]
-        both = [e.tokens for e, _ in ciclo.elapse([3, 4], batch_size_fn=lambda b: (b, b * 10))]
+        """`batch_size_fn` gets shapes, and says how many samples, or samples and tokens."""
+        arrays = [{"x": np.zeros((n, 2)), "n": [1, np.zeros(())]} for n in (3, 4, 5)]
+        shapes: list[Any] = []
+
+        def rows(given: Any) -> int:
+            shapes.append(given)
+            return int(given[0][0])
+
+        seen = [e.samples for e, _ in ciclo.elapse(arrays, batch_size_fn=rows)]
+        both = ciclo.elapse(arrays, batch_size_fn=lambda s: (s[0][0], s[0][0] * 10))
 
         assert [0, 3, 7] == seen
-        assert [0, 30] == both
+        assert [(3, 2), (), ()] == shapes[0]
+        assert [0, 30, 70] == [e.tokens for e, _ in both]
+
+    def test_a_batch_size_fn_that_expects_a_batch(self) -> None:
+        """It would count something else in silence, so the error shows the form."""
+        with pytest.raises(ciclo.PeriodError, match=r"write batch_size_fn=lambda shapes: shapes"):
+            ciclo.elapse([[1]], batch_size_fn=lambda batch: len(batch))
+        with pytest.raises(TypeError) as raised:
+            list(ciclo.elapse([[1]], batch_size_fn=lambda b: b["x"]))  # type: ignore[call-overload]
+        assert "batch_size_fn gets the shapes" in raised.value.__notes__[0]
 
     def test_time_and_date_go_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Both come from one monotonic clock, so they move by the same amount."""
@@ -201,7 +217,7 @@ def test_a_stop_ends_at_the_first_batch_that_reaches_it(
 def test_a_batch_size_that_is_none(size: Any) -> None:
     """The error says what the function returned and what it should."""
     with pytest.raises(TypeError, match=r"batch_size_fn returned .* or \(samples, tokens\)"):
-        list(ciclo.elapse([1], batch_size_fn=lambda batch: size))
+        list(ciclo.elapse([1], batch_size_fn=lambda shapes: size))
 
 
 @pytest.mark.parametrize("initial", [5, (0, None, ciclo.Elapsed())])

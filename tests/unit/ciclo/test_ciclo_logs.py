@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import ciclo
-from ciclo import values
-from ciclo.history import MAX_WAITING
+from ciclo import device_values
+from ciclo.columns import MAX_WAITING
 
 
 class TestLogs:
@@ -46,6 +46,94 @@ class TestLogs:
         with pytest.raises(AttributeError, match=r"no 'acc'; they have \['losses.loss'\]"):
             _ = logs.acc
 
+    def test_every_add_returns_the_logs(self) -> None:
+        """So calls chain; there is one for several values too."""
+        logs = (
+            ciclo.logs()
+            .add_metric("a", 1)
+            .add_metrics(b=2, c=3)
+            .add_loss("loss", 0.5, add_metric=True)
+            .add_losses(l1=0.1, add_metrics=True)
+            .add_losses(l2=0.2)
+            .add_stateful_metric("mean", 4)
+            .add_stateful_metrics(best=5)
+            .add_output("x", 6)
+            .add_outputs(y=7)
+            .add_entry("mine", "p", 8)
+            .add_entries("mine", q=9, collection=10)
+        )
+
+        assert {
+            "metrics": {"a": 1, "b": 2, "c": 3, "loss": 0.5, "l1": 0.1},
+            "losses": {"loss": 0.5, "l1": 0.1, "l2": 0.2},
+            "stateful_metrics": {"mean": 4, "best": 5},
+            "outputs": {"x": 6, "y": 7},
+            "mine": {"p": 8, "q": 9, "collection": 10},
+        } == logs
+
+    def test_from_a_dict(self) -> None:
+        """Logs are made from a dict of dicts, or from keywords; what was given stays as it was."""
+        given = {"metrics": {"a": 1}}
+        logs = ciclo.logs(given, losses={"loss": 2}).add_metric("b", 3)
+
+        assert {"metrics": {"a": 1, "b": 3}, "losses": {"loss": 2}} == logs
+        assert {"metrics": {"a": 1}} == given
+
+    def test_values_are_attributes_of_their_collection(self) -> None:
+        """However the collection is come by."""
+        logs = ciclo.logs({"losses": {"loss": 2.0}}).add("mine", "x", 3)
+        logs["late"] = {"y": 4}
+
+        assert (2.0, 2.0, 3, 4) == (
+            logs.losses.loss,
+            logs["losses"].loss,  # type: ignore[attr-defined]
+            logs.mine.x,
+            logs.late.y,
+        )
+        assert ("loss" in logs, "mine" in logs, "nope" in logs) == (True, True, False)
+        assert 2.0 == logs["loss"]  # type: ignore[comparison-overlap]
+
+    @pytest.mark.parametrize(
+        ("read", "near"),
+        [
+            (lambda logs: logs.losss, "'loss'"),
+            (lambda logs: logs.metric, "'metrics'"),
+            (lambda logs: logs.add_metirc("x", 1), "'add_metric'"),
+            (lambda logs: logs.losses.los, "'loss'"),
+        ],
+    )
+    def test_a_typo_is_told_what_is_near(self, read: Any, near: str) -> None:
+        """Of values, collections and methods."""
+        with pytest.raises(AttributeError, match=f"Did you mean .*{near}"):
+            read(ciclo.logs({"losses": {"loss": 2.0}}))
+        with pytest.raises(KeyError, match="Did you mean 'loss'"):
+            ciclo.logs({"losses": {"loss": 2.0}})["los"]
+
+    def test_a_metric_that_counts_over_steps_is_no_value(self) -> None:
+        """The error says where it belongs."""
+
+        class Average:
+            def merge(self, other: Average) -> Average:
+                return other
+
+            def compute(self) -> float:
+                return 0.5
+
+        with pytest.raises(ciclo.CallbackError, match=r"write logs.add_stateful_metric\('acc'"):
+            ciclo.logs().add_metric("acc", Average())
+
+    def test_entries_by_name(self) -> None:
+        """A name that two collections have needs its path there."""
+        logs = ciclo.logs({"metrics": {"a": 1, "loss": 2}, "losses": {"loss": 3}})
+
+        assert (1, 3) == (logs.entry_value("a"), logs.entry_value("losses.loss"))
+        assert ("metrics", "a") == logs.entry_path("a")
+        assert ("metrics", None) == (logs.entry_collection("a"), logs.entry_collection("nope"))
+        with pytest.raises(ValueError, match=r"\['metrics', 'losses'\]; write 'metrics.loss' or"):
+            logs.entry_value("loss")
+        with pytest.raises(KeyError, match="nope"):
+            logs.entry_value("nope")
+
     def test_a_collection_may_be_filled(self) -> None:
         """One that was not there yet too; looking at one leaves no row in the history."""
         logs = ciclo.logs()
@@ -65,7 +153,7 @@ class TestLogs:
         for flat in ({"loss": 0}, {"loss": np.zeros(2)}):
             with pytest.raises(ciclo.CallbackError, match=r"history.commit\(elapsed, \{.metrics"):
                 ciclo.history().commit(ciclo.Elapsed(), flat)  # type: ignore[arg-type]
-        with pytest.raises(ciclo.CallbackError, match=r"1 in .metrics. is logged; names are str"):
+        with pytest.raises(ciclo.CallbackError, match=r"must be strings: got 1 in .metrics."):
             filled({1: 2.0})  # type: ignore[dict-item]
 
     def test_updates_merge(self) -> None:
@@ -149,13 +237,57 @@ class TestHistory:
         """A row is a dict; the newest value has a short form."""
         history = filled({"a": 1.0}, {"b": 2.0})
 
-        assert 2.0 == history[-1]["b"]
+        last: Any = history[-1]
+        assert 2.0 == last["b"] == last.metrics.b == last.b
+        assert (0, 10) == (history[0].elapsed.steps, last["samples"])
+        assert [2.0] == [row.b for row in history[1:]]
+        assert ["steps", "samples", "tokens", "time", "date", "date_start"] == list(
+            history[0].elapsed
+        )
         assert "a" not in history[1]
-        assert [0, 1] == [row["steps"] for row in history]
+        assert [0, 1] == [row.steps for row in history]
         assert 1.0 == history.last("a")
         assert "<History of 2 steps: metrics.a, metrics.b>" == repr(history)
         with pytest.raises(TypeError, match=r"history\['a'\] is no row; for columns: history.coll"):
-            history["a"]  # type: ignore[index]
+            history["a"]  # type: ignore[call-overload]
+
+    def test_made_of_rows(self) -> None:
+        """A history is made from the rows of another, or from logs."""
+        history = filled({"a": 1.0}, {"b": 2.0})
+        again = ciclo.history(history[:])
+        logs = [ciclo.logs().add_metric("a", 1.0), {"metrics": {"a": 2.0}}]
+
+        assert history.to_dict() == again.to_dict()
+        assert ([0, 1], [1.0, 2.0]) == ciclo.history(logs).collect("steps", "a")
+
+    def test_counts_have_a_collection(self) -> None:
+        """`elapsed` is that of the counts, and of nothing else."""
+        history = filled({"a": 1.0}, {"a": 2.0})
+        starts = [d - t for d, t in zip(*history.collect("date", "time"), strict=True)]
+
+        assert [0, 1] == history.collect("elapsed.steps")
+        assert starts == history.collect("date_start")
+        with pytest.raises(ciclo.CallbackError, match=r"got \['x'\]: use another name"):
+            history.commit(ciclo.Elapsed(steps=9), {"elapsed": {"x": 1}})
+
+    def test_many_rows(self) -> None:
+        """All come back, however many wait, and whichever rows have a value."""
+        rows = [{"a": float(i), "b": i} if i % 3 else {"a": float(i)} for i in range(1000)]
+        history = filled(*rows)
+
+        assert [float(i) for i in range(1000)] == history.collect("a")
+        assert [i for i in range(1000) if i % 3] == history.collect("b")
+        assert (998, 998.0) == (history[998].b, history[998].a)
+        assert "b" not in history[999]
+
+    def test_copies_of_a_history(self) -> None:
+        """It can be pickled and copied, and the copy grows on its own."""
+        history = filled({"a": 1.0}, {"a": 2})
+        for again in (pickle.loads(pickle.dumps(history)), copy.deepcopy(history)):
+            again.commit(ciclo.Elapsed(steps=9), {"metrics": {"a": "x"}})
+
+            assert [1.0, 2, "x"] == again.collect("a")
+        assert [1.0, 2] == history.collect("a")
 
     def test_saved_and_restored(self) -> None:
         """Plain values hold all of it."""
@@ -251,11 +383,16 @@ def forget(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
 
 
+class Sharding:
+    device_set = (0, 1)
+
+
 class FakeArray:
     """A scalar on two devices; `Device` counts how many are asked for at a time."""
 
     shape = ()
     dtype = "float32"
+    sharding = Sharding()
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -265,9 +402,6 @@ class FakeArray:
 
     def addressable_data(self, index: int) -> FakeArray:
         return self
-
-    def devices(self) -> set[int]:
-        return {0}
 
 
 FakeArray.__module__ = "jaxlib.fake"
@@ -306,7 +440,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     fake = Device()
     monkeypatch.setitem(sys.modules, "jax", fake)
-    monkeypatch.setattr(values, "_jitted_stack", lambda: fake.stack)
+    monkeypatch.setattr(device_values, "_jitted_stack", lambda: fake.stack)
     return fake
 
 
@@ -373,14 +507,11 @@ class TestDeviceValues:
         assert "log a copy of it, as in jnp.copy(value)" in caplog.text
 
 
-class Cuda:
-    type = "cuda"
-
-
 class FakeTensor:
     """A torch scalar on a GPU."""
 
-    device = Cuda()
+    device = "cuda:0"
+    is_cpu = False
     dtype = "float32"
 
     def __init__(self, value: float) -> None:
@@ -433,5 +564,5 @@ def test_a_batch_in_a_few_words() -> None:
 
     assert (
         "{x: float32[3,2], y: (list, 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...), z: object}"
-        == values.describe(batch)
+        == device_values.describe(batch)
     )

@@ -122,6 +122,7 @@ class TestTrainLoop:
                 ciclo.on_test_step: lambda batch: {"metrics": {"x": float(batch.mean())}},
             },
             test_dataset=[np.array([1.0, 2.0, 3.0]), np.array([10.0])],
+            aggregation="mean",
         )
 
         assert [4.0] == result.history.collect("x_test")
@@ -155,7 +156,9 @@ class TestTrainLoop:
         with pytest.raises(ciclo.CallbackError, match="'on_epochs_end' is no moment"):
             ciclo.train_loop(Model(), [1], callbacks=[Mine()])
 
-    @pytest.mark.parametrize("bad", [0, -1, 2.5, ciclo.at(steps=2)])
+    @pytest.mark.parametrize(
+        "bad", [0, -1, 2.5, ciclo.at(steps=2, time=3), ciclo.at(tokens=2), ciclo.at(time=0)]
+    )
     def test_bad_epoch_durations(self, bad: Any) -> None:
         """An epoch has at least a step."""
         with pytest.raises(ciclo.PeriodError, match="epoch_duration="):
@@ -225,8 +228,9 @@ class TestRegistering:
     @pytest.mark.parametrize("loop", [ciclo.train_loop, ciclo.test_loop, ciclo.predict_loop])
     def test_a_moment_that_never_comes_is_an_error(self, loop: Any) -> None:
         """A callback that nobody would call is named."""
-        with pytest.raises(ciclo.CallbackError, match=r"noop .* would never be called: on_reset"):
-            loop(Model(), [1], callbacks=[{ciclo.on_reset_step: ciclo.noop()}])
+        moment = ciclo.on_predict_step if loop is not ciclo.predict_loop else ciclo.on_test_step
+        with pytest.raises(ciclo.CallbackError, match=rf"noop .* would never be called: {moment}"):
+            loop(Model(), [1], callbacks=[{moment: ciclo.noop}])
 
     def test_all_moments_of_a_pass(self) -> None:
         """A pass has a start and an end for callbacks too."""

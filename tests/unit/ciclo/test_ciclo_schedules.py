@@ -53,10 +53,9 @@ class TestEvery:
     def test_several_amounts_do_not_disturb_each_other(self) -> None:
         """Each is counted from when it was itself due."""
         both = ciclo.every(samples=100, tokens=70)
-        sizes = [32] * 14
 
         def due(schedule: Any) -> list[int]:
-            found = ciclo.elapse(sizes, batch_size_fn=lambda size: (size, size))
+            found = ciclo.elapse(range(14), batch_size_fn=lambda shapes: (32, 32))
             return [e.steps for e, _ in found if schedule(e)]
 
         assert due(ciclo.every(samples=100) | ciclo.every(tokens=70)) == due(both)
@@ -79,7 +78,7 @@ class TestEvery:
         """Tokens are counted where batches say them."""
         seen = [
             e.steps
-            for e, _ in ciclo.elapse([5] * 6, batch_size_fn=lambda b: (1, b))
+            for e, _ in ciclo.elapse(range(6), batch_size_fn=lambda shapes: (1, 5))
             if ciclo.every(tokens=10)(e)
         ]
 
@@ -382,7 +381,7 @@ def test_a_loop_that_goes_on_anywhere(cut: int) -> None:
     ]
     elapsed = ciclo.Elapsed()
     for count in (cut, 14 - cut):
-        size = lambda batch: (32, 32)  # noqa: E731
+        size = lambda shapes: (32, 32)  # noqa: E731
         _, _, elapsed = ciclo.loop(0, range(count), tasks, elapsed=elapsed, batch_size_fn=size)
 
     assert [steps for _, steps in due_by_samples()] == due
@@ -396,12 +395,12 @@ def test_a_resumed_loop_fires_as_one_in_one_piece(cut: int, tmp_path: Path) -> N
     def run(stop: int, *more: Any) -> ciclo.Elapsed:
         due = [(s, one) for (s, _), one in zip(due_by_samples(), noting, strict=True)]
         tasks = [*more, *due, (ciclo.every(1), ciclo.checkpoint(tmp_path))]
-        size = lambda batch: (32, 32)  # noqa: E731
+        size = lambda shapes: (32, 32)  # noqa: E731
         return ciclo.loop(0, range(14), tasks, stop, batch_size_fn=size, resume=tmp_path).elapsed
 
     run(cut)
     assert cut * 32 == run(cut).tokens  # once more, with nothing to do
-    elapsed = run(14, (ciclo.every(samples=50), ciclo.noop()))
+    elapsed = run(14, (ciclo.every(samples=50), ciclo.noop))
 
     assert [steps for _, steps in due_by_samples()] == [one.steps for one in noting]
     assert (14, 14 * 32, 14 * 32) == (elapsed.steps, elapsed.samples, elapsed.tokens)

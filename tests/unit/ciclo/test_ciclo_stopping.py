@@ -33,8 +33,8 @@ def log(value: Any) -> Any:
 
 class TestEarlyStopping:
     def test_stops_after_its_patience(self) -> None:
-        """So many looks without a better value end the loop, with the best state."""
-        stop = ciclo.early_stopping("loss", patience=2)
+        """So many steps without a better value end the loop, with the best state if asked."""
+        stop = ciclo.early_stopping("loss", patience=2, restore_best_weights=True)
         result = watch([3.0, 2.0, 2.5, 2.4, 1.0], stop)
 
         assert (4, 2, 2.0) == (result.elapsed.steps, result.state, stop.best)
@@ -56,7 +56,7 @@ class TestEarlyStopping:
     @pytest.mark.parametrize("losses", [[NAN, 2.0, 1.0, NAN], [2.0, NAN, 1.0], [2.0, 1.0, NAN]])
     def test_nan_is_never_best(self, losses: list[float]) -> None:
         """NaN does not count as a best, first or last."""
-        stop = ciclo.early_stopping("loss", patience=9)
+        stop = ciclo.early_stopping("loss", patience=9, restore_best_weights=True)
         result = watch(losses, stop)
 
         assert 1.0 == stop.best
@@ -65,9 +65,9 @@ class TestEarlyStopping:
     def test_baseline(self) -> None:
         """What does not beat the baseline is no best, and waiting begins at once."""
         stop = ciclo.early_stopping("loss", patience=2, baseline=0.5)
-        result = watch([0.9, 0.8, 0.1], stop)
+        result = watch([0.9, 0.8, 0.7, 0.1], stop)
 
-        assert (None, 2, 2) == (stop.best, result.elapsed.steps, result.state)
+        assert (None, 3, 3) == (stop.best, result.elapsed.steps, result.state)
 
     def test_patience_by_a_period(self) -> None:
         """Patience may be steps, samples or time since the best."""
@@ -76,14 +76,14 @@ class TestEarlyStopping:
         by_steps = ciclo.early_stopping("loss", patience=ciclo.at(steps=3))
         by_samples = ciclo.early_stopping("loss", patience=ciclo.at(samples=20))
         assert 4 == watch(losses, by_steps).elapsed.steps
-        assert 3 == watch(losses, by_samples, batch_size_fn=lambda batch: 10).elapsed.steps
+        assert 3 == watch(losses, by_samples, batch_size_fn=lambda shapes: 10).elapsed.steps
         by_time = ciclo.early_stopping("loss", patience=ciclo.at(time=1e9))
         assert 6 == watch(losses, by_time).elapsed.steps
 
     @pytest.mark.parametrize("end", ["data", "stop", "error"])
     def test_the_best_comes_back_however_the_loop_ends(self, end: str) -> None:
         """Not only when it stops the loop itself."""
-        stop = ciclo.early_stopping("loss", patience=9)
+        stop = ciclo.early_stopping("loss", patience=9, restore_best_weights=True)
         states: list[Any] = []
 
         def fail(batch: float) -> None:
@@ -115,7 +115,7 @@ class TestEarlyStopping:
             state["w"][0] += 1
             return {"metrics": {"loss": batch}}
 
-        stop = ciclo.early_stopping("loss", patience=5)
+        stop = ciclo.early_stopping("loss", patience=5, restore_best_weights=True)
         result = ciclo.loop(
             {"w": np.zeros(1)}, [1.0, 2.0, 3.0], [(ciclo.every(1), step), (ciclo.every(1), stop)]
         )
@@ -123,8 +123,8 @@ class TestEarlyStopping:
         assert [1.0] == list(result.state["w"])
 
     def test_without_restoring(self) -> None:
-        """`restore_best_weights=False` leaves the last state."""
-        stop = ciclo.early_stopping("loss", patience=1, restore_best_weights=False)
+        """Unless it is asked to, it leaves the last state."""
+        stop = ciclo.early_stopping("loss", patience=1)
 
         assert 2 == watch([1.0, 2.0, 3.0], stop).state
 
@@ -137,23 +137,23 @@ class TestEarlyStopping:
 
     def test_saved_and_restored(self) -> None:
         """Its state goes into a checkpoint, the best state included."""
-        first = ciclo.early_stopping("loss", patience=3)
+        first = ciclo.early_stopping("loss", looks=3, restore_best_weights=True)
         run: ciclo.LoopState[int] = ciclo.LoopState(7)
         first.on_loop_start(run)
         for step, loss in enumerate([2.0, 3.0]):
             run.elapsed, run.logs = ciclo.Elapsed(step), ciclo.Logs({"metrics": {"loss": loss}})
             run.state = 100 + step
             first.__loop_callback__(run)
-        second = ciclo.early_stopping("loss", patience=3)
+        second = ciclo.early_stopping("loss", looks=3, restore_best_weights=True)
         second.load_state_dict(copy.deepcopy(first.state_dict()))
         result = watch([3.0, 3.0, 3.0], second, state=50)
 
         assert (2, 2.0, 100) == (result.elapsed.steps, second.best, result.state)
 
-    def test_a_name_that_is_never_logged(self, caplog: pytest.LogCaptureFixture) -> None:
-        """At the end of an epoch it is an error that says what there is; before, a warning."""
+    def test_a_name_that_is_never_logged(self) -> None:
+        """It is an error after the first look, that says what there is and what to write."""
         with pytest.raises(
-            ciclo.CicloError, match=r"'los', which was not logged; there is metrics.loss"
+            ciclo.MonitorError, match=r"'los', which was not logged; there is metrics.loss"
         ):
             ciclo.train_loop(
                 0,
@@ -162,25 +162,34 @@ class TestEarlyStopping:
                 callbacks=[ciclo.early_stopping("los", patience=1)],
                 epoch_duration=1,
             )
+        with pytest.raises(
+            ValueError, match=r"\{ciclo.every\(500\): \[evaluate, early_stopping\]\}"
+        ):
+            watch([1.0, 1.0], ciclo.early_stopping("los", patience=1))
 
-        watch([1.0, 1.0], ciclo.early_stopping("los", patience=1))
-        assert [
-            "ciclo: early_stopping watches 'los', which was not logged; there is metrics.loss"
-            " so far"
-        ] == caplog.messages
-
-    def test_a_value_that_comes_later(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_value_that_is_logged_in_some_steps(self) -> None:
         """It may look at each step at what is logged in some of them."""
         losses = iter([2.0, 1.0, 3.0, 3.0, 3.0])
-        stop = ciclo.early_stopping("loss", patience=2)
+        stop = ciclo.early_stopping("loss", looks=2)
         tasks = [
-            (ciclo.every(10, at="end"), lambda: {"metrics": {"loss": next(losses)}}),
+            (ciclo.every(10), lambda: {"metrics": {"loss": next(losses)}}),
             (ciclo.every(1), stop),
         ]
         result = ciclo.loop(0, range(100), tasks)
 
-        assert (40, 1.0) == (result.elapsed.steps, stop.best)
-        assert [] == caplog.messages
+        assert (31, 1.0) == (result.elapsed.steps, stop.best)
+
+    def test_by_hand(self) -> None:
+        """Called with elapsed, state and logs it says whether to stop, and gives the state."""
+        stop = ciclo.early_stopping("loss", patience=2, restore_best_weights=True)
+        for elapsed, loss in ciclo.elapse([1.0, 2.0, 3.0, 4.0]):
+            is_over, state = stop(elapsed, f"after {loss}", {"metrics": {"loss": loss}})
+            if is_over:
+                break
+
+        assert (3.0, "after 1.0") == (loss, state)
+        with pytest.raises(ValueError, match="watches 'loss', which was not logged"):
+            stop(elapsed, 0, {"metrics": {"x": 1.0}})
 
     def test_looking_before_it_is_logged(self) -> None:
         """Standing before the step it would see nothing, so that is an error."""
@@ -191,8 +200,9 @@ class TestEarlyStopping:
 
     def test_a_state_that_cannot_be_copied(self) -> None:
         """The error says how to do without a copy."""
+        stop = ciclo.early_stopping("loss", 1, restore_best_weights=True)
         with pytest.raises(TypeError) as raised:
-            ciclo.loop(Lock(), [1], {ciclo.every(1): [log(1.0), ciclo.early_stopping("loss", 1)]})
+            ciclo.loop(Lock(), [1], {ciclo.every(1): [log(1.0), stop]})
         assert "with restore_best_weights=False it needs no copy" in raised.value.__notes__[0]
 
     @pytest.mark.parametrize(
@@ -202,6 +212,9 @@ class TestEarlyStopping:
             ({"patience": 0}, "patience=0 is not valid"),
             ({"patience": 1.5}, "patience=1.5 is not a whole number"),
             ({"patience": "3"}, "patience='3' is not a whole number"),
+            ({"looks": 0}, "looks=0 is not valid"),
+            ({}, r"early_stopping needs patience=100 .* or looks=3"),
+            ({"patience": 1, "looks": 1}, "and not both"),
             ({"patience": 1, "min_delta": -1.0}, "min_delta=-1.0 is not valid"),
         ],
     )

@@ -1,4 +1,5 @@
-"""PyTorch: `data_load`, `forward`, `backward`, `optimizer_step`; `step` and `epoch` above them.
+"""PyTorch: `data_load`, `forward`, `backward`, `optimizer_step`, `checkpoint`; above them `step`
+and `epoch`.
 
 What a training loop is, `loops.py` infers from what is called here: a step lasts from the first
 fetch after an optimizer step to the next such fetch, so that accumulated gradients make one step.
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 import functools
 import weakref
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, compiler
 from torch.amp.grad_scaler import GradScaler
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.loss import _Loss
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import optimizer as optimizers
@@ -27,11 +30,13 @@ from torch.utils.data._utils import worker
 
 from cirron import guard
 from cirron.hooks import engine
+from cirron.hooks.engine import STEPS
 from cirron.hooks.patch import ImportWatch, Patches
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
 from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
-from cirron.hooks.torch.loops import TRAINING, Lane, Loops, end_stale_optimizers
+from cirron.hooks.torch.loops import TRAINING, Lane, Loops, end_stale_optimizers, nothing
+from cirron.hooks.torch.saving import Saving
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -46,8 +51,14 @@ LOOK_AGAIN = 64
 NO_MODELS = ("Loss", "Criterion")
 # What a forward says of itself.
 MODES = {mode: hot.Settled(mode=mode) for mode in ("train", "eval")}
-# Scopes of a framework's own round what it loads.
-LOADS = ("data_load", "data_setup")
+TRAIN = MODES["train"]
+NO_NAMES: dict[str, Any] = {}
+
+
+class Inner(hot.OwnSpan):
+    """A forward or a backward: what modules do in it is a part of it."""
+
+    __slots__ = ()
 
 
 class TorchHook:
@@ -63,6 +74,7 @@ class TorchHook:
         self._empty: dict[weakref.ref[Any], int] = {}  # modules without parameters: their calls
         self._loops = Loops(settings.steps_per_epoch, snapshots)
         self._compiling = Compiling(self._watch, self._patches)
+        self._saving = Saving(self._watch, self._patches, self._loops)
         self._gpu_times = GpuTimes()
         self._marks_losses = settings.loss_marks
         self._is_on = False  # somebody may hold our functions after they are taken off
@@ -87,6 +99,7 @@ class TorchHook:
         hot.watch_losses(self._marks_losses)
         self._stay_out_of_graphs()
         self._compiling.install(call)
+        self._saving.install()
         with guard.quiet("torch gpu time"):
             self._gpu_times.install()
 
@@ -99,6 +112,7 @@ class TorchHook:
             handle.remove()
         self._handles = []
         self._compiling.uninstall()
+        self._saving.uninstall()
         with guard.quiet("torch hooks"):
             self._loops.end()
         hot.watch_losses(False)
@@ -108,7 +122,7 @@ class TorchHook:
     # -- forward ----------------------------------------------------------------------------
 
     def _make_call(self, original: Any) -> Any:
-        this_thread, outermost = self._loops.this_thread, self._outermost
+        outermost, current = self._outermost, hot.current
         # torch's own only chooses between two functions. Choosing here, in its place, takes a
         # third off what a call of a submodule costs more.
         code = getattr(original, "__code__", None)
@@ -119,46 +133,68 @@ class TorchHook:
             if is_dynamo_compiling():
                 return original(self, *args, **kwargs)
             # A module that has nothing, a transform of images, say, is no model.
-            if this_thread.is_inside or not (self._parameters or self._modules):
-                if is_choice and self._compiled_call_impl is None:
+            span = current()
+            # One that has ended: a task was started in it, and goes on by itself.
+            is_part = span.__class__ is Inner and not span.end
+            is_part = is_part or not (self._parameters or self._modules)
+            if is_choice and self._compiled_call_impl is None:
+                if is_part:
                     return self._call_impl(*args, **kwargs)
+                return outermost(self, self._call_impl, args, kwargs)
+            if is_part:
                 return original(self, *args, **kwargs)
-            return outermost(original, self, args, kwargs)
+            return outermost(self, MethodType(original, self), args, kwargs)
 
         return __call__
 
-    def _outermost(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        this_thread = self._loops.this_thread
-        lane, span = this_thread.lane, None
+    def _outermost(self, module: Any, call: Any, args: Any, kwargs: Any) -> Any:
+        lane = self._loops.this_thread.lane
+        step, span = lane.step, None
         is_model: bool | None = False
+        if lane.is_inside:
+            return call(*args, **kwargs)
+        if (
+            step is None
+            or step is not hot.current()
+            or lane.described() is not module
+            or not module.training
+            or current_graph_task_id() != -1
+            or compiler._is_compiling_flag
+            or not self._is_on
+        ):
+            step = None
+            try:
+                is_model, span = self._before_forward(lane, module)
+            except Exception as error:  # noqa: BLE001  protects the forward from such a model
+                guard.caught("torch forward", error)
+            if is_model is None:  # what is inside of it may be one
+                return call(*args, **kwargs)
+        lane.is_inside = True
         try:
-            reference = weakref.ref(module)
-            is_model = self._models.get(reference)
-            if is_model is None:
-                is_model = self._is_model(reference, module)
-            # A task id: a checkpointed part runs again, in a backward.
-            if is_model and self._is_on and current_graph_task_id() == -1 and not is_compiling():
-                mode = "train" if module.training else "eval"
-                lane.model = reference
-                if not lane.has_worked or lane.driver is None or lane.optimizers:
-                    self._begin_work(lane, reference, mode)
-                span = hot.begin("forward", None, MODES[mode])
-        except Exception as error:  # noqa: BLE001  protects the forward from a model that objects
-            guard.caught("torch forward", error)
-        if is_model is None:  # what is inside of it may be one
-            return original(module, *args, **kwargs)
-        this_thread.is_inside = True
-        try:
-            result = original(module, *args, **kwargs)
-        except BaseException as error:  # passes on, with the span closed
-            this_thread.is_inside = False
-            if span is not None:
-                hot.fail(span, error)
-            raise
-        this_thread.is_inside = False
-        if span is not None:
-            (hot.close if lane.driver else self._loops.close)(span)
-        return result
+            if step is None:
+                return engine.around(span, call, args, kwargs, self._loops.close)
+            lane.has_worked = True
+            lane.model = lane.described
+            return hot.within(step, "forward", TRAIN, Inner, 0, call, args, kwargs)
+        finally:
+            lane.is_inside = False
+
+    def _before_forward(self, lane: Lane, module: Any) -> tuple[bool | None, hot.Span | None]:
+        """Whether it is a model, and the span of its forward."""
+        reference = weakref.ref(module)
+        is_model = self._models.get(reference)
+        if is_model is None:
+            is_model = self._is_model(reference, module)
+        # A task id: a checkpointed part runs again, in a backward.
+        is_forward = is_model and self._is_on and current_graph_task_id() == -1
+        if not is_forward or compiler._is_compiling_flag:
+            return is_model, None
+        mode = "train" if module.training else "eval"
+        if lane.loading is None:  # else a part of loading, and says nothing of the loop
+            lane.model = reference
+            if not lane.has_worked or lane.driver is None or lane.optimizers:
+                self._begin_work(lane, reference, mode)
+        return is_model, hot.begin("forward", None, MODES[mode], Inner)
 
     def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
         calls = self._empty.get(reference, 0)
@@ -188,46 +224,48 @@ class TorchHook:
         if lane.driver is None:
             lane.free.before_forward(self._loops, model, is_in_train=mode == "train")
         if lane.described is not model:
-            lane.described = model
+            # Without gradients it says nothing of training, and what it says later is new.
+            lane.described = model if torch.is_grad_enabled() else nothing
             self._loops.describe_model(lane, model())
 
     # -- backward ---------------------------------------------------------------------------
 
     def _make_backward(self, original: Any) -> Any:
-        this_thread, saw_training = self._loops.this_thread, self._loops.saw_training
+        loops = self._loops
+        this_thread, saw_training, close = loops.this_thread, loops.saw_training, loops.close
 
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        def backward(*args: Any, **kwargs: Any) -> Any:
             # A task id: a checkpoint's backward inside another one, on a thread of torch's own.
             if (
                 is_dynamo_compiling()
-                or this_thread.is_inside
+                or (lane := this_thread.lane).is_inside
                 or current_graph_task_id() != -1
                 or not self._is_on
             ):
-                return original(tensors, *args, **kwargs)
-            lane, span = this_thread.lane, None
+                return original(*args, **kwargs)
+            span, at = None, 0
+            step = lane.step if lane.step is hot.current() else None
             try:
-                if lane.optimizers:
-                    end_stale_optimizers(lane)
-                if not is_training(lane):
-                    saw_training(lane, by_backward=True)
+                if step is None:
+                    if lane.optimizers:
+                        end_stale_optimizers(lane)
+                    if not is_training(lane):
+                        saw_training(lane, by_backward=True)
                 if self._marks_losses:
-                    note_loss(lane, tensors)
-                span = hot.begin("backward")
+                    loss = args[0] if args else kwargs.get("tensors")
+                    at = note_loss(lane, step or step_around(), loss)
+                if step is None:
+                    span = hot.begin("backward", None, None, Inner, at)
             except Exception as error:  # noqa: BLE001  protects the backward
                 guard.caught("torch backward", error)
-            this_thread.is_inside = True
+            lane.is_inside = True
             try:
-                result = original(tensors, *args, **kwargs)
-            except BaseException as error:  # passes on, with the span closed
-                this_thread.is_inside = False
-                if span is not None:
-                    hot.fail(span, error)
-                raise
-            this_thread.is_inside = False
-            if span is not None:
-                (hot.close if lane.driver else self._loops.close)(span)
-            return result
+                if step is None:
+                    return engine.around(span, original, args, kwargs, close)
+                lane.has_worked = True
+                return hot.within(step, "backward", None, Inner, at, original, args, kwargs)
+            finally:
+                lane.is_inside = False
 
         return backward
 
@@ -239,6 +277,10 @@ class TorchHook:
         try:
             lane = self._loops.this_thread.lane
             optimizers = lane.optimizers
+            if lane.step is not None and lane.step is hot.current():
+                lane.has_worked = True
+                optimizers.append((id(optimizer), hot.begin("optimizer_step")))
+                return
             if optimizers:
                 end_stale_optimizers(lane, inner=1)
             if not is_training(lane):
@@ -258,7 +300,7 @@ class TorchHook:
             lane = self._loops.this_thread.lane
             span = lane.optimizers.pop()[1] if lane.optimizers else None
             if span is not None:
-                (hot.close if lane.driver else self._loops.close)(span)
+                (hot.close if span.parent is lane.step else self._loops.close)(span)
             if not lane.optimizers:  # else an optimizer inside another one
                 self._loops.count_step(lane)
         except Exception as error:  # noqa: BLE001  protects the optimizer
@@ -295,7 +337,7 @@ class TorchHook:
                     setup = hot.begin("data_setup")
             iterator = engine.around(setup, original, (loader,), end=hot.suspend)
             with guard.quiet("torch loader"):
-                self._loops.loaders[iterator] = weakref.ref(loader)
+                self._loops.met(loader, iterator)
                 if setup is not None:
                     self._loops.setups[iterator] = setup
                     # Of an iterator that nobody asks for an item, the setup is all that there was.
@@ -310,23 +352,34 @@ class TorchHook:
     def _make_next(self, original: Any) -> Any:
         loops = self._loops
         this_thread, begin, end = loops.this_thread, loops.begin_load, loops.end_load
+        begin_step, within, own = loops.begin_step, hot.within, hot.OwnSpan
+
+        def fail(load: hot.Span, error: BaseException) -> None:
+            with guard.quiet("torch loader"):
+                loops.fail_load(this_thread.lane, load, error)
 
         def __next__(iterator: Any) -> Any:  # noqa: N807  the iterator's own
             lane = this_thread.lane
-            # A loader inside a dataset, or a framework that says itself what it loads.
-            if lane.loading or not self._is_on or hot.innermost().name in LOADS:
+            # A loader inside a dataset.
+            if lane.loading or not self._is_on:
                 return original(iterator)
-            load = None
+            load = step = None
             try:
-                load = begin(lane, iterator)
+                step = begin_step(lane, iterator)
+                if step is None:
+                    load = begin(lane, iterator)
             except Exception as error:  # noqa: BLE001  protects the loader
                 guard.caught("torch loader", error)
+            if step is not None:
+                at, args = step.start, (iterator,)
+                item = within(step, "data_load", None, own, at, original, args, NO_NAMES, fail)
+                lane.loading = None
+                return item
             try:
                 item = original(iterator)
             except BaseException as error:  # passes on; a StopIteration ends the pass
                 if load is not None:
-                    with guard.quiet("torch loader"):
-                        self._loops.fail_load(lane, load, error)
+                    fail(load, error)
                 raise
             if load is not None:
                 end(lane, load)
@@ -353,12 +406,12 @@ class TorchHook:
         return _shutdown_workers
 
     def _make_worker_loop(self, original: Any) -> Any:
-        """What a worker calls is in no loop."""
-        this_thread = self._loops.this_thread
+        """What a worker calls is in no loop: there we are taken off."""
 
         @functools.wraps(original)
         def _worker_loop(*args: Any, **kwargs: Any) -> Any:
-            this_thread.is_inside = True
+            self._patches.undo()
+            self._saving.uninstall()
             return original(*args, **kwargs)
 
         return _worker_loop
@@ -367,9 +420,16 @@ class TorchHook:
         """Has Dynamo run what is ours as it is, where compiled code comes back to Python."""
         loops = self._loops
         ours: tuple[Any, ...] = (
-            *(hot.begin, hot.close, hot.fail, hot.drop, torch.autograd.backward),
-            *(loops.begin_load, loops.end_load, loops.fail_load, loops.iterator_gone),
+            *(hot.begin, hot.close, hot.fail, hot.drop, hot.follow, torch.autograd.backward),
             *(
+                loops.begin_step,
+                loops.begin_load,
+                loops.end_load,
+                loops.fail_load,
+                loops.iterator_gone,
+            ),
+            *(
+                self._before_forward,
                 self._is_model,
                 self._begin_work,
                 self._before_step,
@@ -383,6 +443,7 @@ class TorchHook:
         # What a module or a dataset does inside of these is not ours.
         loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
         outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._outermost)
+        outer += (engine.around, hot.within)
         for function in (*outer, loader.__iter__, iterator.__next__):
             run_uncompiled(function, with_callees=False)
 
@@ -407,27 +468,35 @@ def is_training(lane: Lane) -> bool:
     return passes[-1] is driver and not driver.is_over
 
 
-def note_loss(lane: Lane, tensors: Any) -> None:
-    """Keeps the scalar that a backward is called on for the step that is open."""
-    step = hot.innermost()
-    while step.name not in engine.STEPS and step.parent is not step:
-        step = step.parent
-    has_step = step.name in engine.STEPS
-    if not has_step and not lane.free.is_holding:
-        return
-    if hot.losses.get(step, ()) is None:  # it is marked by somebody else
-        return
-    loss = tensors[0] if tensors.__class__ is tuple and len(tensors) == 1 else tensors
-    if loss.__class__ is not torch.Tensor or (loss.ndim and loss.numel() != 1):
-        return
+def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
+    """Keeps the scalar that a backward is called on, and says when; without a step, for the first
+    one of a loop that has no loader.
+    """
+    if loss.__class__ is tuple and len(loss) == 1:
+        loss = loss[0]
+    known = hot.losses.get(step, ())  # type: ignore[arg-type]
+    if known is None:  # it is marked by somebody else
+        return 0
+    if loss.__class__ is not Tensor or (loss.ndim and loss.numel() != 1):
+        return 0
     taken: Any = None
     if loss.is_cpu:
         taken = loss.item()
     elif isinstance(hot.device_clock, GpuClock):
         taken = hot.device_clock.keep(loss)
     if taken is None or taken.__class__ is complex:
-        return
-    if has_step:
-        hot.add_loss(step, taken, hot.now())
-    else:
-        lane.free.losses.append((taken, hot.now()))
+        return 0
+    at = hot.now()
+    if step is not None:
+        hot.losses[step] = *known, (taken, at)
+    elif lane.free.is_holding:
+        lane.free.losses.append((taken, at))
+    return at
+
+
+def step_around() -> hot.Span | None:
+    """The innermost step that is open."""
+    span = hot.innermost()
+    while span.name not in STEPS and span.parent is not span:
+        span = span.parent
+    return span if span.name in STEPS else None

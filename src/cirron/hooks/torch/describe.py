@@ -206,6 +206,7 @@ def count(model: Any) -> dict[str, Any]:
     return {
         "model_parameters": total if is_whole else None,
         "model_trainable": trainable if is_whole else None,
+        "model_tensors": len(tensors) if is_whole else None,
         "model_dtype": ",".join(sorted(map(short, kinds))) or None,
         "model_device": ",".join(sorted(map(str, devices))) or None,
         "model_checkpointing": is_checkpointing,

@@ -63,7 +63,7 @@ class FreeLoop:
     def saw_training(self, loops: Loops) -> None:
         """A forward with gradients, a backward, or an optimizer step."""
         if self._goes_on(loops):
-            self._end_evaluation()
+            self.end_evaluation()
             self._release()
         elif hot.open_names() & {"epoch", *STEPS} or current_graph_task_id() != -1:
             self._release()  # somebody else has said what a step is
@@ -89,6 +89,7 @@ class FreeLoop:
         if current_graph_task_id() != -1:
             return
         self.steps += 1
+        self._lane.step = None
         if self._goes_on(loops):
             if self.steps >= loops.steps_per_epoch:
                 loops.keep_gradients()
@@ -97,9 +98,21 @@ class FreeLoop:
         else:
             self._ended_ns = hot.now()
 
+    def end_evaluation(self) -> None:
+        """The run of forwards is over, since the last of them."""
+        span, self.evaluation = self.evaluation, None
+        if span is not None:
+            engine.end_measuring(span)
+            if self.is_holding and span.parent is self._above:
+                hot.suspend(span, self._last_forward_ns)
+                self._held.append(span)
+            else:
+                hot.close(span, self._last_forward_ns)
+
     def end(self, loops: Loops) -> None:
-        self._end_evaluation()
+        self.end_evaluation()
         step, self.step = self.step, None
+        self._lane.step = None
         is_over = self._is_step_over
         self._release(None if self.epoch is None or is_over else self.epoch.parent)
         if step is not None:
@@ -127,19 +140,19 @@ class FreeLoop:
         if self._is_step_over and hot.innermost() is self.step:
             self._is_step_over = False
             self._release()
-            hot.close(self.step)
-            self.step = None
             if self.steps >= loops.steps_per_epoch:
+                hot.close(self.step)
+                self.step = None
                 self._end_epoch(loops)
                 self._is_due = True
                 return False
-            self._next_step()
+            self._next_step(hot.follow(self.step, self._index))
         return True
 
-    def _next_step(self) -> None:
-        self.step = hot.begin("step", self._index, None, engine.Tentative)
+    def _next_step(self, step: hot.Span) -> None:
+        self.step = step
         self._index += 1
-        self._hold(self.step)
+        self._hold(step)
 
     def _begin(self, loops: Loops) -> None:
         self._release()
@@ -147,7 +160,7 @@ class FreeLoop:
         loops.name_epoch(self._lane, self.epoch)
         self._is_due = False
         self.steps = self._index = 0
-        self._next_step()
+        self._next_step(hot.begin("step", 0, None, engine.Tentative))
 
     def _begin_with_held(self, loops: Loops) -> None:
         """The second step shows that there is a loop, of which the first has been seen."""
@@ -171,8 +184,8 @@ class FreeLoop:
         for span in held:
             if span.start < ended_ns:
                 hot.release(span, first)
-        for loss, at in self.losses:
-            hot.add_loss(first, loss, at)
+        if self.losses:
+            hot.losses[first] = tuple(self.losses)
         self.losses.clear()
         hot.close(first, at=ended_ns)
         hot.enter_context(inside)
@@ -193,16 +206,6 @@ class FreeLoop:
             hot.release(span, parent)
         self._held = []
         self.losses.clear()
-
-    def _end_evaluation(self) -> None:
-        span, self.evaluation = self.evaluation, None
-        if span is not None:
-            engine.end_measuring(span)
-            if self.is_holding and span.parent is self._above:
-                hot.suspend(span, self._last_forward_ns)
-                self._held.append(span)
-            else:
-                hot.close(span, self._last_forward_ns)
 
     def _end_epoch(self, loops: Loops) -> None:
         span, self.epoch = self.epoch, None

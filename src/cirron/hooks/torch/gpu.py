@@ -37,6 +37,8 @@ MEMORY_NS = 100_000_000
 
 # An event between two launches costs this much on an H200; one alone a fifth of it.
 EVENT_NS = 16_000
+# Losses are known by an event behind them: one for all of so much time.
+LOSSES_NS = 20_000_000
 # A span that begins so soon after the one before begins where that has ended.
 SAME_NS = 100_000
 
@@ -139,7 +141,7 @@ class Point:
 class Place:
     """A stream, with the events that are free on its device, and the last one on it."""
 
-    __slots__ = ("device", "free", "last", "last_ns", "last_under", "stream")
+    __slots__ = ("device", "free", "last", "last_ns", "last_under", "losses", "losses_ns", "stream")
 
     def __init__(self, stream: Any, device: int, free: list[Any]) -> None:
         self.stream = stream
@@ -148,6 +150,8 @@ class Place:
         self.last: Point | None = None  # the end of a span
         self.last_under: hot.Span | None = None  # that span's parent
         self.last_ns = 0
+        self.losses: Point | None = None  # behind losses that were kept, still to be recorded
+        self.losses_ns = 0  # when one was
 
     def point_after(self, parent: hot.Span) -> Point | None:
         """The end of the phase before, of the same step, if this is about the same moment."""
@@ -163,7 +167,7 @@ class Place:
 
     def give_back(self, point: Point) -> None:
         point.users -= 1
-        if not point.users:
+        if not point.users and point.event is not None:
             self.free.append(point.event)
 
 
@@ -182,21 +186,24 @@ class GpuClock:
 
     # -- on the user's threads --------------------------------------------------------------
 
-    def start(self, span: hot.Span) -> None:
+    def start(self, span: hot.Span) -> bool:
         if span.name in HOST_SPANS:
-            return
+            return False
         try:
             if span.name in STEPS:
                 if not budget.begin_step(span.start):
                     span.device = None
-                    return
+                    return False
             elif not is_in_measured(span):
-                return
+                return False
             place = self._place(-1)
-            if place is not None:
-                span.device = (place.point_after(span.parent) or self._record(place), place)
+            if place is None:
+                return False
+            span.device = (place.point_after(span.parent) or self._record(place), place)
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
             self._fail(error)
+            return False
+        return True
 
     def stop(self, span: hot.Span) -> None:
         try:
@@ -220,6 +227,8 @@ class GpuClock:
             if end is None:
                 end = self._record(place)
             place.last, place.last_under, place.last_ns = end, span.parent, clock.now()
+            if place.losses is not None and STEPS.isdisjoint((span.name, span.parent.name)):
+                self._record_losses(place)  # an epoch is over, say
             attrs["gpu_ns"] = Elapsed(self, place, point, end, place is began_at)
             if span.name in MEMORY_SPANS:
                 self._add_memory(attrs, place.device, is_due=span.name not in STEPS)
@@ -265,10 +274,33 @@ class GpuClock:
             place = self._place(scalar.device.index)
             if place is None:
                 return None
-            return Kept(self, place, scalar.detach(), self._record(place))
+            losses = place.losses
+            if losses is None:
+                losses = place.losses = Point(None)
+            else:
+                losses.users += 1
+            kept = Kept(self, place, scalar.detach(), losses)
+            if clock.now() - place.losses_ns >= LOSSES_NS:
+                self._record_losses(place)
+            return kept
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
             self._fail(error)
             return None
+
+    def settle(self) -> None:
+        """Records what is still to be: nothing may come after it for long."""
+        try:
+            if not self._is_capturing():
+                for place in list(self._places.values()):
+                    self._record_losses(place)
+        except Exception as error:  # noqa: BLE001  protects the program from a device that failed
+            self._fail(error)
+
+    def _record_losses(self, place: Place) -> None:
+        losses, place.losses = place.losses, None
+        if losses is not None and losses.users:
+            losses.event = self._record(place).event
+            place.losses_ns = clock.now()
 
     def _place(self, device: int) -> Place | None:
         """Where the device's work goes now, or None where nothing may be recorded."""
@@ -413,7 +445,8 @@ class Copied(OnDevice):
 
     @property
     def is_computed(self) -> bool:
-        return bool(self.points[0].event.query())
+        event = self.points[0].event
+        return event is not None and bool(event.query())
 
     def take(self, found: Any) -> None:
         try:
@@ -482,6 +515,7 @@ class GpuTimes:
         queued = torch.cuda._queued_calls
         queued[:] = [call for call in queued if call[0] != self._begin]
         if self._clock is not None and hot.device_clock is self._clock:
+            self._clock.settle()
             hot.use_device_clock(None)
         self._clock = None
 

@@ -53,12 +53,15 @@ EVALUATIONS = frozenset(("evaluation", "prediction"))
 MAX_AHEAD = 2
 # Spans of ours that wait to see whether a fetch by hand was the first of many.
 MAX_PEEK = 16
+# Scopes of a framework's own round what it loads.
+LOADS = ("data_load", "data_setup")
 FOR_ITER = opmap["FOR_ITER"]
 # How a `for` is left without an error: by `break` or `return`, which take its iterator off the
 # stack, or at the end of it.
 LEAVES = {opmap.get(name) for name in ("POP_TOP", "POP_ITER", "END_FOR", "FOR_ITER", "SWAP")}
 # What torch runs every optimizer's step in; all of them share the code.
 STEP_CODE = torch.optim.Optimizer.profile_hook_step(len).__code__
+WITHIN = hot.within.__code__
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
@@ -116,21 +119,24 @@ class Lane:
         self.peek: Pass | None = None  # whose one item a model has seen, without training
         self.loading: Pass | None = None  # that is asked for an item now
         self.teardown: hot.Span | None = None  # of workers, at the end of that fetch
+        # The open step of the loop that trains. While it is the innermost span, no forward,
+        # backward or optimizer step says anything new of the loop.
+        self.step: hot.Span | None = None
         self.has_worked = False  # a model has run, since the last fetch
-        self.model: weakref.ref[Any] | None = None  # the last one that did
+        self.is_inside = False  # a module's forward, or a backward
+        self.model: Callable[[], Any] | None = None  # the last one that did
         # Those that step, by id, with their spans; the one that was called by another is last.
         self.optimizers: list[tuple[int, hot.Span | None]] = []
-        self.described: weakref.ref[Any] | None = None  # the last model that was
+        self.described: Callable[[], Any] = nothing  # the last model that was
         self.epochs = 0  # made so far
         self.free = FreeLoop(self)
 
 
 class ThisThread(_local):
-    """Where a thread finds its lane, and what every call of a submodule asks."""
+    """Where a thread finds its lane."""
 
     def __init__(self) -> None:
         self.lane = Lane()
-        self.is_inside = False  # a module's forward, or a backward
 
 
 class Compiled:
@@ -147,10 +153,10 @@ class Loops:
         self.this_thread = ThisThread()
         self.compiled = Compiled()
         self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
-        self.loaders: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = (
-            weakref.WeakKeyDictionary()  # of new iterators
-        )
+        # Of new iterators: the loader, and what it was made with.
+        self.loaders: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
         self._described: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders and models
+        self._optimizers_exist = False
         self.steps_per_epoch = steps_per_epoch
         self.on_epoch_end = snapshots.take
         self.keep_gradients = snapshots.keep_gradients
@@ -165,7 +171,32 @@ class Loops:
 
     # -- items ------------------------------------------------------------------------------
 
-    def begin_load(self, lane: Lane, iterator: Any) -> hot.Span:
+    def begin_step(self, lane: Lane, iterator: Any) -> hot.Span | None:
+        """Begins the next step of the loop that trains; None: this is no fetch for one."""
+        current, step = lane.driver, lane.step
+        if (
+            current is None
+            or step is None
+            or not current.has_stepped
+            or step is not hot.current()
+            or current.iterator() is not iterator
+            or current.length is None  # it may be time for another epoch
+            or current.above.end
+            or self.compiled.has_stepped
+        ):
+            return None
+        lane.loading = current
+        lane.has_worked = current.has_stepped = False
+        current.items += 1
+        current.is_fresh = True
+        step = lane.step = current.step = hot.follow(step, current.index)
+        current.index += 1
+        return step
+
+    def begin_load(self, lane: Lane, iterator: Any) -> hot.Span | None:
+        """None: a framework says itself what it loads."""
+        if hot.innermost().name in LOADS:
+            return None
         if lane.optimizers:
             end_stale_optimizers(lane)
         passes = lane.passes
@@ -201,12 +232,19 @@ class Loops:
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
         """A step that has trained is over, and so is a batch that a model has seen."""
-        is_done = current.has_stepped if current.kind is TRAINING else lane.has_worked
+        is_done = lane.has_worked
+        if current.kind is TRAINING and self._has_optimizers():
+            is_done = current.has_stepped
         current.is_fresh = current.step is None or is_done
         if not current.is_fresh and current.items == MAX_AHEAD and not lane.has_worked:
             current.is_ahead = current.may_be_ahead
         if current.is_fresh:
             self._next_step(current)
+
+    def _has_optimizers(self) -> bool:
+        """Where there are none, a batch with a backward is a step. Program: `manual_sgd`."""
+        self._optimizers_exist = self._optimizers_exist or has_optimizers()
+        return self._optimizers_exist
 
     def _next_step(self, current: Pass) -> None:
         if current.step is not None:
@@ -216,6 +254,8 @@ class Loops:
         current.step = hot.begin("step" if current.kind is TRAINING else "batch", current.index)
         current.index += 1
         current.has_stepped = False
+        if current.lane.step is not None:
+            current.lane.step = current.step
 
     def end_load(self, lane: Lane, load: hot.Span) -> None:
         current, lane.loading = lane.loading, None
@@ -241,9 +281,12 @@ class Loops:
             return
         span = current.span or current.above
         current.items -= 1
-        is_owed = current.is_ahead or (current.kind is UNDECIDED and current.may_be_ahead)
+        is_owed = current.is_ahead
+        if current.kind is UNDECIDED:  # or taken one after the other, as by `list`
+            is_owed = current.may_be_ahead and current.items <= MAX_AHEAD
         if is_owed and (current.kind is UNDECIDED or current.items >= current.index):
             current.is_over = True  # the last items are still to be used
+            lane.step = None
         else:
             self._drop_fresh(lane.driver if current.kind is JOINED else current)
             is_empty = current.makes_steps and not current.index
@@ -259,7 +302,7 @@ class Loops:
         """The step was opened for an item that did not come."""
         if current is not None and current.step is not None and current.is_fresh:
             hot.drop(current.step)
-            current.step = None
+            current.step = current.lane.step = None
             current.index -= 1
 
     def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
@@ -327,6 +370,7 @@ class Loops:
             else:
                 hot.release(setup)
         lane.passes.append(current)
+        lane.step = None
         # Somebody else has said what it is, or at least what its steps are.
         if (is_told and current.makes_steps) or (not current.has_spans and lane.driver is None):
             current.kind = EVALUATION
@@ -336,6 +380,9 @@ class Loops:
     def end_pass(self, current: Pass, *, error: str | None = None) -> None:
         """`error`: that has cut it short."""
         lane = current.lane
+        lane.step = None
+        if current.is_over and not lane.has_worked:
+            self._drop_fresh(current)  # nothing was fetched ahead after all
         if current in lane.passes:
             lane.passes.remove(current)
         if lane.driver is current:
@@ -375,6 +422,8 @@ class Loops:
             lane = current.lane
             is_used = current.has_stepped if current.kind is TRAINING else lane.has_worked
             is_owed = current.is_over and (current.items > current.index or not is_used)
+            if current.kind is UNDECIDED and not current.is_for:
+                is_owed = False  # all items at once, as by `list`; who reads ahead keeps it
             if is_owed or current not in lane.passes:
                 current.iterator = nothing
                 return
@@ -415,10 +464,12 @@ class Loops:
             self._decide(lane, current, is_evaluating=is_evaluating)
 
     def close(self, span: hot.Span) -> None:
-        """Ends a span of ours outside of any pass: it may have to wait for a parent."""
+        """Ends a span of ours: outside of any pass it may have to wait for a parent."""
         lane = self.this_thread.lane
         peek = lane.peek
-        if peek is not None and span.parent is peek.above and len(peek.loads) < MAX_PEEK:
+        if lane.driver is not None or lane.step is span.parent:
+            hot.close(span)
+        elif peek is not None and span.parent is peek.above and len(peek.loads) < MAX_PEEK:
             hot.suspend(span)
             peek.loads.append(span)
         else:
@@ -456,13 +507,21 @@ class Loops:
             hot.release(load, None if load.parent.end else parent)
         current.loads.clear()
 
+    def met(self, loader: Any, iterator: Any) -> None:
+        """Notes the settings of a loader. A `for` may hold its iterator alone: it is gone then."""
+        if loader not in self._described:
+            self.loaders[iterator] = weakref.ref(loader), describe.of_loader(loader)
+
     def _describe(self, iterator: Any) -> dict[str, Any] | None:
         """The settings of a loader, once."""
-        loader = self.loaders.pop(iterator, nothing)()
-        if loader is None or loader in self._described:
-            return None
-        self._described.add(loader)
-        return describe.of_loader(loader)
+        settings: dict[str, Any] | None
+        reference, settings = self.loaders.pop(iterator, (nothing, None))
+        loader = reference()
+        if loader is not None:
+            if loader in self._described:
+                return None
+            self._described.add(loader)
+        return settings
 
     def describe_model(self, lane: Lane, model: Any) -> None:
         """Puts the settings of a model on the epoch or evaluation that it first runs in."""
@@ -491,8 +550,11 @@ class Loops:
             self.end_pass(inner)  # an evaluation inside the step, left
         if driver is None:
             lane.free.saw_training(self)
-        elif driver.kind is not TRAINING:
+            lane.step = None if lane.free.is_holding or lane.passes else lane.free.step
+            return
+        if driver.kind is not TRAINING:
             self._name_training(lane, driver)
+        lane.step = None if driver.is_over or len(lane.passes) > 1 else driver.step
 
     def _name_training(self, lane: Lane, current: Pass) -> None:
         current.kind = TRAINING
@@ -553,6 +615,13 @@ class Loops:
             step.set(optimizer_skipped=True)
         if driver is None:
             lane.free.count_step(self)
+
+
+def has_optimizers(kind: type[torch.optim.Optimizer] = torch.optim.Optimizer) -> bool:
+    """Whether the program has made one: torch then marks the `step` of its class."""
+    return any(
+        getattr(one.step, "hooked", False) or has_optimizers(one) for one in kind.__subclasses__()
+    )
 
 
 def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
@@ -643,8 +712,14 @@ def goes_on(current: Pass) -> bool:
 
 def find_asker() -> FrameType:
     """The code that asks for an item."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(HERE) and frame.f_back is not None:
+    return outside(sys._getframe(1))
+
+
+def outside(frame: FrameType) -> FrameType:
+    """The frame of the program, or of torch, that has called us."""
+    while frame.f_back is not None:
+        if not (frame.f_code is WITHIN or frame.f_code.co_filename.startswith(HERE)):
+            break
         frame = frame.f_back
     return frame
 
@@ -664,8 +739,7 @@ def error_that_left(frame: FrameType) -> str | None:
     The iterator is let go while the exception is on its way, when Python shows it to nobody; but it
     is among the youngest objects, and names the frame. Program: `early_stop_exception`.
     """
-    while frame.f_code.co_filename.startswith(HERE) and frame.f_back is not None:
-        frame = frame.f_back
+    frame = outside(frame)
     is_generator = frame.f_code.co_flags & CO_GENERATOR  # which is closed by an exception
     if is_generator or frame.f_code.co_code[frame.f_lasti] in LEAVES:
         return None

@@ -1,0 +1,79 @@
+"""How long the page takes in a real browser: `python bench/page.py ADDRESS [--run ID]`.
+
+First paint of the run's overview, and 24 zooms and pans of its timeline: from the key to the new
+lanes being there. ADDRESS is what `cirron serve --no-browser DIR` prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import statistics
+
+from playwright.sync_api import sync_playwright
+
+ZOOMS = 24
+PRESS = """key => {
+    performance.clearMarks('lane')
+    window.pressed = performance.now()
+    dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))
+}"""
+TOOK = """() => {
+    const marks = performance.getEntriesByName('lane')
+    return marks.length ? marks[0].startTime - window.pressed : null
+}"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("--run")
+    given = parser.parse_args()
+    base = given.address.split("?")[0]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        context = browser.new_context(
+            viewport={"width": 1280, "height": 800}, reduced_motion="reduce"
+        )
+        context.set_default_timeout(120_000)
+        page = context.new_page()
+        page.goto(given.address)
+        page.wait_for_selector("main h1")
+        run = given.run or page.evaluate("decodeURIComponent(location.hash.split('/')[2])")
+        page = context.new_page()
+        page.goto(f"{base}#/run/{run}/overview")
+        page.wait_for_selector("main h1")
+        first = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        head = page.evaluate("performance.now()")
+        page.wait_for_selector("section[aria-label='Step time'] canvas")
+        steps = page.evaluate("performance.now()")
+        print(f"first paint {first:.0f} ms, the run {head:.0f} ms, its steps {steps:.0f} ms")
+
+        page.goto("about:blank")
+        page.goto(f"{base}#/run/{run}/timeline")
+        while not page.evaluate("performance.getEntriesByName('lane').length"):
+            page.wait_for_timeout(50)
+        page.wait_for_timeout(3000)
+        random_ = random.Random(0)
+        times = []
+        for number in range(ZOOMS):
+            key = "w" if number < 8 else random_.choice("wsad")
+            page.mouse.move(random_.randrange(300, 1200), 400)
+            page.evaluate(PRESS, key)
+            page.wait_for_timeout(1500)
+            took = page.evaluate(TOOK)
+            if took is not None:  # what was there was enough
+                times.append(took)
+        times.sort()
+        print(
+            f"{len(times)} zooms that asked: median {statistics.median(times):.0f} ms,"
+            f" worst {times[-1]:.0f} ms"
+        )
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Names of Ciclo 0.1.9 that ours has in another form; see docs/ciclo-coming-from.md.
+
+Only for programs that people bring along: each says what to use in new ones. The modules `types`,
+`utils`, `timetracking` and `logging` are where 0.1.9 has some of these names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ciclo.binding import with_arguments
+from ciclo.callbacks.base import LoopCallback
+from ciclo.elapsed import samples_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ciclo.elapsed import BatchSize
+    from ciclo.loop import LoopState
+
+S = TypeVar("S")
+B = TypeVar("B")
+Batch = Any
+
+
+class LoopElement(LoopCallback):
+    """What stands in a loop: `ciclo.LoopCallback`."""
+
+
+class LoopCallbackBase(LoopElement, Generic[S]):
+    """The base of callbacks, with the type of the state: `ciclo.LoopCallback`."""
+
+
+class callback(LoopCallback):  # noqa: N801  a name like the functions beside it
+    """A function as a callback object; a loop takes the function itself as well."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.name = getattr(function, "__name__", "callback")
+        self._call = with_arguments(self.name, function)
+
+    def __loop_callback__(self, loop_state: LoopState[Any]) -> Any:
+        return self._call(loop_state)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def inject(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with as many of the arguments that it is given as it takes, by position.
+
+    A loop does this, and better, for every callback: by name.
+
+    >>> ciclo.inject(lambda state, batch: state + batch)(1, 2, 3, 4)
+    3
+    """
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return function
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    count = sum(one.kind in places for one in parameters)
+
+    def injected(*args: Any) -> Any:
+        return function(*args[:count])
+
+    return injected
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether this is a single number, of Python or of an array library."""
+    return isinstance(value, (int, float, complex)) or getattr(value, "shape", None) == ()
+
+
+def get_batch_size(batch: Any, batch_size_fn: BatchSize | None = None) -> int:
+    """How many samples a batch holds, as a loop counts them."""
+    return samples_of(batch, batch_size_fn)

@@ -1,0 +1,153 @@
+"""`inner_loop`: a loop as a callback of another, summed up into one step of it."""
+
+from __future__ import annotations
+
+from math import fsum
+from typing import TYPE_CHECKING, Any
+
+from ciclo.callbacks.base import LoopCallback
+from ciclo.errors import CallbackError, CicloError
+from ciclo.logs import COLLECTIONS, Logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import TypeAlias
+
+    from ciclo.history import History
+    from ciclo.loop import LoopState, Result
+
+    Aggregation: TypeAlias = str | Callable[[list[Any]], Any]
+
+# Takes the values and their weights.
+AGGREGATIONS: dict[str, Callable[[list[Any], list[float]], Any]] = {
+    "last": lambda values, weights: values[-1],
+    "first": lambda values, weights: values[0],
+    "mean": lambda values, weights: _mean(values, weights),
+    "sum": lambda values, weights: sum(values[1:], start=values[0]),
+    "min": lambda values, weights: min(values),
+    "max": lambda values, weights: max(values),
+}
+
+
+class inner_loop(LoopCallback):  # noqa: N801  a name like the functions beside it
+    """Runs a loop and logs what came of it, as `loss_test` for a loop named "test".
+
+    name: may be left out: then names stay as they are
+    run: a function of the state that runs a loop and returns what `ciclo.loop` returns
+    output_state: whether the outer loop goes on with the inner one's state
+    aggregation: "last" (if not given), "mean", "sum", "min", "max", "first", a function of the list
+        of values, or a dict from a collection or a name to one of these, "last" for the others
+    weighted: whether a mean, which is then the default, counts each step by its samples
+
+    By hand: `logs, state = inner(state)`.
+
+    >>> ciclo.inner_loop("test", lambda state: ciclo.loop(state, test_data, tasks))
+    """
+
+    moments = ("on_epoch_end",)
+
+    def __init__(
+        self,
+        name: str | Callable[[Any], Result[Any]],
+        run: Callable[[Any], Result[Any]] | None = None,
+        output_state: bool = False,
+        aggregation: Aggregation | Mapping[str, Aggregation] | None = None,
+        *,
+        weighted: bool = False,
+    ) -> None:
+        if run is None and not isinstance(name, str):
+            run, name = name, ""
+        if not callable(run) or not isinstance(name, str):
+            raise CallbackError(
+                f"inner_loop({name!r}, {run!r}) needs a function that runs a loop; write"
+                ' ciclo.inner_loop("test", lambda state: ciclo.loop(state, data, tasks))'
+            )
+        if aggregation is None:
+            aggregation = "mean" if weighted else "last"
+        chosen = aggregation.values() if hasattr(aggregation, "values") else [aggregation]
+        for one in chosen:
+            if not callable(one) and one not in AGGREGATIONS:
+                allowed = ", ".join(map(repr, AGGREGATIONS))
+                raise ValueError(f"aggregation={one!r} is not valid; use {allowed} or a function")
+        self.name = name
+        self.run = run
+        self.aggregation: Any = aggregation
+        self.weighted = weighted
+        self.output_state = output_state
+
+    def __loop_callback__(self, loop_state: LoopState[Any]) -> tuple[Logs, Any] | None:
+        result = self._result(loop_state.state)
+        if getattr(result, "is_interrupted", False):
+            return None  # half an evaluation is none
+        return self._summed_up(result[1], result[0]), result[0] if self.output_state else None
+
+    def __call__(self, state: Any) -> tuple[Logs, Any]:
+        """Runs the loop; for loops that are written by hand."""
+        result = self._result(state)
+        return self._summed_up(result[1], result[0]), result[0] if self.output_state else state
+
+    def _result(self, state: Any) -> Result[Any]:
+        result = self.run(state)
+        if not isinstance(result, tuple) or len(result) != 3:
+            raise CallbackError(
+                f"the function of inner_loop({self.name!r}) returned {type(result).__name__}; it"
+                " returns what a loop does: lambda state: ciclo.loop(state, data, tasks)"
+            )
+        return result
+
+    def _summed_up(self, history: History, state: Any) -> Logs:
+        logs = Logs()
+        steps, samples = history.collect("steps", "batch_samples")
+        if self.weighted and hasattr(state, "__loop_samples__"):
+            samples = state.__loop_samples__(samples)  # of all processes, so that they agree
+        weight_of = dict(zip(steps, samples, strict=True))
+        self._check_names(history.names())
+        for path in history.names():
+            collection, _, name = path.partition(".")
+            if collection == "outputs":
+                continue
+            values, logged_at = history.collect(path, "steps")
+            weights = [weight_of[step] for step in logged_at]
+            how = self._how(collection, name)
+            if callable(how):
+                found = how(values)
+            else:
+                is_weighted = self.weighted and any(weights)
+                try:
+                    found = AGGREGATIONS[how](values, weights if is_weighted else [1] * len(values))
+                except TypeError as error:
+                    error.add_note(
+                        f"ciclo: {how!r} of {path} in inner_loop({self.name!r});"
+                        f' aggregation={{{name!r}: "last"}} needs no numbers'
+                    )
+                    raise
+            logs.add(collection, f"{name}_{self.name}" if self.name else name, found)
+        return logs
+
+    def _check_names(self, paths: list[str]) -> None:
+        """A mapping whose keys are neither collections nor names would be ignored in silence."""
+        parts = {part for path in paths for part in path.split(".", 1)} | {*paths, *COLLECTIONS}
+        for key in self.aggregation if hasattr(self.aggregation, "get") else ():
+            if key not in parts:
+                there = ", ".join(paths) or "nothing"
+                raise CicloError(
+                    f"aggregation={{{key!r}: ...}} in inner_loop({self.name!r}) is neither a"
+                    f" collection nor a name that was logged; there is {there}"
+                )
+
+    def _how(self, collection: str, name: str) -> Aggregation:
+        if hasattr(self.aggregation, "get"):
+            for key in (f"{collection}.{name}", name, collection):
+                if key in self.aggregation:
+                    chosen: Aggregation = self.aggregation[key]
+                    return chosen
+            return "last"
+        return "last" if collection == "stateful_metrics" else self.aggregation
+
+
+def _mean(values: list[Any], weights: list[float]) -> Any:
+    total = sum(weights)
+    if all(isinstance(value, (int, float)) for value in values):
+        return fsum(v * w for v, w in zip(values, weights, strict=True)) / total
+    parts = [value * weight for value, weight in zip(values, weights, strict=True)]
+    return sum(parts[1:], start=parts[0]) / total

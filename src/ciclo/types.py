@@ -1,0 +1,6 @@
+"""Types that programs for Ciclo 0.1.9 import from here."""
+
+from ciclo._compat import B, Batch, S
+from ciclo.schedules import Schedule
+
+__all__ = ["B", "Batch", "S", "Schedule"]

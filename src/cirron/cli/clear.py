@@ -1,0 +1,160 @@
+"""`cirron clear`: removes runs from a folder.
+
+Only what is surely ours: regular files with the exact names of ours, in folders that we made (see
+`files.py`), of runs that have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+import msgspec
+
+from cirron import errors, files, wire
+from cirron.cli import output
+from cirron.record import clock
+from cirron.runs import reader, untrusted
+from cirron.view import tables, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cirron.runs.opened import Run
+    from cirron.runs.place import Place
+
+UNITS_S = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+BLOB = re.compile(r"(?:weights|gradients)(?:-[0-9]{1,4})?\.safetensors")
+# The folder of a snapshot, in the address of its files.
+SNAPSHOT = re.compile(r".*/snapshots/([0-9a-f]{32})/[^/]+", re.S)
+
+
+class Found(NamedTuple):
+    """A file to remove."""
+
+    path: Path
+    size: int
+
+
+class Age(click.ParamType[int]):
+    """A duration such as 7d, in nanoseconds."""
+
+    name = "age"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        match = re.fullmatch(r"([0-9]{1,6})([mhdw])", str(value))
+        if match is None:
+            self.fail(f"{value!r} is no age; write 30m, 12h, 7d or 2w", param, ctx)
+        return int(match[1]) * UNITS_S[match[2]] * 10**9
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", required=False)
+@click.option("--run", "wanted", metavar="ID", help="This run, by its id or the start of it.")
+@click.option("--older-than", "age_ns", type=Age(), metavar="AGE", help="Ended so long ago: 7d.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output.as_json
+def clear(
+    folder: str | None, wanted: str | None, age_ns: int | None, yes: bool, is_json: bool
+) -> None:
+    """Removes runs from DIR: records, black boxes, raw values, and what the store has of them.
+
+    All runs that have ended, or those that are asked for. Asks first. Nothing that cirron did not
+    write is touched.
+    """
+    root = Path(output.records_folder(folder))
+    place = output.open_place(os.fspath(root))
+    runs = [place.runs[wanted]] if wanted is not None else [place.runs[one] for one in place.runs]
+    running = [run for run in runs if run.state == "running"]
+    if wanted is not None and running:
+        raise errors.SettingError(f"run {text.plain(wanted)} is running, and is not removed")
+    before_ns = clock.wall() - (age_ns or 0)
+    chosen = [run for run in runs if run not in running and run.ended_ns <= before_ns]
+    if not chosen:
+        raise errors.UnknownRunError(
+            "there is no run to remove" + (": one is running" if running else "")
+        )
+    found = [file for run in chosen for file in files_of(root, run)]
+    total = text.size(sum(file.size for file in found))
+    if not yes:
+        if not is_json:
+            for run in chosen:
+                output.echo(f"{text.plain(run.id)}, ended {tables.moment(run.ended_ns)}")
+        what = f"{output.plural(len(chosen), 'run')}, {output.plural(len(found), 'file')}, {total}"
+        click.confirm(f"Remove {what}, for good?", abort=True, err=True)
+    removed = remove(root, place, chosen, found)
+    if is_json:
+        output.echo_json(
+            {"runs": [run.id for run in chosen], "files": removed, "left": len(found) - removed}
+        )
+    else:
+        output.echo(
+            f"removed {output.plural(removed, 'file')} of {output.plural(len(chosen), 'run')}"
+        )
+
+
+def files_of(root: Path, run: Run) -> Iterator[Found]:
+    """The files of ours that belong to a run."""
+    for name, names in (("spool", files.BATCH), ("blackbox", files.BLACK_BOX)):
+        folder = files.Folder(root / name, names)
+        folder.find()
+        with contextlib.suppress(OSError):
+            for entry in folder.entries() if folder.is_ours else ():
+                if run_of(folder.path / entry.name) == run.id:
+                    yield Found(folder.path / entry.name, entry.size)
+    snapshots = files.Folder(root / "snapshots", files.SPAN)
+    snapshots.find()
+    if not snapshots.is_ours:
+        return
+    for row in run.sql("SELECT DISTINCT blob_uri FROM snapshots WHERE blob_uri IS NOT NULL"):
+        match = SNAPSHOT.fullmatch(row["blob_uri"])
+        inside = snapshots.path / match[1] if match else snapshots.path
+        if match is None or os.path.islink(inside):
+            continue
+        with contextlib.suppress(OSError):
+            for one in os.scandir(inside):
+                status = one.stat(follow_symlinks=False)
+                if BLOB.fullmatch(one.name) and stat.S_ISREG(status.st_mode):
+                    yield Found(Path(one.path), status.st_size)
+
+
+def run_of(path: Path) -> str | None:
+    """The run that a batch or a black box says it is of."""
+    try:
+        content = msgspec.json.decode(untrusted.read_file(path, reader.MAX_BATCH_BYTES), type=Head)
+    except (OSError, untrusted.UnreadableError, *reader.UNREADABLE):
+        return None
+    return None if content.session is None else content.session.run_id
+
+
+class Head(msgspec.Struct):
+    """What batches and black boxes have in common."""
+
+    session: wire.Session | None = None
+
+
+def remove(root: Path, place: Place, runs: list[Run], found: list[Found]) -> int:
+    """Removes the files, then what the store has; how many files are gone."""
+    count = 0
+    folders = set()
+    with output.progress("removing") as told:
+        for file in dict.fromkeys(found):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file.path)
+            count += 1
+            told(count, len(found))
+            if file.path.parent.parent.name == "snapshots":
+                folders.add(file.path.parent)
+    for folder in folders:
+        with contextlib.suppress(OSError):  # something else is in there
+            os.rmdir(folder)
+    for store in place.stores:
+        store.forget(run.id for run in runs)
+    return count

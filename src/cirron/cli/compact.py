@@ -1,0 +1,28 @@
+"""`cirron compact`: fewer and larger files in a store."""
+
+from __future__ import annotations
+
+import click
+
+from cirron.cli import output
+from cirron.view import text
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", required=False)
+@click.option("--store", metavar="URL", help="Another store than the one beside the records.")
+@output.as_json
+def compact(folder: str | None, store: str | None, is_json: bool) -> None:
+    """Brings the store of DIR up to date, and joins its small files.
+
+    The spool stays as it is. The command may be repeated, and interrupted, at any time.
+    """
+    from cirron.runs import opened
+
+    where = output.default_folder() if folder is None else folder
+    with output.status("compacting"):
+        done = opened.compact(where, store=store)
+    if is_json:
+        output.echo_json(done)
+    else:
+        output.echo(", ".join(f"{text.plain(key)} {text.value(n)}" for key, n in done.items()))

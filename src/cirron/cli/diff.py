@@ -1,0 +1,57 @@
+"""`cirron diff`: what changed between two runs.
+
+Exit code 4: slower than allowed; 5: it cannot be told, or there is too little to compare.
+"""
+
+from __future__ import annotations
+
+import click
+
+from cirron.cli import output
+from cirron.verdict.diff import diff as compare
+from cirron.view import report as view
+
+SLOWER = 4
+UNCLEAR = 5
+
+
+@click.command()
+@click.argument("before", metavar="BEFORE")
+@click.argument("after", metavar="AFTER")
+@click.option("--baseline", multiple=True, metavar="RUN", help="More runs like BEFORE.")
+@click.option("--fail-on", metavar="5%", help="Exit with 4 if something is slower by more.")
+@output.in_folder
+@output.as_json
+def diff(
+    before: str,
+    after: str,
+    baseline: tuple[str, ...],
+    fail_on: str | None,
+    folder: str | None,
+    is_json: bool,
+) -> None:
+    """Compares two runs by span name, with intervals; and says where their marks part."""
+    limit = None if fail_on is None else share_of(fail_on)
+    runs = output.open_place(folder).runs
+    with output.status("comparing"):
+        found = compare([runs[one] for one in (before, *baseline)], [runs[after]])
+    verdict = None if limit is None else found.exceeds(limit)
+    if is_json:
+        output.echo_json({**found.as_dict(), "is_slower": verdict})
+    else:
+        output.echo(view.changes(found))
+    if not found.changes or (limit is not None and verdict is None):
+        raise SystemExit(UNCLEAR)
+    if verdict:
+        raise SystemExit(SLOWER)
+
+
+def share_of(text: str) -> float:
+    """`5%` or `0.05` as a share."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 10:
+        raise click.UsageError(f"--fail-on takes a share such as 5%, not {text!r}")
+    return share

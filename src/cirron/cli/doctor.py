@@ -1,0 +1,187 @@
+"""`cirron doctor`: what is set up, where it comes from, and what is wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from cirron import errors, hooks, settings
+from cirron._version import __version__
+from cirron.cli import output
+from cirron.view import text
+
+NEEDED = ("click", "duckdb", "msgspec", "rich", "urllib3")
+# What brings more, and the line that installs it.
+EXTRAS = {
+    "numpy": "ci.watch()",
+    "safetensors": "raw values of snapshots",
+    "pandas": ".df()",
+    "pyarrow": ".arrow()",
+    "polars": ".pl()",
+    "obstore": "stores in object storage",
+}
+
+
+class Problem(NamedTuple):
+    """What is wrong, and what mends it."""
+
+    what: str
+    mend: str
+
+
+@click.command()
+@click.option("--network", is_flag=True, help="Ask the endpoint whether it takes batches.")
+@output.as_json
+@click.pass_context
+def doctor(ctx: click.Context, network: bool, is_json: bool) -> None:
+    """Says what is installed, which settings count and why, and what is wrong.
+
+    Exits with 1 if something is. Nothing is sent without --network.
+    """
+    problems: list[Problem] = []
+    content: dict[str, Any] = {
+        "cirron": __version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "packages": {name: _version(name) for name in (*NEEDED, *EXTRAS)},
+        "frameworks": frameworks(problems),
+        "settings": effective(problems),
+    }
+    problems += [
+        Problem(f"{name} is not installed", f"pip install {name}")
+        for name in NEEDED
+        if content["packages"][name] is None
+    ]
+    check_folder(problems)
+    if network:
+        content["endpoint"] = check_endpoint(problems)
+    if is_json:
+        output.echo_json(content | {"problems": [one._asdict() for one in problems]})
+    else:
+        show(content, problems)
+    ctx.exit(1 if problems else 0)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def frameworks(problems: list[Problem]) -> dict[str, str]:
+    """The frameworks that are installed, by release. Nothing is imported."""
+    found = {}
+    for name in hooks.PRECEDENCE:
+        package = {"sklearn": "scikit-learn"}.get(name, name)
+        if not hooks.is_installed(name):
+            continue
+        release = _version(package) or _version(f"{package}-cpu")
+        found[name] = release or "?"
+        oldest = hooks.MINIMUM.get(name, ())
+        numbers = tuple(int(one) for one in (release or "").split(".")[:2] if one.isdecimal())
+        if numbers and numbers < oldest:
+            wanted = ".".join(map(str, oldest))
+            problems.append(
+                Problem(
+                    f"{name} {release} is older than {wanted}, and is not hooked",
+                    f'pip install -U "{package}>={wanted}"',
+                )
+            )
+    return found
+
+
+def effective(problems: list[Problem]) -> dict[str, dict[str, Any]]:
+    """Each setting: its value, and where that comes from. The key itself is not shown."""
+    try:
+        values = settings.resolve({})
+        table = settings.from_project()
+    except errors.SettingError as error:
+        problems.append(Problem(str(error), "correct it, or unset the variable"))
+        return {}
+    found = {}
+    for setting in settings.TABLE:
+        value = getattr(values, setting.name)
+        source = "default"
+        if settings.is_in_environment(setting):
+            source = setting.variable
+        elif table is not None and setting.name in table.values:
+            source = str(table.file.path)
+        if setting.name == "api_key" and value is not None:
+            value = "***"
+        found[setting.name] = {"value": value, "from": source}
+    for fault in () if table is None else table.faults.values():
+        assert table is not None
+        problems.append(Problem(f"{table.file.path}: {fault}", "correct that line, or remove it"))
+    return found
+
+
+def check_folder(problems: list[Problem]) -> None:
+    """Whether a program that is started here could write."""
+    try:
+        folder = Path(settings.resolve({}).output_dir).absolute()
+    except (errors.SettingError, OSError):  # said already; no working directory
+        return
+    above = folder
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError:
+        problems.append(
+            Problem(f"{folder} cannot be written", "export CIRRON_OUTPUT_DIR=/a/folder/of/yours")
+        )
+    for name in ("spool", "blackbox"):
+        if os.path.islink(folder / name):
+            problems.append(
+                Problem(f"{folder / name} is a symbolic link, which is not followed", "remove it")
+            )
+
+
+def check_endpoint(problems: list[Problem]) -> str:
+    """How the endpoint answers."""
+    from cirron.ship import backlog
+
+    try:
+        values = settings.resolve({})
+    except errors.SettingError:
+        return "not asked"
+    with output.status("asking the endpoint"):
+        trouble = backlog.reach(values.api_endpoint, values.api_key)
+    if trouble is None:
+        return "answers"
+    reason, mend = trouble
+    problems.append(Problem(f"{values.api_endpoint} takes no batches: {reason}", mend))
+    return reason
+
+
+def show(content: dict[str, Any], problems: list[Problem]) -> None:
+    """Prints what was found."""
+    output.echo(f"cirron {content['cirron']}, Python {content['python']}")
+    for title, found in (("packages", content["packages"]), ("frameworks", content["frameworks"])):
+        listed = ", ".join(f"{name} {release}" for name, release in found.items() if release)
+        output.echo(f"{title}: {text.plain(listed or 'none', 500)}")
+    absent = [name for name in EXTRAS if content["packages"][name] is None]
+    for name in absent:
+        output.echo(f"not installed: {name}, for {EXTRAS[name]}")
+    if content["settings"]:
+        output.echo()
+        rows = [
+            [name, text.plain(str(one["value"])), text.plain(one["from"])]
+            for name, one in content["settings"].items()
+        ]
+        output.table(("setting", "value", "from"), rows)
+        output.echo()
+    if "endpoint" in content:
+        output.echo(f"endpoint: {text.plain(content['endpoint'], 300)}")
+    for one in problems:
+        output.echo(f"problem: {text.plain(one.what, 500)}")
+        output.echo(f"  mend it: {text.plain(one.mend, 300)}")
+    if not problems:
+        output.echo("nothing is wrong")

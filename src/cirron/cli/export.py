@@ -1,0 +1,34 @@
+"""`cirron export`: a run as other tools read it."""
+
+from __future__ import annotations
+
+import click
+
+from cirron import export as exports
+from cirron.cli import output
+from cirron.view import text
+
+
+def formats() -> str:
+    """The formats, one a line, for the help."""
+    width = max(map(len, exports.FORMS))
+    return "\n".join(f"{name:<{width}}  {form.what}" for name, form in exports.FORMS.items())
+
+
+@click.command(
+    help=f"""Writes a run for another tool: the latest, or the one whose id begins with RUN.
+
+\b
+{formats()}
+"""
+)
+@click.argument("wanted", metavar="[RUN]", required=False)
+@click.option(
+    "--format", "form", type=click.Choice(list(exports.FORMS)), required=True, help="What to write."
+)
+@click.option("-o", "--output", "path", metavar="PATH", required=True, help="Where to write it.")
+@output.in_folder
+def export(wanted: str | None, form: str, path: str, folder: str | None) -> None:
+    """Writes a run for another tool."""
+    exports.export(output.open_run(folder, wanted), form, path)
+    output.echo(f"wrote {text.escape(path)}")

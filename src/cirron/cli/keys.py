@@ -1,0 +1,98 @@
+"""`cirron keys`: who may send to a server, and who may look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cirron.cli import output
+from cirron.view import text
+
+if TYPE_CHECKING:
+    from cirron.server.depot import Depot
+
+store_option = click.option("--store", metavar="URL", help="The store that is served.")
+
+
+def depot(folder: str | None, store: str | None) -> Depot:
+    """What a server of this folder or store keeps."""
+    from cirron.server.depot import Depot
+    from cirron.server.process import depot_of
+
+    return Depot(store or depot_of(output.default_folder() if folder is None else folder))
+
+
+@click.group()
+def keys() -> None:
+    """Makes, lists and revokes the keys of a server."""
+
+
+@keys.command()
+@click.argument("name")
+@click.option("--scope", type=click.Choice(["write", "read"]), default="write", show_default=True)
+@click.option("--rate", type=click.IntRange(1), help="Requests a second.")
+@output.in_folder
+@store_option
+def create(name: str, scope: Any, rate: int | None, folder: str | None, store: str | None) -> None:
+    """Makes a key and prints it, this once."""
+    from cirron.server import keys as rooms
+
+    output.echo(rooms.create(depot(folder, store), name, [scope], rate))
+
+
+@keys.command(name="list")
+@output.in_folder
+@store_option
+@output.as_json
+def list_(folder: str | None, store: str | None, is_json: bool) -> None:
+    """Lists the keys, without their secrets."""
+    from cirron.server import keys as rooms
+
+    found = rooms.every(depot(folder, store))
+    if is_json:
+        names = ("id", "name", "scopes", "created_ns", "rate")
+        output.echo_json({"keys": [{n: getattr(one, n) for n in names} for one in found]})
+        return
+    rows = [
+        (one.id, text.plain(one.name), ", ".join(one.scopes), str(one.rate), when(one.created_ns))
+        for one in found
+    ]
+    output.table(("id", "name", "scope", "rate", "made"), rows)
+
+
+@keys.command()
+@click.argument("key_id")
+@output.in_folder
+@store_option
+def revoke(key_id: str, folder: str | None, store: str | None) -> None:
+    """Revokes a key by its id; who is logged in by it is logged out."""
+    from cirron.server import keys as rooms
+
+    rooms.revoke(depot(folder, store), key_id)
+
+
+@keys.command()
+@click.argument("key_id")
+@click.argument("address")
+@output.in_folder
+@store_option
+def link(key_id: str, address: str, folder: str | None, store: str | None) -> None:
+    """Prints a link to a server's ADDRESS that logs a browser in once, as a key that may read."""
+    from cirron import errors, settings
+    from cirron.server import keys as rooms
+    from cirron.server import login
+
+    kept = depot(folder, store)
+    readers = [one.id for one in rooms.every(kept) if "read" in one.scopes]
+    if key_id not in readers:
+        raise errors.one_of("key", key_id, readers)
+    where = settings.address("ADDRESS", address)
+    output.echo(f"{where}/?token={login.new_link(kept, key_id)}")
+
+
+def when(ns: int) -> str:
+    """A moment, for a table."""
+    import datetime
+
+    return datetime.datetime.fromtimestamp(ns / 1e9).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,80 @@
+"""`cirron ls`: the runs in a folder, newest first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cirron.cli import output
+from cirron.view import tables, text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cirron.runs.opened import Run
+
+COLUMNS = ("run", "state", "started", "lasted", "ranks", "attempts", "script", "tags")
+SHORTEST = 8
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", required=False)
+@output.as_json
+def ls(folder: str | None, is_json: bool) -> None:
+    """Lists the runs in DIR, newest first.
+
+    A run is named by as much of its id as tells it from the others: what other commands take.
+    """
+    found = output.open_place(folder).runs
+    runs = [found[one] for one in found][::-1]
+    if is_json:
+        output.echo_json({"runs": [as_dict(run) for run in runs]})
+        return
+    short = prefixes([run.id for run in runs])
+    output.table(COLUMNS, [row(run, short[run.id]) for run in runs])
+
+
+def row(run: Run, name: str) -> list[str]:
+    """A run as a row of `COLUMNS`."""
+    program = run.program
+    return [
+        text.plain(name),
+        run.state,
+        tables.moment(run.started_ns),
+        text.duration(run.ended_ns - run.started_ns),
+        str(len(run.ranks) or "-"),
+        str(len(run.attempts)),
+        text.plain(program.script or "-"),
+        text.tags(program) or "-",
+    ]
+
+
+def prefixes(ids: Sequence[str]) -> dict[str, str]:
+    """For each id the start that no other has, in 8 characters or more."""
+    found = {}
+    ordered = sorted(ids)
+    for at, one in enumerate(ordered):
+        beside = ordered[max(0, at - 1) : at] + ordered[at + 1 : at + 2]
+        length = SHORTEST
+        while length < len(one) and any(other.startswith(one[:length]) for other in beside):
+            length += 1
+        found[one] = one[:length]
+    return found
+
+
+def as_dict(run: Run) -> dict[str, Any]:
+    """What is known of a run without its records."""
+    return {
+        "run_id": run.id,
+        "state": run.state,
+        "started_ns": run.started_ns,
+        "ended_ns": run.ended_ns,
+        "ranks": run.ranks,
+        "attempts": run.attempts,
+        "program": run.program,
+        "sessions": [
+            {"id": one.id, "rank": one.rank, "pid": one.pid, "state": one.state}
+            for one in run.sessions
+        ],
+    }

@@ -1,0 +1,141 @@
+"""What commands share: where the runs are, and how an answer is written.
+
+On a terminal a table is rich's, with colour unless NO_COLOR is set; in a pipe it is plain text.
+What comes from files goes through `text.plain`, and into rich only as `Text`, which has no markup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cirron import settings
+from cirron.view import tables, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from cirron.runs.opened import Run
+    from cirron.runs.place import Place
+
+SCHEMA = 1  # of what --json writes
+
+STYLES = {
+    "running": "green",
+    "clean": "dim",
+    "killed": "red",
+    "signal": "yellow",
+    "exception": "red",
+}
+
+as_json = click.option("--json", "is_json", is_flag=True, help="JSON for programs.")
+in_folder = click.option("--dir", "folder", metavar="DIR", help="Where the runs are.")
+
+
+def default_folder() -> str:
+    """Where a program that is started here would write, or this folder."""
+    chosen = settings.resolve({}).output_dir
+    return "." if chosen == settings.BY_NAME["output_dir"].default else chosen
+
+
+def open_place(folder: str | None) -> Place:
+    """The runs in a folder, or where a program that is started here would write."""
+    from cirron.runs.place import Place
+
+    with status("reading"):
+        return Place([default_folder() if folder is None else folder])
+
+
+def open_run(folder: str | None, wanted: str | None) -> Run:
+    """A run by its id or the start of it, or the newest."""
+    runs = open_place(folder).runs
+    return runs.latest if wanted is None else runs[wanted]
+
+
+def echo(line: str = "") -> None:
+    """Prints, with what this terminal's encoding lacks escaped."""
+    click.echo(text.encodable(line, sys.stdout))
+
+
+def echo_json(content: dict[str, Any]) -> None:
+    """Prints strict JSON in ASCII."""
+    echo(text.to_json({"schema": SCHEMA, **content}))
+
+
+def is_terminal(stream: Any = None) -> bool:
+    """Whether people look at this stream, standard output by default."""
+    try:
+        return bool((stream or sys.stdout).isatty())
+    except (AttributeError, ValueError):  # None, or closed
+        return False
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], more: str = "") -> None:
+    """Prints a table. Its cells are text for a terminal already."""
+    if not is_terminal():
+        widths = [max(len(row[at]) for row in (columns, *rows)) for at in range(len(columns))]
+        for row in (columns, *rows):
+            padded = (one.ljust(width) for one, width in zip(row, widths, strict=True))
+            echo("  ".join(padded).rstrip())
+    else:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in columns:
+            shown.add_column(Text(name), overflow="fold")
+        for row in rows:
+            cells = [text.encodable(one, sys.stdout) for one in row]
+            shown.add_row(*(Text(one, style=STYLES.get(one, "")) for one in cells))
+        Console().print(shown)
+    if more:
+        echo(more)
+
+
+def cells(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """Rows of an answer as text."""
+    return [[tables.cell(*pair) for pair in zip(columns, row, strict=True)] for row in rows]
+
+
+@contextlib.contextmanager
+def status(what: str) -> Iterator[None]:
+    """Says on a terminal that something goes on, and wipes it away."""
+    if not is_terminal(sys.stderr):
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; nothing elsewhere. What it gives is called with how much of how much."""
+    if not is_terminal(sys.stderr):
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def records_folder(folder: str | None) -> str:
+    """The folder with the records themselves: a `.cirron`."""
+    from cirron.runs import reader
+
+    return os.fspath(reader.find(default_folder() if folder is None else folder))

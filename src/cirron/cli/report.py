@@ -1,0 +1,61 @@
+"""`cirron report`: why a run is slow, what mending it would give, or how it ended. One screen."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from cirron.cli import output
+from cirron.verdict import report as report_on
+from cirron.verdict.facts import gather
+from cirron.verdict.whatif import PARTS, what_if
+from cirron.view import report as view
+
+
+@click.command()
+@click.argument("wanted", metavar="[RUN]", required=False)
+@click.option(
+    "--what-if",
+    "changed",
+    metavar="PART=FACTORx",
+    help="How long the steps would take with one part changed, as data_load=0.5x.",
+)
+@output.in_folder
+@output.as_json
+def report(wanted: str | None, changed: str | None, folder: str | None, is_json: bool) -> None:
+    """Says what a run's time goes into, what to do about it, and what that will give."""
+    run = output.open_run(folder, wanted)
+    if changed is not None:
+        part, factor = parse(changed)
+        gain = what_if(gather(run), part, factor)
+        if is_json:
+            found = None if gain is None else vars(gain)
+            output.echo_json({"run": run.id, "part": part, "factor": factor, "gain": found})
+        else:
+            output.echo(view.what_if(part, factor, gain))
+        return
+    with output.status("judging"):
+        found_report = report_on(run)
+    if is_json:
+        output.echo_json(found_report.as_dict())
+    else:
+        output.echo(view.render(found_report))
+
+
+def of_batch(content: bytes, *, is_line: bool) -> str:
+    """The verdict on the records of one batch, whose process has ended well."""
+    from cirron.runs.place import of_batch as open_batch
+
+    found = report_on(open_batch(content))
+    found.run["state"] = "clean"
+    return view.line(found) if is_line else view.render(found)
+
+
+def parse(text: str) -> tuple[str, float]:
+    """`data_load=0.5x` as a part and a factor."""
+    match = re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)x?", text)
+    if match is None or match[1] not in PARTS:
+        names = ", ".join(PARTS)
+        raise click.UsageError(f"--what-if takes PART=FACTORx, with a part of: {names}")
+    return match[1], float(match[2])

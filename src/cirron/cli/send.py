@@ -1,0 +1,45 @@
+"""`cirron send`: what processes that are gone could not send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cirron import errors, settings
+from cirron.cli import output
+from cirron.view import text
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", required=False)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 86_400),
+    default=600.0,
+    show_default=True,
+    help="Seconds to try for.",
+)
+@output.as_json
+def send(folder: str | None, timeout: float, is_json: bool) -> None:
+    """Sends the batches in DIR that wait for the endpoint, oldest first.
+
+    Those are batches of processes that had an API key and ended before all was sent. A later run
+    with a key sends them as well. Needs CIRRON_API_KEY, or api_key in pyproject.toml.
+    """
+    from cirron.ship import backlog
+
+    values = settings.resolve({})
+    if values.api_key is None:
+        raise errors.SettingError("there is no API key to send with: set CIRRON_API_KEY")
+    root = Path(output.records_folder(folder))
+    with output.progress("sending") as told:
+        done = backlog.send(root, values.api_endpoint, values.api_key, wait_s=timeout, told=told)
+    if is_json:
+        output.echo_json(done)
+    else:
+        counts = [f"{done[name]} {name.replace('_', ' ')}" for name in done if name != "error"]
+        output.echo(", ".join(counts))
+    if done["left"] or done["rejected"]:
+        reason = text.plain(str(done["error"] or "the time was up"))
+        raise click.ClickException(f"not everything was sent: {reason}")

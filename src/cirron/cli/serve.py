@@ -1,0 +1,113 @@
+"""`cirron serve`: takes batches over HTTP, and shows runs in the browser."""
+
+from __future__ import annotations
+
+import click
+
+from cirron import settings
+from cirron.cli import output
+
+PORT = 8321
+
+
+@click.command()
+@click.argument("folders", metavar="[DIR]...", nargs=-1)
+@click.option("--store", metavar="URL", help="A store to serve, in place of folders.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", default=PORT, show_default=True, help="The port; 0 takes any.")
+@click.option("--no-browser", is_flag=True, help="Opens no browser.")
+@click.option(
+    "--role",
+    type=click.Choice(["all", "ingest", "page"]),
+    default="all",
+    help="Takes batches, shows runs, or both.",
+)
+@click.option("--max-inbox-mb", default=1024, help="What may wait to be stored.")
+@click.option("--allow-host", "hosts", multiple=True, help="A name that it is reached by.")
+@click.option("--trust-proxy", "proxies", multiple=True, help="A proxy that logs people in.")
+@click.option("--user-header", help="The header in which such a proxy names them.")
+@click.option("--certificate", metavar="FILE", help="For https://, with --private-key.")
+@click.option("--private-key", metavar="FILE", help="Of the certificate.")
+def serve(
+    folders: tuple[str, ...],
+    store: str | None,
+    host: str,
+    port: int,
+    no_browser: bool,
+    role: str,
+    max_inbox_mb: int,
+    hosts: tuple[str, ...],
+    proxies: tuple[str, ...],
+    user_header: str | None,
+    certificate: str | None,
+    private_key: str | None,
+) -> None:
+    """Serves the runs in DIR, as they go on, and takes what programs send over HTTP.
+
+    The first line that it prints is the address to open. It works once.
+    """
+    if folders and store:
+        raise click.UsageError("give folders or --store, not both")
+    if bool(proxies) != bool(user_header):
+        raise click.UsageError("--trust-proxy and --user-header go together")
+    from cirron.server.process import Options, Server
+
+    is_browser = not no_browser and output.is_terminal()
+    server = Server(
+        Options(
+            folders=folders or (() if store else (output.default_folder(),)),
+            store=store,
+            role=role,  # type: ignore[arg-type]  # one of the choices
+            host=host,
+            port=port,
+            api_key=settings.resolve({}).api_key,
+            max_inbox_bytes=max_inbox_mb * 2**20,
+            hosts=hosts,
+            proxies=proxies,
+            user_header=user_header,
+            certificate=certificate,
+            private_key=private_key,
+            on_ready=lambda one: announce(one, is_browser=is_browser),
+        )
+    )
+    try:
+        server.run()
+    except SystemExit:
+        raise click.ClickException(
+            f"{host}:{port} cannot be listened on; another port: cirron serve --port 0"
+        ) from None
+
+
+def announce(server: object, *, is_browser: bool) -> None:
+    """Says where to look, and how programs send."""
+    from cirron.server.process import Server
+
+    assert isinstance(server, Server)
+    output.echo(server.link())
+    if server.api_key is not None:
+        given = settings.resolve({}).api_key
+        shown = server.api_key if given is None else "(as in this shell)"
+        output.echo(
+            "Programs on this machine send with"
+            f" CIRRON_API_ENDPOINT={server.address} CIRRON_API_KEY={shown}"
+        )
+    if is_browser and server.options.role != "ingest":
+        open_browser(server)
+
+
+def open_browser(server: object) -> None:
+    """Opens a link of its own, by a file: other users see the arguments of a browser."""
+    import webbrowser
+
+    from cirron.server.process import Server
+
+    assert isinstance(server, Server)
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return
+    if type(browser) is webbrowser.GenericBrowser:  # in the terminal
+        return
+    path = server.depot.new_file().with_suffix(".html")
+    path.write_text(f'<meta http-equiv="refresh" content="0; url={server.link()}">')
+    browser.open(path.as_uri())

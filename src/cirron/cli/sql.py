@@ -1,0 +1,46 @@
+"""`cirron sql`: the user's own questions. It runs with the user's rights, on this machine only."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import click
+
+from cirron.cli import output
+from cirron.view import text
+
+MAX_ROWS = 1_000  # that are shown to people
+
+
+@click.command()
+@click.argument("query", metavar="QUERY")
+@click.argument("wanted", metavar="[RUN]", required=False)
+@output.in_folder
+@output.as_json
+@click.option("--csv", "is_csv", is_flag=True, help="CSV, with a line of names first.")
+def sql(query: str, wanted: str | None, folder: str | None, is_json: bool, is_csv: bool) -> None:
+    """Answers QUERY, in DuckDB's SQL, over the tables of a run.
+
+    The tables are spans, marks, snapshots and sessions. Times are in nanoseconds since 1970. SQL of
+    DuckDB may read and write files: run only what you would run in a shell.
+    """
+    if is_json and is_csv:
+        raise click.UsageError("--json and --csv exclude each other")
+    run = output.open_run(folder, wanted)
+    columns, rows = run.sql(query).fetch()
+    if is_json:
+        output.echo_json({"run_id": run.id, "columns": columns, "rows": rows})
+    elif is_csv:
+        written = io.StringIO()
+        writer = csv.writer(written, lineterminator="\n")
+        writer.writerows([columns, *rows])
+        lines = written.getvalue().removesuffix("\n")
+        if output.is_terminal():
+            lines = "\n".join(text.escape(line) for line in lines.split("\n"))
+        output.echo(lines)
+    else:
+        left = len(rows) - MAX_ROWS
+        more = f"and {output.plural(left, 'more row')}: --json or --csv has all" if left > 0 else ""
+        names = [text.plain(name) for name in columns]
+        output.table(names, output.cells(columns, rows[:MAX_ROWS]), more)

@@ -1,0 +1,132 @@
+"""`cirron tail`: a run as it goes on. Looks once a second; a look costs what is new."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cirron.cli import output
+from cirron.view import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cirron.runs.opened import Run, Session
+
+FIRST_LINES = 10  # of what was there before
+MAX_LINES = 20  # of one look and process: a fast loop is told by the last of its steps
+
+STEPS = """SELECT session_id, rank, epoch, step, end_ns, wall_ns, data_load_ns, loss, error
+FROM ({steps}) q WHERE end_ns > :since ORDER BY end_ns"""
+# A step's own loss is on its line.
+MARKS = """SELECT s.session_id, m.rank, m.epoch, m.step, m.span_name, m.ts_ns AS end_ns, m.name,
+    m.value, m.text
+FROM marks m JOIN sessions s ON s.session = m.session
+WHERE m.ts_ns > :since AND NOT (m.name = 'loss' AND m.step_key IS NOT NULL) ORDER BY m.ts_ns"""
+
+
+@click.command()
+@click.argument("wanted", metavar="[RUN]", required=False)
+@output.in_folder
+@click.option("--interval", type=click.FloatRange(0.05, 60), default=1.0, help="Seconds.")
+@output.as_json
+def tail(wanted: str | None, folder: str | None, interval: float, is_json: bool) -> None:
+    """Follows a run, the newest by default: steps, values and how its processes stand.
+
+    Ends when the run does, or with Ctrl-C. With --json each line is an object.
+    """
+    seen = Seen()
+    place = output.open_place(folder)
+    run = place.runs.latest if wanted is None else place.runs[wanted]
+    try:
+        while True:
+            for event in seen.look(run):
+                if is_json:
+                    output.echo_json(event)
+                else:
+                    output.echo(line(event))
+            if run.state != "running":
+                return
+            time.sleep(interval)
+            while not place.refresh():
+                time.sleep(interval)
+            run = place.runs[run.id]
+    except KeyboardInterrupt:
+        return
+
+
+class Seen:
+    """What was told already, by session."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, int] = {}
+        self._marks: dict[str, int] = {}
+        self._states: dict[str, str] = {}
+
+    def look(self, run: Run) -> Iterator[dict[str, Any]]:
+        """What is new, by time; the states last."""
+        limit = MAX_LINES if self._states else FIRST_LINES
+        steps = run.sql(STEPS.format(steps=run.steps.sql), since=_since(self._steps))
+        marks = run.sql(MARKS, since=_since(self._marks))
+        events = [
+            *_newest("step", steps, self._steps, limit),
+            *_newest("mark", marks, self._marks, limit),
+        ]
+        yield from sorted(events, key=lambda event: event["end_ns"])
+        for session in run.sessions:
+            if self._states.get(session.id) != session.state:
+                self._states[session.id] = session.state
+                yield {"event": "state", **_who(session), "end_ns": session.last_ns}
+
+
+def _since(told: dict[str, int]) -> int:
+    return min(told.values(), default=0)
+
+
+def _newest(what: str, rows: Any, told: dict[str, int], limit: int) -> Iterator[dict[str, Any]]:
+    """The last new rows of each session, and how many were before them."""
+    by_session: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["end_ns"] > told.get(row["session_id"], 0):
+            by_session.setdefault(row["session_id"], []).append(row)
+    for session_id, fresh in by_session.items():
+        left = len(fresh) - limit
+        if left > 0:
+            first = {name: fresh[left][name] for name in ("session_id", "rank", "end_ns")}
+            yield {"event": "skipped", "what": what, "count": left, **first}
+        told[session_id] = fresh[-1]["end_ns"]
+        yield from ({"event": what, **row} for row in fresh[-limit:])
+
+
+def _who(session: Session) -> dict[str, Any]:
+    return {
+        "session_id": session.id,
+        "rank": session.rank,
+        "pid": session.pid,
+        "state": session.state,
+    }
+
+
+def line(event: dict[str, Any]) -> str:
+    """An event for people."""
+    rank = "" if event["rank"] is None else f"rank {event['rank']} "
+    if event["event"] == "state":
+        return f"{rank}pid {event['pid']}: {event['state']}"
+    if event["event"] == "skipped":
+        return f"{rank}... {output.plural(event['count'], event['what'])}"
+    places = [
+        text.label(name, event[name]) for name in ("epoch", "step") if event[name] is not None
+    ]
+    if event["event"] == "mark":
+        where = " > ".join(places) or text.plain(event["span_name"] or "outside any span")
+        value = text.value(event["value"] if event["text"] is None else event["text"])
+        return f"{rank}{where} {{{text.plain(event['name'])}={value}}}"
+    parts = [text.duration(event["wall_ns"])]
+    if event["data_load_ns"] is not None:
+        parts.append(f"data {text.duration(event['data_load_ns'])}")
+    if event["error"] is not None:
+        parts.append(f"error={text.plain(event['error'])}")
+    loss = "" if event["loss"] is None else f" {{loss={text.value(event['loss'])}}}"
+    return f"{rank}{' > '.join(places) or 'step'} - {', '.join(parts)}{loss}"

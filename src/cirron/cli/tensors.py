@@ -1,0 +1,215 @@
+"""`cirron tensors`: weights and gradients over the epochs, sick ones first."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import msgspec
+
+from cirron import errors
+from cirron.cli import output
+from cirron.view import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from cirron.runs.opened import Run
+
+BARS = "▁▂▃▄▅▆▇█"
+MAX_ROWS = 50
+WIDTH = 20  # of a curve
+BAR_WIDTH = 24  # of a histogram
+COLUMNS = ("tensor", "shape", "health", "norm", "mean", "std", "gradient norm", "change")
+EPOCH_COLUMNS = ("epoch", "norm", "mean", "std", "min", "max", "gradient_norm", "change")
+
+
+class Tensor(NamedTuple):
+    """What is known of one tensor of one rank, an entry an epoch."""
+
+    name: str
+    rank: int | None
+    epochs: list[dict[str, Any]]
+    problem: str  # empty: it is well
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self.epochs[-1]
+
+
+@click.command()
+@click.argument("wanted", metavar="[RUN]", required=False)
+@click.argument("name", metavar="[NAME]", required=False)
+@output.in_folder
+@click.option("--all", "is_all", is_flag=True, help=f"More than {MAX_ROWS} tensors.")
+@output.as_json
+def tensors(
+    wanted: str | None, name: str | None, folder: str | None, is_all: bool, is_json: bool
+) -> None:
+    """Shows the tensors of a run: norm, mean and spread over the epochs, and the gradients'.
+
+    With NAME, one of them, epoch by epoch, with the histograms of the last. A single argument that
+    is no run is the name of a tensor of the newest. Sick ones come first: not finite, dead,
+    exploding, vanishing, without a gradient.
+    """
+    runs = output.open_place(folder).runs
+    try:
+        run = runs.latest if wanted is None else runs[wanted]
+    except errors.UnknownRunError:
+        run, name = runs.latest, wanted if name is None else name
+        if name != wanted or not any(one.name == name for one in read(run)):
+            raise
+    found = read(run)
+    if name is not None:
+        found = [one for one in found if one.name == name.removesuffix(".grad")]
+    if not found:
+        what = "no snapshots" if name is None else f"no tensor called {text.plain(name)!r}"
+        raise errors.UnknownRunError(
+            f"run {text.plain(run.id)} has {what}. ci.watch(model) has them taken"
+        )
+    if is_json:
+        output.echo_json({"run_id": run.id, "tensors": [one._asdict() for one in found]})
+    elif name is None:
+        shown = found if is_all else found[:MAX_ROWS]
+        left = len(found) - len(shown)
+        more = f"and {output.plural(left, 'more tensor')}: --all shows them" if left else ""
+        output.table(COLUMNS, [row(one) for one in shown], more)
+    else:
+        for one in found:
+            show_one(run, one)
+
+
+# -- what there is ------------------------------------------------------------------------------
+
+
+def read(run: Run) -> list[Tensor]:
+    """The tensors of a run's last attempt, sick ones first."""
+    by_tensor: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    for entry in run.query("tensors"):
+        if entry["attempt"] == run.attempts[-1]:
+            entry["attrs"] = _json(entry["attrs"])
+            by_tensor.setdefault((entry["tensor"], entry["rank"]), []).append(entry)
+    sick = health(run)
+    found = [
+        Tensor(name, rank, epochs, sick.get((name, rank)) or _problem(epochs[-1]["attrs"]))
+        for (name, rank), epochs in by_tensor.items()
+    ]
+    return sorted(found, key=lambda one: not one.problem)
+
+
+def health(run: Run) -> dict[tuple[str, int | None], str]:
+    """The problem that each tensor, or its gradient, had last; empty once it has recovered."""
+    found = {}
+    for mark in run.sql(
+        "SELECT attrs, rank FROM marks WHERE name = 'training_health' ORDER BY ts_ns"
+    ):
+        said = _json(mark["attrs"])
+        names, since = said.get("tensors"), said.get("sinces")
+        for at, name in enumerate(names if isinstance(names, list) else []):
+            problem = "" if said.get("problem") == "recovered" else str(said.get("problem"))
+            began = since[at] if isinstance(since, list) and at < len(since) else None
+            if problem and began is not None:
+                problem += f" since {began}"
+            found[str(name).removesuffix(".grad"), mark["rank"]] = text.plain(problem)
+    return found
+
+
+def _problem(attrs: dict[str, Any]) -> str:
+    if attrs.get("nonfinite_count"):
+        return f"{text.value(attrs['nonfinite_count'])} not finite"
+    return "no gradient" if attrs.get("no_gradient") else ""
+
+
+def _json(content: str | None) -> dict[str, Any]:
+    found = msgspec.json.decode(content or "{}")
+    return found if isinstance(found, dict) else {}
+
+
+# -- as text ------------------------------------------------------------------------------------
+
+
+def row(one: Tensor) -> list[str]:
+    """A tensor as a row of `COLUMNS`."""
+    state = one.problem or ("frozen" if one.last["attrs"].get("frozen") else "ok")
+    name = text.plain(one.name) + ("" if one.rank is None else f" @{one.rank}")
+    change = one.last["change"]
+    return [
+        name,
+        text.plain(one.last["shape"] or "-"),
+        state,
+        *(curve(one.epochs, key) for key in ("norm", "mean", "std", "gradient_norm")),
+        "-" if change is None else f"{100 * change:.2g}%",
+    ]
+
+
+def curve(epochs: Sequence[dict[str, Any]], key: str) -> str:
+    """The values over the epochs as a line of bars, and the last one."""
+    values = [entry[key] for entry in epochs]
+    last = "-" if values[-1] is None else text.value(float(values[-1]))
+    return f"{spark(values)} {last}" if len(values) > 1 else last
+
+
+def spark(values: Sequence[float | None], width: int = WIDTH) -> str:
+    """A line of bars from the lowest value to the highest; `!` for one that is not finite.
+
+    >>> spark([1.0, 2.0, None, 3.0])
+    '▁▅ █'
+    """
+    if len(values) > width:  # the last of each stretch
+        values = [values[(at + 1) * len(values) // width - 1] for at in range(width)]
+    finite = [one for one in values if one is not None and one - one == 0]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+
+    def bar(one: float | None) -> str:
+        if one is None:
+            return " "
+        if one - one != 0:
+            return "!"
+        # In halves: the distance of two numbers may be none.
+        share = 0.0 if high == low else (one / 2 - low / 2) / (high / 2 - low / 2)
+        return BARS[round(share * (len(BARS) - 1))]
+
+    return "".join(map(bar, values))
+
+
+def show_one(run: Run, one: Tensor) -> None:
+    """Prints a tensor: what it is, its epochs, and the histograms of the last."""
+    rank = "" if one.rank is None else f", rank {one.rank}"
+    shape, dtype = (text.plain(one.last[key] or "?") for key in ("shape", "dtype"))
+    output.echo(f"{text.plain(one.name)}{rank}: {shape} {dtype}, {one.problem or 'ok'}")
+    rows = [[entry[key] for key in EPOCH_COLUMNS] for entry in one.epochs]
+    output.table(EPOCH_COLUMNS, output.cells(EPOCH_COLUMNS, rows))
+    beside = [drawn for name in (one.name, f"{one.name}.grad") if (drawn := draw(run, name, one))]
+    widths = [max(map(len, drawn)) for drawn in beside]
+    if beside:
+        output.echo("")
+    for lines in itertools.zip_longest(*beside, fillvalue=""):
+        padded = (line.ljust(width) for line, width in zip(lines, widths, strict=True))
+        output.echo("    ".join(padded).rstrip())
+
+
+def draw(run: Run, name: str, of: Tensor) -> list[str]:
+    """The newest histogram of a tensor, under a line that names it."""
+    found = run.sql(
+        "SELECT bins, counts, epoch FROM snapshots WHERE tensor = :tensor"
+        " AND rank IS NOT DISTINCT FROM :rank ORDER BY ts_ns DESC LIMIT 1",
+        tensor=name,
+        rank=of.rank,
+    ).rows()
+    if not found or not found[0]["bins"] or not found[0]["counts"]:
+        return []
+    epoch = "" if found[0]["epoch"] is None else f" at epoch {found[0]['epoch']}"
+    return [f"{text.plain(name)}{epoch}", *histogram(found[0]["bins"], found[0]["counts"])]
+
+
+def histogram(bins: Sequence[float], counts: Iterable[int]) -> list[str]:
+    """A line a bin: where it begins, a bar, and how many."""
+    shown = list(counts)
+    most = max(shown, default=0) or 1
+    starts = [text.value(float(one)) for one in bins[: len(shown)]]
+    width = max(map(len, starts), default=0)
+    return [
+        f"  {start:>{width}}  {'#' * -(-count * BAR_WIDTH // most):<{BAR_WIDTH}}  {count:,}"
+        for start, count in zip(starts, shown, strict=False)
+    ]

@@ -1,0 +1,30 @@
+"""`cirron why`: what each rank of a dead or hanging run was doing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cirron.cli import output
+from cirron.verdict.why import why as look
+from cirron.view import report as view
+
+
+@click.command()
+@click.argument("wanted", metavar="[RUN]", required=False)
+@click.option(
+    "--flight-recorder",
+    "dumps",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with dumps of PyTorch's Flight Recorder.",
+)
+@output.in_folder
+@output.as_json
+def why(wanted: str | None, dumps: Path | None, folder: str | None, is_json: bool) -> None:
+    """Says where the ranks of a run are, or were last: those that differ from the others first."""
+    found = look(output.open_run(folder, wanted), dumps)
+    if is_json:
+        output.echo_json(found.as_dict())
+    else:
+        output.echo(view.reasons(found))

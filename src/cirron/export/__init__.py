@@ -1,0 +1,118 @@
+"""A run as other tools read it. One file a format; this one has the table of them.
+
+What is written is put in place whole: after an error there is the old file, or none. Rows come from
+the engine in chunks and leave in chunks, so that a run of any size can be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import msgspec
+
+from cirron import errors, wire
+from cirron.record import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cirron.runs.opened import Run
+    from cirron.runs.relation import Rows
+
+
+SORTED_SPANS = 500_000  # at a time
+
+
+class Form(NamedTuple):
+    """A format: which function of which module writes it."""
+
+    module: str
+    function: str
+    what: str
+
+
+FORMS = {
+    "perfetto": Form("perfetto", "write", "Perfetto's trace: spans, threads, marks as counters"),
+    "chrome": Form("chrome", "write", "trace events as JSON, for chrome://tracing and others"),
+    "otlp": Form("otlp", "write", "OpenTelemetry spans: a file, or an http(s) address"),
+    "tensorboard": Form(
+        "tensorboard", "write", "marks as scalars, tensors as histograms: a folder"
+    ),
+    "parquet": Form("table", "write_parquet", "the tables: a folder"),
+    "csv": Form("table", "write_csv", "the tables: a folder"),
+    "json": Form("table", "write_json", "the tables as one object"),
+    "html": Form("html", "write", "a report to look at, in one file"),
+}
+
+
+def export(run: Run, form: str, path: str | os.PathLike[str], **options: Any) -> None:
+    """Writes a run to `path` in one of `FORMS`.
+
+    >>> export(ci.open(), "perfetto", "run.pftrace")
+    """
+    if form not in FORMS:
+        raise errors.one_of("format", form, FORMS)
+    module = importlib.import_module(f"cirron.export.{FORMS[form].module}")
+    getattr(module, FORMS[form].function)(run, os.fspath(path), **options)
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """A path to write at, in the same folder; what was written there is then put in place."""
+    if os.path.isdir(path):
+        raise errors.SettingError(f"{path!r} is a folder; this format is one file: give its name")
+    folder, name = os.path.split(os.path.abspath(path))
+    partial = os.path.join(folder, f".{name[:80]}.{clock.random_id()[:8]}.tmp")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:  # Ctrl-C, too, leaves no half of a file
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+@contextlib.contextmanager
+def new_file(path: str) -> Iterator[BinaryIO]:
+    """A file that is in place once all of it was written."""
+    with replacing(path) as partial, open(partial, "xb") as file:
+        yield file
+
+
+def new_folder(path: str) -> None:
+    """Makes the folder of a format that has several files."""
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise errors.SettingError(f"{path!r} is a file; this format is a folder: give another name")
+    os.makedirs(path, exist_ok=True)
+
+
+def spans_in_order(run: Run, sql: str, order: str, **given: Any) -> Iterator[Rows]:
+    """The rows of a question about spans, by start. It is asked for some at a time: to sort all
+    spans of a long run would take gigabytes.
+    """
+    whole = run.sql("SELECT count(*), min(start_ns), max(start_ns) FROM spans").fetch()
+    count, first, last = whole.rows[0]
+    parts = 1 + count // SORTED_SPANS
+    edges = [first + (last - first) * part // parts for part in range(1, parts)] if count else []
+    for low, high in zip([first, *edges], [*(edge - 1 for edge in edges), last], strict=True):
+        part = f"SELECT * FROM ({sql}) q WHERE start_ns BETWEEN :low AND :high ORDER BY {order}"  # noqa: S608
+        yield from run.sql(part, **given, low=low, high=high).batches()
+
+
+def attributes(text: str | None) -> dict[str, Any]:
+    """The attributes of a record, which are JSON that anybody may have written."""
+    if text is None:
+        return {}
+    try:
+        found: dict[str, Any] = wire.mend(msgspec.json.decode(text, type=dict[str, Any]))
+        return found
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # too deep
+        return {"attrs": text}
+
+
+def listed(text: str | None) -> list[dict[str, Any]]:
+    """The marks of a span, which the engine wrote as JSON."""
+    return [] if text is None else msgspec.json.decode(text, type=list[dict[str, Any]])

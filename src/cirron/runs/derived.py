@@ -1,0 +1,192 @@
+"""What queries would otherwise work out each time, written once beside each large segment.
+
+`steps`, at ingest: training steps with the sums of their children. A step whose children are in
+several segments has a row in each; `start_ns` is null where the step itself is in another one.
+
+`cells`, at compaction: the pyramid that timelines are drawn from. At a level, a span of at least
+`2 ** level` ns is a row of its own; shorter ones of the same thread and depth that begin in the
+same bucket of `2 ** level` ns are one row, which has the longest of them. Every second level is
+written, from the finest that has at most a quarter as many rows as there are spans.
+
+Small segments have neither: queries read their spans.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cirron.runs.store import Segment, Store
+
+MIN_SPANS = 50_000
+LEVELS = range(10, 47)  # buckets of 1 us to 20 h
+MIN_MERGED = 4  # spans for each row of the finest level
+
+# In the SQL that DuckDB and Spark both take. The last of several losses at one moment has the
+# highest id, which is needed where they are in several segments.
+STEPS = """
+WITH children AS (
+    SELECT
+        session,
+        parent_key AS key,
+        CAST(sum(CASE WHEN name = 'data_load' THEN end_ns - start_ns END) AS BIGINT)
+            AS data_load_ns,
+        CAST(sum(CASE WHEN name = 'forward' THEN end_ns - start_ns END) AS BIGINT) AS forward_ns,
+        CAST(sum(CASE WHEN name = 'backward' THEN end_ns - start_ns END) AS BIGINT) AS backward_ns,
+        CAST(sum(CASE WHEN name = 'optimizer_step' THEN end_ns - start_ns END) AS BIGINT)
+            AS optimizer_step_ns,
+        CAST(sum(CASE WHEN name IN ('evaluation', 'prediction') THEN end_ns - start_ns END)
+            AS BIGINT) AS evaluation_ns,
+        CAST(sum(CASE WHEN name NOT IN ('data_load', 'forward', 'backward', 'optimizer_step',
+            'evaluation', 'prediction') THEN end_ns - start_ns END) AS BIGINT) AS other_ns,
+        CAST(sum(CASE WHEN name IN ('checkpoint', 'compile', 'trace', 'lower', 'logging')
+            THEN end_ns - start_ns END) AS BIGINT) AS aside_ns,
+        CAST(sum(end_ns - start_ns) AS BIGINT) AS children_ns,
+        CAST(sum(gpu_ns) AS BIGINT) AS children_gpu_ns,
+        max(memory_peak_bytes) AS children_memory_bytes
+    FROM {spans}
+    WHERE in_step
+    GROUP BY session, parent_key
+),
+losses AS (
+    SELECT session, step_key AS key, max_by(value, (ts_ns, id)) AS loss, max(ts_ns) AS loss_ns,
+        max_by(id, (ts_ns, id)) AS loss_id
+    FROM {marks}
+    WHERE name = 'loss' AND value IS NOT NULL AND ts_ns IS NOT NULL AND step_key IS NOT NULL
+        AND COALESCE(span_name, '') NOT IN ('evaluation', 'prediction')
+    GROUP BY session, step_key
+)
+SELECT
+    COALESCE(o.session, c.session, l.session) AS session,
+    COALESCE(o.key, c.key, l.key) AS key,
+    o.pid, o.thread_id, o.epoch, o.epoch_key, o.step, o.start_ns, o.end_ns, o.gpu_ns,
+    o.memory_peak_bytes, o.error, c.data_load_ns, c.forward_ns, c.backward_ns, c.optimizer_step_ns,
+    c.evaluation_ns, c.other_ns, c.aside_ns, c.children_ns, c.children_gpu_ns,
+    c.children_memory_bytes, l.loss, l.loss_ns,
+    CASE WHEN o.key IS NULL THEN l.loss_id END AS loss_id
+FROM (SELECT * FROM {spans} WHERE is_training_step) o
+FULL JOIN children c ON c.session = o.session AND c.key = o.key
+FULL JOIN losses l ON l.session = COALESCE(o.session, c.session) AND l.key = COALESCE(o.key, c.key)
+"""
+
+STEP_PARTS = f"SELECT * FROM steps UNION ALL ({STEPS.format(spans='new_spans', marks='new_marks')})"
+_SUMS = (
+    *("data_load_ns", "forward_ns", "backward_ns", "optimizer_step_ns", "evaluation_ns"),
+    *("other_ns", "aside_ns", "children_ns", "children_gpu_ns"),
+)
+_ADDED = ", ".join(f"COALESCE(p.{one} + m.{one}, p.{one}, m.{one}) AS {one}" for one in _SUMS)
+# The steps that train: in no evaluation, and of steps inside each other the outermost. Parts
+# without the step itself are few: what the last files of a round hold, the children of open steps.
+# A loss in one of them was written before those beside the step.
+TRAINING_STEPS = f"""
+SELECT
+    attempt, rank, session_id, session, key, pid, thread_id, epoch, epoch_key, step, start_ns,
+    end_ns, data_load_ns, forward_ns, backward_ns, optimizer_step_ns, evaluation_ns, other_ns,
+    aside_ns, children_ns, COALESCE(gpu_ns, children_gpu_ns) AS gpu_ns, memory_peak_bytes, loss,
+    loss_ns, error
+FROM (
+    SELECT
+        s.attempt, s.rank, s.session_id, p.session, p.key, p.pid, p.thread_id, p.epoch,
+        p.epoch_key, p.step, p.start_ns, p.end_ns, p.gpu_ns, p.error, {_ADDED},
+        GREATEST(p.memory_peak_bytes, p.children_memory_bytes, m.children_memory_bytes)
+            AS memory_peak_bytes,
+        CASE WHEN COALESCE(m.loss_ns > p.loss_ns, p.loss_ns IS NULL) THEN m.loss ELSE p.loss END
+            AS loss,
+        GREATEST(p.loss_ns, m.loss_ns) AS loss_ns
+    FROM step_parts p
+    JOIN sessions s ON s.session = p.session
+    LEFT JOIN (
+        SELECT
+            session, key,
+            {", ".join(f"CAST(sum({one}) AS BIGINT) AS {one}" for one in _SUMS)},
+            max(children_memory_bytes) AS children_memory_bytes,
+            max_by(loss, CASE WHEN loss IS NOT NULL THEN (loss_ns, loss_id) END) AS loss,
+            max(loss_ns) AS loss_ns
+        FROM step_parts
+        WHERE start_ns IS NULL
+        GROUP BY session, key
+    ) m ON m.session = p.session AND m.key = p.key
+    WHERE p.start_ns IS NOT NULL
+) t
+"""
+
+# DuckDB's own.
+_NO_MARKS = """
+(SELECT CAST(0 AS BIGINT) AS session, CAST(0 AS BIGINT) AS step_key, CAST(0 AS DOUBLE) AS value,
+    CAST(0 AS BIGINT) AS ts_ns, '' AS id, '' AS name, '' AS span_name WHERE false)
+"""
+_ROWS = """
+SELECT session, pid, thread_id, depth, key, start_ns, GREATEST(end_ns, start_ns) AS end_ns,
+    CAST(1 AS BIGINT) AS spans, GREATEST(end_ns - start_ns, 0) AS busy_ns,
+    GREATEST(end_ns, start_ns) AS last_end_ns,
+    CAST(error IS NOT NULL AS BIGINT) AS errors, error
+FROM read_parquet($spans)
+WHERE end_ns IS NOT NULL
+"""
+_CELL = """session, pid, thread_id, depth, start_ns >> {level},
+    CASE WHEN (end_ns - start_ns) >> {level} > 0 THEN key END"""
+_ROLL_UP = """
+SELECT session, pid, thread_id, depth, max_by(key, (end_ns - start_ns, -start_ns, key)) AS key,
+    CAST(sum(spans) AS BIGINT) AS spans, CAST(sum(busy_ns) AS BIGINT) AS busy_ns,
+    max(last_end_ns) AS last_end_ns, CAST(sum(errors) AS BIGINT) AS errors, min(error) AS error
+FROM {rows}
+GROUP BY {cell}
+"""
+_NAMED = """
+SELECT CAST({level} AS INTEGER) AS level, c.*, s.id, s.name, s."index", s.start_ns,
+    GREATEST(s.end_ns, s.start_ns) AS end_ns
+FROM ({rolled}) c
+JOIN {named} s ON s.session = c.session AND s.key = c.key
+"""
+
+
+def derive_steps(store: Store, connection: Any, segment: Segment) -> None:
+    """Writes the training steps of a segment, if it is large."""
+    if segment.rows.get("spans", 0) < MIN_SPANS:
+        return
+    given = {table: store.files(table, segments=[segment]) for table in ("spans", "marks")}
+    sources = {table: f"read_parquet(${table})" for table in given}
+    if not given["marks"]:
+        del given["marks"]
+        sources["marks"] = _NO_MARKS
+    segment.rows["steps"] = 0  # also where there are none
+    sql = f"{STEPS.format(**sources)} ORDER BY session, start_ns"
+    store.write(connection, segment, "steps", sql, given)
+
+
+def lacks_cells(segment: Segment) -> bool:
+    """Whether a segment is large and has no pyramid yet."""
+    return segment.rows.get("spans", 0) >= MIN_SPANS and "cells" not in segment.rows
+
+
+def derive_cells(store: Store, connection: Any, segment: Segment) -> None:
+    """Writes the pyramid of a segment, if it is large and spans can be merged."""
+    if not lacks_cells(segment):
+        return
+    segment.rows["cells"] = 0  # also where spans cannot be merged
+    db, given = connection, {"spans": store.files("spans", segments=[segment])}
+
+    def is_small(level: int) -> bool:
+        cell = _CELL.format(level=level)
+        count = db.execute(f"SELECT approx_count_distinct(hash({cell})) FROM ({_ROWS})", given)
+        return bool(MIN_MERGED * count.fetchone()[0] <= segment.rows["spans"])
+
+    at = bisect.bisect_left(LEVELS, True, key=is_small)
+    if at == len(LEVELS):
+        return
+    finest = LEVELS[at]
+    rows, named = f"({_ROWS}) r", "read_parquet($spans)"
+    levels = range(finest, LEVELS.stop, 2)
+    for level in levels:
+        rolled = _ROLL_UP.format(rows=rows, cell=_CELL.format(level=level))
+        sql = _NAMED.format(level=level, rolled=rolled, named=named)
+        rows = named = f"cells_{level}"
+        db.execute(
+            f"CREATE OR REPLACE TEMP TABLE {rows} AS {sql}", given if level == finest else None
+        )
+    every = " UNION ALL ".join(f"SELECT * FROM cells_{level}" for level in levels)
+    store.write(db, segment, "cells", f"{every} ORDER BY level, start_ns", {})
+    for level in levels:
+        db.execute(f"DROP TABLE cells_{level}")
+    segment.finest_level = finest

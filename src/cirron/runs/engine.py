@@ -1,0 +1,348 @@
+"""Runs the queries: DuckDB in this process, or a Spark session that the user has.
+
+A question is a file in `queries/`, in the SQL that both take, over the tables `spans`, `marks`,
+`snapshots` and `sessions`, and the views `span_marks`, a span's marks as JSON, and
+`training_steps`. Timelines also read `cells` and `span_levels`: every span, with the finest level
+of the pyramid of its segment. Parameters, `:name`, are bound, never spliced.
+
+Both engines give the same rows because an aggregate that picks a row (`max_by`) breaks ties and
+picks no null, sums are cast to BIGINT (DuckDB's are wider), and ORDER BY says where nulls go.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import weakref
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cirron import errors
+from cirron.record import clock
+from cirron.runs.derived import LEVELS, STEP_PARTS, TRAINING_STEPS
+from cirron.runs.store import DERIVED, NO_LEVEL, TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+# Beside the tables of the store: one row a session, most of it from its newest batch.
+SESSIONS = {
+    "session": "BIGINT",
+    "session_id": "VARCHAR",
+    "run_id": "VARCHAR",
+    "attempt": "BIGINT",
+    "rank": "BIGINT",
+    "local_rank": "BIGINT",
+    "world_size": "BIGINT",
+    "host": "VARCHAR",
+    "pid": "BIGINT",
+    "state": "VARCHAR",
+    "first_ns": "BIGINT",
+    "last_ns": "BIGINT",
+    "uncertainty_ns": "BIGINT",
+    "program": "VARCHAR",
+}
+SCHEMAS = {name: columns for name, columns in TABLES.items() if name != "batches"}
+SCHEMAS["sessions"] = SESSIONS
+CHUNK_ROWS = 10_000
+
+# JSON has no NaN and no infinity.
+_PLAIN_MARKS = """
+SELECT session, span_key, ts_ns, name,
+    CASE WHEN abs(value) < CAST('Infinity' AS DOUBLE) THEN value END AS value,
+    CASE WHEN isnan(value) THEN 'nan' WHEN value = CAST('Infinity' AS DOUBLE) THEN 'inf'
+        WHEN value = CAST('-Infinity' AS DOUBLE) THEN '-inf' ELSE text END AS text
+FROM marks
+"""
+
+
+class QueryError(errors.CirronError):
+    """A question that cannot be answered: what the engine says of it."""
+
+
+@dataclass
+class Files:
+    """The Parquet files of a run."""
+
+    tables: dict[str, list[str]]
+    new_spans: list[str]  # of segments without `steps`
+    new_marks: list[str]
+    spans_by_level: dict[int, list[str]]  # all of them, by the finest level of their segments
+
+
+class Engine(Protocol):
+    """Answers SQL over the tables of a run."""
+
+    def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """The names of the columns, and the rows."""
+
+    def batches(
+        self, sql: str, given: Mapping[str, Any]
+    ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
+        """The same in chunks, for answers of any size."""
+
+    def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
+        """Writes the rows to a Parquet file (Spark: a folder of them)."""
+
+    def frame(self, sql: str, given: Mapping[str, Any]) -> Any:
+        """A pandas DataFrame."""
+
+    def arrow(self, sql: str, given: Mapping[str, Any]) -> Any:
+        """A pyarrow Table."""
+
+
+@functools.cache
+def query(name: str) -> str:
+    """The text of a question."""
+    return resources.files("cirron.runs").joinpath(f"queries/{name}.sql").read_text("utf-8")
+
+
+def queries() -> list[str]:
+    """The names of all questions."""
+    folder = resources.files("cirron.runs").joinpath("queries")
+    return sorted(
+        one.name.removesuffix(".sql") for one in folder.iterdir() if one.name.endswith(".sql")
+    )
+
+
+def timeline(
+    *,
+    from_ns: int,
+    to_ns: int,
+    width: int,
+    first_rank: int = -1,
+    last_rank: int = 2**31,
+    max_depth: int = 2**31 - 1,
+) -> dict[str, Any]:
+    """The parameters of a timeline: at most `width` whole buckets of a power of two, which a level
+    of the pyramid has.
+    """
+    exponent = 0
+    while -(-to_ns >> exponent) - (from_ns >> exponent) > max(width, 1):
+        exponent += 1
+    return {
+        "from_ns": from_ns >> exponent << exponent,
+        "to_ns": -(-to_ns >> exponent << exponent),
+        "bucket_ns": 2**exponent,
+        "level": min(exponent, LEVELS[-1]),
+        "first_rank": first_rank,
+        "last_rank": last_rank,
+        "max_depth": max_depth,
+    }
+
+
+def duckdb() -> Any:
+    """DuckDB, set up to read local files and nothing else, and to download nothing."""
+    import duckdb
+
+    connection = duckdb.connect(":memory:")
+    connection.execute(
+        "SET autoinstall_known_extensions = false; SET autoload_known_extensions = false;"
+        "SET preserve_insertion_order = false; SET enable_progress_bar = false"
+    )
+    return connection
+
+
+class DuckDB:
+    """The tables as views over Parquet files, in a schema of their own.
+
+    Each question has a cursor of its own, so any number of threads may ask.
+    """
+
+    owner: object = None  # of the files: lives as long as somebody may ask
+
+    def __init__(self, connection: Any, files: Files) -> None:
+        import duckdb
+
+        self._error = duckdb.Error
+        self._connection = connection.cursor()
+        self._schema = f"run_{clock.random_id()}"
+        self._connection.execute(f"CREATE SCHEMA {self._schema}")
+        # When nobody can ask any more.
+        drop = functools.partial(connection.cursor().execute, f"DROP SCHEMA {self._schema} CASCADE")
+        weakref.finalize(self, drop).atexit = False
+        cursor = self._cursor()
+        views = {
+            name: _read_parquet(columns, files.tables.get(name))
+            for name, columns in (SCHEMAS | DERIVED).items()
+        }
+        views["new_spans"] = _read_parquet(TABLES["spans"], files.new_spans)
+        views["new_marks"] = _read_parquet(TABLES["marks"], files.new_marks)
+        views["span_levels"] = " UNION ALL ".join(
+            f"SELECT {level} AS finest_level, * FROM ({_read_parquet(TABLES['spans'], paths)})"
+            for level, paths in (files.spans_by_level or {NO_LEVEL: []}).items()
+        )
+        views["step_parts"] = STEP_PARTS
+        views["training_steps"] = TRAINING_STEPS
+        views["span_marks"] = (
+            # An aggregate with an ORDER BY takes three times as long. In a struct nulls are last.
+            "SELECT session, span_key, CAST(to_json([{'ts_ns': one.ts_ns, 'name': one.name,"
+            " 'value': one.value, 'text': one.text} for one in list_sort(list({"
+            " 'at': ts_ns IS NOT NULL, 'ts_ns': ts_ns, 'name': name,"
+            " 'is_number': value IS NOT NULL, 'value': value,"
+            " 'is_text': text IS NOT NULL, 'text': text}))]) AS VARCHAR) AS marks"
+            f" FROM ({_PLAIN_MARKS}) m GROUP BY session, span_key"
+        )
+        for name, sql in views.items():
+            try:
+                cursor.execute(f"CREATE VIEW {name} AS {sql}")
+            except duckdb.Error as error:
+                raise QueryError(f"the store cannot be read: {error}") from None
+
+    def _cursor(self) -> Any:
+        cursor = self._connection.cursor()
+        cursor.execute(f"SET schema = '{self._schema}'")
+        return cursor
+
+    def _ask(self, sql: str, given: Mapping[str, Any]) -> Any:
+        try:
+            return self._cursor().sql(_bound(sql, given), params=dict(given) or None)
+        except self._error as error:
+            raise QueryError(str(error)) from None
+
+    def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
+        found = self._ask(sql, given)
+        if found is None:  # it was no question
+            return [], []
+        try:
+            return found.columns, found.fetchall()
+        except self._error as error:  # found while looking: a bad cast, a damaged file
+            raise QueryError(str(error)) from None
+
+    def batches(
+        self, sql: str, given: Mapping[str, Any]
+    ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
+        try:
+            # A relation would run again for each chunk.
+            result = self._cursor().execute(_bound(sql, given), dict(given) or None)
+            columns = [one[0] for one in result.description]
+            while rows := result.fetchmany(CHUNK_ROWS):
+                yield columns, rows
+        except self._error as error:
+            raise QueryError(str(error)) from None
+
+    def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
+        self._ask(f"COPY ({sql}) TO {_literal(path)} (FORMAT parquet)", given)
+
+    def frame(self, sql: str, given: Mapping[str, Any]) -> Any:
+        try:
+            import pandas  # noqa: F401  DuckDB's own error does not say what to install
+        except ImportError:
+            raise errors.missing(".df()", "pandas", "pandas") from None
+        return self._ask(sql, given).df()
+
+    def arrow(self, sql: str, given: Mapping[str, Any]) -> Any:
+        try:
+            import pyarrow  # type: ignore[import-untyped]  # noqa: F401
+        except ImportError:
+            raise errors.missing(".arrow()", "pyarrow", "arrow") from None
+        return self._ask(sql, given).to_arrow_table()
+
+
+class Spark:
+    """The tables as temporary views of a Spark session of our own, beside the user's.
+
+    Two runs have separate views, and the user's settings stay as they are. The workers read the
+    store's files at the paths that they have here; files in `local` exist only on this machine, so
+    their rows are sent.
+    """
+
+    owner: object = None  # as above
+
+    def __init__(self, session: Any, files: Files, local: Path) -> None:
+        self._session = session = session.newSession()
+        for option in ("enabled", "doubleQuotedIdentifiers"):
+            session.conf.set(f"spark.sql.ansi.{option}", "true")
+
+        def frame_of(columns: Mapping[str, str], paths: Sequence[str]) -> Any:
+            kinds = ", ".join(f"`{one}` {_SPARK.get(kind, kind)}" for one, kind in columns.items())
+            here = [one for one in paths if Path(one).is_relative_to(local)]
+            shared = [_no_glob(one) for one in paths if one not in here]
+            frame = session.createDataFrame(_read(here, columns), kinds)
+            if shared:  # by name: a folder `run=...` is no column
+                reader = session.read.schema(kinds).option("recursiveFileLookup", "true")
+                frame = reader.parquet(*shared).union(frame) if here else reader.parquet(*shared)
+            return frame
+
+        frames = {
+            name: frame_of(columns, files.tables.get(name, ()))
+            for name, columns in (SCHEMAS | DERIVED).items()
+        }
+        frames["new_spans"] = frame_of(TABLES["spans"], files.new_spans)
+        frames["new_marks"] = frame_of(TABLES["marks"], files.new_marks)
+        levels = [
+            frame_of(TABLES["spans"], paths).selectExpr(f"{level} AS finest_level", "*")
+            for level, paths in (files.spans_by_level or {NO_LEVEL: []}).items()
+        ]
+        frames["span_levels"] = functools.reduce(lambda one, other: one.unionAll(other), levels)
+        for name, frame in frames.items():
+            frame.createOrReplaceTempView(name)
+        session.sql(STEP_PARTS).createOrReplaceTempView("step_parts")
+        session.sql(TRAINING_STEPS).createOrReplaceTempView("training_steps")
+        session.sql(
+            "SELECT session, span_key, to_json(array_sort(collect_list(named_struct('ts_ns', ts_ns,"
+            " 'name', name, 'value', value, 'text', text))), map('ignoreNullFields', 'false'))"
+            f" AS marks FROM ({_PLAIN_MARKS}) m GROUP BY session, span_key"
+        ).createOrReplaceTempView("span_marks")
+
+    def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
+        frame = self._session.sql(sql, args=dict(given) or None)
+        return list(frame.columns), [tuple(row) for row in frame.collect()]
+
+    def batches(
+        self, sql: str, given: Mapping[str, Any]
+    ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
+        frame = self._session.sql(sql, args=dict(given) or None)
+        rows = map(tuple, frame.toLocalIterator())
+        while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
+            yield list(frame.columns), chunk
+
+    def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
+        self._session.sql(sql, args=dict(given) or None).write.parquet(path)
+
+    def frame(self, sql: str, given: Mapping[str, Any]) -> Any:
+        return self._session.sql(sql, args=dict(given) or None).toPandas()
+
+    def arrow(self, sql: str, given: Mapping[str, Any]) -> Any:
+        return self._session.sql(sql, args=dict(given) or None).toArrow()
+
+
+_SPARK = {"VARCHAR": "string", "DOUBLE[]": "array<double>", "BIGINT[]": "array<bigint>"}
+
+
+def _read(files: Sequence[str], columns: Mapping[str, str]) -> Any:
+    if not files:
+        return []
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise errors.missing("engine=", "pyarrow", "spark") from None
+    tables = [parquet.ParquetFile(one).read(columns=list(columns)) for one in files]
+    return pyarrow.concat_tables(tables)
+
+
+def _no_glob(path: str) -> str:
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
+
+
+def _read_parquet(columns: Mapping[str, str], files: Sequence[str] | None) -> str:
+    names = ", ".join(f'"{name}"' for name in columns)
+    if files:
+        return f"SELECT {names} FROM read_parquet([{', '.join(map(_literal, files))}])"
+    nothing = ", ".join(f'CAST(NULL AS {kind}) AS "{name}"' for name, kind in columns.items())
+    return f"SELECT {nothing} WHERE false"
+
+
+def _bound(sql: str, given: Mapping[str, Any]) -> str:
+    """The question with its parameters as DuckDB writes them."""
+    for name in given:
+        sql = re.sub(rf"(?<!:):{name}\b", f"${name}", sql)
+    return sql
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

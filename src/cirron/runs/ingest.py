@@ -1,0 +1,403 @@
+"""From a spool to the store: batches that a store has not seen become a new segment a run.
+
+`scan.py` checks the files and cuts them into arrays of records; DuckDB does the rest, a round of
+files at a time, newest first, and `placement.py` says where each record is. What has no parent goes
+into a segment of its own, which is placed again as soon as a parent of these turns up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from duckdb import Error as DatabaseError
+
+from cirron import wire
+from cirron.record import clock
+from cirron.runs import reader, scan
+from cirron.runs.derived import derive_steps
+from cirron.runs.placement import KNOWN, PLACED, PLACES, SLACK_NS, Placement
+from cirron.runs.scan import RECORDS, Round, Scan, Source
+from cirron.runs.store import TABLES, Known, Segment, Store, nothing, select
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+MAX_TRIES = 20
+
+# What is read of each record, and as what.
+_FIELDS: dict[str, dict[str, str]] = {
+    "spans": {
+        "id": "VARCHAR",
+        "name": "VARCHAR",
+        "parent_id": "VARCHAR",
+        "index": "BIGINT",
+        "start_ns": "BIGINT",
+        "end_ns": "BIGINT",
+        "cpu_ns": "BIGINT",
+        "gpu_ns": "BIGINT",
+        "memory_peak_bytes": "BIGINT",
+        "thread_id": "BIGINT",
+        "pid": "BIGINT",
+        "rank": "BIGINT",
+        "attrs": "JSON",
+    },
+    "marks": {
+        "id": "VARCHAR",
+        "span_id": "VARCHAR",
+        "name": "VARCHAR",
+        "value_type": "VARCHAR",
+        "value": "JSON",
+        "value_nonfinite": "VARCHAR",
+        "attrs": "JSON",
+        "ts_ns": "BIGINT",
+        "kind": "VARCHAR",
+    },
+    "snapshots": {
+        "id": "VARCHAR",
+        "span_id": "VARCHAR",
+        "tensor_name": "VARCHAR",
+        "shape": "JSON",
+        "dtype": "VARCHAR",
+        "mode": "VARCHAR",
+        "stats": "STRUCT(mean DOUBLE, std DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE,"
+        " histogram STRUCT(bins DOUBLE[], counts BIGINT[]))",
+        "blob_uri": "VARCHAR",
+        "ts_ns": "BIGINT",
+        "attrs": "JSON",
+    },
+}
+# From what a record says to the columns of the store that are known at once.
+_READ = {
+    "spans": """SELECT session, COALESCE(rank, session_rank) AS rank, pid, thread_id, id,
+        key_of(id) AS key, parent_id, key_of(parent_id) AS parent_key, name, index, start_ns,
+        end_ns, cpu_ns, gpu_ns, memory_peak_bytes,
+        CASE WHEN attrs <> '{}' THEN attrs->>'mode' END AS mode,
+        CASE WHEN attrs <> '{}' THEN attrs->>'error' END AS error,
+        NULLIF(CAST(attrs AS VARCHAR), '{}') AS attrs""",
+    "marks": """SELECT session, session_rank AS rank, id, key_of(id) AS key, span_id,
+        key_of(span_id) AS span_key, name,
+        CASE value_nonfinite WHEN 'nan' THEN CAST('nan' AS DOUBLE)
+            WHEN 'inf' THEN CAST('inf' AS DOUBLE) WHEN '-inf' THEN CAST('-inf' AS DOUBLE)
+            ELSE CASE value_type WHEN 'string' THEN NULL
+                WHEN 'bool' THEN CAST(value = 'true' AS DOUBLE)
+                ELSE TRY_CAST(value AS DOUBLE) END END AS value,
+        CASE WHEN value_type = 'string' OR starts_with(value, '"') THEN value->>'$' END AS text,
+        value_type, kind, ts_ns, NULLIF(CAST(attrs AS VARCHAR), '{}') AS attrs""",
+    "snapshots": """SELECT session, session_rank AS rank, id, key_of(id) AS key, span_id,
+        key_of(span_id) AS span_key, tensor_name AS tensor, CAST(shape AS VARCHAR) AS shape, dtype,
+        mode, stats.mean AS mean, stats.std AS std, stats.min AS min, stats.max AS max,
+        stats.norm AS norm, stats.histogram.bins AS bins, stats.histogram.counts AS counts,
+        blob_uri, ts_ns, NULLIF(CAST(attrs AS VARCHAR), '{}') AS attrs""",
+}
+# A value in a black box is in a batch, too, unless a kill cut it off.
+_NEWEST_MARKS = """SELECT session, span_key, name, max_by(value, ts_ns) AS value,
+    max_by(text, ts_ns) AS text FROM {files} m
+    SEMI JOIN new_marks n ON n.session = m.session AND n.span_key = m.span_key
+    GROUP BY session, span_key, name"""
+_SAME_MARK = """n.span_key = s.span_key AND n.name = s.name
+    AND n.value IS NOT DISTINCT FROM s.value AND n.text IS NOT DISTINCT FROM s.text"""
+
+# Of two copies of a record: the one that has ended.
+_BEST = {"spans": "end_ns DESC NULLS LAST", "marks": "ts_ns", "snapshots": "ts_ns"}
+_TIMES = {"spans": "end_ns", "marks": "ts_ns", "snapshots": "ts_ns"}
+
+
+class Ingest:
+    """One look at the sources of a store."""
+
+    def __init__(self, store: Store, connection: Any) -> None:
+        self._store = store
+        self._db = connection
+        self._placement = Placement(connection)
+        self._sessions: dict[int, Known] = {}
+        self._added: list[Segment] = []
+        self._replaced: list[str] = []
+
+    def run(self, sources: list[Source]) -> bool:
+        """Brings the store up to date. True: there was something new."""
+        for _ in range(MAX_TRIES):
+            look = self._look()
+            files = look.fresh(sources)
+            if not files:
+                return False
+            self._sessions, self._added, self._replaced = {}, [], []
+            self._open(self._boxes(sources))
+            for one in look.rounds(files):
+                self._load(look, one)
+            if self._sessions:
+                self._adopt(sources)
+            if not self._added and not self._sessions:
+                if look.is_missed:
+                    continue
+                return False
+            if self._store.commit(self._added, self._replaced, self._sessions.values()):
+                if look.is_missed:
+                    continue
+                return True
+            # Another process was first: what it has is not new any more.
+            for segment in self._added:
+                self._store.remove(segment)
+        return False
+
+    def complete(self, sources: list[Source], stores: list[Store]) -> None:
+        """Writes what the black boxes know and no batch in these stores does."""
+        one = self._boxes(sources)
+        self._note(one.sessions)
+        self._open(one)
+        for table, same in (("spans", "n.key = s.key"), ("marks", _SAME_MARK)):
+            files = [path for store in stores for path in store.files(table)]
+            if files and self._count(table):
+                newest = _NEWEST_MARKS if table == "marks" else "SELECT session, key FROM {files}"
+                found = newest.format(files="read_parquet($files)")
+                self._db.execute(
+                    f"DELETE FROM new_{table} n USING ({found}) s"
+                    f" WHERE n.session = s.session AND {same}",
+                    {"files": files},
+                )
+        self._placement.place()
+        for run_id in {session.run_id for session in self._sessions.values()}:
+            self._write(Segment(id=clock.random_id(), run_id=run_id, rows={}))
+        # The stores' own say more of a session than its black box.
+        known = {one.key: one for store in stores for one in store.manifest.sessions}
+        self._store.commit(
+            self._added, (), [known.get(key, one) for key, one in self._sessions.items()]
+        )
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def _look(self) -> Scan:
+        sql, given = select("batches", self._store.files("batches"))
+        rows = self._db.execute(f"SELECT batch_id, file FROM ({sql})", given).fetchall()
+        names = {file for _, file in rows if file is not None}
+        return Scan(self._store, {batch_id for batch_id, _ in rows}, names)
+
+    def _boxes(self, sources: list[Source]) -> Round:
+        """What the black boxes hold, as a round."""
+        one = Round(self._store, [])
+        for source in sources:
+            for box in source.boxes:
+                session = scan.known(box.session, source)
+                one.sessions.append(session)
+                spans = [*box.spans, *box.closed]
+                for table, records in (("spans", spans), ("marks", reader.latest_marks(box))):
+                    if plain := wire.mend(wire.builtins(list(records))):
+                        one.add(table, session.key, wire.encode(plain))
+        one.close()
+        return one
+
+    def _open(self, boxes: Round) -> None:
+        """Makes the open spans known: they are the parents of others."""
+        self._placement.forget()
+        if boxes.sessions:
+            self._read(boxes)
+            self._placement.place()
+            self._placement.keep("WHERE NOT is_lost")
+
+    def _note(self, sessions: list[Known]) -> None:
+        """Keeps of a session what says most: a forked process has its parent's, and begins later;
+        of its own the newest, which comes first here, knows rank, versions and commit.
+        """
+        for one in sessions:
+            before = self._sessions.setdefault(one.key, one)
+            if before.session is not None and one.session is not None:
+                at = (one.session.clock.wall_ns, one.pid)
+                if at < (before.session.clock.wall_ns, before.pid):
+                    self._sessions[one.key] = one
+
+    def _read(self, one: Round) -> None:
+        """`new_spans`, `new_marks`, `new_snapshots`: the records of a round, each once."""
+        try:
+            for table, arrays in one.arrays.items():
+                source, given = self._arrays(table, arrays)
+                self._db.execute(
+                    f"CREATE OR REPLACE TEMP TABLE new_{table} AS {_READ[table]} FROM ({source})",
+                    given,
+                )
+                self._drop_copies(table)
+        finally:
+            one.remove()
+
+    def _arrays(self, table: str, arrays: dict[int, Path]) -> tuple[str, dict[str, Any]]:
+        """SQL: the records in files, with the session that each file is of."""
+        fields = _FIELDS[table] | {"session": "BIGINT", "session_rank": "BIGINT"}
+        if not arrays:
+            return nothing(fields), {}
+        columns = ", ".join(f"\"{name}\": '{kind}'" for name, kind in _FIELDS[table].items())
+        # A join with a table of files may be done the slow way round.
+        sql = (
+            "SELECT * EXCLUDE (filename), map($arrays, $sessions)[filename] AS session,"
+            " CAST(map($arrays, $ranks)[filename] AS BIGINT) AS session_rank"
+            " FROM read_json($arrays, format = 'array', filename = true,"
+            f" maximum_object_size = {scan.MAX_RECORD_BYTES}, columns = {{{columns}}})"
+        )
+        ranks = {key: one.rank for key, one in self._sessions.items()}
+        given = {
+            "arrays": [str(path) for path in arrays.values()],
+            "sessions": list(arrays),
+            "ranks": [ranks.get(key) for key in arrays],
+        }
+        return sql, given
+
+    def _drop_copies(self, table: str) -> None:
+        """Of records found twice in a round, the better one."""
+        rows, keys = self._db.execute(
+            f"SELECT count(*), count(DISTINCT hash(session, key)) FROM new_{table}"
+        ).fetchone()
+        if rows != keys:
+            self._db.execute(
+                f"CREATE OR REPLACE TEMP TABLE new_{table} AS SELECT DISTINCT ON (session, key) *"
+                f" FROM new_{table} ORDER BY session, key, {_BEST[table]}"
+            )
+
+    def _drop_stored(self, table: str) -> None:
+        """What the store has is not new."""
+        at = _TIMES[table]
+        first, last = self._db.execute(f"SELECT min({at}), max({at}) FROM new_{table}").fetchone()
+        if first is None:
+            return
+        files = [
+            self._store.objects.local(segment.file(table))
+            for segment in (*self._store.manifest.segments, *self._added)
+            if segment.rows.get(table) and segment.first_ns <= last and segment.last_ns >= first
+        ]
+        if files:
+            self._db.execute(
+                f"DELETE FROM new_{table} n USING (SELECT session, key FROM read_parquet($files)"
+                f" WHERE {at} BETWEEN $first AND $last) s"
+                " WHERE n.session = s.session AND n.key = s.key",
+                {"files": files, "first": first, "last": last},
+            )
+
+    def _make(self, table: str, columns: dict[str, str], rows: list[tuple[Any, ...]]) -> None:
+        """A small table. A statement a row would take a millisecond each."""
+        taken = ", ".join(
+            f"unnest(CAST($c{at} AS {kind}[])) AS {name}"
+            for at, (name, kind) in enumerate(columns.items())
+        )
+        given = {f"c{at}": [row[at] for row in rows] for at in range(len(columns))}
+        self._db.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {taken}", given)
+
+    def _count(self, table: str) -> int:
+        return int(self._db.execute(f"SELECT count(*) FROM new_{table}").fetchone()[0])
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def _load(self, look: Scan, one: Round) -> None:
+        """Writes a round."""
+        self._note(one.sessions)
+        try:
+            self._read(one)
+        except DatabaseError as error:  # of a file that passed our checks: which one is it?
+            for file in one.files if len(one.files) > 1 else ():
+                self._load(look, look.read([file], again=True))
+            if len(one.files) == 1:
+                one.files[0].tell(f"was left out ({str(error).partition(chr(10))[0]})")
+            return
+        for table in RECORDS:
+            self._drop_stored(table)
+        rows = [(key, min(at_ns + SLACK_NS, 2**63 - 1)) for key, at_ns in one.begun_ns.items()]
+        self._make("begun", {"session": "BIGINT", "at_ns": "BIGINT"}, rows)
+        self._placement.place_round()
+        for key, first_ns, last_ns, pid in self._db.execute(
+            "SELECT session, min(start_ns), max(COALESCE(end_ns, start_ns)), min(pid)"
+            " FROM new_spans GROUP BY session"
+        ).fetchall():
+            known = self._sessions[key]
+            known.pid = known.pid or pid or 0
+            known.first_ns = min(known.first_ns or first_ns, first_ns)
+            known.last_ns = max(known.last_ns, last_ns)
+        self._write_round({batch.run_id for batch in one.batches}, one.batches)
+        self._placement.keep_older()
+
+    def _write_round(self, run_ids: set[str], batches: Iterable[scan.Batch] = ()) -> None:
+        """A segment a run of what has its place for good, and another of what has not."""
+        left = sum(self._count(table) for table in RECORDS)
+        for run_id in run_ids:
+            segment = Segment(id=clock.random_id(), run_id=run_id, rows={})
+            listed = [one[1:] for one in batches if one.run_id == run_id]
+            if listed:
+                self._make("listed", TABLES["batches"], listed)
+                self._store.write(self._db, segment, "batches", "SELECT * FROM listed", {})
+            is_of_many = len(run_ids) > 1
+            left -= self._write(segment, "NOT is_lost", is_of_many=is_of_many)
+        for run_id in run_ids if left else ():
+            segment = Segment(id=clock.random_id(), run_id=run_id, rows={}, is_of_orphans=True)
+            self._write(segment, "is_lost")
+
+    def _write(self, segment: Segment, condition: str = "true", *, is_of_many: bool = True) -> int:
+        """Writes a run's records. Gives their number."""
+        given = {}
+        if is_of_many:
+            sessions = (*self._store.manifest.sessions, *self._sessions.values())
+            given["sessions"] = [one.key for one in sessions if one.run_id == segment.run_id]
+            condition += " AND session IN (SELECT unnest($sessions))"
+        count = 0
+        for table, sql in PLACED.items():
+            sql = f"SELECT * FROM ({sql}) WHERE {condition}"
+            self._store.write(self._db, segment, table, sql, given)
+            if rows := segment.rows.get(table):
+                count += rows
+                first, last = self._db.execute(
+                    f"SELECT min({_TIMES[table]}), max({_TIMES[table]}) FROM read_parquet($path)",
+                    {"path": self._store.objects.local(segment.file(table))},
+                ).fetchone()
+                if first is not None:
+                    segment.first_ns = min(segment.first_ns or first, first)
+                    segment.last_ns = max(segment.last_ns, last)
+        if segment.rows:
+            derive_steps(self._store, self._db, segment)
+            self._added.append(segment)
+        return count
+
+    def _adopt(self, sources: list[Source]) -> None:
+        """Places again what had no parents, now or at an earlier look, if any have turned up.
+
+        A parent may have closed before its child did, and is in an older file then.
+        """
+        segments = (*self._store.manifest.segments, *self._added)
+        lost = [one for one in segments if one.is_of_orphans]
+        if not lost:
+            return
+        found = {table: select(table, self._store.files(table, segments=lost)) for table in RECORDS}
+        spans, files = found["spans"]
+        self._db.execute(
+            "CREATE OR REPLACE TEMP TABLE wanted AS SELECT session, parent_key AS key"
+            f" FROM ({spans}) WHERE depth = 0 AND parent_key IS NOT NULL"
+            f" UNION SELECT session, span_key FROM ({found['marks'][0]}) WHERE span_name IS NULL"
+            f" UNION SELECT session, span_key FROM ({found['snapshots'][0]}) n"
+            f" ANTI JOIN ({spans}) s ON s.session = n.session AND s.key = n.span_key",
+            {key: paths for _, given in found.values() for key, paths in given.items()},
+        )
+        self._open(self._boxes(sources))
+        rest = [one for one in segments if not one.is_of_orphans]
+        sql, given = select("spans", self._store.files("spans", segments=rest))
+        self._db.execute(
+            f"INSERT INTO known SELECT {KNOWN}, -1 FROM (SELECT *, false AS is_lost FROM ({sql})) s"
+            " SEMI JOIN wanted w ON w.session = s.session AND w.key = s.key"
+            " ANTI JOIN known k ON k.session = s.session AND k.key = s.key",
+            given,
+        )
+        there, given = "SELECT session, key FROM known", {}
+        if len(lost) > 1:  # what is lost in one round is no parent of what is lost in the same
+            there, given = f"{there} UNION ALL SELECT session, key FROM ({spans})", files
+        is_found = self._db.execute(
+            f"SELECT count(*) > 0 FROM wanted w SEMI JOIN ({there}) s"
+            " ON s.session = w.session AND s.key = w.key",
+            given,
+        ).fetchone()[0]
+        if not is_found:
+            return
+        for table, (sql, given) in found.items():
+            self._db.execute(
+                f"CREATE OR REPLACE TEMP TABLE new_{table} AS"
+                f" SELECT * EXCLUDE ({', '.join(PLACES[table])}) FROM ({sql})",
+                given,
+            )
+        self._placement.place()
+        self._replaced = [one.id for one in lost]
+        for one in lost:
+            if one in self._added:
+                self._added.remove(one)
+                self._store.remove(one)
+        self._write_round({one.run_id for one in lost})

@@ -1,0 +1,363 @@
+"""`cirron.open(where)`: a run to ask questions of, from Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cirron import errors, wire
+from cirron.runs import engine as engines
+from cirron.runs import reader
+from cirron.runs import tree as trees
+from cirron.runs.relation import Relation
+
+if TYPE_CHECKING:
+    from cirron.runs.place import Look, Place
+    from cirron.server.notebook import Shown
+    from cirron.verdict.findings import Report
+
+# A tree is for reading: of a larger run, the rows with most time in them.
+MAX_TREE_SPANS = 200_000
+
+
+@dataclass
+class Session:
+    """A process of a run: what it said of itself, and how it stands."""
+
+    key: int
+    info: wire.Session | None  # None: another writer's
+    run_id: str
+    rank: int | None
+    pid: int
+    state: reader.State
+    first_ns: int
+    last_ns: int
+    is_judged_by_silence: bool = False
+    box: reader.Box | None = None
+    forked: list[reader.Box] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return "" if self.info is None else self.info.id
+
+    @property
+    def attempt(self) -> int:
+        return 0 if self.info is None else self.info.attempt
+
+    @property
+    def program(self) -> wire.Program:
+        """What ran, as far as is known."""
+        found = None if self.info is None else self.info.program
+        return found if isinstance(found, wire.Program) else wire.Program()
+
+    def __repr__(self) -> str:
+        rank = "" if self.rank is None else f"rank {self.rank}, "
+        return f"<session {self.id[:8] or 'of another writer'}: {rank}pid {self.pid}, {self.state}>"
+
+
+class Run:
+    """One run: all its ranks and attempts, as they were when it was opened. Any thread may ask."""
+
+    def __init__(self, place: Place, run_id: str, look: Look) -> None:
+        self._place = place
+        self._look = look
+        self.id = run_id
+        self.sessions: list[Session] = look.sessions_of(run_id)
+        self.problems = look.problems
+
+    @cached_property
+    def _engine(self) -> engines.Engine:
+        return self._place.engine_of(self, self._look)
+
+    # -- what it is -------------------------------------------------------------------------
+
+    @property
+    def runs(self) -> Runs:
+        """All runs in the same place."""
+        return self._place.runs
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that are known."""
+        return sorted({one.rank for one in self.sessions if one.rank is not None})
+
+    @property
+    def attempts(self) -> list[int]:
+        """The attempts, first one first."""
+        return sorted({one.attempt for one in self.sessions})
+
+    @property
+    def main(self) -> Session:
+        """The session that stands for the run: rank 0 of the last attempt, or the first."""
+        return min(self.sessions, key=lambda one: (-one.attempt, one.rank or 0, one.first_ns))
+
+    @property
+    def state(self) -> reader.State:
+        """How the run stands: as bad as the worst of its last attempt's processes."""
+        last = [one.state for one in self.sessions if one.attempt == self.attempts[-1]]
+        order: tuple[reader.State, ...] = (
+            "running",
+            "killed",
+            "signal",
+            "exception",
+            "unknown",
+            "clean",
+        )
+        return min(last, key=order.index)
+
+    @property
+    def started_ns(self) -> int:
+        return min(one.first_ns for one in self.sessions)
+
+    @property
+    def ended_ns(self) -> int:
+        """The last moment that anything is known of."""
+        return max(one.last_ns for one in self.sessions)
+
+    @property
+    def program(self) -> wire.Program:
+        """What ran."""
+        return self.main.program
+
+    # -- tables -----------------------------------------------------------------------------
+
+    def query(self, name: str, /, **given: Any) -> Relation:
+        """The answer to a question in `queries/`."""
+        if name not in engines.queries():
+            raise errors.one_of("query", name, engines.queries())
+        if name == "timeline":
+            given = engines.timeline(**given)
+        return Relation(self._engine, engines.query(name).rstrip(), **given)
+
+    def sql(self, text: str, /, **given: Any) -> Relation:
+        """The answer to SQL of your own. It runs with your rights: it may read and write files."""
+        return Relation(self._engine, text.strip().rstrip(";"), **given)
+
+    @property
+    def spans(self) -> Relation:
+        """One row a span, with its path, its attributes, and its marks as JSON."""
+        return Relation(self._engine, engines.query("spans"))
+
+    @property
+    def marks(self) -> Relation:
+        """One row a value: its name, where in the training, and when."""
+        return Relation(self._engine, engines.query("marks"))
+
+    @property
+    def snapshots(self) -> Relation:
+        """One row a tensor and epoch."""
+        return Relation(self._engine, engines.query("snapshots"))
+
+    @property
+    def steps(self) -> Relation:
+        """One row a step and rank."""
+        return self.query("steps")
+
+    @property
+    def phases(self) -> Relation:
+        """One row a name of spans."""
+        return self.query("phases")
+
+    def series(self, name: str) -> Relation:
+        """The values of a mark by time."""
+        return self.query("series", name=name)
+
+    def tensor(self, name: str) -> Relation:
+        """The statistics of one tensor over the epochs, its gradient's beside them."""
+        sql = f"SELECT * FROM ({engines.query('tensors')}) t WHERE tensor = :tensor"
+        return Relation(self._engine, sql, tensor=name.removesuffix(".grad"))
+
+    def export(self, form: str, path: str | os.PathLike[str], **options: Any) -> None:
+        """Writes the run as another tool's format: see `docs/exports.md`.
+
+        >>> run.export("perfetto", "run.pftrace")
+        """
+        from cirron.export import export
+
+        export(self, form, path, **options)
+
+    # -- views ------------------------------------------------------------------------------
+
+    def tree(self, rank: int | None = None) -> trees.Tree:
+        """The spans of one rank, by parent; of the main session, if no rank is given."""
+        session = self.main
+        if rank is not None:
+            of_rank = [one for one in self.sessions if one.rank == rank]
+            if not of_rank:
+                raise errors.one_of("rank", rank, self.ranks)
+            session = max(of_rank, key=lambda one: one.attempt)
+        return self.tree_of(session)
+
+    def tree_of(self, session: Session) -> trees.Tree:
+        """The spans of one session, by parent: of a large one, the outer ones."""
+        given = {"session": session.key}
+        counts = self.sql(
+            "SELECT depth, count(*) FROM spans WHERE session = :session GROUP BY depth"
+            " ORDER BY depth",
+            **given,
+        ).fetch()
+        total, depth = 0, 0
+        for level, count in counts.rows:
+            total += count
+            if total > MAX_TREE_SPANS and level > 0:
+                break
+            depth = level
+        spans = self.sql(
+            'SELECT id, name, parent_id, "index", start_ns, end_ns, cpu_ns, gpu_ns,'
+            " memory_peak_bytes, thread_id, pid, rank, attrs FROM spans"
+            " WHERE session = :session AND depth <= :depth ORDER BY start_ns",
+            depth=depth,
+            **given,
+        ).fetch()
+        marks = self.sql(
+            "SELECT id, span_id, name, value_type, value, text, attrs, ts_ns, kind FROM marks"
+            " WHERE session = :session ORDER BY ts_ns",
+            **given,
+        ).fetch()
+        tree = trees.build(
+            (wire.Span(*(*row[:-1], _json(row[-1]), [])) for row in spans.rows),
+            (_mark(row) for row in marks.rows),
+            now_ns=session.last_ns,
+        )
+        tree.is_partial = len(spans.rows) < sum(count for _, count in counts.rows)
+        return tree
+
+    def report(self) -> Report:
+        """The verdict: why it is slow and what mending it gives, or how it ended."""
+        from cirron.verdict import report
+
+        return report(self)
+
+    @property
+    def where(self) -> list[str | os.PathLike[str]]:
+        """The folders and stores that it was looked for in."""
+        return self._place.where
+
+    def show(self, height: int = 720) -> Shown:
+        """The page of this run, in a notebook's cell. For a browser on this machine.
+
+        >>> run.show()
+        """
+        from cirron.server.notebook import Shown
+
+        return Shown(self, height)
+
+    def __repr__(self) -> str:
+        from cirron.view import tables
+
+        return tables.run_line(self)
+
+    def _repr_html_(self) -> str:
+        from cirron.view import tables
+
+        return tables.run_html(self)
+
+
+class Runs(Mapping[str, Run]):
+    """The runs in a place, by id or the start of one; the newest is last."""
+
+    def __init__(self, place: Place, run_ids: Sequence[str]) -> None:
+        self._place = place
+        self._ids = list(run_ids)
+
+    def __getitem__(self, wanted: str) -> Run:
+        matching = (
+            [wanted]
+            if wanted in self._ids
+            else [one for one in self._ids if one.startswith(wanted)]
+        )
+        if len(matching) != 1:
+            known = ", ".join((matching or self._ids)[-8:]) or "none"
+            what = "is the start of several runs" if matching else "is no run here"
+            raise errors.UnknownRunError(f"{wanted!r} {what}; known: {known}")
+        return self._place.run(matching[0])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def latest(self) -> Run:
+        """The run that began last."""
+        return self._place.run(self._ids[-1])
+
+    def __repr__(self) -> str:
+        from cirron.view import tables
+
+        return tables.runs_text([self[one] for one in self._ids])
+
+    def _repr_html_(self) -> str:
+        from cirron.view import tables
+
+        return tables.runs_html([self[one] for one in self._ids])
+
+
+def open(  # noqa: A001  the public name is cirron.open
+    where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = ".",
+    *,
+    run: str | None = None,
+    engine: Any = None,
+) -> Run:
+    """Opens the newest run in a folder, in several, or in a store; or the one whose id begins so.
+
+    >>> run = ci.open()  # the newest run of a program that ran here
+    >>> run.steps.df()
+    >>> run.runs  # all of them
+
+    `engine`: a Spark session that answers the queries in place of DuckDB.
+    """
+    from cirron.runs.place import Place
+
+    given = [where] if isinstance(where, (str, os.PathLike)) else list(where)
+    place = Place(given, engine)
+    return place.runs.latest if run is None else place.runs[run]
+
+
+def compact(
+    where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = ".",
+    store: str | os.PathLike[str] | None = None,
+) -> dict[str, int]:
+    """Brings the stores of folders up to date and merges their small files; or into one `store`.
+
+    Says how many segments were merged, and how many files removed that nothing names any more.
+    """
+    from cirron.runs.place import Place
+
+    given = [where] if isinstance(where, (str, os.PathLike)) else list(where)
+    return Place(given).compact(store)
+
+
+def _json(text: str | None) -> dict[str, Any]:
+    return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
+
+
+def _mark(row: tuple[Any, ...]) -> wire.Mark:
+    id_, span_id, name, kind_of, value, text, attrs, ts_ns, kind = row
+    nonfinite = None
+    if text is not None:
+        value = text
+    elif value is not None and (value != value or abs(value) == float("inf")):
+        nonfinite = "nan" if value != value else ("inf" if value > 0 else "-inf")
+        value = None
+    elif value is not None and kind_of == "int":
+        value = int(value)
+    elif value is not None and kind_of == "bool":
+        value = bool(value)
+    return wire.Mark(
+        id_,
+        span_id,
+        name,
+        kind_of or "",
+        value,
+        _json(attrs),
+        ts_ns or 0,
+        kind or "point",
+        nonfinite,
+    )

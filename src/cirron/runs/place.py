@@ -1,0 +1,351 @@
+"""Where runs are: reads folders and stores, and says which sessions and runs they hold.
+
+What is in a spool is brought into its store first; a second look costs what was added. The store
+lies beside the spool, or in a temporary folder where we may not write. What the black boxes know
+and no batch does (open spans, the last marks of a killed process) is put beside it for this look.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import threading
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cirron import errors, wire
+from cirron.record import clock
+from cirron.runs import engine as engines
+from cirron.runs import reader
+from cirron.runs.opened import Run, Runs, Session
+from cirron.runs.store import DERIVED, MANIFESTS, TABLES, DamagedError, Known, Segment, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STORE = "store"
+
+
+@dataclass
+class Look:
+    """What one look at a place found. It is never changed, so threads may share it."""
+
+    sessions: dict[int, Session]
+    held: list[tuple[Store, list[Segment]]]
+    problems: list[str]
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    def sessions_of(self, run_id: str) -> list[Session]:
+        mine = [one for one in self.sessions.values() if one.run_id == run_id]
+        return sorted(
+            mine, key=lambda one: (one.attempt, one.rank is None, one.rank or 0, one.first_ns)
+        )
+
+    def files_of(self, run_id: str) -> engines.Files:
+        found = engines.Files({table: [] for table in (*TABLES, *DERIVED)}, [], [], {})
+        for store, segments in self.held:
+            for segment in segments:
+                if segment.run_id != run_id:
+                    continue
+                paths = {one: store.files(one, segments=[segment]) for one in found.tables}
+                for table, its in paths.items():
+                    found.tables[table] += its
+                if "steps" not in segment.rows:
+                    found.new_spans += paths["spans"]
+                    found.new_marks += paths["marks"]
+                if paths["spans"]:
+                    found.spans_by_level.setdefault(segment.finest_level, []).extend(paths["spans"])
+        return found
+
+
+class Place:
+    """Where runs are: folders of records, stores, or both. Any thread may use it."""
+
+    def __init__(
+        self,
+        where: Sequence[str | os.PathLike[str]],
+        spark: Any = None,
+        *,
+        may_be_empty: bool = False,
+    ) -> None:
+        self._scratch = Path(tempfile.mkdtemp(prefix="cirron-"))
+        self._finalizer = weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        self.where = list(where)
+        self._spark = spark
+        self._root = engines.duckdb()  # nothing runs here: cursors are made of it
+        self._db = self._root.cursor()  # ingest's
+        self._db.execute(f"SET temp_directory = '{self._scratch}'")
+        self._given = [Store.open(one, self._scratch) for one in where if is_store(one)]
+        self._folders = [found for one in where if not is_store(one) for found in folders(one)]
+        self._stores: dict[Path, Store] = {}  # of the folders
+        self._boxes: list[reader.Box] = []
+        self._listed: object = None
+        self._refreshing = threading.Lock()
+        self._look: Look
+        self.refresh()
+        if not self._look.sessions and not may_be_empty:
+            raise no_records(self.problems)
+
+    @property
+    def problems(self) -> list[str]:
+        """The files that could not be read, and why."""
+        return self._look.problems
+
+    @property
+    def stores(self) -> list[Store]:
+        return [*self._given, *self._stores.values()]
+
+    def refresh(self) -> bool:
+        """Reads what was added since the last look. True: something is new, or a process ended.
+
+        Takes milliseconds if nothing is. Runs that were handed out stay as they were: ask `runs`
+        for new ones.
+        """
+        with self._refreshing:
+            listed = self._list()
+            is_new = listed != self._listed or not all(one.is_newest() for one in self.stores)
+            if is_new:
+                problems, held = self._read()
+                self._listed = listed
+            else:
+                problems, held = self._look.problems, self._look.held
+            sessions = self._judge(held)
+            if not is_new and sessions == self._look.sessions:
+                return False
+            self._look = Look(sessions, held, problems)
+            return True
+
+    def _list(self) -> object:
+        """What differs once a folder has grown. Batches never change; black boxes do."""
+        found: list[object] = []
+        for folder in self._folders:
+            for name in (".", *reader.FOLDERS):
+                is_box = name == "blackbox"
+                try:
+                    with os.scandir(folder / name) as entries:
+                        found.append(
+                            {
+                                (one.name, is_box and one.stat(follow_symlinks=False).st_mtime_ns)
+                                for one in entries
+                                if one.name != STORE  # ours, and made by the first look
+                            }
+                        )
+                except OSError:  # not there yet, or a file went meanwhile
+                    found.append(None)
+        return found
+
+    def _read(self) -> tuple[list[str], list[tuple[Store, list[Segment]]]]:
+        """Brings each folder's store up to date; what only black boxes know goes beside it."""
+        from duckdb import Error as DatabaseError
+
+        from cirron.runs.ingest import Ingest
+        from cirron.runs.scan import Source
+
+        self._boxes = []
+        self._problems: list[str] = []
+        sources = []
+        for folder in self._folders:
+            # Black boxes first: a span that closes meanwhile is then in both places.
+            boxes, problems = reader.read_boxes(folder / "blackbox")
+            self._boxes += boxes
+            is_copied = not any(os.path.lexists(folder / name) for name in reader.FOLDERS)
+            source = Source(folder if is_copied else folder / "spool", boxes, problems)
+            store = self._stores.get(folder) or self._store_of(folder)
+            try:
+                store.read_newest()
+                Ingest(store, self._db).run([source])
+                store.check(self._db)
+            except (DamagedError, DatabaseError) as error:
+                reason = str(error).partition("\n")[0]
+                source.problems.append(f"{folder / STORE}: {reason}; remove it, it is made anew")
+                store = self._new_store()
+                Ingest(store, self._db).run([source])
+            self._stores[folder] = store
+            self._problems += source.problems
+            sources.append(source)
+        for store in self._given:
+            store.read_newest()
+        stores = self.stores
+        if self._boxes:
+            beside = self._new_store()
+            Ingest(beside, self._db).complete(sources, stores)
+            stores.append(beside)
+        return self._problems, [(one, one.manifest.segments) for one in stores]
+
+    def _new_store(self) -> Store:
+        """A temporary one, which lasts as long as somebody reads it."""
+        folder = self._scratch / clock.random_id()
+        store = Store.open(folder, self._scratch)
+        weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True).atexit = False
+        return store
+
+    def _store_of(self, folder: Path) -> Store:
+        where = folder / STORE
+        if not os.path.islink(where):  # no reader of ours follows one
+            try:
+                os.makedirs(where, mode=0o700, exist_ok=True)
+                if os.access(where, os.W_OK | os.X_OK):
+                    return Store.open(where, self._scratch)
+            except DamagedError as error:
+                self._problems.append(f"{where}: {error}; remove it, and it is made anew")
+            except OSError:  # a folder that we may only read
+                pass
+        return self._new_store()
+
+    def compact(self, target: str | os.PathLike[str] | None) -> dict[str, int]:
+        """Merges small segments, in each store or all into another one."""
+        into = None if target is None else Store.open(target, self._scratch)
+        merged = removed = 0
+        for store in self.stores:
+            merged += store.compact(self._db, into)
+        for store in self.stores if into is None else [into]:
+            removed += store.clean()
+        return {"merged": merged, "removed": removed}
+
+    # -- sessions ---------------------------------------------------------------------------
+
+    def _judge(self, held: list[tuple[Store, list[Segment]]]) -> dict[int, Session]:
+        """All sessions, by start: how each stands, by its black box and the last of its records."""
+        from cirron.runs.scan import session_key
+
+        known: dict[int, Known] = {}
+        for store, _ in held:
+            for one in store.manifest.sessions:
+                known.setdefault(one.key, one)
+        boxes: dict[int, list[reader.Box]] = {}
+        for box in self._boxes:
+            key = session_key(box.session.id, box.session.run_id)
+            boxes.setdefault(key, []).append(box)
+        now_ns, host = clock.wall(), reader.this_host()
+        sessions = {}
+        for key, one in known.items():
+            info = one.session
+            own = next(
+                (box for box in boxes.get(key, ()) if info and box.session.pid == info.pid), None
+            )
+            content = None if own is None else own.content
+            state, is_silent = reader.judge(content, info, now_ns, host)
+            ended = (content or {}).get("ended") or {}
+            first_ns = info.clock.wall_ns if info else one.first_ns
+            sessions[key] = Session(
+                key=key,
+                info=info,
+                run_id=one.run_id,
+                rank=one.rank,
+                pid=one.pid,
+                state=state,
+                first_ns=first_ns,
+                last_ns=max(
+                    ended.get("at_ns", 0),
+                    (content or {}).get("heartbeat_ns", 0),
+                    one.last_ns,
+                    first_ns,
+                ),
+                is_judged_by_silence=is_silent,
+                box=own,
+                forked=[box for box in boxes.get(key, ()) if box is not own],
+            )
+        return dict(sorted(sessions.items(), key=lambda pair: pair[1].first_ns))
+
+    # -- runs -------------------------------------------------------------------------------
+
+    @property
+    def runs(self) -> Runs:
+        started: dict[str, int] = {}
+        for one in self._look.sessions.values():
+            started[one.run_id] = max(started.get(one.run_id, 0), one.first_ns)
+        return Runs(self, sorted(started, key=lambda run_id: started[run_id]))
+
+    def run(self, run_id: str) -> Run:
+        look = self._look
+        return look.runs.get(run_id) or look.runs.setdefault(run_id, Run(self, run_id, look))
+
+    def engine_of(self, run: Run, look: Look) -> engines.Engine:
+        files = look.files_of(run.id)
+        sessions = self._write_sessions(run)
+        files.tables["sessions"] = [str(sessions)]
+        engine: engines.DuckDB | engines.Spark
+        if self._spark is not None:
+            engine = engines.Spark(self._spark, files, self._scratch)
+        else:
+            engine = engines.DuckDB(self._root, files)
+        engine.owner = (self, look)  # temporary files are removed with these
+        weakref.finalize(engine, sessions.unlink, missing_ok=True).atexit = False
+        return engine
+
+    def _write_sessions(self, run: Run) -> Path:
+        lines = self._scratch / f"{clock.random_id()}.json"
+        path = lines.with_suffix(".parquet")
+        rows = []
+        for one in run.sessions:
+            info = one.info
+            row = {
+                "session": one.key,
+                "session_id": one.id,
+                "run_id": one.run_id,
+                "attempt": one.attempt,
+                "rank": one.rank,
+                "pid": one.pid,
+                "state": one.state,
+                "first_ns": one.first_ns,
+                "last_ns": one.last_ns,
+                "program": wire.encode(one.program).decode(),
+            }
+            if info is not None:
+                row |= {name: getattr(info, name) for name in ("local_rank", "world_size", "host")}
+                row["uncertainty_ns"] = info.clock.uncertainty_ns
+            rows.append(wire.encode(row))
+        lines.write_bytes(b"\n".join(rows))
+        kinds = ", ".join(f"'{name}': '{kind}'" for name, kind in engines.SESSIONS.items())
+        self._root.cursor().execute(
+            f"COPY (SELECT * FROM read_json($lines, format = 'newline_delimited',"
+            f" columns = {{{kinds}}})) TO '{path}' (FORMAT parquet)",
+            {"lines": str(lines)},
+        )
+        lines.unlink()
+        return path
+
+
+def of_batch(content: bytes) -> Run:
+    """The run of one batch that is in no folder."""
+    folder = Path(tempfile.mkdtemp(prefix="cirron-"))
+    (folder / "spool").mkdir()
+    (folder / "spool" / f"{0:020d}-{0:032x}.json").write_bytes(content)
+    place = Place([folder])
+    weakref.finalize(place, shutil.rmtree, folder, ignore_errors=True)
+    return place.runs.latest
+
+
+def is_store(where: str | os.PathLike[str]) -> bool:
+    """Whether there is a store: an address, or a folder with manifests."""
+    text = os.fspath(where)
+    return bool(re.match(r"[a-z0-9+]+://", text)) or (Path(text) / MANIFESTS).is_dir()
+
+
+def folders(where: str | os.PathLike[str]) -> list[Path]:
+    """The folders with records at a path: one, or one in each folder of ranks below it."""
+    try:
+        return [reader.find(where)]
+    except errors.SettingError:
+        below = [one for one in sorted(Path(where).glob("*/.cirron")) if one.is_dir()]
+        if not below:
+            raise
+        return below
+
+
+def no_records(problems: Sequence[str]) -> errors.SettingError:
+    """The error for a place in which nothing was recorded, or nothing that can be read."""
+    if problems:
+        shown = [
+            *problems[:20],
+            *([f"and {len(problems) - 20:,} more"] if len(problems) > 20 else []),
+        ]
+        return errors.SettingError("no file here can be read: " + "\n".join(shown))
+    return errors.UnknownRunError(
+        "the folder holds no records yet. A run writes its first after one flush interval"
+        " (a second by default): try again then, or when the program has ended"
+    )

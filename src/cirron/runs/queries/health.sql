@@ -1,0 +1,5 @@
+-- What the snapshots of the session `:session` said of sick tensors, as JSON.
+SELECT epoch, attrs
+FROM marks
+WHERE session = :session AND name = 'training_health' AND attrs IS NOT NULL
+ORDER BY ts_ns NULLS FIRST, id

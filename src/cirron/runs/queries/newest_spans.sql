@@ -1,0 +1,10 @@
+-- The newest `:most` spans of each name and mode of the session `:session` that ended well, by end.
+SELECT name, mode, wall_ns
+FROM (
+    SELECT name, mode, end_ns, key, end_ns - start_ns AS wall_ns,
+        row_number() OVER (PARTITION BY name, mode ORDER BY end_ns DESC, key) AS place
+    FROM spans
+    WHERE session = :session AND end_ns IS NOT NULL AND error IS NULL
+) s
+WHERE place <= :most
+ORDER BY end_ns, key

@@ -1,0 +1,16 @@
+-- How long each rank waited for its data inside of training steps: all of it, its share of the steps'
+-- time, and the steps in which it was more than half of the step.
+SELECT
+    attempt,
+    rank,
+    session_id,
+    count(*) AS steps,
+    CAST(sum(end_ns - start_ns) AS BIGINT) AS step_ns,
+    CAST(sum(COALESCE(data_load_ns, 0)) AS BIGINT) AS data_load_ns,
+    CAST(sum(COALESCE(data_load_ns, 0)) AS DOUBLE) / NULLIF(sum(end_ns - start_ns), 0) AS share,
+    count(CASE WHEN 2 * data_load_ns > end_ns - start_ns THEN 1 END) AS stalled_steps,
+    max(data_load_ns) AS worst_ns
+FROM training_steps
+WHERE end_ns IS NOT NULL
+GROUP BY attempt, rank, session_id
+ORDER BY attempt, rank NULLS FIRST, session_id

@@ -1,0 +1,68 @@
+-- What a timeline between `:from_ns` and `:to_ns` shows, in at most `:width` buckets of a power of two of
+-- nanoseconds: for each rank, thread, depth and bucket the longest span that begins there, how many do,
+-- their time, the end of the last of them, how many failed, and one of the errors. Spans that are at
+-- least a bucket long are also shown if they began before the window, and their time outside of it does
+-- not count. An open span lasts until the last that is known of its session.
+WITH shown AS (
+    SELECT session, attempt, rank, session_id, last_ns
+    FROM sessions
+    WHERE COALESCE(rank, -1) BETWEEN :first_rank AND :last_rank
+),
+merged AS (
+    SELECT session, pid, thread_id, depth, key, start_ns, end_ns, spans, busy_ns, last_end_ns, errors, error, id, name, "index"
+    FROM cells
+    WHERE level BETWEEN :level - 1 AND :level AND depth <= :max_depth AND start_ns < :to_ns AND last_end_ns >= :from_ns
+    UNION ALL
+    SELECT session, pid, thread_id, depth, key, start_ns, GREATEST(end_ns, start_ns), 1, GREATEST(end_ns - start_ns, 0),
+        GREATEST(end_ns, start_ns), CASE WHEN error IS NULL THEN 0 ELSE 1 END, error, id, name, "index"
+    FROM span_levels
+    WHERE finest_level > :level AND depth <= :max_depth AND start_ns < :to_ns AND end_ns >= :from_ns
+    UNION ALL
+    SELECT p.session, p.pid, p.thread_id, p.depth, p.key, p.start_ns, GREATEST(s.last_ns, p.start_ns), 1,
+        GREATEST(s.last_ns - p.start_ns, 0), GREATEST(s.last_ns, p.start_ns),
+        CASE WHEN p.error IS NULL THEN 0 ELSE 1 END, p.error, p.id, p.name, p."index"
+    FROM spans p
+    JOIN shown s ON s.session = p.session
+    WHERE p.end_ns IS NULL AND p.depth <= :max_depth AND p.start_ns < :to_ns
+),
+buckets AS (
+    SELECT
+        session,
+        pid,
+        thread_id,
+        depth,
+        CAST(floor((GREATEST(start_ns, :from_ns) - :from_ns) / :bucket_ns) AS BIGINT) AS bucket,
+        CAST(sum(spans) AS BIGINT) AS spans,
+        CAST(sum(CASE WHEN end_ns - start_ns >= :bucket_ns
+            THEN LEAST(end_ns, :to_ns) - GREATEST(start_ns, :from_ns) ELSE busy_ns END) AS BIGINT) AS busy_ns,
+        max_by(key, (end_ns - start_ns, -start_ns, key)) AS longest,
+        max(last_end_ns) AS last_end_ns,
+        CAST(sum(errors) AS BIGINT) AS errors,
+        min(error) AS error
+    FROM merged
+    WHERE start_ns >= :from_ns OR (end_ns > :from_ns AND end_ns - start_ns >= :bucket_ns)
+    GROUP BY session, pid, thread_id, depth, CAST(floor((GREATEST(start_ns, :from_ns) - :from_ns) / :bucket_ns) AS BIGINT)
+)
+SELECT
+    s.attempt,
+    s.rank,
+    s.session_id,
+    b.pid,
+    b.thread_id,
+    b.depth,
+    b.bucket,
+    :from_ns + b.bucket * :bucket_ns AS bucket_start_ns,
+    b.spans,
+    b.busy_ns,
+    m.id AS longest_id,
+    m.name AS longest,
+    m."index" AS longest_index,
+    m.start_ns AS longest_start_ns,
+    m.end_ns AS longest_end_ns,
+    b.last_end_ns,
+    b.errors,
+    b.error
+FROM buckets b
+JOIN shown s ON s.session = b.session
+JOIN merged m ON m.session = b.session AND m.key = b.longest
+ORDER BY s.attempt, s.rank NULLS FIRST, s.session_id, b.pid NULLS FIRST, b.thread_id NULLS FIRST, b.depth, b.bucket

@@ -1,0 +1,94 @@
+"""An answer that is looked up when it is wanted: as rows, chunks or frames."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cirron import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pandas
+
+    from cirron.runs.engine import Engine
+
+
+class Rows(NamedTuple):
+    """An answer: the names of the columns, and the rows."""
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+
+
+class Relation:
+    """A question and its answer, which is looked up when it is wanted."""
+
+    def __init__(self, engine: Engine, sql: str, /, **given: Any) -> None:
+        self._engine = engine
+        self._given = given
+        self.sql = sql
+
+    def fetch(self) -> Rows:
+        """The names of the columns, and the rows as tuples."""
+        return Rows(*self._engine.rows(self.sql, self._given))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows as dicts."""
+        columns, rows = self.fetch()
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return self._engine.rows(f"SELECT * FROM ({self.sql}) q LIMIT 0", self._given)[0]
+
+    def batches(self) -> Iterator[Rows]:
+        """The answer in chunks, however large it is."""
+        return itertools.starmap(Rows, self._engine.batches(self.sql, self._given))
+
+    def write_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Writes the answer to a Parquet file, or with Spark to a folder of them."""
+        self._engine.write_parquet(self.sql, self._given, os.fspath(path))
+
+    def df(self) -> pandas.DataFrame:
+        """A pandas DataFrame."""
+        return self._engine.frame(self.sql, self._given)  # type: ignore[no-any-return]
+
+    def pl(self) -> Any:
+        """A polars DataFrame."""
+        try:
+            import polars
+        except ImportError:
+            raise errors.missing(".pl()", "polars", "polars") from None
+        return polars.from_arrow(self.arrow())
+
+    def arrow(self) -> Any:
+        """A pyarrow Table."""
+        return self._engine.arrow(self.sql, self._given)
+
+    def __len__(self) -> int:
+        return int(self._engine.rows(f"SELECT count(*) FROM ({self.sql}) q", self._given)[1][0][0])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows())
+
+    def _first(self, limit: int = 20) -> tuple[Rows, int]:
+        columns, rows = self._engine.rows(
+            f"SELECT * FROM ({self.sql}) q LIMIT {limit + 1}", self._given
+        )
+        return Rows(columns, rows[:limit]), len(rows) - limit
+
+    def __repr__(self) -> str:
+        from cirron.view import tables
+
+        (columns, rows), more = self._first()
+        return tables.as_text(columns, rows, has_more=more > 0)
+
+    def _repr_html_(self) -> str:
+        from cirron.view import tables
+
+        (columns, rows), more = self._first()
+        return tables.as_html(columns, rows, has_more=more > 0)

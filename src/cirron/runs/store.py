@@ -1,0 +1,495 @@
+"""The store: a run's records as Parquet, for queries. Immutable files, named by a manifest.
+
+    manifest/00000000000000000007.json      the newest one lists all segments and sessions
+    run-<run>/<segment>-spans.parquet       and marks, snapshots, batches
+
+A segment lists the batches that it holds, in its `batches` table: that is the record that they were
+seen. A manifest is committed by creating it; who finds its number taken reads the new one and looks
+again. So a crash at any moment, or several writers, neither lose nor double a record: files that no
+manifest names do not exist for a reader, and are removed later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+
+from cirron import errors, wire
+from cirron.record import clock
+from cirron.runs import objects, untrusted
+from cirron.runs.derived import derive_cells, derive_steps, lacks_cells
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping
+
+SCHEMA = 1
+MANIFESTS = "manifest/"
+# What was replaced, or was never committed, stays for readers and writers that are under way.
+GRACE_S = 3600.0
+KEPT_MANIFESTS = 10
+# Segments are merged until they have so much.
+SMALL_BYTES = 64 * 2**20
+
+# The tables of a segment. A `key` stands for an id in joins, within a session. Times are
+# nanoseconds since 1970. What comes last says where in its tree a span is.
+TABLES: dict[str, dict[str, str]] = {
+    "spans": {
+        "session": "BIGINT",
+        "rank": "BIGINT",
+        "pid": "BIGINT",
+        "thread_id": "BIGINT",
+        "id": "VARCHAR",
+        "key": "BIGINT",
+        "parent_id": "VARCHAR",
+        "parent_key": "BIGINT",
+        "name": "VARCHAR",
+        "index": "BIGINT",
+        "start_ns": "BIGINT",
+        "end_ns": "BIGINT",
+        "cpu_ns": "BIGINT",
+        "gpu_ns": "BIGINT",
+        "memory_peak_bytes": "BIGINT",
+        "mode": "VARCHAR",
+        "error": "VARCHAR",
+        "attrs": "VARCHAR",
+        "parent_name": "VARCHAR",
+        "path": "VARCHAR",
+        "depth": "INTEGER",
+        "epoch": "BIGINT",
+        "epoch_key": "BIGINT",
+        "step": "BIGINT",
+        "step_key": "BIGINT",
+        "in_evaluation": "BOOLEAN",
+        "in_aside": "BOOLEAN",  # an evaluation, a checkpoint, a snapshot or a compilation
+        "is_training_step": "BOOLEAN",
+        "in_thread": "BOOLEAN",  # of its parent
+        "in_step": "BOOLEAN",  # its parent is a training step, in the same thread
+    },
+    "marks": {
+        "session": "BIGINT",
+        "rank": "BIGINT",
+        "id": "VARCHAR",
+        "key": "BIGINT",
+        "span_id": "VARCHAR",
+        "span_key": "BIGINT",
+        "name": "VARCHAR",
+        "value": "DOUBLE",
+        "text": "VARCHAR",
+        "value_type": "VARCHAR",
+        "kind": "VARCHAR",
+        "ts_ns": "BIGINT",
+        "attrs": "VARCHAR",
+        "span_name": "VARCHAR",
+        "epoch": "BIGINT",
+        "step": "BIGINT",
+        "step_key": "BIGINT",
+    },
+    "snapshots": {
+        "session": "BIGINT",
+        "rank": "BIGINT",
+        "id": "VARCHAR",
+        "key": "BIGINT",
+        "span_id": "VARCHAR",
+        "span_key": "BIGINT",
+        "tensor": "VARCHAR",
+        "shape": "VARCHAR",
+        "dtype": "VARCHAR",
+        "mode": "VARCHAR",
+        "mean": "DOUBLE",
+        "std": "DOUBLE",
+        "min": "DOUBLE",
+        "max": "DOUBLE",
+        "norm": "DOUBLE",
+        "bins": "DOUBLE[]",
+        "counts": "BIGINT[]",
+        "blob_uri": "VARCHAR",
+        "ts_ns": "BIGINT",
+        "attrs": "VARCHAR",
+        "epoch": "BIGINT",
+    },
+    "batches": {
+        "batch_id": "VARCHAR",
+        "file": "VARCHAR",  # its name; null for one that is looked at again, to tell its problem
+        "created_ns": "BIGINT",
+    },
+}
+# What `derived.py` makes of a segment's records.
+DERIVED: dict[str, dict[str, str]] = {
+    "steps": {
+        "session": "BIGINT",
+        "key": "BIGINT",
+        "pid": "BIGINT",
+        "thread_id": "BIGINT",
+        "epoch": "BIGINT",
+        "epoch_key": "BIGINT",
+        "step": "BIGINT",
+        "start_ns": "BIGINT",
+        "end_ns": "BIGINT",
+        "gpu_ns": "BIGINT",
+        "memory_peak_bytes": "BIGINT",
+        "error": "VARCHAR",
+        "data_load_ns": "BIGINT",
+        "forward_ns": "BIGINT",
+        "backward_ns": "BIGINT",
+        "optimizer_step_ns": "BIGINT",
+        "evaluation_ns": "BIGINT",
+        "other_ns": "BIGINT",
+        "aside_ns": "BIGINT",  # of that: checkpoints, compilations, logging
+        "children_ns": "BIGINT",
+        "children_gpu_ns": "BIGINT",
+        "children_memory_bytes": "BIGINT",
+        "loss": "DOUBLE",
+        "loss_ns": "BIGINT",
+        "loss_id": "VARCHAR",  # where the step is in another segment
+    },
+    "cells": {
+        "level": "INTEGER",
+        "session": "BIGINT",
+        "pid": "BIGINT",
+        "thread_id": "BIGINT",
+        "depth": "INTEGER",
+        "key": "BIGINT",  # of the longest span, as are start, end, id, name and index
+        "id": "VARCHAR",
+        "name": "VARCHAR",
+        "index": "BIGINT",
+        "start_ns": "BIGINT",
+        "end_ns": "BIGINT",
+        "spans": "BIGINT",
+        "busy_ns": "BIGINT",
+        "last_end_ns": "BIGINT",
+        "errors": "BIGINT",
+        "error": "VARCHAR",
+    },
+}
+NO_LEVEL = 99
+
+
+class Segment(msgspec.Struct, kw_only=True):
+    """A group of files that were written together: of one run, a file a table that has rows."""
+
+    id: str
+    run_id: str
+    rows: dict[str, int]
+    bytes: int = 0
+    first_ns: int = 0  # of the ends of its spans
+    last_ns: int = 0
+    is_of_orphans: bool = False  # spans whose parents were not there yet, and what is below them
+    finest_level: int = NO_LEVEL  # of its cells
+
+    def file(self, table: str) -> str:
+        return f"{run_folder(self.run_id)}/{self.id}-{table}.parquet"
+
+
+class Known(msgspec.Struct, kw_only=True):
+    """A session that a store has records of."""
+
+    key: int
+    session: wire.Session | None = None  # None: another writer's, of which this is all
+    run_id: str = ""
+    pid: int = 0
+    rank: int | None = None
+    first_ns: int = 0
+    last_ns: int = 0
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """What a store holds."""
+
+    schema: int = SCHEMA
+    number: int = 0
+    created_ns: int = 0
+    segments: list[Segment] = []
+    sessions: list[Known] = []
+
+
+class DamagedError(errors.CirronError):
+    """A store's own files cannot be read."""
+
+
+@dataclass
+class Store:
+    """A store, and what its newest manifest says."""
+
+    objects: objects.Objects
+    scratch: Path  # for files that are being written
+    manifest: Manifest
+
+    @staticmethod
+    def open(where: str | os.PathLike[str], scratch: Path | None = None) -> Store:
+        found = objects.at(where)
+        if scratch is None:
+            scratch = Path(tempfile.mkdtemp(prefix="cirron-store-"))
+        return Store(found, scratch, newest(found))
+
+    def is_newest(self) -> bool:
+        """Whether nobody has committed since the manifest was read."""
+        names = self.objects.list(MANIFESTS)
+        return not names or names[-1] == f"{MANIFESTS}{self.manifest.number:020d}.json"
+
+    def read_newest(self) -> None:
+        if not self.is_newest():
+            self.manifest = newest(self.objects)
+
+    def files(
+        self,
+        table: str,
+        run_id: str | None = None,
+        segments: Iterable[Segment] | None = None,
+    ) -> list[str]:
+        """Local paths of a table's files."""
+        found = []
+        for segment in self.manifest.segments if segments is None else segments:
+            if segment.rows.get(table) and run_id in (None, segment.run_id):
+                name = segment.file(table)
+                try:
+                    found.append(self.objects.local(name))
+                except (OSError, untrusted.UnreadableError) as error:
+                    raise DamagedError(f"{name} of the store cannot be read ({error})") from None
+        return found
+
+    def check(self, connection: Any) -> None:
+        """Raises if a file is not there, is not whole, or has not the columns that it should."""
+        for table, columns in (TABLES | DERIVED).items():
+            files = self.files(table)
+            if files:
+                names = ", ".join(f'"{name}"' for name in columns)
+                sql = f"SELECT {names} FROM read_parquet($files) LIMIT 0"
+                connection.execute(sql, {"files": files})
+
+    def new_file(self) -> Path:
+        """A path to write at."""
+        return self.scratch / f"{clock.random_id()}.tmp"
+
+    def commit(
+        self, added: list[Segment], removed: Iterable[str], sessions: Iterable[Known]
+    ) -> bool:
+        """Adds and removes segments at once. False: somebody else was first; nothing has changed,
+        and `manifest` is the newest.
+        """
+        gone = set(removed)
+        known = {one.key: one for one in self.manifest.sessions}
+        for one in sessions:
+            before = known.get(one.key)
+            known[one.key] = one if before is None else _latest(before, one)
+        return self._put(
+            [one for one in self.manifest.segments if one.id not in gone] + added,
+            list(known.values()),
+        )
+
+    def forget(self, run_ids: Iterable[str]) -> None:
+        """Removes runs, with their files at once: who reads them meanwhile finds them gone."""
+        gone = set(run_ids)
+        segments: list[Segment] = []
+        while gone & {
+            *(one.run_id for one in self.manifest.segments),
+            *(one.run_id for one in self.manifest.sessions),
+        }:
+            segments = [one for one in self.manifest.segments if one.run_id in gone]
+            self._put(
+                [one for one in self.manifest.segments if one.run_id not in gone],
+                [one for one in self.manifest.sessions if one.run_id not in gone],
+            )
+        for segment in segments:
+            for table in segment.rows:
+                self.objects.remove(segment.file(table))
+
+    def _put(self, segments: list[Segment], sessions: list[Known]) -> bool:
+        manifest = Manifest(
+            number=self.manifest.number + 1,
+            created_ns=clock.wall(),
+            segments=segments,
+            sessions=sessions,
+        )
+        path = self.new_file()
+        path.write_bytes(wire.encode(manifest))
+        if self.objects.add(f"{MANIFESTS}{manifest.number:020d}.json", path):
+            self.manifest = manifest
+            return True
+        self.manifest = newest(self.objects)
+        return False
+
+    def compact(self, connection: Any, target: Store | None = None) -> int:
+        """Rewrites the segments of each run that has many small ones as few, with their pyramids.
+        Says how many were.
+
+        `target`: another store, which gets all of it, with what it has not seen before.
+        """
+        store = self if target is None else target
+        seen = set() if target is None else store.seen(connection)
+        by_run: dict[str, list[Segment]] = {}
+        for segment in self.manifest.segments:
+            is_small = segment.bytes < SMALL_BYTES or lacks_cells(segment)
+            if target is not None or (is_small and not segment.is_of_orphans):
+                by_run.setdefault(segment.run_id, []).append(segment)
+        merged = 0
+        for run_id, segments in by_run.items():
+            if target is None and len(segments) < 2 and not lacks_cells(segments[0]):
+                continue
+            if target is not None:
+                segments = [
+                    one for one in segments if not seen.issuperset(self.seen(connection, [one]))
+                ]
+            for group in _groups(segments):
+                gone = [] if target is not None else [one.id for one in group]
+                added = self._merge(connection, store, run_id, group)
+                sessions = [one for one in self.manifest.sessions if one.run_id == run_id]
+                if not store.commit([added], gone, sessions):
+                    store.remove(added)  # somebody else was first; next time
+                    return merged
+                merged += len(group)
+        return merged
+
+    def seen(self, connection: Any, segments: list[Segment] | None = None) -> set[str]:
+        """The ids of the batches that the store holds."""
+        sql, given = select("batches", self.files("batches", segments=segments))
+        rows = connection.execute(f"SELECT batch_id FROM ({sql})", given).fetchall()
+        return {batch_id for (batch_id,) in rows}
+
+    def _merge(self, connection: Any, store: Store, run_id: str, group: list[Segment]) -> Segment:
+        merged = Segment(
+            id=clock.random_id(),
+            run_id=run_id,
+            rows={},
+            first_ns=min((one.first_ns for one in group if one.first_ns), default=0),
+            last_ns=max(one.last_ns for one in group),
+        )
+        for table in TABLES:
+            files = self.files(table, segments=group)
+            if files:
+                order = {"spans": "end_ns", "batches": "created_ns"}.get(table, "ts_ns")
+                sql, given = "SELECT * FROM read_parquet($files) n", {"files": files}
+                old = [] if store is self or table == "batches" else store.files(table, run_id)
+                if old:  # a part of a segment may be there, from before it was merged here
+                    sql += (
+                        " ANTI JOIN read_parquet($old) o ON o.session = n.session AND o.key = n.key"
+                    )
+                    given["old"] = old
+                store.write(connection, merged, table, f"{sql} ORDER BY {order}", given)
+        derive_steps(store, connection, merged)
+        derive_cells(store, connection, merged)
+        return merged
+
+    def write(
+        self, connection: Any, segment: Segment, table: str, sql: str, given: dict[str, Any]
+    ) -> None:
+        """Writes a table of a segment, unless it has no rows."""
+        path = self.new_file()
+        columns = ", ".join(f'"{name}"' for name in (TABLES | DERIVED)[table])
+        # Of a pyramid a query wants one level, or a part of it.
+        groups = ", ROW_GROUP_SIZE 8192" if table == "cells" else ""
+        rows = connection.execute(
+            f"COPY (SELECT {columns} FROM ({sql})) TO '{path}'"
+            # Where most values differ, a dictionary takes a third of the time and saves nothing.
+            f" (FORMAT parquet, COMPRESSION snappy, DICTIONARY_SIZE_LIMIT 1000{groups})",
+            given,
+        ).fetchone()[0]
+        if not rows:
+            path.unlink()
+            return
+        segment.rows[table] = rows
+        segment.bytes += path.stat().st_size
+        if not self.objects.add(segment.file(table), path):
+            raise DamagedError(f"{segment.file(table)} was there already")
+
+    def remove(self, segment: Segment) -> None:
+        """Removes the files of a segment that was not committed."""
+        for table in segment.rows:
+            self.objects.remove(segment.file(table))
+
+    def clean(self, grace_s: float = GRACE_S) -> int:
+        """Removes files that no recent manifest names, and old manifests. Says how many."""
+        manifests = self.objects.list(MANIFESTS)
+        old = [name for name in manifests[:-KEPT_MANIFESTS] if self.objects.age_s(name) > grace_s]
+        kept = {
+            segment.file(table)
+            for name in manifests
+            if name not in old
+            for segment in _read(self.objects, name).segments
+            for table in (*TABLES, *DERIVED)
+        }
+        runs = {name.split("/")[0] for name in self.objects.list("run-")}
+        unused = [
+            name
+            for run in runs
+            for name in self.objects.list(f"{run}/")
+            if objects.NAME.fullmatch(name)
+            and name not in kept
+            and self.objects.age_s(name) > grace_s
+        ]
+        for name in (*unused, *old):
+            self.objects.remove(name)
+        return len(unused) + len(old)
+
+
+def _groups(segments: list[Segment]) -> list[list[Segment]]:
+    """Segments in the order that they were written, as many together as make a large one."""
+    groups: list[list[Segment]] = []
+    size = SMALL_BYTES
+    for segment in segments:
+        if size >= SMALL_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(segment)
+        size += segment.bytes
+    return groups
+
+
+def newest(found: objects.Objects) -> Manifest:
+    """The newest manifest, or an empty one."""
+    names = [name for name in found.list(MANIFESTS) if objects.NAME.fullmatch(name)]
+    return _read(found, names[-1]) if names else Manifest()
+
+
+def _read(found: objects.Objects, name: str) -> Manifest:
+    try:
+        manifest = msgspec.json.decode(found.read(name), type=Manifest)
+    except (OSError, untrusted.UnreadableError, msgspec.MsgspecError, RecursionError) as error:
+        raise DamagedError(f"{name} of the store cannot be read ({error})") from None
+    if manifest.schema != SCHEMA:
+        raise DamagedError(
+            f"the store is of schema {manifest.schema}; this cirron reads {SCHEMA}."
+            " Update: pip install -U cirron"
+        )
+    for segment in manifest.segments:
+        if not objects.NAME.fullmatch(segment.file("spans")):
+            raise DamagedError(f"{name} of the store names a file that cannot be one of its own")
+    return manifest
+
+
+def _latest(before: Known, after: Known) -> Known:
+    """Of two looks at a session the later one, which knows more, over the time of both."""
+    return msgspec.structs.replace(
+        after,
+        session=after.session or before.session,
+        first_ns=min(before.first_ns, after.first_ns) or after.first_ns,
+        last_ns=max(before.last_ns, after.last_ns),
+    )
+
+
+def run_folder(run_id: str) -> str:
+    """The folder of a run's files: its id as far as a file name can hold it, and a hash."""
+    short = quote(run_id, safe="")[:80]
+    if re.fullmatch(r"[\w-]{1,80}", run_id, re.ASCII):
+        return f"run-{short}"
+    return f"run-{short}-{hashlib.sha256(run_id.encode('utf-8', 'replace')).hexdigest()[:16]}"
+
+
+def select(table: str, files: list[str]) -> tuple[str, dict[str, Any]]:
+    """SQL for the rows of files, or for none, and its parameters."""
+    if files:
+        return f"SELECT * FROM read_parquet($files_{table})", {f"files_{table}": files}
+    return nothing(TABLES[table]), {}
+
+
+def nothing(columns: Mapping[str, str]) -> str:
+    """SQL for a table without rows."""
+    listed = ", ".join(f'CAST(NULL AS {kind}) AS "{name}"' for name, kind in columns.items())
+    return f"SELECT {listed} WHERE false"

@@ -1,0 +1,1 @@
+"""Serves runs to browsers and takes batches from programs. Loaded by `cirron serve` alone."""

@@ -1,0 +1,219 @@
+"""Who may come in: what every request has to pass, and whose it is.
+
+`around` is outside of everything: it looks at Host (DNS rebinding) and Origin (requests that
+another site has a browser make) and sets the headers that a browser goes by. `check` is for what
+needs a key. A cookie never lets anybody write: no site can have a browser do that.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from cirron import errors
+from cirron.server.answers import Refusal, answer
+from cirron.server.keys import RATES, Key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from cirron.server.keys import Keys, Scope
+    from cirron.server.login import Login
+
+Needs = Literal["write", "read", "public"]
+PUBLIC: Literal["public"] = "public"
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline';"
+    " img-src 'self' data:; font-src 'self'; connect-src 'self'; base-uri 'none';"
+    " form-action 'none'; frame-ancestors {ancestors}"
+)
+# A notebook's own server may be shown in one, wherever that is; its cookie is good there alone.
+NOTEBOOK = "http://localhost:* http://127.0.0.1:* https: vscode-webview:"
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[0-9a-z._-]{1,253})(?::([0-9]{1,5}))?", re.I | re.ASCII)
+METHODS = ("GET", "HEAD", "POST", "PUT")
+
+
+class Access:
+    """What is allowed, of whom."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        login: Login,
+        *,
+        hosts: Sequence[str] = (),
+        proxies: Sequence[str] = (),
+        user_header: str | None = None,
+        is_secure: bool = False,
+        is_framed: bool = False,
+    ) -> None:
+        self.keys = keys
+        self.login = login
+        self.cookie = "cirron"
+        self._hosts = {one.lower() for one in hosts} | {"localhost"}
+        self._proxies = [ipaddress.ip_network(one, strict=False) for one in proxies]
+        self._user_header = user_header
+        self._is_secure = is_secure
+        self._is_framed = is_framed
+        ancestors = NOTEBOOK if is_framed else "'none'"
+        self._headers = HEADERS | {"Content-Security-Policy": POLICY.format(ancestors=ancestors)}
+        if not is_framed:
+            self._headers["X-Frame-Options"] = "DENY"
+
+    # -- every request ----------------------------------------------------------------------
+
+    def around(self, app: Any) -> Any:
+        """The application behind the checks that need no key."""
+
+        async def asgi(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "lifespan":
+                await app(scope, receive, send)
+                return
+            if scope["type"] != "http":  # there are no WebSockets here
+                await send({"type": "websocket.close", "code": 1008})
+                return
+
+            async def sending(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    message["headers"] = self._with_headers(message["headers"])
+                await send(message)
+
+            refusal = self._refusal(scope)
+            await (app if refusal is None else refusal)(scope, receive, sending)
+
+        return asgi
+
+    def _with_headers(self, given: Any) -> list[tuple[bytes, bytes]]:
+        headers = [(name.lower(), value) for name, value in given]
+        names = {name for name, _ in headers}
+        extra = {"cache-control": "no-store"} | self._headers
+        headers += [
+            (name.lower().encode(), value.encode())
+            for name, value in extra.items()
+            if name.lower().encode() not in names
+        ]
+        return headers
+
+    def _refusal(self, scope: Any) -> Response | None:
+        """Why a request goes no further."""
+        headers: dict[bytes, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name, []).append(value.decode("latin-1"))
+        hosts = headers.get(b"host", [])
+        host = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if host is None or not self._is_ours(host[1].lower()):
+            return answer(
+                {"error": "this Host is not served here; allow a name with --allow-host"}, 421
+            )
+        origins = headers.get(b"origin", [])
+        if len(origins) > 1 or any(not _is_same(one, hosts[0]) for one in origins):
+            return answer({"error": "requests of other sites are not served"}, 403)
+        is_foreign = headers.get(b"sec-fetch-site", ["none"])[0] in ("cross-site", "same-site")
+        is_api = scope["path"].startswith("/api")
+        if is_foreign and (is_api or scope["method"] not in ("GET", "HEAD")):
+            return answer({"error": "requests of other sites are not served"}, 403)
+        if scope["method"] not in METHODS:
+            return answer({"error": "the method is not served"}, 405, {"Allow": ", ".join(METHODS)})
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        """A name that we were told, or an address: who has one of those needs no DNS."""
+        if host in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            return False
+        return True
+
+    # -- whose it is ------------------------------------------------------------------------
+
+    def check(self, request: Request, needs: Scope) -> Key:
+        """The key that a request comes with, if it may do what it asks."""
+        try:
+            return self._check(request, needs)
+        except (OSError, errors.SettingError):
+            raise Refusal(503, "the store that has the keys cannot be read", 5) from None
+
+    def _check(self, request: Request, needs: Scope) -> Key:
+        given = request.headers.getlist("authorization")
+        key = None
+        address = request.client.host if request.client else ""
+        if given:
+            scheme, _, text = given[0].partition(" ")
+            if len(given) == 1 and scheme.lower() == "bearer" and len(text) <= 200:
+                key = self.keys.find(text.strip())
+            if key is None and not self.keys.may_guess(address):
+                raise Refusal(429, "too many wrong keys", 1)
+        elif needs == "read":
+            key = self.session(request) or self._of_proxy(request, address)
+        if key is None:
+            raise Refusal(401, f"a key with the scope {needs!r} is needed")
+        if needs not in key.scopes:
+            raise Refusal(403, f"this key lacks the scope {needs!r}")
+        if not self.keys.may(key):
+            raise Refusal(429, "this key is used too often", 1)
+        return key
+
+    def is_valid(self, key: Key) -> bool:
+        """Whether a key that came in earlier may stay."""
+        return key.id == _PROXY or self.keys.by_id(key.id) is not None
+
+    def session(self, request: Request) -> Key | None:
+        """The key that a cookie stands for."""
+        cookie = request.cookies.get(self.cookie)
+        return None if cookie is None else self.login.whose(cookie)
+
+    def _of_proxy(self, request: Request, address: str) -> Key | None:
+        """Whom a listed proxy has let in."""
+        if self._user_header is None or not self._proxies:
+            return None
+        users = request.headers.getlist(self._user_header)
+        try:
+            peer = ipaddress.ip_address(address)
+        except ValueError:
+            return None
+        if len(users) != 1 or not users[0] or not any(peer in one for one in self._proxies):
+            return None
+        return Key(
+            id=_PROXY, name=users[0], scopes=["read"], hash="", created_ns=0, rate=RATES["read"]
+        )
+
+    def set_cookie(self, response: Response, cookie: str) -> None:
+        """Logs in; with nothing in it, logs out."""
+        response.set_cookie(
+            self.cookie,
+            cookie,
+            max_age=None if cookie else 0,
+            httponly=True,
+            # A frame in another site's page gets a cookie only if it is kept apart for that page.
+            secure=self._is_secure or self._is_framed,
+            samesite="none" if self._is_framed else "strict",
+        )
+        if self._is_framed:
+            response.headers["set-cookie"] += "; Partitioned"
+
+
+_PROXY = "proxy"
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Whether a page of this origin is ours."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()

@@ -1,0 +1,260 @@
+"""The application: one table of routes, and what every request has to pass.
+
+A route says which methods it has and what they need: a key that may write, one that may read, or
+nothing (`PUBLIC`), which is only ever the page's own files. What is not in the table is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from cirron import errors
+from cirron.server import answers, assets, live, views
+from cirron.server.access import PUBLIC, Access, Needs
+from cirron.server.answers import Refusal, answer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    from starlette.requests import Request
+
+    from cirron.server.ingest import Intake
+    from cirron.server.keys import Key
+    from cirron.server.served import Served
+
+    Endpoint = Callable[[Request], Awaitable[Response]]
+
+Role = Literal["all", "ingest", "page"]
+# Questions that are worked on at once, and that one key may have asked.
+MAX_VIEWS = 4
+MAX_ASKED = 32
+MAX_QUERY_BYTES = 8_192
+GZIP_BYTES = 1_024
+
+
+class Entry(NamedTuple):
+    """A line of the table of routes."""
+
+    method: str
+    path: str
+    endpoint: Endpoint
+    needs: Needs
+
+
+class App:
+    """A server's routes, over what it keeps and what it shows."""
+
+    def __init__(
+        self, role: Role, intake: Intake, access: Access, served: Served | None, hub: live.Hub
+    ) -> None:
+        self._access = access
+        self._served = served
+        self._hub = hub
+        self._page = assets.files()
+        self._views = CapacityLimiter(MAX_VIEWS)
+        self._asked: dict[str, int] = {}
+        blobs = "/api/traces/blobs/{key:path}"
+        table: list[Entry] = []
+        if role in ("all", "ingest"):
+            table += [
+                Entry("POST", "/api/traces", intake.batch, "write"),
+                Entry("PUT", blobs, intake.put_blob, "write"),
+            ]
+        if role in ("all", "page"):
+            table += [
+                Entry("GET", blobs, intake.get_blob, "read"),
+                Entry("GET", "/api/events", self._events, "read"),
+                Entry("POST", "/api/logout", self._logout, PUBLIC),
+                Entry("GET", "/api/{rest:path}", self._view, "read"),
+                Entry("GET", "/{rest:path}", self._file, PUBLIC),
+            ]
+        self.table = tuple(table)
+        self.asgi = self._access.around(
+            Starlette(
+                routes=list(self._routes()),
+                exception_handlers={HTTPException: answers.refused, Exception: answers.failed},
+                lifespan=self._lifespan,
+            )
+        )
+
+    def _routes(self) -> Iterator[Route]:
+        for path in dict.fromkeys(entry.path for entry in self.table):
+            entries = {entry.method: entry for entry in self.table if entry.path == path}
+            yield Route(path, self._guarded(entries), methods=list(entries))  # and HEAD with GET
+
+    def _guarded(self, entries: dict[str, Entry]) -> Endpoint:
+        """The endpoints of a path, behind what they need."""
+
+        async def endpoint(request: Request) -> Response:
+            entry = entries["GET" if request.method == "HEAD" else request.method]
+            if entry.needs != PUBLIC:
+                request.state.key = await to_thread.run_sync(
+                    self._access.check, request, entry.needs
+                )
+            return await entry.endpoint(request)
+
+        return endpoint
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Any) -> AsyncIterator[None]:
+        self._hub.start()
+        if self._served is not None:
+            self._served.start()
+        yield
+        if self._served is not None:
+            await to_thread.run_sync(self._served.stop)
+
+    # -- questions --------------------------------------------------------------------------
+
+    async def _view(self, request: Request) -> Response:
+        """One of `views.VIEWS`."""
+        assert self._served is not None
+        found = match(request)
+        if found is None:
+            raise Refusal(404, "there is no such question")
+        pattern, given = found
+        etag = self._etag(pattern, given)
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers={"ETag": etag})
+        is_gzip = "gzip" in request.headers.get("accept-encoding", "")
+        key: Key = request.state.key
+        if self._asked.get(key.id, 0) >= MAX_ASKED:
+            raise Refusal(429, "too many questions at once", 1)
+        self._asked[key.id] = self._asked.get(key.id, 0) + 1
+        try:
+            return await to_thread.run_sync(
+                self._ask, pattern, given, etag, is_gzip, limiter=self._views
+            )
+        finally:
+            self._asked[key.id] -= 1
+
+    def _etag(self, pattern: str, given: dict[str, str]) -> str:
+        assert self._served is not None
+        versions = self._served.versions
+        is_run = "{run" in pattern and given.get("run") in versions
+        version = versions[given["run"]] if is_run else sum(versions.values())
+        asked = hashlib.sha256(repr((pattern, sorted(given.items()))).encode()).hexdigest()[:16]
+        return f'"{self._served.boot}-{version}-{asked}"'
+
+    def _ask(self, pattern: str, given: dict[str, str], etag: str, is_gzip: bool) -> Response:
+        assert self._served is not None
+        try:
+            content = answers.encode(self._served.ask(views.VIEWS[pattern], given))
+        except views.BadRequest as error:
+            raise Refusal(400, str(error)) from None
+        except (errors.UnknownRunError, KeyError):
+            raise Refusal(404, "there is no such run, or no such part of it") from None
+        headers = {"ETag": etag, "Vary": "Accept-Encoding"}
+        if is_gzip and len(content) >= GZIP_BYTES:
+            import gzip
+
+            content = gzip.compress(content, 1, mtime=0)
+            headers["Content-Encoding"] = "gzip"
+        return Response(content, 200, headers, answers.JSON)
+
+    # -- what is new ------------------------------------------------------------------------
+
+    async def _events(self, request: Request) -> Response:
+        """`GET /api/events`."""
+        if self._hub.streams >= live.MAX_STREAMS:
+            raise Refusal(429, "too many streams", 5)
+        text = request.headers.get("last-event-id") or request.query_params.get("cursor") or ""
+        if text and not (text.isdecimal() and len(text) <= 18):
+            raise Refusal(400, "cursor is not a number")
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        key: Key = request.state.key
+
+        async def is_allowed() -> bool:
+            return await to_thread.run_sync(self._access.is_valid, key)
+
+        stream = self._hub.stream(int(text) if text else None, is_allowed)
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    # -- the page ---------------------------------------------------------------------------
+
+    async def _file(self, request: Request) -> Response:
+        """A file of the page, or the page itself; a link's token becomes a cookie first."""
+        query = parse_qsl(request.url.query, keep_blank_values=True)
+        tokens = [value for name, value in query if name == "token"]
+        if tokens and request.method == "GET":
+            return await self._log_in(request, tokens[0], query)
+        path = request.path_params["rest"]
+        found = self._page.get(path) or self._page.get("index.html")
+        if found is None:
+            return Response(assets.MISSING, 503, media_type="text/plain")
+        is_fixed = path in self._page and path.startswith(assets.FIXED)
+        caching = "public, max-age=31536000, immutable" if is_fixed else "no-cache"
+        return Response(found.content, 200, {"Cache-Control": caching}, found.kind)
+
+    async def _log_in(self, request: Request, token: str, query: list[tuple[str, str]]) -> Response:
+        cookie = await to_thread.run_sync(self._access.login.exchange, token)
+        known = await to_thread.run_sync(self._access.session, request)
+        if cookie is None and known is None:
+            return Response(assets.USED, 403, media_type="text/plain")
+        # To a path of ours, whatever comes before it: `//host` would be another server.
+        path = "/" + quote(request.path_params["rest"].lstrip("/\\"), safe="/~@:")
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        response = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
+        response.headers["Cache-Control"] = "no-store"
+        if cookie is not None:
+            self._access.set_cookie(response, cookie)
+        return response
+
+    async def _logout(self, request: Request) -> Response:
+        """Forgets the cookie; who has none loses nothing."""
+        response = answer({})
+        self._access.set_cookie(response, "")
+        return response
+
+
+def match(request: Request) -> tuple[str, dict[str, str]] | None:
+    """The question that a path asks, and its parameters, each decoded once."""
+    raw = (request.scope.get("raw_path") or b"").split(b"?")[0]
+    query = request.scope["query_string"]
+    if len(query) > MAX_QUERY_BYTES:
+        raise Refusal(414, "the query is too long")
+    try:
+        path = raw.decode("ascii").removeprefix("/api/")
+        asked = dict(parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict"))
+    except UnicodeDecodeError:
+        raise Refusal(400, "the address is not UTF-8") from None
+    for pattern, form in forms().items():
+        found = form.fullmatch(path)
+        if found is not None:
+            try:
+                parts = {
+                    name: unquote(one, errors="strict") for name, one in found.groupdict().items()
+                }
+            except UnicodeDecodeError:
+                raise Refusal(400, "the address is not UTF-8") from None
+            return pattern, asked | parts
+    return None
+
+
+@cache
+def forms() -> dict[str, re.Pattern[str]]:
+    """The patterns of `views.VIEWS` as they look before anything is decoded.
+
+    `{name}` is a part without slashes, `{name:path}` one or more.
+    """
+
+    def form(pattern: str) -> str:
+        parts = re.split(r"\{(\w+)(:path)?\}", pattern)
+        found = re.escape(parts[0])
+        for name, is_path, literal in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+            found += f"(?P<{name}>{'.+' if is_path else '[^/]+'}){re.escape(literal)}"
+        return found
+
+    return {pattern: re.compile(form(pattern)) for pattern in views.VIEWS}

@@ -1,0 +1,113 @@
+"""What a request asks for: its parameters, checked, and the run and the process that they name.
+
+Times on the page are nanoseconds since the run's first moment: since 1970 they would not fit into
+a number of JavaScript's. Sessions are named by their keys as text, for the same reason.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cirron import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cirron.runs.opened import Run, Session
+    from cirron.runs.place import Place
+
+Answer = TypeVar("Answer")
+
+MAX_WIDTH = 4_000  # pixels of a chart
+MAX_TEXT = 500
+MAX_KEPT = 128  # answers that are kept, of all runs; the one that was asked for least lately goes
+
+
+class BadRequest(errors.CirronError):
+    """A parameter that is missing, or has a value that is not allowed."""
+
+
+def text(params: Mapping[str, str], name: str) -> str:
+    """A parameter that must be there."""
+    given = params.get(name, "")
+    if not given or len(given) > MAX_TEXT:
+        raise BadRequest(f"the parameter {name!r} is missing, or longer than {MAX_TEXT} characters")
+    return given
+
+
+def number(params: Mapping[str, str], name: str, low: int, high: int, default: int) -> int:
+    """A whole number within limits. Outside of them it is the nearest that is allowed."""
+    given = params.get(name)
+    if given is None:
+        return default
+    try:
+        found = float(given)
+        return round(min(max(found, low), high))
+    except ValueError:  # no number, or NaN
+        raise BadRequest(f"the parameter {name!r} must be a number: {given[:80]!r}") from None
+
+
+def width(params: Mapping[str, str], default: int = 600) -> int:
+    """How many pixels the answer is for."""
+    return number(params, "width", 1, MAX_WIDTH, default)
+
+
+def window(params: Mapping[str, str], run: Run) -> tuple[int, int]:
+    """The range of time that is looked at, in ns since 1970; all of the run by default."""
+    whole = max(run.ended_ns - run.started_ns, 1)
+    start = number(params, "from", -whole, 2 * whole, 0)
+    end = number(params, "to", -whole, 2 * whole, whole)
+    if end <= start:
+        raise BadRequest("the parameter 'to' must be greater than 'from'")
+    return run.started_ns + start, run.started_ns + end
+
+
+def run_of(place: Place, params: Mapping[str, str], name: str = "run") -> Run:
+    """The run that is asked for, by its id or the start of it."""
+    return place.runs[text(params, name)]
+
+
+def session_of(run: Run, params: Mapping[str, str]) -> Session:
+    """The process that is asked for, or the one that stands for the run."""
+    given = params.get("session")
+    if given is None:
+        return run.main
+    for one in run.sessions:
+        if str(one.key) == given:
+            return one
+    raise BadRequest("the run has no process of this 'session'")
+
+
+def attributes(text: str | None) -> dict[str, Any]:
+    """Attributes as a store has them; none where anybody has written something else."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+_kept: dict[tuple[Any, ...], Any] = {}
+_lock = threading.Lock()
+
+
+def kept(run: Run, key: tuple[Any, ...], ask: Callable[[], Answer]) -> Answer:
+    """The answer to a question that takes long: asked once for each state of the run.
+
+    What is known of its sessions tells the states apart, so that the answers on runs that have
+    ended outlive the looks at one that goes on beside them.
+    """
+    state = hash(tuple((one.key, one.last_ns, one.state) for one in run.sessions))
+    key = (*key, run.id, state)
+    with _lock:
+        if key in _kept:
+            _kept[key] = _kept.pop(key)  # the newest is last
+            return _kept[key]  # type: ignore[no-any-return]
+    answer = ask()
+    with _lock:
+        _kept[key] = answer
+        while len(_kept) > MAX_KEPT:
+            del _kept[next(iter(_kept))]
+    return answer

@@ -1,0 +1,104 @@
+"""The strict check of a batch at the door: as files are read, and with numbers that columns hold.
+
+A file with a number of more than 63 bits is mended when it is read, alone and slowly. A client
+could make the compactor do nothing else, so such a batch is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from cirron import wire
+from cirron.runs import reader
+from cirron.server.answers import Refusal
+
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=1_000)]
+
+
+class Clock(wire.Clock, frozen=True):
+    """As the wire has it; so are the others."""
+
+    wall_ns: Time
+    monotonic_ns: Int64
+    uncertainty_ns: Int64
+
+
+class Session(wire.Session, frozen=True, kw_only=True):
+    """See `wire.Session`."""
+
+    id: Name
+    run_id: Name
+    attempt: Int64
+    pid: Int64
+    rank: Int64 | None
+    local_rank: Int64 | None
+    world_size: Int64 | None
+    clock: Clock
+
+
+class Span(wire.Span, gc=False, kw_only=True):
+    """See `wire.Span`."""
+
+    index: Int64 | None
+    start_ns: Int64
+    end_ns: Int64 | None
+    cpu_ns: Int64 | None
+    gpu_ns: Int64 | None
+    memory_peak_bytes: Int64 | None
+    thread_id: Int64
+    pid: Int64
+    rank: Int64 | None
+
+
+class Mark(wire.Mark, gc=False, kw_only=True):
+    """See `wire.Mark`."""
+
+    ts_ns: Int64
+
+
+class Histogram(wire.Histogram):
+    """See `wire.Histogram`."""
+
+    counts: list[Int64]
+
+
+class Stats(wire.Stats, kw_only=True):
+    """See `wire.Stats`."""
+
+    histogram: Histogram
+
+
+class Snapshot(wire.Snapshot, kw_only=True):
+    """See `wire.Snapshot`."""
+
+    shape: list[Int64]
+    stats: Stats
+    ts_ns: Int64
+
+
+class Batch(wire.Batch, kw_only=True):
+    """See `wire.Batch`. Mypy has a list be of one type alone, though nothing is put in here."""
+
+    batch_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    created_ns: Time
+    session: Session | None = None
+    spans: list[Span] = msgspec.field(default_factory=list)  # type: ignore[assignment]
+    marks: list[Mark] = msgspec.field(default_factory=list)  # type: ignore[assignment]
+    snapshots: list[Snapshot] = msgspec.field(default_factory=list)  # type: ignore[assignment]
+
+
+_decoder = msgspec.json.Decoder(Batch)
+
+
+def batch_id(payload: bytes) -> str:
+    """The id of a batch that can be read and stored."""
+    try:
+        batch = _decoder.decode(payload)
+        reader.refuse_nesting(batch)
+    except reader.UNREADABLE as error:
+        raise Refusal(422, f"the batch cannot be read: {error}") from None
+    return batch.batch_id

@@ -1,0 +1,229 @@
+"""All ranks beside each other: a heat map of their steps, who is slow and how surely; and tensors.
+
+A heat map has as many cells as the page has room for. A cell is the mean of its steps; where one
+row stands for several ranks, the slowest counts.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from cirron.server import asked
+from cirron.verdict.rules.ranks import CHANCE, MIN_COMPARED, tail
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cirron.runs.opened import Run
+    from cirron.runs.place import Place
+
+MAX_ROWS = 1_000
+MAX_COMPARED = 100_000  # steps of all ranks that are compared
+MAX_TENSORS = 300
+SPARK_POINTS = 60
+MAX_SNAPSHOTS = 240
+
+_CELLS = """
+SELECT session, CAST(floor((start_ns - :from_ns) * CAST(:width AS DOUBLE)
+    / GREATEST(:to_ns - :from_ns, 1)) AS BIGINT) AS bucket,
+    CAST(avg(end_ns - start_ns) AS BIGINT) AS wall, min(step) AS step
+FROM training_steps
+WHERE attempt = :attempt AND end_ns IS NOT NULL AND start_ns >= :from_ns AND start_ns < :to_ns
+GROUP BY session, bucket
+"""
+_BY_RANK = """
+SELECT session, count(*) AS steps, median(end_ns - start_ns) AS median, max(end_ns - start_ns) AS worst,
+    min(start_ns) AS first, max(end_ns) AS last
+FROM training_steps WHERE attempt = :attempt AND end_ns IS NOT NULL GROUP BY session
+"""  # noqa: E501
+_SLOWEST = """
+SELECT slowest, count(*) AS steps FROM (
+    SELECT max_by(session, (end_ns - start_ns, session)) AS slowest FROM training_steps
+    WHERE attempt = :attempt AND end_ns IS NOT NULL AND COALESCE(step, 0) % :every = 0
+    GROUP BY epoch, step HAVING count(DISTINCT session) = :sessions
+) s GROUP BY slowest
+"""
+
+
+def ranks(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
+    """Step time by rank and time, and each rank beside the others; of the last attempt."""
+    run = asked.run_of(place, params)
+    wide = asked.width(params, 300)
+    high = asked.number(params, "rows", 1, MAX_ROWS, 400)
+    attempt = asked.number(params, "attempt", 0, 2**31, run.attempts[-1])
+    return asked.kept(run, ("ranks", wide, high, attempt), lambda: _ranks(run, wide, high, attempt))
+
+
+def _ranks(run: Run, wide: int, high: int, attempt: int) -> dict[str, Any]:
+    members = [one for one in run.sessions if one.attempt == attempt]
+    by_rank = {row["session"]: row for row in run.sql(_BY_RANK, attempt=attempt).rows()}
+    answer: dict[str, Any] = {"attempt": attempt, "attempts": run.attempts, "ranks": []}
+    if by_rank:
+        from_ns = min(row["first"] for row in by_rank.values())
+        to_ns = max(row["last"] for row in by_rank.values())
+        typical = median(row["median"] for row in by_rank.values())
+        with_steps = [one for one in members if one.key in by_rank]
+        # Fewer cells than steps, or some would have none.
+        cells = max(row["steps"] * 2 // 3 for row in by_rank.values()) or 1
+        answer |= {
+            "from": from_ns - run.started_ns,
+            "to": to_ns - run.started_ns,
+            "median": typical,
+            **_heat(run, with_steps, (from_ns, to_ns, min(wide, cells), high), attempt),
+        }
+    last, compared = _slowest(run, by_rank, attempt)
+    for one in members:
+        row = by_rank.get(one.key, {})
+        times = last.get(one.key, 0)
+        chance = None
+        if compared >= MIN_COMPARED and len(by_rank) > 1:
+            chance = min(tail(times, compared, 1 / len(by_rank)) * len(by_rank), 1.0)
+        answer["ranks"].append(
+            {
+                "session": str(one.key),
+                "rank": one.rank,
+                "host": None if one.info is None else one.info.host,
+                "pid": one.pid,
+                "state": one.state,
+                "steps": row.get("steps", 0),
+                "median": row.get("median"),
+                "worst": row.get("worst"),
+                "slowest_in": times,
+                "chance": chance,
+                "is_odd": chance is not None and chance < CHANCE,
+            }
+        )
+    return {**answer, "compared": compared}
+
+
+def _heat(run: Run, members: list[Any], shape: tuple[int, int, int, int], attempt: int) -> Any:
+    """A row a rank, or for several where there are more ranks than pixels; null: no step."""
+    from_ns, to_ns, wide, high = shape
+    each = -(-len(members) // high)
+    at = {one.key: number // each for number, one in enumerate(members)}
+    count = -(-len(members) // each)
+    walls: list[list[int | None]] = [[None] * wide for _ in range(count)]
+    steps: list[int | None] = [None] * wide
+    given = {"from_ns": from_ns, "to_ns": to_ns, "width": wide, "attempt": attempt}
+    for session, bucket, wall, step in run.sql(_CELLS, **given).fetch().rows:
+        row = at.get(session)
+        if row is None:
+            continue
+        known = walls[row][bucket]
+        if known is None or wall > known:
+            walls[row][bucket] = wall
+        if row == 0:
+            steps[bucket] = step
+    labels = [
+        {"session": str(members[number * each].key), "rank": members[number * each].rank}
+        for number in range(count)
+    ]
+    return {"rows": labels, "each": each, "walls": walls, "steps": steps}
+
+
+def _slowest(run: Run, by_rank: Mapping[int, Any], attempt: int) -> tuple[dict[int, int], int]:
+    """How often each process had the longest of the steps that all have."""
+    if len(by_rank) < 2:
+        return {}, 0
+    total = sum(row["steps"] for row in by_rank.values())
+    rows = (
+        run.sql(_SLOWEST, attempt=attempt, every=total // MAX_COMPARED + 1, sessions=len(by_rank))
+        .fetch()
+        .rows
+    )
+    return dict(rows), sum(count for _, count in rows)
+
+
+# -- tensors --------------------------------------------------------------------------------------
+
+_HEALTH = """
+SELECT epoch, attrs FROM marks WHERE session = :session AND name = 'training_health'
+    AND attrs IS NOT NULL ORDER BY ts_ns
+"""
+_POINTS = """
+WITH mine AS (SELECT *, row_number() OVER (PARTITION BY tensor ORDER BY ts_ns) - 1 AS nth,
+    count(*) OVER (PARTITION BY tensor) AS total FROM ({tensors}) t WHERE session_id = :session)
+SELECT tensor, epoch, shape, dtype, mean, std, min, max, norm, gradient_norm, change, attrs,
+    nth = total - 1 AS is_last, total
+FROM mine WHERE nth % GREATEST(CAST(ceil(total / CAST(:points AS DOUBLE)) AS BIGINT), 1) = 0
+    OR nth = total - 1
+ORDER BY tensor, nth
+"""
+
+
+def tensors(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
+    """The statistics of each tensor, the newest and over the epochs; sick ones first."""
+    run = asked.run_of(place, params)
+    session = asked.session_of(run, params)
+    search = params.get("search", "").lower()
+    sick = _sick(run, session.key)
+    text = _POINTS.format(tensors=run.query("tensors").sql)
+    lines: dict[str, dict[str, Any]] = {}
+    for row in run.sql(text, session=session.id, points=SPARK_POINTS).rows():
+        name = row["tensor"]
+        if search not in name.lower():
+            continue
+        line = lines.setdefault(name, {"norms": [], "gradients": [], "changes": []})
+        line["norms"].append(row["norm"])
+        line["gradients"].append(row["gradient_norm"])
+        line["changes"].append(row["change"])
+        if row["is_last"]:
+            attrs = asked.attributes(row.pop("attrs"))
+            line |= {**row, "nonfinite": attrs.get("nonfinite_count", 0)}
+            line["problems"] = list(
+                {
+                    one["problem"]: one
+                    for its in (f"{name}.grad", name)
+                    for one in sick.get(its, [])
+                }.values()
+            )
+            lines[name] = line
+    ordered = sorted(
+        lines.values(),
+        key=lambda one: (not one["problems"], not one["nonfinite"], -(one["change"] or 0.0)),
+    )
+    return {"tensors": ordered[:MAX_TENSORS], "total": len(ordered)}
+
+
+def _sick(run: Run, session: int) -> dict[str, list[dict[str, Any]]]:
+    """By tensor, the problems that it had, each with the epoch that it was first seen in."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for epoch, attrs in run.sql(_HEALTH, session=session).fetch().rows:
+        said = asked.attributes(attrs)
+        for tensor in said.get("tensors") or ():
+            problem = {"problem": str(said.get("problem")), "epoch": epoch}
+            known = found.setdefault(str(tensor), [])
+            if problem["problem"] not in [one["problem"] for one in known]:
+                known.append(problem)
+    return found
+
+
+_ONE = """
+WITH mine AS (SELECT *, row_number() OVER (PARTITION BY tensor ORDER BY ts_ns, id) - 1 AS nth,
+    count(*) OVER (PARTITION BY tensor) AS total FROM snapshots
+    WHERE session = :session AND tensor IN (:name, :gradient))
+SELECT tensor = :gradient AS is_gradient, epoch, ts_ns - :zero AS at, mean, std, min, max, norm, bins,
+    counts FROM mine
+WHERE nth % GREATEST(CAST(ceil(total / CAST(:most AS DOUBLE)) AS BIGINT), 1) = 0 OR nth = total - 1
+ORDER BY tensor, nth
+"""  # noqa: E501
+
+
+def tensor(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
+    """One tensor's histograms and statistics over the epochs, its gradient's beside them."""
+    run = asked.run_of(place, params)
+    session = asked.session_of(run, params)
+    name = asked.text(params, "name").removesuffix(".grad")
+    rows = run.sql(
+        _ONE,
+        session=session.key,
+        name=name,
+        gradient=f"{name}.grad",
+        zero=run.started_ns,
+        most=MAX_SNAPSHOTS,
+    ).rows()
+    found: dict[str, Any] = {"name": name, "weights": [], "gradients": []}
+    for row in rows:
+        found["gradients" if row.pop("is_gradient") else "weights"].append(row)
+    return found

@@ -1,0 +1,178 @@
+"""Puts a server together and runs it: for `cirron serve`, and inside of a notebook's process."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from cirron import errors, files
+from cirron.runs import reader
+from cirron.server import keys as key_rooms
+from cirron.server import login as logins
+from cirron.server.access import Access
+from cirron.server.app import App, Role
+from cirron.server.compactor import Compactor
+from cirron.server.depot import FOLDER, Depot
+from cirron.server.ingest import MAX_INBOX_BYTES, Intake
+from cirron.server.keys import Key, Keys
+from cirron.server.live import Hub
+from cirron.server.login import Login
+from cirron.server.served import Served
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# Connections that are open at once; one more is told to come again.
+MAX_CONNECTIONS = 4_096
+MAX_HEADER_BYTES = 64 * 1024
+KEEP_ALIVE_S = 75  # of a client that sends every few seconds
+END_S = 3
+
+
+@dataclass
+class Options:
+    """What `cirron serve` was told."""
+
+    folders: Sequence[str] = ()  # that are shown
+    store: str | None = None  # what is received goes there; None: beside the first folder
+    role: Role = "all"
+    host: str = "127.0.0.1"
+    port: int = 0
+    api_key: str | None = None  # of the environment
+    hosts: Sequence[str] = ()
+    proxies: Sequence[str] = ()
+    user_header: str | None = None
+    certificate: str | None = None
+    private_key: str | None = None
+    is_framed: bool = False
+    max_inbox_bytes: int = MAX_INBOX_BYTES
+    on_ready: Callable[[Server], None] = field(default=lambda _: None)
+
+
+class Server(uvicorn.Server):
+    """A server that knows its address, and says when it can be asked."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.is_local = is_loopback(options.host)
+        self.depot = Depot(place_of(options))
+        self.keys = Keys(self.depot)
+        login = Login(self.depot, self.keys)
+        if not self.is_local and not key_rooms.every(self.depot):
+            raise errors.SettingError(
+                f"--host {options.host} can be reached from other machines, and nobody has a key"
+                f" yet; make one: cirron keys create NAME --store {self.depot.where}"
+            )
+        self.access = Access(
+            self.keys,
+            login,
+            hosts=options.hosts,
+            proxies=options.proxies,
+            user_header=options.user_header,
+            is_secure=options.certificate is not None,
+            is_framed=options.is_framed,
+        )
+        self.api_key: str | None = None  # for programs on this machine
+        if self.is_local and options.role != "page":
+            self.api_key = options.api_key or secrets.token_urlsafe(24)
+            self.keys.add_own(self.api_key, "write")
+        self._reader: Key | None = None  # whose the links are that this process gives out
+        hub, served = Hub(), None
+        if options.role != "ingest":
+            served = Served(options.folders, self.depot, Compactor(self.depot), hub)
+        wake = None if served is None else served.wake
+        intake = Intake(self.depot, options.max_inbox_bytes, wake)
+        app = App(options.role, intake, self.access, served, hub)
+        super().__init__(config_of(app.asgi, options))
+        self.port = 0
+        self.is_ready = threading.Event()
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Called by uvicorn; when it returns, requests are served."""
+        await super().startup(sockets)
+        if self.should_exit or not self.servers:
+            return
+        self.port = self.servers[0].sockets[0].getsockname()[1]
+        # Ports do not keep cookies apart, names do.
+        self.access.cookie = f"cirron-{self.port}"
+        self.is_ready.set()
+        self.options.on_ready(self)
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        scheme = "http" if self.options.certificate is None else "https"
+        host = self.options.host
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def link(self) -> str:
+        """An address that logs in once, for as long as this process lives."""
+        if self.options.role == "ingest":  # there is nothing to look at
+            return self.address
+        if self._reader is None:
+            self._reader = self.keys.add_own(None, "read")
+        return f"{self.address}/?token={logins.new_link(self.depot, self._reader.id)}"
+
+
+def config_of(app: Any, options: Options) -> uvicorn.Config:
+    """How uvicorn serves: nothing of a request is logged, and no header of a proxy believed."""
+    return uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="error",  # a line for each bad request would fill a disk
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=END_S,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.private_key,
+    )
+
+
+def place_of(options: Options) -> str:
+    """Where what is sent is kept: a store that was named, or beside the first folder's records."""
+    if options.store is not None:
+        return options.store
+    return depot_of(options.folders[0])
+
+
+def depot_of(folder: str) -> str:
+    """The depot of a project's folder."""
+    try:
+        found = reader.find(folder)
+    except errors.UnknownRunError:
+        found = Path(folder) / ".cirron"
+    inside = files.Folder(found / FOLDER, re.compile(""))
+    try:
+        inside.make()
+    except OSError as error:
+        raise errors.SettingError(
+            f"{str(found)!r} cannot be written ({error.strerror}); name a place for what is"
+            " received: cirron serve --store FOLDER"
+        ) from None
+    return str(inside.path)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine reach a server there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,165 @@
+"""The verdict on what this process has recorded: `ci.report()`, and what a run says at its end.
+
+At the end it is said on standard error: one screen on a terminal, one line elsewhere. The newest
+records are judged by a process of their own, which has a limit in time: a database in this one, at
+its end, could hang or take down the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cirron import errors, guard, settings, system, wire
+from cirron.record import clock
+
+if TYPE_CHECKING:
+    from cirron.session.compose import Recorded, Session
+    from cirron.verdict.findings import Report
+
+# The verdict of less is that it is too little.
+MIN_STEPS = 20
+# A shorter run is over before anybody asks why it is slow.
+MIN_RUN_S = 10.0
+MIN_RUN_ON_TERMINAL_S = 2.0
+# The end may take a tenth of the time that the run took, within these limits.
+WAIT_S = (1.0, 2.0)
+# Of records, the newest: about 25,000 spans, which take well under a second.
+MAX_BYTES = 8 * 2**20
+
+# What the other process runs: it finds cirron where this one has it, and nothing else of the
+# program's. Its temporary files are in a folder that goes also if it is killed.
+JUDGE = """
+import sys, tempfile
+tempfile.tempdir = sys.argv[1]
+sys.path.append(sys.argv[2])
+from cirron.cli.report import of_batch
+sys.stdout.buffer.write(of_batch(sys.stdin.buffer.read(), is_line=sys.argv[3] == "line").encode())
+"""
+
+
+def batch_of(recorded: Recorded, opened: list[wire.Span], max_bytes: int | None = None) -> bytes:
+    """What memory has as one batch; the newest of it, if there is a limit."""
+    chunks: list[tuple[bytes, bytes]] = []
+    size = 0
+    for chunk in reversed(recorded.memory.chunks()):
+        size += sum(map(len, chunk))
+        if chunks and max_bytes is not None and size > max_bytes:
+            break
+        chunks.append(chunk)
+    spans = [spans for spans, _ in chunks] + [wire.encode_records(opened)]
+    sections = wire.Sections(spans, [marks for _, marks in chunks])
+    return b"".join(wire.encode_batch(recorded.header, sections)[0])
+
+
+def judge(recorded: Recorded | None, opened: list[wire.Span]) -> Report:
+    """The verdict so far. Never raises: where there is none, it says why."""
+    from cirron.verdict import nothing
+
+    if recorded is None:
+        return nothing("ci.profile() was not called in this process, or profiling is off")
+    try:
+        from cirron.runs.place import Place, of_batch
+
+        if recorded.folder is None:
+            return of_batch(batch_of(recorded, opened)).report()
+        assert recorded.header.session is not None
+        return Place([recorded.folder]).runs[recorded.header.session.run_id].report()
+    except (errors.CirronError, OSError) as error:
+        return nothing(str(error))
+    except Exception as error:  # noqa: BLE001  protects the program
+        guard.caught("report", error)
+        return nothing(f"our own mistake: {type(error).__name__}: {error}")
+
+
+# -- the end of a run ------------------------------------------------------------------------
+
+
+def speaks(session: Session, how: str) -> bool:
+    """Whether this process says at its end how the run went.
+
+    The first of a run does, if it trained and nobody has cut it off.
+    """
+    values, process = session.settings, sys.modules.get("multiprocessing.process")
+    return (
+        values.report
+        and "none" not in values.output
+        and how in ("clean", "exception")
+        and session.is_first
+        and (session.rank() == 0 or process is None or process.parent_process() is None)
+        and session.collector.steps >= MIN_STEPS
+        and "ipykernel" not in sys.modules
+    )
+
+
+def say(session: Session, how: str) -> None:
+    """Says on standard error how the run went, after its end."""
+    is_terminal = _is_terminal()
+    lasted_s = (clock.now() - session.anchor.monotonic_ns) / 1e9
+    if lasted_s < (MIN_RUN_ON_TERMINAL_S if is_terminal else MIN_RUN_S):
+        return
+    recorded = session.recorded
+    if how == "exception":  # the program has said which; here is where
+        _write(_pointer(recorded, "why"))
+        return
+    form = "screen" if is_terminal else "line"
+    found = _ask(recorded, form, min(max(lasted_s / 10, WAIT_S[0]), WAIT_S[1]))
+    if not found:
+        found = _pointer(recorded, "report")
+    _write(f"\n{found}" if is_terminal and "\n" in found else found)
+
+
+def _pointer(recorded: Recorded, command: str) -> str:
+    """Where to look."""
+    from cirron.view import text
+
+    assert recorded.header.session is not None
+    run = text.plain(recorded.header.session.run_id)
+    if recorded.folder is None:
+        return f"cirron: run {run} has ended"
+    default = Path(settings.BY_NAME["output_dir"].default).absolute()
+    where = "" if recorded.folder == default else f" --dir {text.plain(str(recorded.folder), 300)}"
+    return f"cirron: run {run}; see how it went with: cirron {command}{where}"
+
+
+def _ask(recorded: Recorded, form: str, wait_s: float) -> str:
+    """What another process says of the records; nothing if it does not in time."""
+    if not os.path.basename(sys.executable or "").startswith("python"):
+        return ""  # a program that Python is a part of: who knows what it would start
+    import subprocess
+    import tempfile
+
+    import cirron
+
+    root = Path(cirron.__file__).parent.parent
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # too late, no process to be had
+        with tempfile.TemporaryDirectory(prefix="cirron-", ignore_cleanup_errors=True) as folder:
+            done = subprocess.run(  # noqa: S603  our own code
+                [sys.executable, "-P", "-c", JUDGE, folder, str(root), form],
+                input=batch_of(recorded, [], MAX_BYTES),
+                capture_output=True,
+                timeout=wait_s,
+                check=True,
+            )
+        return done.stdout.decode()
+    return ""
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # None, or closed
+        return False
+
+
+def _write(line: str) -> None:
+    from cirron.view import text
+
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a file
+        level = system.pipe_level(sys.stderr.fileno())
+        if level is not None and 2 * level[0] + len(line) > level[1]:
+            return  # nobody reads it, and the end would wait for somebody who does
+    text.print_safely(line, "stderr")

@@ -1,0 +1,168 @@
+"""The verdict on a run: `report(run)`.
+
+Facts come from the queries, findings from pure rules; here they are put in order. One primary
+diagnosis: what ended the run, then what makes it worthless, then what would give most.
+"""
+
+from __future__ import annotations
+
+import os
+from statistics import median
+from typing import TYPE_CHECKING
+
+from cirron.verdict.diff import since
+from cirron.verdict.facts import MIN_STEPS, Facts, gather
+from cirron.verdict.findings import Abstained, Finding, Report
+from cirron.verdict.rules import (
+    beside,
+    compiling,
+    ending,
+    host,
+    input,  # noqa: A004
+    memory,
+    ms,
+    numerics,
+    percent,
+    ranks,
+    uneven,
+)
+
+if TYPE_CHECKING:
+    from cirron.runs.opened import Run
+    from cirron.verdict.rules import Rule
+
+# In this order where gains are equal or none is known.
+RULES: tuple[Rule, ...] = (
+    ending.judge_death,
+    ending.judge_hang,
+    numerics.judge,
+    compiling.judge,
+    input.judge,
+    beside.rule_of("evaluation-heavy"),
+    beside.rule_of("checkpoint-heavy"),
+    beside.rule_of("snapshot-heavy"),
+    beside.rule_of("logging-heavy"),
+    host.judge,
+    uneven.judge,
+    ranks.judge,
+    memory.judge,
+)
+FIRST = ("died", "hung", "numerics")  # before all that is about speed
+COMPUTE = 0.7  # of the window in forward, backward and optimizer: nothing else is worth naming
+
+
+def report(run: Run) -> Report:
+    """The verdict on a run, and what it rests on."""
+    facts = gather(run)
+    if facts.cores is None:
+        facts.cores = os.cpu_count()
+    found = judge(facts)
+    return Report(
+        run={
+            "id": run.id,
+            "state": run.state,
+            "ranks": len(run.ranks) or 1,
+            "attempts": len(run.attempts),
+            "script": run.program.script,
+            "device": facts.device,
+            "steps": len(facts.steps),
+        },
+        basis=basis(facts, run),
+        account=account(facts),
+        verdict=found[0],
+        findings=found[1],
+        abstained=found[2],
+        before=since(run, [step.wall - step.beside for step in facts.steps]),
+    )
+
+
+def nothing(why: str) -> Report:
+    """A report for where there is nothing to judge."""
+    verdict = Finding("not-enough-data", f"nothing to judge: {why}", None, None, [], "record a run")
+    return Report({"id": "none", "state": "unknown", "script": None}, [], [], verdict)
+
+
+def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
+    """The verdict, all findings in order of gain, and what was not judged."""
+    findings: list[Finding] = []
+    abstained: list[Abstained] = []
+    for rule in RULES:
+        judged = rule(facts)
+        if isinstance(judged, Finding):
+            findings.append(judged)
+        elif judged is not None:
+            abstained.append(judged)
+    urgent = [one for one in findings if one.kind in FIRST]
+    rest = sorted(
+        (one for one in findings if one.kind not in FIRST),
+        key=lambda one: -(one.gain.share if one.gain else one.share or 0.0),
+    )
+    findings = [*urgent, *blame_rank_first(rest)]
+    if urgent:
+        return urgent[0], findings, abstained
+    if len(facts.steps) < MIN_STEPS:
+        why = f"{len(facts.steps)} steps after warm-up; {MIN_STEPS} are needed"
+        verdict = Finding(
+            "not-enough-data", f"too little to judge: {why}", None, None, [why], "let it run longer"
+        )
+        return verdict, findings, abstained
+    if rest:
+        return findings[0], findings, abstained
+    work = sum(facts.account.get(part, 0) for part in ("forward", "backward", "optimizer_step"))
+    share = work / facts.window_ns
+    if share >= COMPUTE:
+        verdict = Finding(
+            "compute-bound",
+            f"the model's own work takes {percent(share)} of the time",
+            share,
+            None,
+            [f"forward, backward and optimizer: {ms(work / len(facts.steps))} a step"],
+            "nothing beside it is worth mending; a faster model, device or precision is",
+        )
+        return verdict, [verdict], abstained
+    verdict = Finding(
+        "healthy",
+        "nothing stands out",
+        None,
+        None,
+        [f"no rule finds a fault in the {len(facts.steps)} steps compared"],
+        "none",
+    )
+    return verdict, findings, abstained
+
+
+def blame_rank_first(findings: list[Finding]) -> list[Finding]:
+    """If a rank is slow, what takes its time is no finding on the run: the rank comes before it."""
+    slow = next((one for one in findings if one.kind == "slow-rank"), None)
+    if slow is None:
+        return findings
+    others = [one for one in findings if one is not slow]
+    at = findings.index(slow)
+    same = [number for number, one in enumerate(others) if one.blames == slow.blames]
+    at = min([at, *same])
+    return [*others[:at], slow, *others[at:]]
+
+
+def account(facts: Facts) -> list[tuple[str, int, float]]:
+    """Parts of the window with their shares, which add up to 1."""
+    total = sum(facts.account.values())
+    parts = sorted(facts.account.items(), key=lambda pair: -pair[1])
+    return [(part, ns, ns / total) for part, ns in parts] if total else []
+
+
+def basis(facts: Facts, run: Run) -> list[str]:
+    """What the verdict rests on, and what was not measured."""
+    said = [f"{len(run.ranks) or 1} rank{'s' if len(run.ranks) > 1 else ''} on {facts.device}"]
+    if facts.steps:
+        typical = median(step.wall for step in facts.steps)
+        said.append(
+            f"{len(facts.steps)} steps of {ms(typical)} compared, {facts.warm_up} of warm-up"
+        )
+    if len(run.ranks) > 1:
+        said.append(f"clocks agree to {facts.clock_ns / 1e6:.3g} ms at best")
+    timed = sum(step.gpu is not None for step in facts.steps)
+    if facts.is_on_gpu:
+        said.append(f"device time on {timed} of {len(facts.steps)} steps")
+    if not facts.loader:
+        said.append("the loader's settings are not known")
+    return said

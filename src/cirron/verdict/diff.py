@@ -1,0 +1,372 @@
+"""What changed between two runs: `diff(before, after)`.
+
+By span name: the ratio of medians, with an interval by a seeded bootstrap that draws runs, ranks
+and blocks of steps that follow each other (steps are not independent of their neighbours). Few runs
+say little of how runs of the same program differ, so each draw adds what they do at least. Over all
+names the rate of false discoveries is held at 5 % (Benjamini and Hochberg). A change fails a limit
+only if all of its interval is past it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from statistics import NormalDist, median, stdev
+from typing import TYPE_CHECKING, Any, Literal
+
+from cirron.verdict.facts import fetch_steps, gather, leading, settled_from
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cirron.runs.opened import Run
+
+SEED = 20_260_101
+DRAWS = 200
+LEVEL = 0.05
+# The deviation of a program's medians from run to run, on a quiet machine.
+RUN_NOISE = 0.007
+# No change was found: if the interval is within this, there is none; else it cannot be told.
+CLOSE = 0.05
+MIN_SPANS = 30  # of a name on each side
+MAX_SPANS = 500  # of a name and rank: the newest
+MAX_RANKS = 8
+# Names whose spans are long or few on purpose: their totals are compared by people, not by tests.
+OUTER = ("cirron.session", "epoch", "fit", "evaluation", "prediction")
+
+# Values of a mark that differ by this share are no longer the same but for rounding.
+FAR = 0.01
+MAX_PREDECESSORS = 3
+MAX_LOOKED_AT = 50  # runs, for those of the same script
+
+Outcome = Literal["slower", "faster", "same", "unknown"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One name of spans on both sides."""
+
+    name: str
+    before_ns: float
+    after_ns: float
+    ratio: float
+    low: float
+    high: float
+    p: float
+    spans: tuple[int, int]
+    outcome: Outcome
+
+
+@dataclass
+class Diff:
+    """What differs between runs, and whether they can be compared at all."""
+
+    runs: tuple[list[str], list[str]]
+    differences: list[str]  # of device, batch size, versions: said first
+    warnings: list[str]
+    changes: list[Change]  # the largest first
+    marks: list[dict[str, Any]]  # where the values of a mark part
+    tensors: list[dict[str, Any]] = field(default_factory=list)  # those that part first
+
+    def exceeds(self, limit: float) -> bool | None:
+        """Whether something is slower than the limit allows. None: that cannot be told."""
+        if not self.changes:
+            return None
+        if any(one.outcome == "slower" and one.low > 1 + limit for one in self.changes):
+            return True
+        is_open = any(one.high > 1 + limit for one in self.changes)
+        return None if is_open else False
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "runs": {"before": self.runs[0], "after": self.runs[1]},
+            "differences": self.differences,
+            "warnings": self.warnings,
+            "changes": [vars(one) for one in self.changes],
+            "marks": self.marks,
+            "tensors": self.tensors,
+        }
+
+
+Place = tuple[int, int]  # epoch and step
+# The durations of each name, in blocks of one rank of one run.
+Sample = dict[str, list[list[list[int]]]]
+
+
+def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
+    """Compares runs: those that were with those that are."""
+    old, new = sample(before), sample(after)
+    names = [name for name in old if name in new]
+    found = []
+    for name in names:
+        counts = tuple(sum(len(rank) for run in side[name] for rank in run) for side in (old, new))
+        if min(counts) >= MIN_SPANS:
+            found.append(compare(name, old[name], new[name]))
+    warnings = []
+    if max(len(before), len(after)) < 3:
+        warnings.append(
+            "fewer than three runs a side: how much runs of the same program differ by themselves"
+            f" is not known, and is taken as {100 * RUN_NOISE:g}%; --baseline adds runs"
+        )
+    return Diff(
+        runs=([run.id for run in before], [run.id for run in after]),
+        differences=differences(before[0], after[0]),
+        warnings=warnings,
+        changes=judge(found),
+        marks=part(before[0], after[0]),
+        tensors=part_tensors(before[0], after[0]),
+    )
+
+
+def sample(runs: Sequence[Run]) -> Sample:
+    """The durations of spans by name, run and rank, in the order that they ended, after warm-up."""
+    found: Sample = {}
+    for run in runs:
+        sessions = [one for one in run.sessions if one.attempt == run.attempts[-1]][:MAX_RANKS]
+        kept: dict[str, list[list[int]]] = {}
+        for session in sessions:
+            rows = run.query("newest_spans", session=session.key, most=MAX_SPANS).fetch().rows
+            walls: dict[str, list[int]] = {}
+            for name, mode, wall in rows:
+                if name not in OUTER:
+                    walls.setdefault(name if mode is None else f"{name} ({mode})", []).append(wall)
+            for name, each in walls.items():
+                kept.setdefault(name, []).append(each[settled_from(each) :])
+        for name, ranks in kept.items():
+            found.setdefault(name, []).append(ranks)
+    return found
+
+
+def compare(name: str, old: list[list[list[int]]], new: list[list[list[int]]]) -> Change:
+    """The ratio of medians, its interval, and the chance of one as far from 1 with no change."""
+    draw = random.Random(f"{SEED} {name}")  # noqa: S311  not a secret
+    before, after = middle(old), middle(new)
+    noise, freedom = between(old, new)
+    noise *= math.sqrt(1 / len(old) + 1 / len(new))
+    spread = stdev(
+        math.log(max(drawn(draw, new), 1.0) / max(drawn(draw, old), 1.0)) + draw.gauss(0, noise)
+        for _ in range(DRAWS)
+    )
+    log = math.log(max(after, 1.0) / max(before, 1.0))
+    half = spread * quantile(1 - LEVEL / 2, freedom)
+    counts = tuple(sum(len(rank) for run in side for rank in run) for side in (old, new))
+    return Change(
+        name,
+        before,
+        after,
+        after / max(before, 1.0),
+        math.exp(log - half),
+        math.exp(log + half),
+        chance(log / (spread or 1e-12), freedom),
+        (counts[0], counts[1]),
+        "unknown",
+    )
+
+
+def between(*sides: list[list[list[int]]]) -> tuple[float, float]:
+    """How much runs of the same program differ, and the degrees of freedom of a comparison.
+
+    As on a quiet machine, unless three runs of a side differ by more than twice that: then what is
+    known are so few runs, else the blocks of steps.
+    """
+    blocks = sum(len(rank) / block_of(rank) for side in sides for run in side for rank in run)
+    freedom = max(blocks - 2, 2.0)
+    seen = [
+        stdev(math.log(max(middle([run]), 1.0)) for run in side) for side in sides if len(side) > 2
+    ]
+    if max(seen, default=0.0) <= 2 * RUN_NOISE:
+        return RUN_NOISE, freedom
+    return max(seen), max(min(freedom, sum(map(len, sides)) - len(sides)), 2.0)
+
+
+def chance(t: float, freedom: float) -> float:
+    """The chance of a ratio so many deviations from 1: Student's, by Wallace's approximation."""
+    z = math.sqrt(freedom * math.log1p(t * t / freedom)) * (1 - 3 / (4 * freedom))
+    return math.erfc(z / 2**0.5)
+
+
+def quantile(p: float, freedom: float) -> float:
+    """Student's quantile, by the same approximation."""
+    z = NormalDist().inv_cdf(p) / (1 - 3 / (4 * freedom))
+    return math.sqrt(freedom * math.expm1(z * z / freedom))
+
+
+def block_of(rank: list[int]) -> int:
+    """How many steps that follow each other are drawn together."""
+    return max(math.isqrt(len(rank)), 1)
+
+
+def middle(side: list[list[list[int]]]) -> float:
+    return float(median(wall for run in side for rank in run for wall in rank))
+
+
+def drawn(draw: random.Random, side: list[list[list[int]]]) -> float:
+    """The median of one draw: of runs, of their ranks, of blocks of steps."""
+    walls: list[int] = []
+    for _ in side:
+        run = draw.choice(side)
+        for _ in run:
+            rank = draw.choice(run)
+            size = block_of(rank)
+            for _ in range(-(-len(rank) // size)):
+                at = draw.randrange(max(len(rank) - size, 0) + 1)
+                walls += rank[at : at + size]
+    return float(median(walls)) if walls else 1.0
+
+
+def judge(found: list[Change]) -> list[Change]:
+    """Says which changes are there, with the rate of false discoveries held."""
+    ordered = sorted(found, key=lambda one: one.p)
+    passed = 0
+    for place, one in enumerate(ordered, 1):
+        if one.p <= LEVEL * place / len(ordered):
+            passed = place
+    judged = []
+    for place, one in enumerate(ordered, 1):
+        is_close = one.low > 1 - CLOSE and one.high < 1 + CLOSE
+        outcome: Outcome = "same" if is_close else "unknown"
+        if place <= passed:
+            outcome = "slower" if one.ratio > 1 else "faster"
+        judged.append(Change(**{**vars(one), "outcome": outcome}))
+    return sorted(judged, key=lambda one: -abs(math.log(max(one.ratio, 1e-9))))
+
+
+def differences(before: Run, after: Run) -> list[str]:
+    """What differs of the things that runs must have in common to be compared."""
+    old, new = setting(before), setting(after)
+    return [
+        f"{name}: {old.get(name, 'unknown')} before, {new.get(name, 'unknown')} after"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def setting(run: Run) -> dict[str, str]:
+    facts = gather(run)
+    found = {"device": facts.device, "world size": str(facts.world_size)}
+    found |= {f"loader {name}": str(value) for name, value in facts.loader.items()}
+    found |= {f"model {name}": str(value) for name, value in facts.model.items()}
+    found |= {f"version of {name}": text for name, text in run.program.versions.items()}
+    if run.program.python:
+        found["version of Python"] = run.program.python
+    if run.program.commit:
+        found["commit"] = run.program.commit[:10]
+    return found
+
+
+def part(before: Run, after: Run) -> list[dict[str, Any]]:
+    """For each mark that both have, the first step at which its values differ, and are far apart.
+
+    The first may be rounding: kernels that add in another order each time part runs at once.
+    """
+    found = []
+    old, new = values(before), values(after)
+    for name in sorted(set(old) & set(new)):
+        same = sorted(set(old[name]) & set(new[name]))
+        pairs = [(at, old[name][at], new[name][at]) for at in same]
+        if pairs:
+            found.append(
+                {
+                    "name": name,
+                    "compared": len(same),
+                    "parts_at": first_apart(pairs, 1e-9),
+                    "far_at": first_apart(pairs, FAR),
+                    "before": pairs[-1][1],
+                    "after": pairs[-1][2],
+                }
+            )
+    return found
+
+
+def first_apart(pairs: list[tuple[Place, float, float]], share: float) -> dict[str, int] | None:
+    """The first epoch and step at which two values differ by more than this share of the larger."""
+    for (epoch, step), one, other in pairs:
+        if not alike(one, other, share):
+            return {"epoch": epoch, "step": step}
+    return None
+
+
+def values(run: Run) -> dict[str, dict[Place, float]]:
+    """The values of each mark by epoch and step; -1 where there is none."""
+    found: dict[str, dict[Place, float]] = {}
+    for name, epoch, step, value in run.query("values", session=run.main.key).fetch().rows:
+        at = (-1 if epoch is None else epoch, -1 if step is None else step)
+        found.setdefault(name, {})[at] = value
+    return found
+
+
+def part_tensors(before: Run, after: Run) -> list[dict[str, Any]]:
+    """The tensors that differ in the first epoch in which any do, the farthest apart first."""
+    old, new = tensors(before), tensors(after)
+    found: list[dict[str, Any]] = []
+    for epoch, name in sorted(set(old) & set(new)):
+        if found and epoch > found[0]["epoch"]:
+            break
+        one, other = old[epoch, name], new[epoch, name]
+        if not all(alike(*pair, 1e-6) for pair in zip(one, other, strict=True)):
+            found.append({"tensor": name, "epoch": epoch, "before": one[0], "after": other[0]})
+    return sorted(found, key=lambda one: -apart(one["before"], one["after"]))
+
+
+def tensors(run: Run) -> dict[tuple[int, str], tuple[float, float, float]]:
+    """Norm, mean and deviation of each tensor by epoch; NaN where it is not finite."""
+    rows = (
+        run.sql(
+            "SELECT epoch, tensor, norm, mean, std FROM snapshots"
+            " WHERE session = :session AND epoch IS NOT NULL ORDER BY ts_ns",
+            session=run.main.key,
+        )
+        .fetch()
+        .rows
+    )
+    return {
+        (epoch, name): tuple(math.nan if one is None else one for one in stats)  # type: ignore[misc]
+        for epoch, name, *stats in rows
+    }
+
+
+def alike(one: float, other: float, share: float) -> bool:
+    return (
+        one == other or (one != one and other != other) or math.isclose(one, other, rel_tol=share)
+    )
+
+
+def apart(one: float, other: float) -> float:
+    """How far apart two values are, as a share of the larger; not finite is farthest."""
+    if not math.isfinite(one) or not math.isfinite(other):
+        return 0.0 if alike(one, other, 0.0) else math.inf
+    return abs(one - other) / (max(abs(one), abs(other)) or 1.0)
+
+
+# -- the runs before this one ----------------------------------------------------------------
+
+
+def predecessors(run: Run) -> list[Run]:
+    """The newest runs of the same script that began before this one, newest first."""
+    ids = list(run.runs)
+    before = ids[: ids.index(run.id)] if run.id in ids and run.program.script else []
+    found: list[Run] = []
+    for one in reversed(before[-MAX_LOOKED_AT:]):
+        other = run.runs[one]
+        if other.program.script == run.program.script and len(found) < MAX_PREDECESSORS:
+            found.append(other)
+    return found
+
+
+def since(run: Run, steps: Sequence[int]) -> dict[str, Any] | None:
+    """The steps of a run beside those of its predecessors; None: they cannot be compared."""
+    old: dict[str, list[list[int]]] = {}
+    for one in predecessors(run) if len(steps) >= MIN_SPANS else ():
+        lead = leading(one)
+        if lead is not None and one.ranks == run.ranks:
+            newest = fetch_steps(one, {"session": lead.key}, MAX_SPANS)
+            walls = [step.wall - step.beside for step in newest]
+            walls = walls[settled_from(walls) :]
+            if len(walls) >= MIN_SPANS:
+                old[one.id] = [walls]
+    if not old:
+        return None
+    change = compare("step", list(old.values()), [[list(steps[-MAX_SPANS:])]])
+    return {"runs": list(old), "change": judge([change])[0]}

@@ -1,0 +1,331 @@
+"""What the queries say of a run, as small tables: all that the rules see.
+
+One rank stands for the run: the one with the most steps. Warm-up is cut off where the steps settle.
+What nobody measured is None, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cirron.runs.opened import Run, Session
+
+# Of a long run, the newest steps: enough for any statistic, quick to fetch.
+MAX_STEPS = 20_000
+# Of all ranks together.
+MAX_RANK_STEPS = 100_000
+MAX_VALUES = 5_000  # of each mark
+# Fewer settled steps than this say nothing.
+MIN_STEPS = 20
+# A process that computes has a processor for more than this part of the time.
+STARVED = 0.5
+# Warm-up is looked for in this part of the steps, at the most.
+WARM_UP_SHARE = 0.5
+
+
+class Step(NamedTuple):
+    """A step of the rank that stands for the run. Times are ns; None: not measured, or none."""
+
+    epoch: int | None
+    number: int | None
+    start: int
+    wall: int
+    data_load: int | None
+    forward: int | None
+    backward: int | None
+    optimizer: int | None
+    beside: int  # evaluations, checkpoints, compiles inside of the step
+    own: int  # what no child covers
+    gpu: int | None  # of what is inside of the step
+    memory: int | None
+
+    @property
+    def work(self) -> int:
+        """The step without its wait for data and what is beside the training."""
+        return max(self.wall - (self.data_load or 0) - self.beside, 0)
+
+
+class RankStep(NamedTuple):
+    """A step of one rank, to be compared with the others'. Times are ns; None: there was none."""
+
+    rank: int
+    epoch: int | None
+    number: int | None
+    wall: int
+    data_load: int | None
+    forward: int | None
+    backward: int | None
+    optimizer: int | None
+    own: int
+
+
+class Value(NamedTuple):
+    """A mark's value."""
+
+    name: str
+    step: int | None
+    epoch: int | None
+    at: int
+    value: float
+
+
+class Ending(NamedTuple):
+    """How a process ended, or that it goes on."""
+
+    rank: int | None
+    state: str
+    where: str  # the innermost open span, with the path to it
+    last_step: int | None
+    silent_s: float | None  # None: not longer than `silence_after`
+
+
+@dataclass
+class Facts:
+    """All that the rules see."""
+
+    device: str
+    world_size: int
+    steps: list[Step] = field(default_factory=list)  # settled ones
+    warm_up: int = 0  # steps cut off
+    account: dict[str, int] = field(default_factory=dict)  # part -> ns, adds up to `window_ns`
+    window_ns: int = 0  # from the first settled step to the end of the last
+    loader: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    cpu_share: float | None = None  # processor time of the process by time, in cores
+    cores: int | None = None
+    ranks: list[RankStep] = field(default_factory=list)  # of all ranks, if there are several
+    clock_ns: int = 0
+    values: dict[str, list[Value]] = field(default_factory=dict)  # of marks, by name
+    sick: list[tuple[str, int | None, str]] = field(default_factory=list)  # tensor, epoch, what
+    compiles: list[tuple[int, int]] = field(default_factory=list)  # (start, ns) after warm-up
+    epochs: list[tuple[int | None, int, int | None]] = field(
+        default_factory=list
+    )  # index, ns, memory
+    endings: list[Ending] = field(default_factory=list)
+    asides: dict[str, int] = field(default_factory=dict)  # name -> how many in the window
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.device not in ("cpu", "unknown")
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether other work on the machine had the processor for most of the steps' own work."""
+        if self.cpu_share is None or self.is_on_gpu:
+            return False
+        return self.cpu_share * self.window_ns < STARVED * sum(step.work for step in self.steps)
+
+
+def gather(run: Run) -> Facts:
+    """The facts of a run."""
+    lead = leading(run)
+    facts = Facts(device=device_of(run, lead), world_size=max(len(run.ranks), 1))
+    facts.endings = endings(run)
+    facts.clock_ns = max((s.info.clock.uncertainty_ns for s in run.sessions if s.info), default=0)
+    if lead is None:
+        return facts
+    given = {"session": lead.key}
+    steps = fetch_steps(run, given)
+    facts.warm_up = settled_from([one.wall - one.beside for one in steps])
+    facts.steps = steps[facts.warm_up :]
+    describe(facts, run, given)
+    gather_values(facts, run, given)
+    if facts.steps:
+        first, last = facts.steps[0].start, facts.steps[-1].start + facts.steps[-1].wall
+        facts.window_ns = last - first
+        make_account(facts, run, {**given, "first_ns": first, "last_ns": last})
+        facts.ranks = fetch_ranks(run, lead, facts)
+    return facts
+
+
+def leading(run: Run) -> Session | None:
+    """The session with the most steps, of the last attempt that has any."""
+    counted = dict(run.query("step_counts").fetch().rows)
+    with_steps = [one for one in run.sessions if counted.get(one.key)]
+    if not with_steps:
+        return run.main if run.sessions else None
+    return max(with_steps, key=lambda one: (one.attempt, counted[one.key], -(one.rank or 0)))
+
+
+def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[Step]:
+    rows = run.query("newest_steps", most=most, **given).fetch().rows
+    return [Step(*row) for row in reversed(rows)]
+
+
+def settled_from(walls: Sequence[int]) -> int:
+    """How many of the first steps are warm-up: where the mean changes most, if it falls there.
+
+    The change point of two means that explains most of the variance.
+    """
+    count = len(walls)
+    if count < MIN_STEPS:
+        return 0
+    typical = median(walls[count // 2 :])
+    if typical <= 0:
+        return 0
+    # Clipped: a compile of a minute is as much warm-up as one of a second.
+    clipped = [min(wall / typical, 4.0) for wall in walls]
+    best, at = 0.0, 0
+    before, total = 0.0, sum(clipped)
+    for number in range(1, int(count * WARM_UP_SHARE)):
+        before += clipped[number - 1]
+        left = before / number
+        right = (total - before) / (count - number)
+        explained = (left - right) ** 2 * number * (count - number) / count
+        if left > 1.3 * right and explained > best:
+            best, at = explained, number
+    spread = sum((one - total / count) ** 2 for one in clipped)
+    if at and best > 0.1 * spread:
+        return at
+    return 1 if clipped[0] > 2 else 0
+
+
+def device_of(run: Run, lead: Session | None) -> str:
+    program = run.program
+    if program.gpus:
+        return str(program.gpus[0])
+    rows = run.query("root").fetch().rows
+    found = _attrs(rows[0][0]).get("device") if rows else None
+    return str(found or "unknown")
+
+
+def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
+    """The settings that were recorded: of loader and model, and how busy the processor was."""
+    busy = lasted = 0
+    for name, index, wall, cpu, memory, attrs in run.query("settings", **given).fetch().rows:
+        for key, value in _attrs(attrs).items():
+            if value is not None and key.startswith("loader_"):
+                facts.loader.setdefault(key.removeprefix("loader_"), value)
+            elif value is not None and (key.startswith("model_") or key == "autocast"):
+                facts.model.setdefault(key.removeprefix("model_"), value)
+        if cpu is not None and wall:
+            busy, lasted = busy + cpu, lasted + wall
+        if name == "epoch" and wall is not None:
+            facts.epochs.append((index, wall, memory))
+    if lasted:
+        facts.cpu_share = busy / lasted
+
+
+PHASES = ("data_load", "forward", "backward", "optimizer_step")
+ASIDES = {
+    "evaluation": "evaluation",
+    "prediction": "evaluation",
+    "checkpoint": "checkpoint",
+    "compile": "compile",
+    "trace": "compile",
+    "lower": "compile",
+    "logging": "logging",
+    "data_setup": "loader set-up",
+    "data_teardown": "loader set-up",
+}
+
+
+def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
+    """Where the window went. What no span covers is in no phase, or between steps.
+
+    How long a snapshot held the loop is an attribute of its epoch: no span covers that time.
+    """
+    account: dict[str, int] = {}
+    steps = in_steps = beside = 0
+    for name, place, count, ns in run.query("account", **given).fetch().rows:
+        if name in ("step", "batch") and place == "beside":
+            steps += ns
+            continue
+        part = name if name in PHASES else ASIDES.get(name, "other scopes")
+        account[part] = account.get(part, 0) + ns
+        if name in ASIDES:
+            facts.asides[part] = facts.asides.get(part, 0) + count
+        if place == "in step":
+            in_steps += ns
+        elif place == "beside":
+            beside += ns
+        else:  # inside of that phase, and not part of it
+            account[place] = account.get(place, 0) - ns
+    account["in no phase"] = max(steps - in_steps, 0)
+    account["between steps"] = max(facts.window_ns - steps - beside, 0)
+    held = snapshots(run, given)
+    facts.asides["snapshot"] = len(held)
+    account["snapshot"] = 0
+    for part in ("between steps", "in no phase"):  # the second: gradients are kept in steps
+        ns = min(sum(held) - account["snapshot"], account[part])
+        account["snapshot"] += ns
+        account[part] -= ns
+    facts.account = {part: ns for part, ns in account.items() if ns > 0}
+
+
+def snapshots(run: Run, given: dict[str, Any]) -> list[int]:
+    """How long each snapshot in the window held the loop."""
+    rows = run.sql(
+        "SELECT attrs FROM spans WHERE session = :session AND name = 'epoch'"
+        " AND end_ns >= :first_ns AND end_ns <= :last_ns AND attrs IS NOT NULL",
+        **given,
+    ).fetch()
+    found = (_attrs(attrs).get("snapshot_ns") for (attrs,) in rows.rows)
+    return [ns for ns in found if isinstance(ns, int)]
+
+
+def fetch_ranks(run: Run, lead: Session, facts: Facts) -> list[RankStep]:
+    """The steps of all ranks, thinned out where there are many."""
+    if len(run.ranks) < 2:
+        return []
+    given = {
+        "attempt": lead.attempt,
+        "first_ns": facts.steps[0].start,
+        "every": max(len(facts.steps) * len(run.ranks) // MAX_RANK_STEPS, 1),
+    }
+    return [RankStep(*row) for row in run.query("rank_steps", **given).fetch().rows]
+
+
+def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
+    """The values of loss-like marks, the sick tensors, and the compiles."""
+    for row in run.query("newest_values", most=MAX_VALUES, **given).fetch().rows:
+        facts.values.setdefault(row[0], []).append(Value(*row))
+    for epoch, attrs in run.query("health", **given).fetch().rows:
+        found = _attrs(attrs)
+        if found.get("problem") != "recovered":
+            for tensor in found.get("tensors") or ():
+                facts.sick.append((str(tensor), epoch, str(found.get("problem"))))
+    first = facts.steps[0].start if facts.steps else 0
+    facts.compiles = run.query("compiles", first_ns=first, **given).fetch().rows
+
+
+def endings(run: Run) -> list[Ending]:
+    """How each process of the last attempt stands."""
+    found = []
+    for one in run.sessions:
+        if one.attempt != run.attempts[-1]:
+            continue
+        box = one.box
+        where, silent = "", None
+        last_step = None
+        if box is not None:
+            spans = {span.id: span for span in box.spans}
+            parents = {span.parent_id for span in box.spans}
+            inner = [span for span in box.spans if span.id not in parents]
+            if inner:
+                path: list[str] = []
+                span = inner[0]
+                while span is not None and len(path) < 64:
+                    path.append(span.name if span.index is None else f"{span.name}[{span.index}]")
+                    span = spans.get(span.parent_id or "")  # type: ignore[assignment]
+                where = " > ".join(path[::-1])
+            since, beat = box.content.get("silent_since_ns"), box.content.get("heartbeat_ns")
+            if since is not None and beat is not None:
+                silent = (beat - since) / 1e9
+            last_step = (box.content.get("last_step") or {}).get("index")
+        found.append(Ending(one.rank, one.state, where, last_step, silent))
+    return found
+
+
+def _attrs(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

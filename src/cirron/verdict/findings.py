@@ -1,0 +1,110 @@
+"""What a report says: findings, what was not judged and why, and the one verdict."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA = 1
+
+Class = Literal[
+    "input-bound",
+    "host-bound",
+    "compute-bound",
+    "evaluation-heavy",
+    "checkpoint-heavy",
+    "snapshot-heavy",
+    "logging-heavy",
+    "compile-storm",
+    "uneven-steps",
+    "memory-growth",
+    "numerics",
+    "slow-rank",
+    "died",
+    "hung",
+    "healthy",
+    "not-enough-data",
+]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What mending a finding will give: of the time that the steps compared took."""
+
+    share: float
+    seconds: float
+    replay_error: float  # of the same replay with nothing changed, beside what was measured
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or that the time goes into."""
+
+    kind: Class
+    summary: str  # a sentence without its full stop
+    share: float | None  # of the time; None: it is not about time
+    gain: Gain | None
+    evidence: list[str]
+    advice: str
+    blames: str = ""  # the part of the account that it is about
+
+    def as_dict(self) -> dict[str, Any]:
+        gain = self.gain
+        return {
+            "class": self.kind,
+            "summary": self.summary,
+            "share": self.share,
+            "gain": None
+            if gain is None
+            else {
+                "share": gain.share,
+                "seconds": gain.seconds,
+                "replay_error": gain.replay_error,
+            },
+            "evidence": self.evidence,
+            "advice": self.advice,
+        }
+
+
+@dataclass(frozen=True)
+class Abstained:
+    """A class that was not judged."""
+
+    kind: Class
+    why: str
+
+
+@dataclass(repr=False)
+class Report:
+    """The verdict on a run, and what it rests on."""
+
+    run: dict[str, Any]
+    basis: list[str]  # what was looked at, and what was not measured
+    account: list[tuple[str, int, float]]  # part, ns, share: adds up to the whole
+    verdict: Finding
+    findings: list[Finding] = field(default_factory=list)  # in order of gain
+    abstained: list[Abstained] = field(default_factory=list)
+    before: dict[str, Any] | None = None  # the runs of the same script before, and the change
+
+    def __repr__(self) -> str:
+        from cirron.view import report
+
+        return report.render(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "run": self.run,
+            "basis": self.basis,
+            "account": [
+                {"part": part, "ns": ns, "share": share} for part, ns, share in self.account
+            ],
+            "verdict": {"class": self.verdict.kind, "summary": self.verdict.summary},
+            "findings": [one.as_dict() for one in self.findings],
+            "abstained": [{"class": one.kind, "why": one.why} for one in self.abstained],
+            "before": self.before and {**self.before, "change": vars(self.before["change"])},
+        }

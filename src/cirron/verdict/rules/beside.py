@@ -1,0 +1,56 @@
+"""evaluation-, checkpoint-, snapshot- and logging-heavy: what is done beside training takes long.
+
+Share: that part of the window. From 10 % on it is a finding. The gain is that of doing it a tenth
+as often.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cirron.verdict.facts import MIN_STEPS
+from cirron.verdict.findings import Abstained, Class, Finding
+from cirron.verdict.rules import Judged, Rule, percent
+from cirron.verdict.whatif import without
+
+if TYPE_CHECKING:
+    from cirron.verdict.facts import Facts
+
+SHARE = 0.10
+LEFT = 0.1  # of it, if it is done a tenth as often
+ADVICE: dict[Class, tuple[str, str]] = {
+    "evaluation-heavy": (
+        "evaluation",
+        "evaluate a tenth as often, or on a part of the data, or in larger batches",
+    ),
+    "checkpoint-heavy": ("checkpoint", "save a tenth as often, or beside the training (async)"),
+    "snapshot-heavy": (
+        "snapshot",
+        "watch less: a part of the model, or longer epochs between the snapshots",
+    ),
+    "logging-heavy": ("logging", "log a tenth as often, and nothing that waits for the device"),
+}
+
+
+def rule_of(kind: Class) -> Rule:
+    part, advice = ADVICE[kind]
+
+    def judge(facts: Facts) -> Judged:
+        if len(facts.steps) < MIN_STEPS:
+            return Abstained(kind, "too few steps")
+        ns = facts.account.get(part, 0)
+        share = ns / facts.window_ns
+        if share < SHARE:
+            return None
+        count = facts.asides.get(part, 0)
+        return Finding(
+            kind,
+            f"{part} takes {percent(share)} of the time",
+            share,
+            without(facts, (1 - LEFT) * ns),
+            [f"{count} times in {len(facts.steps)} steps, {ns / count / 1e9:.3g} s each"],
+            advice,
+            part,
+        )
+
+    return judge

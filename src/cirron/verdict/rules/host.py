@@ -1,0 +1,97 @@
+"""host-bound: Python holds the step up, not the model.
+
+In no phase: what no phase covers in the steps, where a step with a hiccup counts as three usual
+ones at most. From 20 % on it is a finding; the gain is a replay that leaves 7 % of the phases, what
+losses and metrics take. On a GPU that time may be a wait for the device: it is Python's only if
+what was measured on the device in the phases fills less than half of the steps.
+
+Small operations: batches of at most 8 samples, and forward, backward and optimizer take less than
+150 us for each tensor of the model in the quickest tenth of the steps, about what calling the
+operations takes. No gain is given: how much larger a batch may be is not known.
+"""
+
+from __future__ import annotations
+
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+from cirron.verdict.facts import MIN_STEPS
+from cirron.verdict.findings import Abstained, Class, Finding
+from cirron.verdict.rules import Judged, ms, percent
+from cirron.verdict.whatif import replay
+
+if TYPE_CHECKING:
+    from cirron.verdict.facts import Facts, Step
+
+KIND: Class = "host-bound"
+SHARE = 0.20
+HICCUP = 3.0
+LEFT = 0.07  # of the phases: losses, zero_grad, logs
+GPU_IDLE, GPU_BUSY = 0.5, 0.7
+SMALL_BATCH = 8
+CALL_NS = 150_000
+
+
+def judge(facts: Facts) -> Judged:
+    if len(facts.steps) < MIN_STEPS:
+        return Abstained(KIND, "too few steps")
+    if not any(step.forward is not None for step in facts.steps):
+        return Abstained(KIND, "no phases were recorded: what a step is made of is not known")
+    usual = median(step.own for step in facts.steps)
+    share = sum(min(step.own, HICCUP * usual) for step in facts.steps) / facts.window_ns
+    if share < SHARE:
+        return judge_calls(facts)
+    evidence = [
+        f"{percent(share)} of the time is in steps, in no phase: {ms(usual)} a step (median)"
+    ]
+    if facts.is_on_gpu:
+        timed = [step for step in facts.steps if step.gpu is not None]
+        if len(timed) < MIN_STEPS:
+            return Abstained(KIND, "the device's time was not measured: Python may wait for it")
+        busy = sum(step.gpu or 0 for step in timed) / sum(step.wall for step in timed)
+        if busy >= GPU_IDLE:
+            how = "the device is busy" if busy >= GPU_BUSY else "cannot tell"
+            return Abstained(KIND, f"kernels fill {percent(busy)} of the steps: {how}")
+        evidence.append(f"kernels fill {percent(busy)} of {len(timed)} timed steps")
+
+    def mended(step: Step) -> float:
+        left = LEFT * sum(one or 0 for one in (step.forward, step.backward, step.optimizer))
+        return step.wall - max(min(step.own, HICCUP * usual) - left, 0.0)
+
+    return Finding(
+        KIND,
+        "the GPU waits for Python" if facts.is_on_gpu else "Python takes time in the steps",
+        share,
+        replay(facts, mended),
+        evidence,
+        'find it: with ci.scope("name"): around parts of the loop. Usual causes: .item(), prints,'
+        " loops over parameters, metrics in Python, augmentation in the loop",
+        "in no phase",
+    )
+
+
+def judge_calls(facts: Facts) -> Judged:
+    """Whether the operations are so small that calling them is what takes the time."""
+    size, tensors = facts.loader.get("batch_size"), facts.model.get("tensors")
+    if not isinstance(size, int) or not isinstance(tensors, int) or facts.model.get("compiled"):
+        return None  # of most loops it is not known, and most are well
+    phases = [
+        sum(one or 0 for one in (step.forward, step.backward, step.optimizer))
+        for step in facts.steps
+    ]
+    # The quicker steps: those that other work on the machine did not interrupt.
+    each = quantiles(phases, n=10)[0] / max(tensors, 1)
+    if size > SMALL_BATCH or each > CALL_NS:
+        return None
+    return Finding(
+        KIND,
+        "the operations are so small that calling them takes the time",
+        sum(phases) / facts.window_ns,
+        None,
+        [
+            f"batches of {size}; forward, backward and optimizer take {each / 1e3:.0f} us for each"
+            f" of the model's {tensors} tensors"
+        ],
+        "larger batches cost next to nothing; or torch.compile, CUDA graphs, fused optimizers",
+        "forward",
+    )

@@ -1,0 +1,178 @@
+"""input-bound: the steps wait for their data.
+
+Share: data_load of the window. From 10 % on it is a finding, if workers would give 10 %. The gain
+is a replay of a DataLoader with the workers that are advised. Without workers today, what each
+batch takes to load is known. With n of them that cannot keep up, a batch takes n steps to load.
+Loading that keeps a core busy gets no more cores than there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from statistics import mean, median
+from typing import TYPE_CHECKING, NamedTuple
+
+from cirron.verdict.facts import MIN_STEPS
+from cirron.verdict.findings import Abstained, Class, Finding
+from cirron.verdict.rules import Judged, ms, percent
+from cirron.verdict.whatif import lasting, with_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cirron.verdict.facts import Facts
+
+KIND: Class = "input-bound"
+SHARE = 0.10
+MIN_GAIN = 0.10
+MOST = 0.65  # of the time: from here on it is no matter of what else the machine does
+# Stalls: some steps wait this many times what the others do, and most of the waiting is theirs.
+STALL = 4.0
+PEGGED = 0.9  # of the cores
+BUSY = 0.5  # of the loading: from here on it computes, below it waits for a disk or a network
+MAX_WORKERS = 8
+# Batches that a worker loads in advance: torch's default, and the most to advise.
+AHEAD, MAX_AHEAD = 2, 64
+HANDOVER_NS = 300_000  # what it costs the training process to take a batch from a worker
+
+
+class Plan(NamedTuple):
+    """The workers to try."""
+
+    workers: int
+    ahead: int
+    left: float  # ns that the steps would take
+    is_sure: bool = True
+
+
+def judge(facts: Facts) -> Judged:
+    loads = [step.data_load or 0 for step in facts.steps if step.data_load is not None]
+    if not loads:
+        return Abstained(KIND, "no data_load was recorded: nothing here knows what loads the data")
+    if len(loads) < MIN_STEPS:
+        return Abstained(KIND, "too few steps")
+    total = sum(loads)
+    share = total / facts.window_ns
+    if share < SHARE:
+        return None
+    typical = median(loads)
+    stalls = [load for load in loads if load > STALL * max(typical, 1)]
+    is_stalling = len(stalls) < 0.5 * len(loads) and sum(stalls) > 0.5 * total
+    if facts.is_starved and share < MOST and (is_stalling or facts.loader.get("workers")):
+        return Abstained(KIND, "other work on the machine had the processor for most of the time")
+    found = plan(facts, stalls if is_stalling else [])
+    saved = sum(step.wall for step in facts.steps) - found.left
+    if saved < MIN_GAIN * facts.window_ns and not is_pegged(facts):
+        return None
+    evidence = [
+        f"data_load is {percent(share)} of the time: {ms(typical)} of a step of"
+        f" {ms(median(step.wall for step in facts.steps))} (median)"
+    ]
+    workers = facts.loader.get("workers")
+    if workers is not None:
+        evidence.append(f"the loader has {workers} workers")
+    if is_stalling:
+        every = period_of(facts, stalls)
+        evidence.append(
+            f"{len(stalls)} of {len(loads)} steps wait {ms(median(stalls))}, others {ms(typical)}"
+            + (f"; every {every} steps" if every else "")
+        )
+    return Finding(
+        KIND,
+        "the steps wait for their data" + (", in stalls" if is_stalling else ""),
+        share,
+        lasting(facts, found.left) if found.is_sure and not is_pegged(facts) else None,
+        evidence,
+        advice(facts, is_stalling, found),
+        "data_load",
+    )
+
+
+def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
+    """How many workers to try, and what they would give."""
+    now = int(facts.loader.get("workers") or 0)
+    cores = facts.cores or 4
+    work = [step.wall - (step.data_load or 0) for step in facts.steps]
+    usual = max(mean(work), 1.0)
+    if now and stalls:
+        typical = median(step.data_load or 0 for step in facts.steps)
+        more = sum(max((step.data_load or 0) - typical, 0) for step in facts.steps)
+        return Plan(2 * now, MAX_AHEAD // 4, sum(step.wall for step in facts.steps) - more)
+    if now:
+        load = now * facts.window_ns / len(facts.steps)
+        loads = [load] * len(work)
+        # Whether the workers wait or compute is not known: more of them than cores may not help.
+        workers = min(max(math.ceil(load / usual) + 1, now + 1), max(cores, now + 1), MAX_WORKERS)
+        total = with_workers(loads, work, workers, AHEAD, HANDOVER_NS)
+        return Plan(workers, AHEAD, total, workers <= cores)
+    loads = [float(step.data_load or 0) for step in facts.steps]
+    is_busy = busy_loading(facts) >= BUSY
+    needed = math.ceil(mean(loads) / usual) + 1
+    workers = max(min(needed, cores if is_busy else MAX_WORKERS, MAX_WORKERS), 2)
+    # A stall is hidden if what was loaded before it lasts as long.
+    longest = max(stalls, default=0)
+    ahead = min(max(math.ceil(longest / usual / workers) + 1, AHEAD), MAX_AHEAD)
+    total = with_workers(loads, work, workers, ahead, HANDOVER_NS)
+    if is_busy:
+        wall = sum(step.wall for step in facts.steps)
+        total = max(total, (facts.cpu_share or 0.0) * wall / cores)
+    return Plan(workers, ahead, total)
+
+
+def busy_loading(facts: Facts) -> float:
+    """The share of the loading that keeps a core busy, if the rest of the steps does so."""
+    if facts.cpu_share is None:
+        return 1.0
+    wall = sum(step.wall for step in facts.steps)
+    loading = sum(step.data_load or 0 for step in facts.steps)
+    return min(max((facts.cpu_share * wall - (wall - loading)) / loading, 0.0), 1.0)
+
+
+def is_pegged(facts: Facts) -> bool:
+    """Whether the process keeps all cores busy: then workers have none to run on."""
+    if facts.cpu_share is None or facts.cores is None:
+        return False
+    return facts.cpu_share > PEGGED * facts.cores
+
+
+def period_of(facts: Facts, stalls: Sequence[int]) -> int | None:
+    """The distance between stalls, if nearly all have the same.
+
+    Of the long ones: half as long as those that have half of the waiting, or longer.
+    """
+    left = sum(stalls) / 2
+    long = next(one for one in sorted(stalls, reverse=True) if (left := left - one) <= 0) / 2
+    at = [number for number, step in enumerate(facts.steps) if (step.data_load or 0) > long]
+    gaps = [after - before for before, after in itertools.pairwise(at)]
+    if len(gaps) < 3:
+        return None
+    usual = round(median(gaps))
+    return usual if sum(abs(gap - usual) <= 1 for gap in gaps) > 0.8 * len(gaps) else None
+
+
+def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
+    workers = facts.loader.get("workers")
+    if is_pegged(facts):
+        return (
+            "make loading cheaper (cache, smaller or pre-decoded samples):"
+            " the processor is busy already, more workers will not help"
+        )
+    if workers and is_stalling:
+        return (
+            f"raise prefetch_factor to {found.ahead}, or num_workers to {found.workers}:"
+            " the workers run dry at times"
+        )
+    if workers:
+        return f"raise num_workers from {workers} to {found.workers}, or make __getitem__ cheaper"
+    options = f"num_workers={found.workers}"
+    if is_stalling:
+        return (
+            "look at what the data set does at those steps, and let workers do it in advance:"
+            f" DataLoader(..., {options}, prefetch_factor={found.ahead})"
+        )
+    if workers == 0:
+        if facts.is_on_gpu and not facts.loader.get("pin_memory"):
+            options += ", pin_memory=True"
+        return f"load in workers: DataLoader(..., {options}, persistent_workers=True)"
+    return "load the next batch while the model works on this one"

@@ -1,0 +1,72 @@
+"""numerics: the training is numerically sick.
+
+A loss that is not a number or not finite; a spike, 20 times the median of the 50 before; tensors
+that the snapshots call sick (NaN, dead, exploding, vanishing), by name. No gain is given.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import TYPE_CHECKING
+
+from cirron.verdict.findings import Abstained, Class, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cirron.verdict.facts import Facts, Value
+    from cirron.verdict.rules import Judged
+
+KIND: Class = "numerics"
+PAST = 50
+SPIKE = 20.0
+MAX_NAMES = 5
+
+
+def judge(facts: Facts) -> Judged:
+    losses = {name: values for name, values in facts.values.items() if "loss" in name.lower()}
+    if not losses and not facts.sick:
+        return Abstained(KIND, "no loss was marked and no snapshots were taken")
+    evidence = []
+    for name, values in losses.items():
+        bad = next((one for one in values if not math.isfinite(one.value)), None)
+        if bad is not None:
+            evidence.append(f"{name} is {bad.value} from {place(bad)} on")
+        elif (spike := spike_of(values)) is not None:
+            evidence.append(f"{name} jumps to {spike.value:.4g} in {place(spike)}")
+    if facts.sick:
+        tensors: dict[str, str] = {}
+        for tensor, epoch, what in facts.sick:
+            tensors.setdefault(tensor, f"{tensor} (epoch {epoch}: {what})")
+        named = list(tensors.values())
+        more = f" and {len(named) - MAX_NAMES} more" if len(named) > MAX_NAMES else ""
+        evidence.append("sick tensors: " + ", ".join(named[:MAX_NAMES]) + more)
+    if not evidence:
+        return None
+    return Finding(
+        KIND,
+        "the training is numerically sick",
+        None,
+        None,
+        evidence,
+        "lower the learning rate, clip gradients, look at the first bad batch and the layers named;"
+        " cirron tensors shows their history",
+    )
+
+
+def spike_of(values: Sequence[Value]) -> Value | None:
+    """The first value far above the ones before it. A loss that crosses 0 has no such thing."""
+    for number in range(PAST, len(values)):
+        before = [one.value for one in values[number - PAST : number]]
+        usual = median(before)
+        if min(before) > 0 and usual > 0 and values[number].value > SPIKE * usual:
+            return values[number]
+    return None
+
+
+def place(value: Value) -> str:
+    """Where in the training."""
+    parts = [] if value.epoch is None else [f"epoch {value.epoch}"]
+    parts += [] if value.step is None else [f"step {value.step}"]
+    return ", ".join(parts) or "the run"

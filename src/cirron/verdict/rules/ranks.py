@@ -1,0 +1,172 @@
+"""slow-rank: ranks wait for one that is late, always the same or by turns.
+
+In data-parallel training all ranks wait for the last one, in a collective: their steps take the
+same time, and the late rank is the one that waits least. So phases are compared, in the order in
+which they come: data_load, forward, what is in no phase, optimizer. A delay comes before the wait
+that it causes, so the first phase in which the ranks differ is the one. Backward is left out, since
+the collectives are in it: a delay there looks the same on all ranks, and this rule cannot tell.
+
+Late: how much the longest of that phase takes beyond the mean of the others, in the median step. It
+has to be 10 % of a step. Persistent: the same rank is longest so often that a binomial test (times
+the number of ranks and phases) gives less than 1 in 1,000. By turns: no rank passes the test. The
+gain is a replay with the longest at the mean of the others, or by turns all at the mean of all, in
+which the next one is last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from operator import add
+from statistics import mean, median
+from typing import TYPE_CHECKING, NamedTuple
+
+from cirron.verdict.findings import Abstained, Class, Finding
+from cirron.verdict.rules import Judged, ms, percent
+from cirron.verdict.whatif import without
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cirron.verdict.facts import Facts, RankStep
+
+KIND: Class = "slow-rank"
+MIN_COMPARED = 20
+CHANCE = 1e-3
+LATE = 0.10  # of a step
+# In the order in which they come, with their names in the account.
+PHASES = {
+    "data_load": "data_load",
+    "forward": "forward",
+    "own": "in no phase",
+    "optimizer": "optimizer_step",
+}
+LOCAL = ("data_load", "forward")  # what comes before the collectives, and has none in it
+
+
+class Lag(NamedTuple):
+    """How the ranks differ in one phase."""
+
+    phase: str
+    late: float  # ns, median
+    slowest: int  # the rank that is longest most often
+    times: int
+    chance: float  # of being it so often
+
+
+def judge(facts: Facts) -> Judged:
+    steps = together(facts.ranks)
+    if not facts.ranks:
+        return None
+    if len(steps) < MIN_COMPARED:
+        return Abstained(
+            KIND, f"the ranks have {len(steps)} steps in common; {MIN_COMPARED} are needed"
+        )
+    usual = median(max(one.wall for one in ranks) for ranks in steps)
+    for phase in PHASES:
+        lag = compare(steps, phase)
+        if lag.late > LATE * usual:
+            found = persistent if lag.chance < CHANCE else rotating
+            return found(facts, steps, lag, usual)
+    return Abstained(
+        KIND,
+        "outside of backward no rank is late; whether one is late inside of it this cannot tell,"
+        " since all wait there",
+    )
+
+
+def together(rows: Sequence[RankStep]) -> list[list[RankStep]]:
+    """The steps that all ranks have, one row a rank."""
+    found: dict[tuple[int | None, int | None], list[RankStep]] = {}
+    for one in rows:
+        found.setdefault((one.epoch, one.number), []).append(one)
+    world = len({one.rank for one in rows})
+    return [ranks for ranks in found.values() if len(ranks) == world]
+
+
+def compare(steps: Sequence[Sequence[RankStep]], phase: str) -> Lag:
+    """Who is longest in a phase, how often, and by how much."""
+    longest: Counter[int] = Counter()
+    lates = []
+    world = len(steps[0])
+    for ranks in steps:
+        took = sorted((getattr(one, phase) or 0, one.rank) for one in ranks)
+        longest[took[-1][1]] += 1
+        lates.append(took[-1][0] - mean(one for one, _ in took[:-1]))
+    slowest, times = longest.most_common(1)[0]
+    chance = tail(times, len(steps), 1 / world) * world * len(PHASES)
+    return Lag(phase, median(lates), slowest, times, min(chance, 1.0))
+
+
+def saved(steps: Sequence[Sequence[RankStep]], phase: str, is_persistent: bool) -> float:
+    """The share of the steps' time that goes if the ranks come to the collective evenly.
+
+    The last one sets the time, before and after. If one rank is slow, it gets as quick as the mean
+    of the others; by turns, all get the mean of all, since the work has to be done by somebody.
+    """
+    less = walls = 0.0
+    for ranks in steps:
+        took = [float(getattr(one, phase) or 0) for one in ranks]
+        rest = [sum(getattr(one, name) or 0 for name in LOCAL if name != phase) for one in ranks]
+        late = took.index(max(took))
+        others = [*took[:late], *took[late + 1 :]] if is_persistent else took
+        level = mean(others)
+        mended = [level if at == late or not is_persistent else one for at, one in enumerate(took)]
+        less += max(map(add, took, rest)) - max(map(add, mended, rest))
+        walls += max(one.wall for one in ranks)
+    return max(less / walls, 0.0)
+
+
+def persistent(
+    facts: Facts, steps: Sequence[Sequence[RankStep]], lag: Lag, usual: float
+) -> Finding:
+    name, world = PHASES[lag.phase], len(steps[0])
+    times = percent(lag.times / len(steps))
+    return Finding(
+        KIND,
+        f"rank {lag.slowest} holds the others up",
+        lag.late / usual,
+        without(facts, saved(steps, lag.phase, is_persistent=True) * facts.window_ns),
+        [
+            f"rank {lag.slowest} is the longest in {name} in {times} of {len(steps)} steps"
+            f" (by chance: {percent(1 / world)}; p = {lag.chance:.1g})",
+            f"it takes {ms(lag.late)} longer than the others there, of a step of {ms(usual)}",
+        ],
+        f"look at its machine and its share of the data: cirron show --rank {lag.slowest}",
+        name,
+    )
+
+
+def rotating(facts: Facts, steps: Sequence[Sequence[RankStep]], lag: Lag, usual: float) -> Finding:
+    name = PHASES[lag.phase]
+    return Finding(
+        KIND,
+        "the ranks hold each other up by turns",
+        lag.late / usual,
+        without(facts, saved(steps, lag.phase, is_persistent=False) * facts.window_ns),
+        [
+            f"in each step some rank takes {ms(lag.late)} longer than the others in {name}, of a"
+            f" step of {ms(usual)}",
+            f"no rank is it more often than chance has it (rank {lag.slowest}:"
+            f" {percent(lag.times / len(steps))} of {len(steps)} steps)",
+        ],
+        "share the work out evenly in each step: batches of equal length (bucketing, packing),"
+        " the same number of samples; no machine is to blame",
+        name,
+    )
+
+
+def tail(successes: int, trials: int, p: float) -> float:
+    """The chance of at least so many."""
+    total = 0.0
+    for count in range(successes, trials + 1):
+        total += math.exp(
+            math.lgamma(trials + 1)
+            - math.lgamma(count + 1)
+            - math.lgamma(trials - count + 1)
+            + count * math.log(p)
+            + (trials - count) * math.log1p(-p)
+        )
+        if total > 1:
+            return 1.0
+    return total

@@ -1,0 +1,61 @@
+"""uneven-steps: some steps take much longer than the others, for no reason that another rule names.
+
+Long: the work of a step (without its wait for data, evaluations, checkpoints and compiles) is above
+three times the median. At least 3 long ones, which together take 10 % of the window more than the
+median, are a finding. The gain is a replay with each long step at the median. Where other work on
+the machine had the processor for most of the steps' time, the rule abstains.
+"""
+
+from __future__ import annotations
+
+import itertools
+from statistics import median
+from typing import TYPE_CHECKING
+
+from cirron.verdict.findings import Abstained, Class, Finding
+from cirron.verdict.rules import Judged, ms, percent
+from cirron.verdict.whatif import replay
+
+if TYPE_CHECKING:
+    from cirron.verdict.facts import Facts
+
+KIND: Class = "uneven-steps"
+MIN_STEPS = 100
+RATIO = 3.0
+MIN_LONG = 3
+SHARE = 0.10
+
+
+def judge(facts: Facts) -> Judged:
+    if len(facts.steps) < MIN_STEPS:
+        return Abstained(KIND, f"needs {MIN_STEPS} steps")
+    if facts.is_starved:
+        return Abstained(KIND, "other work on the machine had the processor for most of the time")
+    typical = median(step.work for step in facts.steps)
+    at = [number for number, step in enumerate(facts.steps) if step.work > RATIO * typical]
+    long = [facts.steps[number].work for number in at]
+    share = sum(work - typical for work in long) / facts.window_ns
+    if len(long) < MIN_LONG or share < SHARE:
+        return None
+    gaps = [after - before for before, after in itertools.pairwise(at)]
+    usual = round(median(gaps)) if len(gaps) >= 3 else 0
+    is_periodic = usual > 1 and sum(abs(gap - usual) <= 1 for gap in gaps) > 0.8 * len(gaps)
+    evidence = [
+        f"{len(long)} of {len(facts.steps)} steps take {ms(median(long))}, others {ms(typical)}",
+        f"that is {percent(share)} of the time",
+    ]
+    if is_periodic:
+        evidence.append(f"one every {usual} steps")
+    return Finding(
+        KIND,
+        "some steps take far longer" + (f", one every {usual}" if is_periodic else ""),
+        share,
+        replay(
+            facts,
+            lambda step: step.wall - max(step.work - typical, 0) * (step.work > RATIO * typical),
+        ),
+        evidence,
+        "look at what those steps do: cirron show --name step; logging, saving, garbage collection,"
+        " or other work on the machine",
+        "in no phase",
+    )

@@ -1,0 +1,94 @@
+"""What mending something would give: the same steps, replayed with one part changed.
+
+A replay adds up the parts of each step again. Its error is measured on the unchanged run: the parts
+of one half of the steps have to give the time that the other half took. Parts that went on at once,
+or that take another time later, show there. Above 5 % no number is given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cirron.verdict.findings import Gain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cirron.verdict.facts import Facts, Step
+
+MAX_ERROR = 0.05
+
+
+def replay(facts: Facts, change: Callable[[Step], float]) -> Gain | None:
+    """The gain if each step took what `change` says. None: the replay does not fit the run."""
+    return lasting(facts, sum(max(change(step), 0.0) for step in facts.steps))
+
+
+def lasting(facts: Facts, total: float) -> Gain | None:
+    """The gain if the steps took this long together. None: the replay does not fit the run."""
+    unchanged = sum(step.wall for step in facts.steps)
+    error = error_of(facts.steps)
+    if facts.window_ns < unchanged or error is None or error > MAX_ERROR:
+        return None
+    saved = max(unchanged - total, 0.0)
+    return Gain(saved / facts.window_ns, saved / 1e9, error)
+
+
+def without(facts: Facts, ns: float) -> Gain | None:
+    """The gain if so much of the window were not there."""
+    return lasting(facts, sum(step.wall for step in facts.steps) - ns)
+
+
+# What a user may ask about.
+PARTS = ("data_load", "forward", "backward", "optimizer_step", "self")
+
+
+def what_if(facts: Facts, part: str, factor: float) -> Gain | None:
+    """The gain if a part of each step took this many times what it does."""
+    name = {"optimizer_step": "optimizer", "self": "own"}.get(part, part)
+    return replay(facts, lambda step: step.wall + (factor - 1) * (getattr(step, name) or 0))
+
+
+def error_of(steps: Sequence[Step]) -> float | None:
+    """How far the parts of each half of the steps are from the time of the other half, at worst.
+
+    What is done beside the training comes at its own times, so it is as it was.
+    """
+    half = len(steps) // 2
+    halves = steps[:half], steps[half:]
+    errors = []
+    for known, wanted in (halves, halves[::-1]):
+        took = sum(step.wall for step in wanted)
+        if not known or took <= 0:
+            return None
+        rebuilt = sum(parts(step) for step in known) / len(known) * len(wanted)
+        errors.append(abs(rebuilt + sum(step.beside for step in wanted) - took) / took)
+    return max(errors)
+
+
+def parts(step: Step) -> int:
+    """A step as the sum of what it is made of: more than it took, where parts went on at once."""
+    phases = (step.data_load, step.forward, step.backward, step.optimizer)
+    covered = sum(one for one in phases if one is not None) + step.own
+    return max(covered, step.wall - step.beside)
+
+
+def with_workers(
+    loads: Sequence[float], work: Sequence[float], workers: int, ahead: int, handover: float
+) -> float:
+    """How long the steps take if workers load their batches, each `ahead` of them in advance.
+
+    As a DataLoader does it: batch i is loaded by worker i % workers, batches are taken in order,
+    and each one that is taken has the next one asked for. Taking one costs the step `handover`.
+    """
+    is_free = [0.0] * workers  # when each worker is
+    taken: list[float] = []
+    now = 0.0
+    for number, load in enumerate(loads):
+        worker, asked = number % workers, number - workers * ahead
+        is_free[worker] = max(is_free[worker], taken[asked] if asked >= 0 else 0.0) + load
+        # The first batches are waited for in any case, once.
+        now = max(now, is_free[worker] if number >= workers else 0.0) + handover
+        taken.append(now)
+        now += work[number]
+    return now

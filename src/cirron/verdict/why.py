@@ -1,0 +1,145 @@
+"""What a run was doing when it died, or does while it hangs: `why(run)`.
+
+Ranks are put together by where they are: the open spans, the last step, the innermost call. The
+smallest group comes first: most often it is the cause, and the others wait for it. Ranks that have
+not come to the step that others are in are said apart: they never arrived.
+
+Dumps of PyTorch's Flight Recorder say which collective each rank is in. They are pickles, and come
+from a run that may be anybody's: an unpickler that knows plain values alone reads them.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cirron.runs import untrusted
+from cirron.verdict.facts import Ending, endings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cirron.runs.opened import Run, Session
+
+MAX_DUMP_BYTES = 64 * 2**20
+MAX_FRAMES = 12
+DUMP = re.compile(r".*?(\d+)(?:\.pickle)?$")
+
+
+@dataclass
+class Group:
+    """Ranks that are at the same place."""
+
+    ranks: list[int | None]
+    state: str
+    where: str
+    last_step: int | None
+    frame: str  # the innermost call of the program's own thread
+    has_arrived: bool  # at the last step that any rank has begun
+    stack: list[str] = field(default_factory=list)
+    collective: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass
+class Why:
+    """The groups of a run's ranks, the smallest first."""
+
+    run_id: str
+    state: str
+    groups: list[Group]
+    problems: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "run": self.run_id,
+            "state": self.state,
+            "groups": [group.as_dict() for group in self.groups],
+            "problems": self.problems,
+        }
+
+
+def why(run: Run, dumps: Path | None = None) -> Why:
+    """Where each rank of the last attempt is, or was last."""
+    problems: list[str] = []
+    collectives = {} if dumps is None else read_dumps(dumps, problems)
+    members = [one for one in run.sessions if one.attempt == run.attempts[-1]]
+    found = list(zip(members, endings(run), strict=True))
+    latest = max((one.last_step for _, one in found if one.last_step is not None), default=None)
+    groups: dict[tuple[Any, ...], Group] = {}
+    for session, ending in found:
+        stack = stack_of(session)
+        place = re.sub(r"\[\d+\]", "", ending.where)
+        collective = collectives.get(session.rank) if session.rank is not None else None
+        key = (ending.state, place, ending.last_step, stack[-1] if stack else "", collective)
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = Group(
+                ranks=[],
+                state=ending.state,
+                where=ending.where,
+                last_step=ending.last_step,
+                frame=stack[-1] if stack else "",
+                has_arrived=has_arrived(ending, latest),
+                stack=stack[-MAX_FRAMES:],
+                collective=collective,
+            )
+        group.ranks.append(session.rank)
+    ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))
+    return Why(run.id, run.state, ordered, problems)
+
+
+def has_arrived(ending: Ending, latest: int | None) -> bool:
+    return latest is None or ending.last_step is None or ending.last_step >= latest
+
+
+def stack_of(session: Session) -> list[str]:
+    """The main thread's calls, innermost last, if the black box has them."""
+    stacks = [] if session.box is None else session.box.content.get("stacks") or []
+    named = [one for one in stacks if one.get("name") == "MainThread"] or stacks
+    return list(named[0].get("frames", [])) if named else []
+
+
+class _Plain(pickle.Unpickler):
+    """Reads plain values, and refuses whatever would call something."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not a plain value")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to something outside of the file")
+
+
+def read_dumps(folder: Path, problems: list[str]) -> dict[int, str]:
+    """By rank, the collective that its Flight Recorder was in last."""
+    found: dict[int, str] = {}
+    for path in sorted(folder.iterdir()):
+        match = DUMP.fullmatch(path.name)
+        if match is None:
+            continue
+        try:
+            payload = untrusted.read_file(path, MAX_DUMP_BYTES)
+            content = _Plain(io.BytesIO(payload)).load()
+            found[int(match[1])] = last_collective(content)
+        except (untrusted.UnreadableError, OSError) as error:
+            problems.append(f"{untrusted.shown(path.name)}: {error}")
+        except Exception as error:  # noqa: BLE001  protects from what unpickling may raise: anything
+            problems.append(f"{untrusted.shown(path.name)}: is no dump that can be read ({error})")
+    return found
+
+
+def last_collective(dump: Any) -> str:
+    """The last entry that is not done, or the last of all."""
+    entries = [one for one in dump.get("entries", []) if isinstance(one, dict)]
+    waiting = [one for one in entries if one.get("state") != "completed"] or entries
+    if not waiting:
+        return "no collective"
+    first = waiting[0]
+    number = first.get("collective_seq_id", first.get("seq_id", "?"))
+    return f"{first.get('profiling_name', '?')} #{number} ({first.get('state', '?')})"

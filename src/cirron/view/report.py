@@ -1,0 +1,181 @@
+"""A report as text: verdict, why, next step, gain, where the time went. One screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cirron.view import text
+
+if TYPE_CHECKING:
+    from cirron.verdict.diff import Diff
+    from cirron.verdict.findings import Finding, Gain, Report
+    from cirron.verdict.why import Why
+
+BAR = 24
+MAX_OTHERS = 4
+MAX_ABSTAINED = 6
+
+
+def render(report: Report) -> str:
+    """The whole report."""
+    run, verdict = report.run, report.verdict
+    lines = [
+        f"run {text.plain(str(run['id']))}: {run['state']}"
+        + (f", {text.plain(str(run['script']))}" if run["script"] else ""),
+        "; ".join(text.plain(one, 200) for one in report.basis),
+        "",
+        f"VERDICT  {verdict.kind}: {text.plain(verdict.summary, 200)}",
+        *told(verdict),
+    ]
+    if report.account:
+        lines += ["", "where the time went"]
+        widest = max(len(part) for part, _, _ in report.account)
+        for part, ns, share in report.account:
+            mark = "  <--" if part == verdict.blames else ""
+            bar = "#" * round(BAR * share)
+            name, lasted = text.plain(part).ljust(widest), text.duration(ns)
+            lines.append(f"  {name}  {lasted:>9}  {100 * share:5.1f}%  {bar}{mark}")
+    if report.before is not None:
+        lines += since(report, report.before)
+    others = [one for one in report.findings if one is not verdict]
+    if others:
+        lines += ["", "also"]
+        lines += [
+            f"  {one.kind}: {text.plain(one.summary, 200)}{gain(one)}"
+            for one in others[:MAX_OTHERS]
+        ]
+    if report.abstained:
+        lines += ["", "not judged"]
+        lines += [
+            f"  {one.kind}: {text.plain(one.why, 200)}" for one in report.abstained[:MAX_ABSTAINED]
+        ]
+    lines += ["", f"next: {following(verdict)}"]
+    return "\n".join(lines)
+
+
+def since(report: Report, before: dict[str, Any]) -> list[str]:
+    """A run beside those of the same script before it."""
+    runs, change = before["runs"], before["change"]
+    how = {
+        "same": "a step takes as long as in",
+        "unknown": "whether a step takes as long cannot be told from",
+    }.get(change.outcome, f"a step is {100 * abs(change.ratio - 1):.1f}% {change.outcome} than in")
+    who = "the run" if len(runs) == 1 else f"the {len(runs)} runs"
+    took = f"{text.duration(round(change.before_ns))} -> {text.duration(round(change.after_ns))}"
+    interval = f"{100 * (change.low - 1):+.1f}% to {100 * (change.high - 1):+.1f}%"
+    lines = ["", f"{how} {who} of this script before: {took} ({interval})"]
+    if change.outcome in ("slower", "faster"):
+        lines.append(
+            f"  see: cirron diff {text.plain(runs[0])} {text.plain(str(report.run['id']))}"
+        )
+    return lines
+
+
+def line(report: Report) -> str:
+    """The verdict in one line, and the command that says the rest."""
+    verdict = report.verdict
+    said = f"cirron: {verdict.kind}: {text.plain(verdict.summary, 200)}{gain(verdict)}"
+    return f"{said}; see: cirron report {text.plain(str(report.run['id']))}"
+
+
+def told(finding: Finding) -> list[str]:
+    lines = [f"  why    {text.plain(one, 300)}" for one in finding.evidence]
+    lines.append(f"  do     {text.plain(finding.advice, 300)}")
+    if finding.gain is not None:
+        lines.append(
+            f"  gain   {100 * finding.gain.share:.0f}% of the time, {finding.gain.seconds:.3g} s of"
+            f" these steps (replay error {100 * finding.gain.replay_error:.1f}%)"
+        )
+    return lines
+
+
+def gain(finding: Finding) -> str:
+    return "" if finding.gain is None else f"; gain {100 * finding.gain.share:.0f}%"
+
+
+def following(verdict: Finding) -> str:
+    """The command that tells more."""
+    return {
+        "died": "cirron why",
+        "hung": "cirron why",
+        "numerics": "cirron tensors",
+        "not-enough-data": "cirron show",
+    }.get(verdict.kind, "cirron show --name step --last 20")
+
+
+def what_if(part: str, factor: float, found: Gain | None) -> str:
+    """The answer to a user's own question."""
+    if found is None:
+        return "the steps cannot be replayed: there are too few, or their parts do not add up"
+    saved = f"{100 * found.share:.1f}% of the time, {found.seconds:.3g} s of these steps"
+    return (
+        f"{part} at {factor:g} times what it takes: {saved} less"
+        f" (replay error {100 * found.replay_error:.1f}%)"
+    )
+
+
+MAX_TENSORS = 5
+MAX_RANKS = 16
+MAX_STACK = 8
+
+
+def reasons(found: Why) -> str:
+    """Where the ranks of a run are, those that differ first."""
+    lines = [f"run {text.plain(found.run_id)}: {found.state}"]
+    for group in found.groups:
+        ranks = ", ".join(str(one) for one in group.ranks[:MAX_RANKS] if one is not None)
+        more = f" and {len(group.ranks) - MAX_RANKS} more" if len(group.ranks) > MAX_RANKS else ""
+        who = f"rank {ranks}{more}" if ranks else "the process"
+        step = "" if group.last_step is None else f", last step {group.last_step}"
+        late = "" if group.has_arrived else ": never arrived at the last step"
+        lines += ["", f"{who} ({group.state}{step}){late}"]
+        lines.append(f"  in {text.plain(group.where or 'no open span', 300)}")
+        if group.collective is not None:
+            lines.append(f"  collective: {text.plain(group.collective, 200)}")
+        lines += [f"    {text.plain(one, 200)}" for one in group.stack[-MAX_STACK:]]
+    lines += [f"problem: {text.plain(one, 300)}" for one in found.problems]
+    return "\n".join(lines)
+
+
+def changes(found: Diff) -> str:
+    """What differs between runs: whether they can be compared, then by name."""
+    before, after = (", ".join(text.plain(one) for one in side) for side in found.runs)
+    lines = [f"before: {before}", f"after:  {after}"]
+    if found.differences:
+        lines += ["", "these differ, so a difference in time may be theirs"]
+        lines += [f"  {text.plain(one, 200)}" for one in found.differences]
+    lines += [f"note: {one}" for one in found.warnings]
+    lines.append("")
+    widest = max((len(one.name) for one in found.changes), default=0)
+    for one in found.changes:
+        interval = f"{100 * (one.low - 1):+.1f}% to {100 * (one.high - 1):+.1f}%"
+        lines.append(
+            f"  {text.plain(one.name).ljust(widest)}  {text.duration(round(one.before_ns)):>9} ->"
+            f" {text.duration(round(one.after_ns)):>9}  {100 * (one.ratio - 1):+6.1f}%"
+            f"  ({interval})  {one.outcome}"
+        )
+    if not found.changes:
+        lines.append("  no name has enough spans on both sides")
+    for mark in found.marks:
+        at = mark["parts_at"]
+        where = "the same to the last" if at is None else f"parts in {place(at)}"
+        if mark["far_at"] not in (None, at):
+            where += f", by more than rounding in {place(mark['far_at'])}"
+        lines.append(
+            f"  {text.plain(mark['name'])}: {where};"
+            f" at the end {mark['before']:.6g} -> {mark['after']:.6g}"
+        )
+    if found.tensors:
+        epoch, count = found.tensors[0]["epoch"], len(found.tensors)
+        lines.append(f"  {count} tensors part in epoch {epoch}, these the most (norms)")
+        lines += [
+            f"    {text.plain(one['tensor'], 200)}: {one['before']:.6g} -> {one['after']:.6g}"
+            for one in found.tensors[:MAX_TENSORS]
+        ]
+    return "\n".join(lines)
+
+
+def place(at: dict[str, int]) -> str:
+    """Where in the training."""
+    parts = [f"{name} {number}" for name, number in at.items() if number >= 0]
+    return ", ".join(parts) or "the session's own"

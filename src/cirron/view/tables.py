@@ -1,0 +1,113 @@
+"""Rows as text and as HTML: what a relation, a run and a list of runs look like.
+
+All text goes through `text.plain`, and is escaped for HTML: names come from anybody's files.
+"""
+
+from __future__ import annotations
+
+import html
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from cirron.view import text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cirron.runs.opened import Run
+
+MAX_CELL = 40
+# Of columns that end like durations.
+MOMENTS = {"start_ns", "end_ns", "ts_ns", "first_ns", "last_ns", "lowest_ns", "highest_ns"}
+
+
+def cell(name: str, value: Any) -> str:
+    """A value as a table shows it: durations and moments by the name of their column."""
+    if value is None:
+        return "-"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if name in MOMENTS or name.endswith(("_start_ns", "_end_ns")):
+            return moment(int(value))
+        if name.endswith("_ns"):
+            return text.duration(round(value))
+        if name.endswith("_bytes"):
+            return text.size(value)
+        if name in ("share", "goodput", "change"):
+            return f"{100 * value:.1f}%"
+    return text.plain(text.value(value), MAX_CELL)
+
+
+def moment(ns: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A moment in local time."""
+    try:
+        return datetime.fromtimestamp(ns / 1e9).strftime(form)
+    except (OverflowError, OSError, ValueError):  # a number that is no time
+        return str(ns)
+
+
+def as_text(
+    columns: Sequence[str], rows: Sequence[tuple[Any, ...]], *, has_more: bool = False
+) -> str:
+    """A table of text."""
+    cells = [[text.plain(name, MAX_CELL) for name in columns]]
+    cells += [[cell(*pair) for pair in zip(columns, row, strict=True)] for row in rows]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
+    lines = [
+        "  ".join(one.ljust(width) for one, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+    return "\n".join([*lines, *(["..."] if has_more else [])] if rows else [lines[0], "(no rows)"])
+
+
+def as_html(
+    columns: Sequence[str], rows: Sequence[tuple[Any, ...]], *, has_more: bool = False
+) -> str:
+    """A table of HTML."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td>{html.escape(cell(*pair))}</td>" for pair in zip(columns, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    more = "<p>and more rows</p>" if has_more else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+RUN_COLUMNS = ("run", "state", "started", "lasted", "ranks", "attempts", "program")
+
+
+def run_row(run: Run) -> tuple[str, ...]:
+    """A run as a row of `RUN_COLUMNS`."""
+    program = ", ".join(text.program_in_short(run.program)) or "-"
+    return (
+        text.plain(run.id),
+        run.state,
+        moment(run.started_ns),
+        text.duration(run.ended_ns - run.started_ns),
+        str(len(run.ranks) or "-"),
+        str(len(run.attempts)),
+        program,
+    )
+
+
+def run_line(run: Run) -> str:
+    """A run in one line."""
+    name, state, started, lasted, *_ = run_row(run)
+    ranks = f", {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
+    return f"<run {name}: {state}, started {started}, {lasted} long{ranks}>"
+
+
+def run_html(run: Run) -> str:
+    """A run as a small table."""
+    return as_html(RUN_COLUMNS, [run_row(run)])
+
+
+def runs_text(runs: Sequence[Run]) -> str:
+    """A list of runs, newest last."""
+    return as_text(RUN_COLUMNS, [run_row(run) for run in runs])
+
+
+def runs_html(runs: Sequence[Run]) -> str:
+    """A list of runs as a table."""
+    return as_html(RUN_COLUMNS, [run_row(run) for run in runs])

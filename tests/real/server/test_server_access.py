@@ -1,0 +1,161 @@
+"""Keys, logins and proxies: who may write, who may read, and until when."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from click.testing import CliRunner
+
+from cirron.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.real.server.serving import Serving, batch, session, wait_until
+else:
+    from serving import Serving, batch, session, wait_until
+
+
+def keys(folder: Path, *arguments: str) -> str:
+    """What `cirron keys` prints."""
+    result = CliRunner().invoke(main, ["keys", *arguments, "--dir", str(folder)])
+    assert 0 == result.exit_code, result.output
+    return result.output.strip()
+
+
+def test_a_key_may_what_its_scope_says(server: Serving, tmp_path: Path) -> None:
+    """One writes, the other reads, neither does both; only hashes are kept."""
+    writes = keys(tmp_path, "create", "trainer")
+    reads = keys(tmp_path, "create", "watcher", "--scope", "read")
+    content = batch(session("scoped"))
+
+    assert 200 == server.send(content, writes).status
+    assert 403 == server.send(content, reads).status
+    assert 200 == server.request("GET", "/api/runs", authorization=f"Bearer {reads}").status
+    assert 403 == server.request("GET", "/api/runs", authorization=f"Bearer {writes}").status
+    assert 401 == server.request("GET", "/api/runs", authorization=f"Bearer {reads}x").status
+    listed = keys(tmp_path, "list")
+    assert "trainer" in listed
+    assert "watcher" in listed
+    kept = "".join(path.read_text() for path in server.depot.glob("keys/*"))
+    for key in (writes, reads):
+        assert key.rpartition("_")[2] not in kept + listed
+
+
+def test_sessions_die_with_their_key(server: Serving, tmp_path: Path) -> None:
+    """A revoked key is not accepted any more, neither are its cookies, and its streams end."""
+    key = keys(tmp_path, "create", "guest", "--scope", "read")
+    key_id = key.split("_")[1]
+    link = keys(tmp_path, "link", key_id, server.address)
+    found = server.request("GET", link.removeprefix(server.address))
+    assert 303 == found.status
+    server._cookie = found.headers["set-cookie"].partition(";")[0]
+    assert 200 == server.get("/api/runs").status
+    events = server.events()
+    next(events)
+
+    keys(tmp_path, "revoke", key_id)
+
+    wait_until(lambda: 401 == server.get("/api/runs").status, "the end of the session", 10)
+    assert 401 == server.request("GET", "/api/runs", authorization=f"Bearer {key}").status
+    assert [] == list(events)
+    assert 403 == server.request("GET", link.removeprefix(server.address)).status
+
+
+def test_a_key_is_rate_limited(server: Serving, tmp_path: Path) -> None:
+    """More requests a second than it may: 429, and when to come again."""
+    key = keys(tmp_path, "create", "slow", "--scope", "read", "--rate", "5")
+
+    found = [server.request("GET", "/api/runs", authorization=f"Bearer {key}") for _ in range(30)]
+
+    refused = [one for one in found if one.status == 429]
+    assert refused
+    assert all("1" == one.headers["retry-after"] for one in refused)
+    assert 200 == found[0].status
+
+
+def test_a_changed_cookie_is_none(server: Serving) -> None:
+    """Another key, a later end or another signature: nobody made such a cookie."""
+    name, _, value = server.cookie.partition("=")
+    key_id, expires, signature = value.split(".")
+    assert 200 == server.get("/api/runs").status
+
+    for changed in (
+        f"own-000000000000.{expires}.{signature}",
+        f"{key_id}.{int(expires) + 1}.{signature}",
+        f"{key_id}.{expires}.{signature[:-1]}{'0' if signature[-1] != '0' else '1'}",
+        f"{key_id}.{expires}.",
+        "",
+    ):
+        assert 401 == server.request("GET", "/api/runs", cookie=f"{name}={changed}").status
+
+
+def test_logging_out(server: Serving) -> None:
+    """The browser forgets its cookie."""
+    found = server.request("POST", "/api/logout", cookie=server.cookie)
+
+    assert 200 == found.status
+    assert "max-age=0" in found.headers["set-cookie"].lower()
+
+
+def test_only_a_listed_proxy_logs_in(serve: Callable[..., Serving]) -> None:
+    """A header of anybody else's says nothing."""
+    listed = serve("--trust-proxy", "127.0.0.0/8", "--user-header", "X-Remote-User")
+    others = serve("--trust-proxy", "10.0.0.1", "--user-header", "X-Remote-User")
+
+    assert 200 == listed.request("GET", "/api/runs", x_remote_user="ada").status
+    assert 401 == listed.request("GET", "/api/runs", x_forwarded_user="ada").status
+    assert 401 == listed.request("GET", "/api/runs").status
+    assert 401 == listed.request("POST", "/api/traces", b"{}", x_remote_user="ada").status
+    assert 401 == others.request("GET", "/api/runs", x_remote_user="ada").status
+
+
+def test_another_address_needs_keys(tmp_path: Path, serve: Callable[..., Serving]) -> None:
+    """Reachable from elsewhere: not before there is a key, and the one of this machine is none."""
+    command = [sys.executable, "-m", "cirron", "serve", "--no-browser", "--port", "0"]
+    refused = subprocess.run(
+        [*command, "--host", "0.0.0.0"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert 1 == refused.returncode
+    assert "cirron keys create" in refused.stderr
+    assert "" == refused.stdout
+
+    key = keys(tmp_path, "create", "trainer")
+    server = serve("--host", "0.0.0.0", CIRRON_API_KEY="of-this-machine-alone")
+    server.host = f"127.0.0.1:{server.port}"
+    assert 401 == server.send(batch(session("remote"))).status
+    assert 200 == server.send(batch(session("remote")), key).status
+    assert 421 == server.request("GET", "/api/runs", host="cluster.example").status
+
+
+def test_a_name_that_was_allowed(serve: Callable[..., Serving]) -> None:
+    """`--allow-host` is for names that a server is really reached by."""
+    server = serve("--allow-host", "cluster.example")
+
+    assert 401 == server.request("GET", "/api/runs", host="cluster.example:8321").status
+    assert 421 == server.request("GET", "/api/runs", host="other.example").status
+
+
+def test_the_first_line_is_the_address(serve: Callable[..., Serving]) -> None:
+    """With its token; the key of the environment is taken, and not repeated."""
+    server = serve(CIRRON_API_KEY="a-key-of-the-shell")
+
+    assert server.link.startswith(f"http://127.0.0.1:{server.port}/?token=")
+    assert 200 == server.send(batch(session("local"))).status
+    assert 401 == server.send(batch(session("local")), "another-key").status
+    server.stop()
+    assert "a-key-of-the-shell" not in "".join(server.said) + server.errors
+
+
+def test_a_port_that_is_taken(serve: Callable[..., Serving], tmp_path: Path) -> None:
+    """Says what to type instead."""
+    server = serve()
+    command = [sys.executable, "-m", "cirron", "serve", "--port", str(server.port)]
+
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    assert 1 == found.returncode
+    assert "--port 0" in found.stderr

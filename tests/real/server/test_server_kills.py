@@ -1,0 +1,91 @@
+"""`kill -9` of any part at any moment: what was acknowledged is stored, once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import cirron as ci
+from cirron.server.compactor import Compactor
+from cirron.server.depot import Depot
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.real.server import server_kills
+    from tests.real.server.serving import batch, session
+else:
+    import server_kills
+    from serving import batch, session
+
+
+@pytest.mark.timeout(300)
+def test_servers_that_are_killed(tmp_path: Path) -> None:
+    """A few rounds of what `make soak` does a hundred times."""
+    done = server_kills.run(tmp_path, rounds=3, ranks=4, seed=17)
+
+    assert done["batches"] > 10
+
+
+# Kills itself at a call of one of these, the first or the second time, before or after it.
+DYING = """
+import os, signal, sys
+from cirron.runs import objects, store
+from cirron.server.compactor import Compactor
+from cirron.server.depot import Depot
+
+where, name, at, when = sys.argv[1:]
+kind = store.Store if name in ("write", "commit", "compact") else objects.Folder
+real = getattr(kind, name)
+calls = 0
+
+def dying(*given, **named):
+    global calls
+    calls += 1
+    if calls == int(at) and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = real(*given, **named)
+    if calls == int(at):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+setattr(kind, name, dying)
+compactor = Compactor(Depot(where))
+while compactor.run():
+    pass
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("name", "at"), [("write", 1), ("write", 3), ("commit", 1), ("remove", 1), ("remove", 4)]
+)
+def test_a_compactor_that_dies_at_each_step(tmp_path: Path, name: str, at: int, when: str) -> None:
+    """Between write, commit and delete: the next one finishes, and no record is lost or doubled."""
+    depot = Depot(tmp_path)
+    who = session("dying")
+    batches = [batch(who, steps=3, first=3 * number) for number in range(6)]
+    for one in batches:
+        depot.add(f"inbox/{one['batch_id']}.json", [json.dumps(one).encode()])
+
+    command = [sys.executable, "-c", DYING, str(tmp_path), name, str(at), when]
+    died = subprocess.run(command, timeout=60)
+    assert -signal.SIGKILL == died.returncode
+    # A client that had no answer sends again what may be stored by now.
+    depot.add(f"inbox/{batches[0]['batch_id']}.json", [json.dumps(batches[0]).encode()])
+    compactor = Compactor(depot)
+    while compactor.run():
+        pass
+
+    run = ci.open(tmp_path)
+    assert 36 == len(run.spans)
+    assert sorted(one["id"] for one in run.spans.rows()) == sorted(
+        span["id"] for one in batches for span in one["spans"]
+    )
+    assert [] == depot.objects.list("inbox/")
+    assert [] == depot.objects.list("refused/")

@@ -1,0 +1,119 @@
+"""What is new is told: one stream for all runs, which can be taken up where it broke off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import cirron as ci
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.real.server.serving import Serving, batch, session, wait_until
+else:
+    from serving import Serving, batch, session, wait_until
+
+SLOW = """
+import time
+import cirron as ci
+ci.profile()
+for number in ci.batches(range(1000)):
+    ci.mark("loss", number)
+    time.sleep(0.3)
+"""
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started = []
+
+    def start(folder: Path, **environ: str) -> subprocess.Popen[str]:
+        folder.mkdir(exist_ok=True, parents=True)
+        environ |= {"PYTHONPATH": str(Path(ci.__file__).parents[1])}
+        one = subprocess.Popen([sys.executable, "-c", SLOW], cwd=folder, env=environ, text=True)
+        started.append(one)
+        return one
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+@pytest.mark.parametrize("way", ["http", "folder"])
+def test_a_mark_is_there_within_two_seconds(
+    server: Serving, training: Callable[..., subprocess.Popen[str]], tmp_path: Path, way: str
+) -> None:
+    """From the moment of `ci.mark` to an answer of the server that has it."""
+    sending = {"CIRRON_API_ENDPOINT": server.address, "CIRRON_API_KEY": server.key}
+    if way == "http":
+        training(tmp_path / "deep" / "elsewhere", **sending)
+    else:
+        training(tmp_path)
+    events = server.events()
+    waits: list[float] = []
+    seen = 0
+    began = time.monotonic()
+    while len(waits) < 6 and time.monotonic() < began + 40:
+        event = next(events)
+        if event["kind"] != "run":
+            continue
+        newest = server.get("/api/runs").json["runs"][0]
+        now = time.time()
+        assert event["id"] == newest["id"]
+        ended_ns = newest["started_ms"] * 1_000_000 + newest["wall_ns"]
+        if ended_ns > seen:
+            seen = ended_ns
+            waits.append(now - seen / 1e9)
+
+    # What was recorded last waited at most so long; the flush interval of a second is in it.
+    # Other programs may share the machine.
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    assert 6 == len(waits)
+    assert sorted(waits)[2] < 2.0 * busy
+
+
+def test_a_stream_goes_on_where_it_was(server: Serving) -> None:
+    """With the last cursor, each run that has changed since is told once; with none, all is new."""
+    first = next(server.events())
+    assert "runs" == first["kind"]
+
+    for name in ("one", "two"):
+        server.send(batch(session(name)))
+    server.send(batch(session("one"), first=10))
+    wait_until(lambda: {"one", "two"} == set(server.runs()), "both runs")
+    wait_until(lambda: not server.inbox(), "an empty inbox")
+    time.sleep(0.5)
+
+    for headers in ({}, {"last_event_id": str(first["cursor"])}):
+        events = server.events(first["cursor"], **headers)
+        found = [next(events) for _ in range(3)]
+        assert sorted(one["cursor"] for one in found) == [one["cursor"] for one in found]
+        assert {"one", "two"} == {one["id"] for one in found if one["kind"] == "run"}
+        assert 1 == sum(one["kind"] == "runs" for one in found)
+    server.send(batch(session("one"), first=20))
+    assert "one" == next(server.events(found[-1]["cursor"]))["id"]
+    beyond = next(server.events(10**17))
+    assert ("runs", True) == (beyond["kind"], beyond["cursor"] < 10**17)
+
+
+def test_an_answer_that_has_not_changed_is_not_sent_again(server: Serving) -> None:
+    """By its ETag; a new batch makes a new one."""
+    server.send(batch(session("tagged")))
+    wait_until(server.runs, "the run")
+    wait_until(lambda: not server.inbox(), "an empty inbox")
+    time.sleep(0.5)
+
+    first = server.get("/api/runs")
+    assert 304 == server.get("/api/runs", if_none_match=first.headers["etag"]).status
+    server.send(batch(session("other")))
+    wait_until(lambda: len(server.runs()) == 2, "another run")
+
+    assert 200 == server.get("/api/runs", if_none_match=first.headers["etag"]).status

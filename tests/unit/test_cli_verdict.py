@@ -1,0 +1,143 @@
+"""`cirron report`, `diff` and `why`: what they print, and how they exit."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+import cirron as ci
+from cirron.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import Made
+
+
+def cirron(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, arguments)
+    return result.exit_code, result.output
+
+
+def as_json(*arguments: str) -> Any:
+    return json.loads(cirron(*arguments, "--json")[1])
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two runs of the same program, the second of which has another loss from step 3 on."""
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for number in range(2):
+        ci.profile()
+        found.append(ci.health()["run_id"])
+        for _ in ci.epochs(range(1)):
+            for step in ci.batches(range(40)):
+                ci.mark("loss", 1.0 + (number if step >= 3 else 0))
+        ci.shutdown()
+    return found
+
+
+def test_report(runs: list[str]) -> None:
+    report = as_json("report", runs[0])
+
+    assert (1, runs[0]) == (report["schema"], report["run"]["id"])
+    assert {"class", "summary"} == set(report["verdict"])
+    assert "input-bound" in {one["class"] for one in report["abstained"]}
+    assert "VERDICT" in cirron("report")[1]
+
+
+def test_what_if(made: Made) -> None:
+    """Of steps of 10 ms, 4 of them forward; the second half of which is a hundredth longer."""
+    session = made()
+    at = 0
+    epoch = session.span("epoch", 0, 402_000_000, index=0)
+    for number in range(40):
+        took = 10_000_000 if number < 20 else 10_100_000
+        step = session.span("step", at, at + took, epoch, number)
+        session.span("forward", at, at + 4_000_000, step, mode="train")
+        at += took
+    session.write()
+
+    gain = as_json("report", "--what-if", "forward=0.5x")["gain"]
+
+    assert pytest.approx(80 / 402) == gain["share"]
+    assert pytest.approx(0.01, rel=0.02) == gain["replay_error"]
+    assert 2 == cirron("report", "--what-if", "nonsense")[0]
+
+
+def test_diff(runs: list[str]) -> None:
+    """Where the marks part is said; what cannot be told has an exit code of its own."""
+    found = as_json("diff", *runs)
+
+    assert {"epoch": 0, "step": 3} == found["marks"][0]["parts_at"] == found["marks"][0]["far_at"]
+    assert "loss: parts in epoch 0, step 3; at the end 1 -> 2" in cirron("diff", *runs)[1]
+    assert cirron("diff", *runs, "--fail-on", "900%")[0] in (0, 5)
+    assert 2 == cirron("diff", *runs, "--fail-on", "much")[0]
+    assert 3 == cirron("diff", runs[0], "nope")[0]
+
+
+def test_why(runs: list[str], tmp_path: Path) -> None:
+    """Dumps of others are read, and never run."""
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (tmp_path / "ran").touch, ()
+
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    (dumps / "rank_0").write_bytes(pickle.dumps(Evil()))
+
+    found = as_json("why", "--flight-recorder", str(dumps))
+
+    assert ["clean"] == [group["state"] for group in found["groups"]]
+    assert "is no dump that can be read" in found["problems"][0]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_beside_its_predecessors(tmp_path: Path) -> None:
+    """`cirron report` says how the steps compare with those of the same script before."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, time\n"
+        "import cirron as ci\n"
+        "ci.profile()\n"
+        "for _ in ci.batches(range(60)):\n"
+        "    time.sleep(float(sys.argv[1]))\n"
+    )
+
+    def run(seconds: str) -> dict[str, Any]:
+        subprocess.run([sys.executable, script, seconds], cwd=tmp_path, check=True)
+        return dict(as_json("report"))
+
+    first, second = run("0.01"), run("0.02")
+
+    assert first["before"] is None
+    assert [first["run"]["id"]] == second["before"]["runs"]
+    assert "slower" == second["before"]["change"]["outcome"]
+    assert 1.2 < second["before"]["change"]["ratio"] < 4
+    ids = first["run"]["id"], second["run"]["id"]
+    assert f"cirron diff {' '.join(ids)}" in cirron("report")[1]
+    assert 4 == cirron("diff", *ids, "--fail-on", "5%")[0]
+    assert 0 == cirron("diff", *reversed(ids), "--fail-on", "5%")[0]
+
+
+def test_too_little_to_compare() -> None:
+    """Inconclusive has an exit code of its own, and prints what there is."""
+    for _ in range(2):
+        ci.profile()
+        for _ in ci.batches(range(3)):
+            ci.mark("loss", 1.0)
+        ci.shutdown()
+
+    status, said = cirron("diff", *ci.open().runs)
+
+    assert 5 == status
+    assert "no name has enough spans on both sides" in said
+    assert "loss: the same to the last" in said

@@ -1,0 +1,85 @@
+"""What the hooks share: a call inside a span, and what is open in a training."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import cirron as ci
+from cirron import testing
+from cirron.hooks.engine import Runs, Training, around
+from cirron.record import hot
+
+
+def new_training() -> Training:
+    return Training(SimpleNamespace(expect=lambda _: None, take=lambda *_: None))
+
+
+def outline(captured: Any) -> list[str]:
+    return [line.partition(" - ")[0] for line in captured.text().splitlines()]
+
+
+def test_a_call_in_a_span() -> None:
+    """Its result and its error are the program's, with a span or without one."""
+    with testing.capture() as captured:
+        assert [3, 3] == [around(span, max, (1, 3)) for span in (None, hot.begin("fine"))]
+        for span in (None, hot.begin("broken")):
+            with pytest.raises(ValueError, match="empty"):
+                around(span, max, ((),))
+
+    fine, broken = captured.spans
+    assert ("fine", {}) == (fine.name, fine.attrs)
+    assert "ValueError" in broken.attrs["error"]
+
+
+def test_a_step_that_does_not_come_about() -> None:
+    """It leaves no record, whatever other threads record, or one by another name."""
+    training = new_training()
+    with testing.capture() as captured:
+        training.begin_epoch(0, None)
+        training.await_step(0, global_step=1)
+        thread = threading.Thread(target=lambda: ci.mark("elsewhere", 1))
+        thread.start()
+        thread.join()
+        training.end_step()
+        training.await_step(0, global_step=1)
+        with ci.scope("mine"):
+            pass
+        training.end()
+
+    assert ["epoch[0]", "  skipped", "    mine"] == outline(captured)[:3]
+    assert 3 == len(captured.spans)
+    assert {} == next(span.attrs for span in captured.spans if span.name == "skipped")
+
+
+def test_a_run_inside_another_fails() -> None:
+    """All that is open has the error, in the order in which it was opened, and nothing is left."""
+    runs, outer, inner = Runs(), new_training(), new_training()
+
+    def train_inner() -> None:
+        inner.begin_epoch(0, None)
+        inner.begin_step(0)
+        raise ValueError("no more")
+
+    def train() -> None:
+        outer.begin_epoch(0, None)
+        outer.begin_step(0)
+        outer.finish_step()
+        runs.call(inner, "model", train_inner, (), {})
+
+    with testing.capture() as captured, pytest.raises(ValueError, match="no more"):
+        runs.call(outer, "model", train, (), {})
+
+    assert ["epoch[0]", "  step[0]", "  fit", "    step[0]"] == outline(captured)
+    errors = {(span.name, span.index, "error" in span.attrs) for span in captured.spans}
+    assert {
+        ("epoch", 0, True),
+        ("step", 0, False),
+        ("fit", None, True),
+        ("step", 0, True),
+    } == errors
+    assert all((span.cpu_ns or 0) > 0 for span in captured.spans if span.name in ("epoch", "fit"))
+    assert ([], False, False) == (runs.open, outer.is_open, inner.is_open)

@@ -1,0 +1,557 @@
+"""`cirron.open`: each record once, whatever the files are like; a store that is never half done."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+import cirron
+from cirron import errors, wire
+from cirron.runs import engine, opened, store, untrusted
+from cirron.view import text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+START_NS = 1_790_000_000_000_000_000
+
+
+def session(rank: int | None = None, run_id: str = "run-a", **given: Any) -> wire.Session:
+    number = 1 + (rank or 0) + 1_000 * given.get("attempt", 0)
+    fields: dict[str, Any] = {
+        "id": f"{number:032x}",
+        "run_id": run_id,
+        "attempt": 0,
+        "host": "node",
+        "pid": 10 + number,
+        "rank": rank,
+        "local_rank": rank,
+        "world_size": None if rank is None else 2,
+        "clock": wire.Clock(START_NS, 0, 1_000),
+    }
+    return wire.Session(**fields | given)
+
+
+class Spool:
+    """Writes batches as a program would, with ids that count."""
+
+    def __init__(self, folder: Path, who: wire.Session | None = None, prefix: int = 1) -> None:
+        self.path = folder / ".cirron" / "spool"
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.who = session() if who is None else who
+        self.prefix = prefix
+        self.numbers = 0
+        self.batches = 0
+
+    def id(self) -> str:
+        self.numbers += 1
+        return f"{self.prefix:016x}{self.numbers:016x}"
+
+    def span(
+        self, name: str, parent: str | None, start: int, end: int | None, **given: Any
+    ) -> dict[str, Any]:
+        one: dict[str, Any] = {
+            "id": self.id(),
+            "name": name,
+            "parent_id": parent,
+            "index": None,
+            "start_ns": START_NS + start,
+            "end_ns": None if end is None else START_NS + end,
+            "cpu_ns": None,
+            "gpu_ns": None,
+            "memory_peak_bytes": None,
+            "thread_id": 1,
+            "pid": 1,
+            "rank": None,
+            "attrs": {},
+            "mark_ids": [],
+        }
+        return one | given
+
+    def mark(
+        self, span_id: str, name: str, value: Any, at: int = 0, **given: Any
+    ) -> dict[str, Any]:
+        kind = {float: "float", int: "int", bool: "bool", str: "string"}.get(type(value), "float")
+        one = {
+            "id": self.id(),
+            "span_id": span_id,
+            "name": name,
+            "value_type": kind,
+            "value": value,
+        }
+        return one | {"attrs": {}, "ts_ns": START_NS + at, "kind": "point"} | given
+
+    def write(self, spans: list[Any], marks: list[Any] = [], **given: Any) -> Path:  # noqa: B006
+        self.batches += 1
+        created = START_NS + given.pop("created", self.batches)
+        batch = {
+            "schema_version": 1,
+            "sdk_version": "test",
+            "batch_id": f"{self.prefix:016x}{self.batches:016x}",
+            "created_ns": created,
+            "session": msgspec.to_builtins(self.who),
+            "spans": spans,
+            "marks": marks,
+            "snapshots": [],
+        } | given
+        path = self.path / f"{created:020d}-{batch['batch_id']}.json"
+        path.write_text(json.dumps(batch))
+        return path
+
+    def training(self, steps: int = 3, first: int = 0) -> list[dict[str, Any]]:
+        """A session with an epoch of steps, outermost last, as spans close."""
+        root, epoch = self.span("cirron.session", None, 0, 10**9), {}
+        epoch = self.span("epoch", root["id"], 10, 10**8, index=0)
+        spans = []
+        for number in range(first, first + steps):
+            at = 1_000 * (number + 1)
+            step = self.span("step", epoch["id"], at, at + 900, index=number)
+            for name, begin, end in (("data_load", 0, 300), ("forward", 300, 700)):
+                spans.append(self.span(name, step["id"], at + begin, at + end))
+            spans.append(step)
+        return [*spans, epoch, root]
+
+
+def paths(run: opened.Run) -> dict[str, int]:
+    rows = run.sql("SELECT path, count(*) AS n FROM spans GROUP BY path ORDER BY path").fetch().rows
+    return dict(rows)
+
+
+def test_where_each_span_is(tmp_path: Path) -> None:
+    """Path, depth, epoch and step are known, and a mark has the step of its span."""
+    spool = Spool(tmp_path)
+    spans = spool.training(2)
+    spool.write(
+        spans, [spool.mark(spans[2]["id"], "loss", 0.5), spool.mark(spans[-2]["id"], "acc", 0.9)]
+    )
+
+    run = cirron.open(tmp_path)
+
+    found = {(one["path"], one["step"], one["epoch"], one["depth"]) for one in run.spans.rows()}
+    assert ("cirron.session/epoch/step/forward", 1, 0, 3) in found
+    assert ("cirron.session/epoch", None, 0, 1) in found
+    assert [("loss", 0, 0, 0.5), ("acc", None, 0, 0.9)] == [
+        (one["name"], one["step"], one["epoch"], one["value"]) for one in run.marks.rows()
+    ]
+
+
+def test_parents_in_other_files(tmp_path: Path) -> None:
+    """An ancestor is found in a later batch, and in an earlier one; files may be far apart."""
+    spool = Spool(tmp_path)
+    spans = spool.training(2)
+    late = spool.span("upload", spans[2]["id"], 1_500, 9_000)
+    for number, span in enumerate([*spans, late]):
+        spool.write([span], created=10**7 * number)
+
+    run = cirron.open(tmp_path)
+
+    assert {
+        "cirron.session": 1,
+        "cirron.session/epoch": 1,
+        "cirron.session/epoch/step": 2,
+        "cirron.session/epoch/step/data_load": 2,
+        "cirron.session/epoch/step/forward": 2,
+        "cirron.session/epoch/step/upload": 1,
+    } == paths(run)
+
+
+def test_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spool that is read in many rounds gives what one round gives."""
+    spool = Spool(tmp_path)
+    spans = spool.training(50)
+    for at in range(0, len(spans), 7):
+        chunk = spans[at : at + 7]
+        spool.write(chunk, created=max(one["end_ns"] for one in chunk) - START_NS)
+    whole = cirron.open(tmp_path)
+    expected = whole.spans.rows()
+    shutil.rmtree(tmp_path / ".cirron" / "store")
+    monkeypatch.setattr("cirron.runs.scan.ROUND_BYTES", 1)
+
+    run = cirron.open(tmp_path)
+
+    assert len(spans) == len(expected)
+    assert expected == run.spans.rows()
+
+
+def test_a_record_counts_once(tmp_path: Path) -> None:
+    """Copies of files, merged files beside their parts, and records in two batches."""
+    spool = Spool(tmp_path)
+    spans = spool.training(2)
+    marks = [spool.mark(spans[2]["id"], "loss", 1.0)]
+    first = spool.write(spans[:4], marks)
+    second = spool.write(spans[4:])
+    shutil.copy(first, first.with_name(f"{START_NS + 99:020d}-{'f' * 32}.json"))
+    ids = [msgspec.json.decode(one.read_bytes())["batch_id"] for one in (first, second)]
+    spool.write(spans, marks, merged=ids)
+    spool.write(spans[1:3])
+
+    run = cirron.open(tmp_path)
+
+    assert (len(spans), 1) == (len(run.spans), len(run.marks))
+
+
+def test_a_merged_file_of_which_a_part_is_known(tmp_path: Path) -> None:
+    """The writer merges while we read: what was read before is not read again."""
+    spool = Spool(tmp_path)
+    spans = spool.training(2)
+    first = spool.write(spans[:4])
+    assert 4 == len(cirron.open(tmp_path).spans)
+    second_id = f"{1:016x}{99:016x}"
+    known = msgspec.json.decode(first.read_bytes())["batch_id"]
+    first.unlink()
+    spool.write(spans, merged=[known, second_id])
+
+    run = cirron.open(tmp_path)
+
+    assert len(spans) == len(run.spans)
+    assert 2 == paths(run)["cirron.session/epoch/step"]
+
+
+def test_what_is_added_is_all_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second look opens the new files alone."""
+    spool = Spool(tmp_path)
+    spans = spool.training(30)
+    for span in spans[:-2]:
+        spool.write([span])
+    cirron.open(tmp_path)
+    spool.write(spans[-2:])
+    read: list[str] = []
+    real = untrusted.read_file
+
+    def spy(path: Any, limit: int) -> bytes:
+        read.append(str(path))
+        return real(path, limit)
+
+    monkeypatch.setattr("cirron.runs.untrusted.read_file", spy)
+    run = cirron.open(tmp_path)
+
+    assert 1 == len([one for one in read if "spool" in one])
+    assert len(spans) == len(run.spans)
+    # What came before its parents was not placed wrongly for that.
+    assert 30 == paths(run)["cirron.session/epoch/step"]
+
+
+HOSTILE: dict[str, Callable[[Path, Spool], object]] = {
+    "empty": lambda path, spool: path.write_bytes(b""),
+    "truncated": lambda path, spool: path.write_bytes(spool.write([]).read_bytes()[:-20]),
+    "foreign": lambda path, spool: path.write_text('{"hello": [1, 2]}'),
+    "not JSON": lambda path, spool: path.write_bytes(b"\x00\xff\xfe" * 100),
+    "a folder": lambda path, spool: path.mkdir(),
+    "a FIFO": lambda path, spool: os.mkfifo(path),
+    "a link out": lambda path, spool: path.symlink_to("/etc/passwd"),
+    "a deep one": lambda path, spool: path.write_text(
+        '{"spans":' + "[" * 100_000 + "]" * 100_000 + "}"
+    ),
+    "huge": lambda path, spool: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 50 * 2**30),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_bad_file_is_named_and_skipped(tmp_path: Path, kind: str) -> None:
+    spool = Spool(tmp_path)
+    spans = spool.training(2)
+    spool.write(spans)
+    bad = spool.path / f"{START_NS + 10**6:020d}-{'b' * 32}.json"
+    HOSTILE[kind](bad, Spool(tmp_path / "other"))
+
+    run = cirron.open(tmp_path)
+
+    assert len(spans) == len(run.spans)
+    assert [] != [one for one in run.problems if bad.name in one]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"index": 10**30},
+        {"start_ns": 10**400},
+        {"name": "\x1b[31m\u202e<script>alert(1)</script>"},
+        {"attrs": {"deep": [[[[1]]]], "id": [{"id": 1}, {"id": 2}], "text": 'a},{"id":"x'}},
+        {"name": "line\nbreak"},
+        {"thread_id": 2**64},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_bad_value_costs_itself(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """The batch is read as far as it can be, and the others as they are."""
+    spool = Spool(tmp_path)
+    spans = spool.training(2)
+    spool.write(spans)
+    spool.write(
+        [
+            spool.span(
+                "odd", spans[-1]["id"], 5, 6, **{k: v for k, v in wrong.items() if k != "name"}
+            )
+            | wrong
+        ]
+    )
+
+    run = cirron.open(tmp_path)
+
+    assert len(spans) + 1 == len(run.spans)
+    assert "\x1b" not in repr(run.spans) + repr(run)
+    assert "<script>" not in run.spans._repr_html_()
+
+
+def test_cycles_of_parents(tmp_path: Path) -> None:
+    """A span that is its own ancestor is there, at the top."""
+    spool = Spool(tmp_path)
+    one = spool.span("one", None, 0, 10)
+    two = spool.span("two", one["id"], 1, 9)
+    one["parent_id"] = two["id"]
+    spool.write([one, two, *spool.training(1)])
+
+    run = cirron.open(tmp_path)
+
+    assert 2 + 5 == len(run.spans)
+    assert run.tree() is not None
+
+
+def test_marks_of_every_type(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spans = spool.training(1)
+    step = spans[2]["id"]
+    marks = [spool.mark(step, "a", 1.5), spool.mark(step, "b", 3), spool.mark(step, "c", True)]
+    marks += [spool.mark(step, "d", "text"), spool.mark(step, "e", None, value_nonfinite="nan")]
+    marks += [spool.mark(step, "f", None, value_nonfinite="-inf")]
+    spool.write(spans, marks)
+
+    run = cirron.open(tmp_path)
+
+    rows = {one["name"]: (one["value"], one["text"]) for one in run.marks.rows()}
+    assert (1.5, None) == rows["a"]
+    assert (3.0, None) == rows["b"]
+    assert (1.0, None) == rows["c"]
+    assert (None, "text") == rows["d"]
+    assert rows["e"][0] != rows["e"][0]
+    assert float("-inf") == rows["f"][0]
+    on_step = next(one["marks"] for one in run.spans.rows() if one["id"] == step)
+    assert {"a", "b", "c", "d", "e", "f"} == {one["name"] for one in json.loads(on_step)}
+    assert marks[2]["value"] is next(
+        one.value for one in run.tree().roots[0].children[0].children[0].marks if one.name == "c"
+    )
+
+
+def test_runs_by_the_start_of_an_id(tmp_path: Path) -> None:
+    for run_id in ("alpha-1", "alpha-2", "beta"):
+        spool = Spool(
+            tmp_path,
+            session(run_id=run_id, id=f"{len(run_id) + int(run_id[-1:] == '2'):032x}"),
+            ord(run_id[-1]),
+        )
+        spool.write(spool.training(1))
+
+    run = cirron.open(tmp_path, run="be")
+
+    assert "beta" == run.id
+    assert {"alpha-1", "alpha-2", "beta"} == set(run.runs)
+    assert 5 == len(run.runs["alpha-2"].spans)
+    with pytest.raises(
+        errors.UnknownRunError,
+        match=r"'alpha' is the start of several runs; known: alpha-[12], alpha-[12]$",
+    ):
+        cirron.open(tmp_path, run="alpha")
+    with pytest.raises(errors.UnknownRunError, match=r"'nope' is no run here; known"):
+        run.runs["nope"]
+
+
+def test_a_relation_outlives_its_run(tmp_path: Path) -> None:
+    """`ci.open().spans` is asked later, when nothing else is left of what was opened."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    spans = cirron.open(tmp_path).spans
+    gc.collect()
+
+    assert 5 == len(spans.rows())
+
+
+def test_a_folder_a_rank(tmp_path: Path) -> None:
+    """Folders on a shared disk, given as a list or by the folder above them, are one run."""
+    for rank in range(3):
+        spool = Spool(tmp_path / f"rank{rank}", session(rank), rank + 1)
+        spool.write(spool.training(2))
+    below = [tmp_path / f"rank{rank}" for rank in range(3)]
+
+    for where in (tmp_path, below):
+        run = cirron.open(where)
+        assert [0, 1, 2] == run.ranks
+        assert 6 == len(run.steps)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(errors.SettingError, match="no run found"):
+        cirron.open(tmp_path)
+    Spool(tmp_path)
+    with pytest.raises(errors.SettingError, match="holds no records yet"):
+        cirron.open(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """The store is kept elsewhere for as long as it is used."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    (tmp_path / ".cirron" / "store").write_text("in the way")
+
+    assert 5 == len(cirron.open(tmp_path).spans)
+    assert "in the way" == (tmp_path / ".cirron" / "store").read_text()
+
+
+def test_a_store_that_leads_out(tmp_path: Path) -> None:
+    """A manifest that names files elsewhere is refused; the spool is read all the same."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    folder = tmp_path / ".cirron" / "store"
+    (folder / "manifest").mkdir(parents=True)
+    segment = {"id": "../../../etc/passwd", "run_id": "x", "rows": {"spans": 1}}
+    (folder / "manifest" / f"{1:020d}.json").write_text(json.dumps({"segments": [segment]}))
+
+    run = cirron.open(tmp_path)
+
+    assert 5 == len(run.spans)
+    assert "names a file that cannot be one of its own" in run.problems[0]
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "foreign"])
+@pytest.mark.parametrize("table", ["batches", "spans"])
+def test_a_damaged_store(tmp_path: Path, table: str, damage: str) -> None:
+    """The spool is the truth: it is read anew, and what is damaged is named."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    cirron.open(tmp_path)
+    for path in (tmp_path / ".cirron" / "store").glob(f"run-*/*-{table}.parquet"):
+        content = path.read_bytes()
+        path.unlink()
+        if damage != "gone":
+            path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+        if damage == "foreign":
+            path.unlink()
+            engine.duckdb().execute(f"COPY (SELECT 1 AS x) TO '{path}' (FORMAT parquet)")
+
+    run = cirron.open(tmp_path)
+
+    assert 5 == len(run.spans)
+    assert "store" in run.problems[0]
+
+
+def test_compaction_changes_nothing(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    for span in spool.training(10):
+        spool.write([span], [spool.mark(span["id"], "loss", 1.0)])
+        cirron.open(tmp_path)
+    before = cirron.open(tmp_path)
+    expected = before.spans.rows(), before.marks.rows()
+    folder = tmp_path / ".cirron" / "store"
+
+    done = opened.compact(tmp_path)
+    after = cirron.open(tmp_path)
+
+    assert done["merged"] >= 10
+    assert expected == (after.spans.rows(), after.marks.rows())
+    assert 1 == len(store.Store.open(folder).manifest.segments)
+    assert expected[0] == before.spans.rows(), "one who reads the old files goes on"
+    assert 0 < store.Store.open(folder).clean(grace_s=0.0)
+    assert expected[0] == cirron.open(tmp_path).spans.rows()
+
+
+def test_several_folders_into_one_store(tmp_path: Path) -> None:
+    for rank in range(2):
+        spool = Spool(tmp_path / f"rank{rank}", session(rank), rank + 1)
+        spool.write(spool.training(2))
+    target = tmp_path / "all"
+
+    for _ in range(2):  # the second time there is nothing new
+        opened.compact([tmp_path / "rank0", tmp_path / "rank1"], store=target)
+    spool.write([spool.span("more", None, 1, 2)])
+    opened.compact(tmp_path / "rank1")  # merges what the target has in part
+    opened.compact(tmp_path / "rank1", store=target)
+
+    run = cirron.open(target)
+    assert [0, 1] == run.ranks
+    assert 2 * 8 + 1 == len(run.spans)
+
+
+WRITER = """
+import sys
+import cirron
+from cirron.runs import opened
+while True:
+    cirron.open(sys.argv[1])
+    opened.compact(sys.argv[1])
+"""
+
+
+def test_killed_and_started_again(tmp_path: Path) -> None:
+    """Two processes bring a store up to date and merge it, and are killed again and again."""
+    seed = random.Random(7)
+    spool = Spool(tmp_path)
+    spans = spool.training(60)
+    waiting = list(spans)
+    workers: list[subprocess.Popen[bytes]] = []
+    environment = {**os.environ, "PYTHONPATH": str(Path(cirron.__file__).parent.parent)}
+    try:
+        for _ in range(8):
+            chunk, waiting = waiting[:20], waiting[20:]
+            if chunk:
+                spool.write(chunk)
+            for _ in range(2):
+                command = [sys.executable, "-c", WRITER, str(tmp_path)]
+                workers.append(
+                    subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+                )
+            time.sleep(0.4 + 0.4 * seed.random())
+            for worker in workers:
+                worker.send_signal(signal.SIGKILL)
+            for worker in workers:
+                worker.wait()
+            workers.clear()
+    finally:
+        for worker in workers:
+            worker.kill()
+    spool.write(waiting)
+
+    run = cirron.open(tmp_path)
+
+    assert len(spans) == len(run.spans)
+    assert 60 == paths(run)["cirron.session/epoch/step"]
+
+
+def test_a_spool_of_the_published_sdk(tmp_path: Path) -> None:
+    """What version 0.3.0 wrote opens with the tree that it printed, indices and marks included."""
+    golden = Path(__file__).parent / "golden" / "published-sdk"
+    shutil.copytree(golden / "spool", tmp_path / ".cirron" / "spool")
+
+    run = cirron.open(tmp_path)
+
+    def outline(text: str) -> list[str]:
+        """Names and indices by depth, and the names of marks."""
+        lines = [line.replace("\u2014", "-") for line in text.splitlines()]
+        return [
+            line.partition(" - ")[0] + "".join(re.findall(r" \{(\w+)=", line)) for line in lines
+        ]
+
+    assert outline((golden / "tree.txt").read_text()) == outline(text.render(run.tree()))
+    assert [None, None] != [one["loss"] for one in run.steps.rows()][:2]
+    assert [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] == [
+        (one["epoch"], one["step"]) for one in run.steps.rows()
+    ]
+
+
+def test_questions_are_files() -> None:
+    """Each question says what it answers, and has no value spliced in."""
+    for name in engine.queries():
+        sql = engine.query(name)
+        assert sql.startswith("-- "), name
+        assert "{" not in sql, name

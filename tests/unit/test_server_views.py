@@ -1,0 +1,181 @@
+"""What the page asks, over a run that was really recorded: right, and no larger than its pixels."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+import cirron as ci
+from cirron.runs.place import Place
+from cirron.server.views import VIEWS, BadRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = 40
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Two epochs of a loop with a long step, a value that is not finite, and an error."""
+    ci.profile(config={"epochs": 2}, tags={"team": "<b>vision</b>"})
+    for epoch in ci.epochs(range(2)):
+        for step in ci.batches(range(STEPS)):
+            with ci.scope("forward"):
+                sum(range(200_000 if (epoch, step) == (1, 7) else 200))
+            ci.mark("train/loss", float("nan") if step == 5 else 1 / (1 + step))
+        with pytest.raises(OSError, match="full"), ci.scope("save"):
+            raise OSError("full")
+        ci.mark("accuracy", 0.5 + epoch / 4, kind="summary")
+    ci.shutdown()
+    return Place([tmp_path])
+
+
+def ask(place: Place, what: str, **params: object) -> Any:
+    """The answer as the page gets it: through JSON."""
+    pattern = {"runs": "runs", "diff": "diff", "": "runs/{run:path}"}.get(
+        what, "runs/{run:path}/" + what
+    )
+    given = {"run": place.runs.latest.id, **{name: str(value) for name, value in params.items()}}
+    return json.loads(msgspec.json.encode(VIEWS[pattern](place, given)))
+
+
+def test_a_run_is_described(place: Place) -> None:
+    """The list and the run say what ran, how it stands and how far it came."""
+    (line,) = ask(place, "runs")["runs"]
+    run = ask(place, "")
+
+    assert ("clean", {"team": "<b>vision</b>"}) == (line["state"], line["tags"])
+    assert (2 * STEPS, 1, 2) == tuple(run["progress"][key] for key in ("steps", "epoch", "epochs"))
+    assert 1.0 == run["progress"]["share"]
+    assert [run["main"]] == [one["session"] for one in run["sessions"]]
+    assert [] == ask(place, "runs", search="team=text")["runs"]
+    assert 1 == len(ask(place, "runs", search="team=<b>vision epochs=2")["runs"])
+
+
+def test_verdict_has_its_next_step(place: Place) -> None:
+    """The report says what it is about and which command tells more; the list has it in short."""
+    report = ask(place, "report")
+
+    assert (
+        report["primary"]["class"] == report["verdict"]["class"] == ask(place, "brief")["verdict"]
+    )
+    assert report["command"].startswith("cirron ")
+
+
+def test_steps_are_buckets(place: Place) -> None:
+    """Steps are as many buckets as asked for; phases add up; a long step is told apart."""
+    found = ask(place, "steps", width=10)
+    part = ask(place, "steps", width=10, first=STEPS, last=STEPS + 5)
+
+    assert (2 * STEPS, 10) == (found["total"], len(found["buckets"]))
+    for bucket in found["buckets"]:
+        phases = (
+            "data_load",
+            "forward",
+            "backward",
+            "optimizer_step",
+            "evaluation",
+            "other",
+            "self",
+        )
+        assert bucket["wall"] == pytest.approx(sum(bucket[phase] for phase in phases))
+    assert (1, 7) in [(one["epoch"], one["step"]) for one in found["outliers"]]
+    assert (STEPS, STEPS + 4) == (part["buckets"][0]["first"], part["buckets"][-1]["last"])
+
+
+@pytest.mark.parametrize(("axis", "last"), [("step", 2 * STEPS - 1), ("epoch", 2), ("time", 60)])
+def test_marks_keep_their_peaks(place: Place, axis: str, last: float) -> None:
+    """Thinned to a few points, a mark still has its highest value, and says what is not finite."""
+    names = {one["name"]: one for one in ask(place, "marks")["names"]}
+    (line,) = ask(place, "mark", name="train/loss", x=axis, width=4)["lines"]
+
+    assert (2, True) == (names["train/loss"]["nonfinite"], names["accuracy"]["is_summary"])
+    assert (2 * STEPS, 2) == (sum(line["points"]), sum(line["nonfinite"]))
+    assert len(line["x"]) <= 4
+    assert 1.0 == max(line["high"])
+    assert 0 <= line["x"][0] <= line["until"][-1] <= last
+
+
+def test_timeline_and_its_spans(place: Place) -> None:
+    """A window has a row for each bucket and depth; each span that is whole can be looked at."""
+    found = ask(place, "timeline", width=20)
+    whole = {found["names"][row[5]]: row[11] for row in found["rows"] if row[11] is not None}
+    detail = ask(place, "span", id=ask(place, "find", text="save")["found"]["id"])
+
+    assert "cirron.session" == ask(place, "span", id=whole["cirron.session"])["name"]
+    assert 2 * STEPS <= sum(row[3] for row in found["rows"])
+    assert len(found["rows"]) <= 20 * 4
+    assert len(found["names"]) == len(found["colours"])
+    assert ("save", "cirron.session/epoch/save") == (detail["name"], detail["path"])
+    assert "OSError: full" == detail["error"]
+    assert 2 == sum(one["spans"] for one in detail["alike"])
+
+
+def test_flame_graph_adds_up(place: Place) -> None:
+    """Each path has its time, and what its children leave of it."""
+    paths = {one["path"]: one for one in ask(place, "flame")["paths"]}
+    batch = paths["cirron.session/epoch/batch"]
+
+    assert 2 * STEPS == batch["spans"] == paths["cirron.session/epoch/batch/forward"]["spans"]
+    assert batch["self"] == batch["ns"] - paths["cirron.session/epoch/batch/forward"]["ns"]
+
+
+def test_search_finds_by_name_and_number(place: Place) -> None:
+    """`batch 7` is found in both epochs, forwards and backwards."""
+    first = ask(place, "find", text="batch 7")
+    second = ask(place, "find", text="BATCH[7]", at=first["found"]["start"])
+    back = ask(place, "find", text="batch 7", at=second["found"]["start"], back=1)
+
+    assert (2, 7) == (first["total"], first["found"]["index"])
+    assert first["found"]["id"] == back["found"]["id"] != second["found"]["id"]
+    assert None is ask(place, "find", text="nothing")["found"]
+
+
+def test_other_questions(place: Place) -> None:
+    """Ranks, reasons, tensors and goodput of a run with one process and no snapshots."""
+    ranks = ask(place, "ranks", width=8)
+
+    assert (1, 8) == (len(ranks["walls"]), len(ranks["walls"][0]))
+    assert [2 * STEPS] == [one["steps"] for one in ranks["ranks"]]
+    assert ["clean"] == [one["state"] for one in ask(place, "why")["groups"]]
+    assert 0 == ask(place, "tensors")["total"]
+    assert [] == ask(place, "tensor", name="fc.weight")["weights"]
+    assert 0 < ask(place, "goodput")["goodput"] <= 1
+
+
+def test_diff_of_a_run_with_itself(place: Place) -> None:
+    """Nothing differs, and no span is called slower."""
+    run_id = place.runs.latest.id
+    found = ask(place, "diff", before=run_id, after=run_id)
+
+    assert [] == found["differences"]
+    assert {"same", "unknown"} >= {one["outcome"] for one in found["changes"]}
+
+
+@pytest.mark.parametrize(
+    ("what", "params"),
+    [
+        ("mark", {}),
+        ("mark", {"name": "x", "x": "moon"}),
+        ("mark", {"name": "x", "first": "a"}),
+        ("steps", {"width": "nan"}),
+        ("steps", {"session": "1"}),
+        ("timeline", {"from": 5, "to": 5}),
+        ("span", {"id": "x" * 501}),
+        ("span", {"id": "none"}),
+    ],
+)
+def test_bad_parameters_are_refused(place: Place, what: str, params: dict[str, object]) -> None:
+    """A parameter that is missing or cannot be is the asker's mistake, and named."""
+    with pytest.raises(BadRequest, match=r"\w+"):
+        ask(place, what, **params)
+
+
+def test_unknown_run(place: Place) -> None:
+    """A run that is not there is said to be so."""
+    with pytest.raises(ci.UnknownRunError):
+        ask(place, "report", run="nothing")

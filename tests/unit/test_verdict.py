@@ -1,0 +1,433 @@
+"""The verdict: pure rules from facts to findings, each of which names its fault and no other."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cirron.verdict import diff, judge
+from cirron.verdict.facts import Ending, Facts, RankStep, Step, Value, settled_from
+from cirron.verdict.rules import ranks
+from cirron.verdict.whatif import error_of, with_workers
+
+MS = 1_000_000
+
+
+def step(at: int, number: int, **given: int | None) -> Step:
+    """A step of 10 ms: 0.3 to load, 3 forward, 5 backward, 1 optimizer, 0.7 in no phase."""
+    parts: dict[str, Any] = {
+        "data_load": 3 * MS // 10,
+        "forward": 3 * MS,
+        "backward": 5 * MS,
+        "optimizer": MS,
+        "beside": 0,
+        "own": 7 * MS // 10,
+        "gpu": None,
+        "memory": None,
+    } | given
+    timed = ("data_load", "forward", "backward", "optimizer", "beside", "own")
+    return Step(0, number, at, sum(parts[one] or 0 for one in timed), **parts)
+
+
+def facts(
+    changes: dict[int, dict[str, int]] | None = None, count: int = 300, seed: int = 1, **given: Any
+) -> Facts:
+    """A run of steps with noise of 3 %, some of which differ."""
+    noise = random.Random(seed)
+    steps, at = [], 0
+    account: dict[str, int] = {}
+    for number in range(count):
+        usual = step(0, 0)
+        parts = {
+            name: round((getattr(usual, name) or 0) * noise.gauss(1, 0.03))
+            for name in ("data_load", "forward", "backward", "optimizer", "own")
+        } | (changes or {}).get(number, {})
+        one = step(at, number, **parts)
+        steps.append(one)
+        at += one.wall
+        for name, part in (
+            ("optimizer", "optimizer_step"),
+            ("own", "in no phase"),
+            ("beside", "evaluation"),
+        ):
+            account[part] = account.get(part, 0) + (getattr(one, name) or 0)
+        for name in ("data_load", "forward", "backward"):
+            account[name] = account.get(name, 0) + (getattr(one, name) or 0)
+    made = Facts(device="cpu", world_size=1, steps=steps, window_ns=at, account=account, cores=8)
+    made.endings = [Ending(None, "clean", "", None, None)]
+    return replace(made, **given)
+
+
+def every(count: int, of: int = 1, **given: int) -> dict[int, dict[str, int]]:
+    return {number: dict(given) for number in range(0, count, of)}
+
+
+def test_a_healthy_run_raises_no_alarm() -> None:
+    """Over 200 seeds: no finding but that the model's own work takes the time."""
+    for seed in range(200):
+        verdict, findings, _ = judge(facts(seed=seed))
+        assert "compute-bound" == verdict.kind, seed
+        assert [verdict] == findings, seed
+
+
+def test_three_steps_are_not_judged() -> None:
+    verdict, findings, abstained = judge(facts(count=3))
+
+    assert "not-enough-data" == verdict.kind
+    assert [] == findings
+    assert {"input-bound", "host-bound", "uneven-steps"} <= {one.kind for one in abstained}
+
+
+def test_slow_data() -> None:
+    """The gain is what workers give: loading goes on beside the work, but for taking a batch."""
+    verdict, *_ = judge(facts(every(300, data_load=10 * MS), loader={"workers": 0}))
+
+    assert "input-bound" == verdict.kind
+    assert "num_workers=3" in verdict.advice
+    assert verdict.gain is not None
+    assert pytest.approx(9.7 / 19.7, abs=0.01) == verdict.gain.share  # 9.7 + 0.3 ms are left
+
+
+@pytest.mark.parametrize(
+    ("cpu_share", "workers", "left"),
+    [(1.0, 2, 20.0), (0.3, 5, 10.0)],
+    ids=["it computes", "it waits"],
+)
+def test_loading_that_computes_gets_no_more_cores_than_there_are(
+    cpu_share: float, workers: int, left: float
+) -> None:
+    """30 ms of loading and 9.7 of work, on two cores."""
+    slow = every(300, data_load=30 * MS)
+    verdict, *_ = judge(facts(slow, loader={"workers": 0}, cpu_share=cpu_share, cores=2))
+
+    assert f"num_workers={workers}" in verdict.advice
+    assert verdict.gain is not None
+    assert pytest.approx(1 - left / 39.7, abs=0.02) == verdict.gain.share
+
+
+def test_one_worker_that_cannot_keep_up() -> None:
+    """A batch takes it 20 ms: two of them need 10 a step."""
+    verdict, *_ = judge(facts(every(300, data_load=10 * MS), loader={"workers": 1}, cores=2))
+
+    assert "raise num_workers from 1 to 2" in verdict.advice
+    assert verdict.gain is not None
+    assert pytest.approx(0.49, abs=0.02) == verdict.gain.share
+
+
+def test_more_workers_than_cores_are_advised_without_a_number() -> None:
+    """Whether workers wait or compute is not known."""
+    verdict, *_ = judge(facts(every(300, data_load=10 * MS), loader={"workers": 4}, cores=4))
+
+    assert "raise num_workers from 4 to 5" in verdict.advice
+    assert verdict.gain is None
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_more_workers_do_not_help_a_busy_processor(workers: int) -> None:
+    slow = every(300, data_load=10 * MS)
+    verdict, *_ = judge(facts(slow, loader={"workers": workers}, cpu_share=7.9))
+
+    assert "more workers will not help" in verdict.advice
+    assert verdict.gain is None
+
+
+def test_stalls_with_their_period() -> None:
+    verdict, *_ = judge(facts(every(300, 10, data_load=80 * MS), loader={"workers": 2}))
+
+    assert "input-bound" == verdict.kind
+    assert "every 10 steps" in verdict.evidence[-1]
+    assert "prefetch_factor" in verdict.advice
+
+
+def test_small_stalls_between_do_not_hide_the_period() -> None:
+    noise = random.Random(1)
+    small = {number: {"data_load": 3 * MS} for number in noise.sample(range(300), 60)}
+    verdict, *_ = judge(facts(small | every(300, 10, data_load=80 * MS), loader={"workers": 0}))
+
+    assert "every 10 steps" in verdict.evidence[-1]
+
+
+def test_stalls_are_hidden_by_what_was_loaded_before() -> None:
+    """A stall of 80 ms is as long as 8.2 steps: two workers have to be 6 batches ahead each."""
+    verdict, *_ = judge(facts(every(300, 10, data_load=80 * MS), loader={"workers": 0}))
+
+    assert "num_workers=2, prefetch_factor=6" in verdict.advice
+    assert verdict.gain is not None
+    assert pytest.approx(8 / 18, abs=0.02) == verdict.gain.share
+
+
+def test_workers_as_a_data_loader_has_them() -> None:
+    """Batches are taken in order, and only so many are loaded in advance."""
+    loads, work = [0.0] * 40, [10.0] * 40
+    loads[20] = 100.0
+
+    assert 400 == with_workers([0.0] * 40, work, 2, 2, 0)
+    assert 440 == with_workers([0.0] * 40, work, 2, 2, 1)
+    assert 400 == with_workers(loads, work, 2, 6, 0), "12 ahead are enough for 100"
+    assert 400 + 100 - 40 == with_workers(loads, work, 2, 2, 0), "4 ahead last 40"
+    assert pytest.approx(40 * 15, rel=0.1) == with_workers([30.0] * 40, work, 2, 2, 0)
+
+
+def test_the_error_of_a_replay_is_measured_on_the_unchanged_run() -> None:
+    """One half of the steps has to tell the time of the other half; else no number is given."""
+    steady = facts(every(300, own=6 * MS))
+    drifting = facts(every(300, own=6 * MS) | {n: {"own": 9 * MS} for n in range(200, 300)})
+
+    error = error_of(steady.steps)
+    assert error is not None
+    assert 0 < error < 0.01
+    verdict, *_ = judge(drifting)
+    assert "host-bound" == verdict.kind
+    assert verdict.gain is None
+
+
+def test_parts_that_go_on_at_once_are_an_error_of_the_replay() -> None:
+    """Parts of 16.6 ms in a step of 10."""
+    made = facts()
+    steps = [one._replace(wall=10 * MS, backward=12 * MS) for one in made.steps]
+
+    error = error_of(steps)
+
+    assert error is not None
+    assert pytest.approx(0.7, abs=0.01) == error
+
+
+def test_python_in_the_step() -> None:
+    verdict, *_ = judge(facts(every(300, own=6 * MS)))
+
+    assert "host-bound" == verdict.kind
+    assert verdict.gain is not None
+    assert pytest.approx((6 - 9 * 0.07) / 15.3, abs=0.01) == verdict.gain.share
+
+
+@pytest.mark.parametrize(
+    ("gpu", "found", "said"),
+    [
+        (2 * MS, "host-bound", ""),
+        (14 * MS, "healthy", "the device is busy"),
+        (9 * MS, "healthy", "cannot tell"),
+        (None, "healthy", "was not measured"),
+    ],
+)
+def test_a_gpu_that_waits(gpu: int | None, found: str, said: str) -> None:
+    """6 of 15.3 ms in no phase are Python's only if kernels fill less than half of the steps."""
+    made = facts(every(300, own=6 * MS), device="NVIDIA H200")
+    made.steps = [one._replace(gpu=gpu) for one in made.steps]
+    verdict, _, abstained = judge(made)
+
+    assert found == verdict.kind
+    assert said in " ".join(one.why for one in abstained if one.kind == "host-bound")
+
+
+@pytest.mark.parametrize(
+    ("size", "tensors", "found"),
+    [(2, 100, "host-bound"), (64, 100, "compute-bound"), (2, 10, "compute-bound")],
+)
+def test_operations_that_are_too_small(size: int, tensors: int, found: str) -> None:
+    """Two samples a step, and 90 us for each tensor of the model."""
+    made = facts(loader={"batch_size": size}, model={"tensors": tensors})
+    verdict, *_ = judge(made)
+
+    assert found == verdict.kind
+    assert verdict.gain is None
+
+
+def test_evaluation_and_others_beside() -> None:
+    made = facts(every(300, 10, beside=50 * MS), asides={"evaluation": 30})
+    verdict, *_ = judge(made)
+
+    assert "evaluation-heavy" == verdict.kind
+    assert verdict.gain is not None
+    assert pytest.approx(0.9 * 5 / 15, abs=0.01) == verdict.gain.share
+
+
+@pytest.mark.parametrize("part", ["evaluation", "checkpoint", "snapshot", "logging"])
+def test_what_is_beside_the_training_is_named(part: str) -> None:
+    made = facts(every(300, 10, beside=50 * MS), asides={part: 30})
+    made.account[part] = made.account.pop("evaluation")
+
+    assert f"{part}-heavy" == judge(made)[0].kind
+
+
+def test_compiles_again_and_again() -> None:
+    made = facts(compiles=[(number, 100 * MS) for number in range(5)])
+
+    assert "compile-storm" == judge(made)[0].kind
+
+
+def test_uneven_steps() -> None:
+    verdict, *_ = judge(facts(every(300, 25, backward=80 * MS)))
+
+    assert "uneven-steps" == verdict.kind
+    assert "one every 25" in verdict.summary
+
+
+def test_a_machine_that_does_other_work_is_not_the_programs_fault() -> None:
+    """Steps that are long, or wait for workers, because others have the processor."""
+    uneven = facts(every(300, 25, backward=80 * MS), cpu_share=0.3)
+    waiting = facts(every(300, data_load=4 * MS), loader={"workers": 2}, cpu_share=0.1)
+
+    for made, kind in ((uneven, "uneven-steps"), (waiting, "input-bound")):
+        _, findings, abstained = judge(made)
+        assert kind not in {one.kind for one in findings}
+        assert "other work" in next(one.why for one in abstained if one.kind == kind)
+
+
+def test_memory_that_grows() -> None:
+    grows = [(number, 10**9, 2**30 + number * 2**28) for number in range(8)]
+    stays = [(number, 10**9, 2**30 + (number > 0) * 2**29) for number in range(8)]
+
+    settles = [(n, 10**9, round(2**30 * (2 - 0.5**n))) for n in range(8)]
+
+    assert "memory-growth" == judge(facts(epochs=grows))[0].kind
+    assert "compute-bound" == judge(facts(epochs=settles))[0].kind
+    assert "compute-bound" == judge(facts(epochs=stays))[0].kind
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [([1.0] * 60 + [float("nan")], "loss is nan"), ([1.0] * 60 + [50.0], "loss jumps to 50")],
+)
+def test_sick_numbers(values: list[float], said: str) -> None:
+    """It comes before all that is about speed."""
+    marks = [Value("loss", number, 0, number, value) for number, value in enumerate(values)]
+    verdict, *_ = judge(facts(every(300, own=6 * MS), values={"loss": marks}))
+
+    assert "numerics" == verdict.kind
+    assert said in verdict.evidence[0]
+
+
+def test_a_falling_loss_is_well() -> None:
+    noise = random.Random(1)
+    marks = [Value("loss", n, 0, n, 5 / (1 + n / 10) * noise.uniform(0.5, 2)) for n in range(500)]
+
+    assert "compute-bound" == judge(facts(values={"loss": marks}))[0].kind
+
+
+def of_ranks(late: Any, world: int = 4, seed: int = 1, phase: str = "data_load") -> list[RankStep]:
+    """Ranks that wait for each other at the end of backward; `late(step)` takes 2 ms longer."""
+    noise, rows = random.Random(seed), []
+    for number in range(100):
+        parts = [
+            {
+                name: round(ns * noise.gauss(1, 0.03))
+                for name, ns in (("data_load", MS), ("forward", 3 * MS), ("backward", 5 * MS))
+            }
+            for _ in range(world)
+        ]
+        if (whose := late(number)) is not None:
+            parts[whose][phase] += 2 * MS
+        end = max(sum(one.values()) for one in parts)
+        for rank, one in enumerate(parts):
+            waits = end - one["data_load"] - one["forward"]
+            rows.append(
+                RankStep(rank, 0, number, end + MS, one["data_load"], one["forward"], waits, MS, 0)
+            )
+    return rows
+
+
+@pytest.mark.parametrize("phase", ["data_load", "forward"])
+def test_a_slow_rank_is_no_matter_of_chance(phase: str) -> None:
+    """All steps take the same time, since all wait for it."""
+    verdict, *_ = judge(facts(ranks=of_ranks(lambda _: 2, phase=phase)))
+
+    assert ("slow-rank", "rank 2 holds the others up") == (verdict.kind, verdict.summary)
+    assert phase == verdict.blames
+    assert verdict.gain is not None
+    assert pytest.approx(2 / 12, abs=0.01) == verdict.gain.share
+
+
+def test_ranks_that_are_slow_by_turns() -> None:
+    """No rank is blamed, and the work has to be done by somebody: 2 ms become a quarter of them."""
+    turns = random.Random(1)
+    verdict, *_ = judge(facts(ranks=of_ranks(lambda _: turns.randrange(4))))
+
+    assert "slow-rank" == verdict.kind
+    assert "by turns" in verdict.summary
+    assert verdict.gain is not None
+    assert pytest.approx(0.75 * 2 / 12, abs=0.015) == verdict.gain.share
+
+
+@pytest.mark.parametrize("phase", ["backward", None])
+def test_a_delay_inside_backward_cannot_be_told(phase: str | None) -> None:
+    """Nor can a rank be blamed that is as quick as the others."""
+    rows = of_ranks(lambda _: None if phase is None else 2, phase=phase or "")
+    verdict, _, abstained = judge(facts(ranks=rows))
+
+    assert "compute-bound" == verdict.kind
+    assert "cannot tell" in next(one.why for one in abstained if one.kind == "slow-rank")
+
+
+def test_equal_ranks_raise_no_alarm() -> None:
+    """Over 100 seeds, with 2 and with 64 ranks."""
+    for seed in range(100):
+        verdict, *_ = judge(facts(ranks=of_ranks(lambda _: None, 2 + 62 * (seed % 10 == 0), seed)))
+        assert "compute-bound" == verdict.kind, seed
+
+
+def test_the_binomial_tail() -> None:
+    assert pytest.approx(1.0) == ranks.tail(0, 10, 0.5)
+    assert pytest.approx(11 / 1024) == ranks.tail(9, 10, 0.5)
+
+
+@pytest.mark.parametrize("state", ["killed", "signal", "exception"])
+def test_a_run_that_died(state: str) -> None:
+    verdict, *_ = judge(facts(endings=[Ending(0, state, "epoch[1] > step[3] > backward", 3, None)]))
+
+    assert "died" == verdict.kind
+    assert "backward" in verdict.summary
+
+
+def test_a_run_that_hangs() -> None:
+    silent = [Ending(0, "running", "step[3] > backward", 3, 300.0)]
+    brief = [Ending(0, "running", "step[3] > backward", 3, None)]
+
+    assert "hung" == judge(facts(endings=silent))[0].kind
+    assert "compute-bound" == judge(facts(endings=brief))[0].kind
+
+
+def test_warm_up_is_cut_where_the_steps_settle() -> None:
+    noise = random.Random(1)
+    settled = [round(10 * MS * noise.gauss(1, 0.05)) for _ in range(200)]
+
+    assert 0 == settled_from(settled)
+    assert 1 == settled_from([1_000 * MS, *settled])
+    assert 15 == pytest.approx(settled_from([30 * MS] * 15 + settled), abs=1)
+    assert 0 == settled_from([*settled, *([30 * MS] * 50)]), "what gets slower is not warm-up"
+
+
+def series(seed: int, count: int = 300, factor: float = 1.0) -> list[int]:
+    noise, x, found = random.Random(seed), 0.0, []
+    for _ in range(count):
+        x = 0.5 * x + noise.gauss(0, 1)
+        found.append(round(MS * factor * (1 + 0.03 * x)))
+    return found
+
+
+def changes(seed: int, factor: float) -> dict[str, str]:
+    """Three names of spans on both sides, of which the first is slower by this factor."""
+    found = [
+        diff.compare(name, [[series(seed + 10 * at)]], [[series(seed + 10 * at + 5, factor=one)]])
+        for at, (name, one) in enumerate((("forward", factor), ("backward", 1.0), ("step", 1.0)))
+    ]
+    return {one.name: one.outcome for one in diff.judge(found)}
+
+
+def test_a_change_is_found_and_none_is_made_up() -> None:
+    """5 % in one phase of 300 steps; and nothing where nothing has changed."""
+    for seed in range(0, 300, 30):
+        assert {"forward": "slower", "backward": "same", "step": "same"} == changes(seed, 1.05)
+        assert {"same"} == set(changes(seed, 1.0).values())
+
+
+def test_runs_that_differ_by_themselves_make_no_change() -> None:
+    """What three runs of the same program differ by is not called slower in a fourth."""
+    restless = [[series(seed, factor=factor)] for seed, factor in enumerate((0.9, 1.0, 1.1))]
+    quiet = [[series(seed)] for seed in range(3)]
+    new = [[series(9, factor=1.08)]]
+
+    assert "unknown" == diff.judge([diff.compare("step", restless, new)])[0].outcome
+    assert "slower" == diff.judge([diff.compare("step", quiet, new)])[0].outcome

@@ -1,0 +1,61 @@
+// Dark or light, and the colours that canvases draw with. They are the style sheet's own.
+
+type Choice = 'system' | 'dark' | 'light'
+
+const dark = matchMedia('(prefers-color-scheme: dark)')
+const still = matchMedia('(prefers-reduced-motion: reduce)')
+
+function stored(): Choice {
+  const found = localStorage.getItem('theme')
+  return found === 'dark' || found === 'light' ? found : 'system'
+}
+
+class Theme {
+  choice = $state<Choice>(stored())
+  private system = $state(dark.matches)
+  /** Grows with each change: what draws on a canvas depends on it. */
+  version = $state(0)
+
+  constructor() {
+    dark.addEventListener('change', () => {
+      this.system = dark.matches
+      this.apply()
+    })
+    this.apply()
+  }
+
+  get isDark(): boolean {
+    return this.choice === 'system' ? this.system : this.choice === 'dark'
+  }
+
+  toggle(): void {
+    this.choice = this.isDark ? 'light' : 'dark'
+    localStorage.setItem('theme', this.choice)
+    this.apply()
+  }
+
+  private apply(): void {
+    document.documentElement.dataset.theme = this.isDark ? 'dark' : 'light'
+    cache.clear()
+    this.version += 1
+  }
+}
+
+const cache = new Map<string, string>()
+
+/** The value of a colour of the style sheet. */
+export function colour(name: string): string {
+  void theme.version
+  let found = cache.get(name)
+  if (found === undefined) {
+    found = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim()
+    cache.set(name, found)
+  }
+  return found
+}
+
+export function isStill(): boolean {
+  return still.matches
+}
+
+export const theme = new Theme()

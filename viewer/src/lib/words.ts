@@ -1,0 +1,41 @@
+// What states and verdicts are called, and where on the page their evidence is.
+
+import type { RunLine } from './types'
+import type { Tab } from './route.svelte'
+
+export type Look = 'running' | 'hanging' | 'done' | 'died' | 'unknown'
+
+export function look(run: Pick<RunLine, 'state' | 'silent_s'>): Look {
+  if (run.state === 'running') return run.silent_s === null ? 'running' : 'hanging'
+  if (run.state === 'clean') return 'done'
+  return run.state === 'unknown' ? 'unknown' : 'died'
+}
+
+export const STATES: Record<string, string> = {
+  running: 'running',
+  clean: 'done',
+  exception: 'ended in an exception',
+  signal: 'ended by a signal',
+  killed: 'killed',
+  unknown: 'not known',
+}
+
+/** Good, bad or neither: for colour and shape. */
+export function tone(verdict: string): 'good' | 'bad' | 'warn' | 'none' {
+  if (verdict === 'healthy' || verdict === 'compute-bound') return 'good'
+  if (verdict === 'died' || verdict === 'hung' || verdict === 'numerics') return 'bad'
+  return verdict === 'not-enough-data' ? 'none' : 'warn'
+}
+
+/** The tab that shows what a finding rests on. */
+export function shownBy(verdict: string): Tab | null {
+  if (verdict === 'died' || verdict === 'hung' || verdict === 'slow-rank') return 'ranks'
+  if (verdict === 'numerics') return 'marks'
+  if (verdict === 'not-enough-data' || verdict === 'healthy') return null
+  return 'timeline'
+}
+
+export function name(run: Pick<RunLine, 'id' | 'script' | 'tags'>): string {
+  const script = run.script?.split(/[/\\]/).pop()
+  return run.tags.name ?? script ?? run.id.slice(0, 12)
+}
