@@ -56,6 +56,7 @@ def fresh(
     hot.ring.clear()
     hot.opened.clear()
     session._memory.clear()
+    session._recorded = None
 
 
 class MadeSession:
