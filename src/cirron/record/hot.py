@@ -775,7 +775,8 @@ def follow(span: Span, index: int) -> Span:
     """Ends a span, and begins another one of its kind in its place, at the same time."""
     parent = span.parent
     kind: Any = span.__class__
-    if span.attrs is not None or parent.end or device_clock is not None or _get() is not span:
+    is_measured = device_clock is not None and getattr(span, "device", None) is not None
+    if span.attrs is not None or parent.end or is_measured or _get() is not span:
         at = now()
         close(span, at)
         return begin(span.name, index, None, kind, at)
@@ -797,6 +798,8 @@ def follow(span: Span, index: int) -> Span:
     append((number, parent.sequence, name, span.index, None, span.start, at, thread))
     opened.add(following)
     opened.discard(span)
+    if device_clock is not None:
+        device_clock.start(following)
     return following
 
 
