@@ -739,7 +739,7 @@ def within(
     kwargs: dict[str, Any],
     fail: Callable[[Span, BaseException], None] = fail,
 ) -> Any:
-    """Calls a function inside a span, now or `at` a time, under the one that is current and open.
+    """Calls a function inside a span, now or `at` a time, under a step that is current and open.
 
     `begin` and `close` in place, for what every step does.
     """
@@ -755,7 +755,9 @@ def within(
     span.end = 0
     start = span.start = at or now()
     opened.add(span)
-    is_measured = device_clock is not None and device_clock.start(span)
+    is_measured = (
+        device_clock is not None and getattr(parent, "device", None) and device_clock.start(span)
+    )
     try:
         result = function(*args, **kwargs)
     except BaseException as error:  # passes on, with the span closed
