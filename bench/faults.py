@@ -56,6 +56,7 @@ CASES = (
     Case("slow data set", "slow_dataset.py", "input-bound", "num_workers"),
     Case("busy data set", "busy_dataset.py", "input-bound", "num_workers"),
     Case("too few workers", "few_workers.py", "input-bound", "raise num_workers from 1"),
+    Case("slow generator, JAX", "jax_generator.py", "input-bound", "batches at once", is_jax=True),
     Case("a stall every 20 steps", "stalls.py", "input-bound", "every 20 steps"),
     Case(".item() for each sample", "item_each_sample.py", "host-bound", ".item()"),
     Case("loop over parameters", "parameter_loop.py", "host-bound", "loops over parameters"),
@@ -233,7 +234,7 @@ def run(
 def advised(report: dict[str, Any]) -> dict[str, str]:
     """The workers that the verdict advises, for the mended run."""
     text = " ".join(one["advice"] for one in report["findings"][:1])
-    found = re.search(r"num_workers(?:=| from \d+ to )(\d+)", text)
+    found = re.search(r"(?:num_workers(?:=| from \d+ to )|load )(\d+)", text)
     ahead = re.search(r"prefetch_factor=(\d+)", text)
     return {
         "FAULTS_WORKERS": found[1] if found else "2",

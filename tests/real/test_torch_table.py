@@ -381,6 +381,21 @@ def test_a_loader_that_only_its_iterator_remembers(traced: Traced) -> None:
     assert [8, 8] == [span["attrs"]["loader_batch_size"] for span in epochs]
 
 
+def test_settings_where_the_epochs_are_told(traced: Traced) -> None:
+    """They are on the epochs that somebody else has opened, and stay those of the training."""
+    loop = Loop()
+    for _ in ci.epochs(range(2)):
+        for batch in ci.batches(loop.loader):
+            loop.step(batch)
+        loop.evaluate()
+    ci.flush()
+    first, second = ci.trace(format="dict")["roots"][0]["children"]
+
+    assert 0 == first["attrs"]["loader_workers"]
+    assert "Sequential" == first["attrs"]["model_class"]
+    assert "loader_workers" not in second["attrs"]
+
+
 def test_a_model_in_a_task_that_outlives_its_forward(traced: Traced) -> None:
     """A context that was copied inside a forward says nothing of what runs in it later."""
     kept: list[contextvars.Context] = []

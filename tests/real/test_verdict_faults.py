@@ -22,6 +22,7 @@ FAULTY = Path(__file__).parents[2] / "bench" / "faulty"
     [
         ("dies.py", "died", "backward"),
         ("diverges.py", "numerics", "loss is nan"),
+        ("jax_generator.py", "input-bound", "data_load is"),
         ("three_steps.py", "not-enough-data", "3 steps"),
         pytest.param(
             "recompiles.py", "compile-storm", "compiles after warm-up", marks=pytest.mark.heavy

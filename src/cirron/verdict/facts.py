@@ -50,6 +50,18 @@ class Step(NamedTuple):
         """The step without its wait for data and what is beside the training."""
         return max(self.wall - (self.data_load or 0) - self.beside, 0)
 
+    def is_before(self, other: Step) -> bool:
+        """Whether the other one is the next of the same epoch."""
+        if self.number is None or other.number is None:
+            return False
+        return self.epoch == other.epoch and self.number + 1 == other.number
+
+    def after(self, wait: int) -> Step:
+        """The step with the wait for its data, which came before it."""
+        return self._replace(
+            start=self.start - wait, wall=self.wall + wait, data_load=(self.data_load or 0) + wait
+        )
+
 
 class RankStep(NamedTuple):
     """A step of one rank, to be compared with the others'. Times are ns; None: there was none."""
@@ -155,7 +167,14 @@ def leading(run: Run) -> Session | None:
 
 def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[Step]:
     rows = run.query("newest_steps", most=most, **given).fetch().rows
-    return [Step(*row) for row in reversed(rows)]
+    steps: list[Step] = []
+    for *values, name in reversed(rows):
+        step = Step(*values)
+        # `ci.batches` fetches between its batches, and does nothing else there.
+        if name == "batch" and steps and steps[-1].is_before(step):
+            step = step.after(max(step.start - steps[-1].start - steps[-1].wall, 0))
+        steps.append(step)
+    return steps
 
 
 def settled_from(walls: Sequence[int]) -> int:
@@ -198,18 +217,20 @@ def device_of(run: Run, lead: Session | None) -> str:
 def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     """The settings that were recorded: of loader and model, and how busy the processor was."""
     busy = lasted = 0
+    whole = None
     for name, index, wall, cpu, memory, attrs in run.query("settings", **given).fetch().rows:
         for key, value in _attrs(attrs).items():
             if value is not None and key.startswith("loader_"):
                 facts.loader.setdefault(key.removeprefix("loader_"), value)
             elif value is not None and (key.startswith("model_") or key == "autocast"):
                 facts.model.setdefault(key.removeprefix("model_"), value)
-        if cpu is not None and wall:
+        if cpu is not None and wall and name == "cirron.session":
+            whole = cpu / wall
+        elif cpu is not None and wall:
             busy, lasted = busy + cpu, lasted + wall
         if name == "epoch" and wall is not None:
             facts.epochs.append((index, wall, memory))
-    if lasted:
-        facts.cpu_share = busy / lasted
+    facts.cpu_share = busy / lasted if lasted else whole
 
 
 PHASES = ("data_load", "forward", "backward", "optimizer_step")
@@ -248,7 +269,10 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
         else:  # inside of that phase, and not part of it
             account[place] = account.get(place, 0) - ns
     account["in no phase"] = max(steps - in_steps, 0)
-    account["between steps"] = max(facts.window_ns - steps - beside, 0)
+    between = max(facts.window_ns - steps - beside, 0)
+    waited = min(max(sum(step.wall for step in facts.steps) - steps, 0), between)
+    account["data_load"] = account.get("data_load", 0) + waited
+    account["between steps"] = between - waited
     held = snapshots(run, given)
     facts.asides["snapshot"] = len(held)
     account["snapshot"] = 0

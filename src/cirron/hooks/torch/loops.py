@@ -369,6 +369,8 @@ class Loops:
                 current.setup = setup
             else:
                 hot.release(setup)
+        if not current.makes_span and (told := settled_in()) is not None:
+            put_settings(told, self._describe(iterator) or {})
         lane.passes.append(current)
         lane.step = None
         # Somebody else has said what it is, or at least what its steps are.
@@ -526,9 +528,10 @@ class Loops:
     def describe_model(self, lane: Lane, model: Any) -> None:
         """Puts the settings of a model on the epoch or evaluation that it first runs in."""
         span = lane.free.epoch if lane.driver is None else lane.driver.span
+        span = span or settled_in()
         if span is not None and model not in self._described:
             self._described.add(model)
-            span.set(**describe.of_model(model), **describe.of_mode())
+            put_settings(span, describe.of_model(model) | describe.of_mode())
 
     def _join(self, driver: Pass, current: Pass) -> None:
         current.kind = JOINED
@@ -643,6 +646,19 @@ def end_optimizers(lane: Lane, running: int) -> None:
         if span is not None and not span.end:
             span.set(error="the step raised")
             hot.close(span)
+
+
+def settled_in() -> hot.Span | None:
+    """The span that has the settings of a loop whose epochs are somebody else's."""
+    span = hot.innermost()
+    while span.parent is not span and span.name not in ("epoch", "fit", "evaluation"):
+        span = span.parent
+    return None if span.parent is span else span
+
+
+def put_settings(span: hot.Span, settings: dict[str, Any]) -> None:
+    """Those of the first loader and model stay."""
+    span.set(**(settings | (span.attrs or {})))
 
 
 def open_above(current: Pass) -> hot.Span:

@@ -1,5 +1,8 @@
 """host-bound: Python holds the step up, not the model.
 
+Between steps: what no span covers there. From 20 % on it is a finding, without a gain: it may be
+needed.
+
 In no phase: what no phase covers in the steps, where a step with a hiccup counts as three usual
 ones at most. From 20 % on it is a finding; the gain is a replay that leaves 7 % of the phases, what
 losses and metrics take. On a GPU that time may be a wait for the device: it is Python's only if
@@ -35,6 +38,18 @@ CALL_NS = 150_000
 def judge(facts: Facts) -> Judged:
     if len(facts.steps) < MIN_STEPS:
         return Abstained(KIND, "too few steps")
+    between = facts.account.get("between steps", 0) / facts.window_ns
+    if between >= SHARE:
+        return Finding(
+            KIND,
+            "the time is between the steps",
+            between,
+            None,
+            [f"{percent(between)} of the time is between steps, in nothing that was recorded"],
+            'find it: with ci.scope("name"): around what is there; batches that are loaded there:'
+            " for batch in ci.batches(loader)",
+            "between steps",
+        )
     if not any(step.forward is not None for step in facts.steps):
         return Abstained(KIND, "no phases were recorded: what a step is made of is not known")
     usual = median(step.own for step in facts.steps)
@@ -65,7 +80,7 @@ def judge(facts: Facts) -> Judged:
         replay(facts, mended),
         evidence,
         'find it: with ci.scope("name"): around parts of the loop. Usual causes: .item(), prints,'
-        " loops over parameters, metrics in Python, augmentation in the loop",
+        " loops over parameters, metrics in Python, loading or augmentation in the loop",
         "in no phase",
     )
 

@@ -175,4 +175,4 @@ def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
         if facts.is_on_gpu and not facts.loader.get("pin_memory"):
             options += ", pin_memory=True"
         return f"load in workers: DataLoader(..., {options}, persistent_workers=True)"
-    return "load the next batch while the model works on this one"
+    return f"load {found.workers} batches at once, in threads or processes, while the model works"
