@@ -170,6 +170,15 @@ def resident_bytes() -> int | None:
         return None
 
 
+def starved_ns() -> int | None:
+    """How long this thread was ready to run while others had the processor."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):  # not Linux, or a kernel that does not count
+        return None
+
+
 def peak_bytes() -> int | None:
     """The most memory that the process has had in RAM."""
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,41 @@ def test_a_fault_is_named(tmp_path: Path, script: str, kind: str, said: str) -> 
     if report.account:
         window = report.account[0][1] / report.account[0][2]
         assert pytest.approx(sum(ns for _, ns, _ in report.account)) == window
+
+
+def test_scopes_of_the_program_are_named() -> None:
+    """Where steps are uneven, what is in the long ones; in the account, each that counts."""
+    ci.profile(output="none")
+    for number in range(150):
+        with ci.scope("step", index=number):
+            with ci.scope("\x1b[31mtrain"):
+                time.sleep(0.001)
+            if number % 5 == 4:
+                with ci.scope("in no phase"):  # a name of ours
+                    time.sleep(0.01)
+                with ci.scope("save"):
+                    time.sleep(0.02)
+
+    report = ci.report()
+
+    assert "uneven-steps" == report.verdict.kind
+    assert "in them: save" in " ".join(report.verdict.evidence)
+    parts = {part: share for part, _, share in report.account}
+    assert pytest.approx(1.0) == sum(parts.values())
+    assert parts["save"] > parts["\x1b[31mtrain"] > 0.05
+    assert parts["other scopes"] > 0.1
+    assert "\x1b" not in repr(report)
+
+
+def test_what_is_between_steps_is_told() -> None:
+    """A loop whose steps are scopes of its own, and whose data is loaded between them."""
+    ci.profile(output="none")
+    for number in range(50):
+        time.sleep(0.01)
+        with ci.scope("step", index=number):
+            time.sleep(0.002)
+
+    assert "host-bound" == ci.report().verdict.kind
 
 
 @pytest.mark.heavy

@@ -143,8 +143,9 @@ def end_if_used(span: hot.Span, name: str = "") -> None:
 class Long(hot.OwnSpan):
     """An epoch or an evaluation: long enough to ask for processor time and memory."""
 
-    __slots__ = ("cpu_began",)
+    __slots__ = ("cpu_began", "starved_began")
     cpu_began: int
+    starved_began: int | None
 
 
 def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None = None) -> Long:
@@ -156,6 +157,7 @@ def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None
 def begin_measuring(span: Any) -> Long:
     """Begins to measure a long span."""
     span.cpu_began = clock.processor()
+    span.starved_began = system.starved_ns()
     return span  # type: ignore[no-any-return]
 
 
@@ -163,6 +165,10 @@ def end_measuring(span: hot.Span) -> None:
     """Notes what a long span took: processor time and, where no device counts it, memory."""
     if not span.end and isinstance(span, Long):
         used: dict[str, Any] = {"cpu_ns": clock.processor() - span.cpu_began}
+        starved = system.starved_ns()
+        if starved is not None and span.starved_began is not None:
+            # Less than nothing: it ends in another thread than it began in.
+            used["starved_ns"] = max(starved - span.starved_began, 0)
         peak = system.peak_bytes() if hot.device_clock is None else None
         if peak is not None:
             used["memory_peak_bytes"] = peak

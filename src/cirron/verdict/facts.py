@@ -6,6 +6,7 @@ What nobody measured is None, never 0.
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from statistics import median
@@ -23,7 +24,10 @@ MAX_RANK_STEPS = 100_000
 MAX_VALUES = 5_000  # of each mark
 # Fewer settled steps than this say nothing.
 MIN_STEPS = 20
-# A process that computes has a processor for more than this part of the time.
+# Less than this between two batches is what `ci.batches` itself takes.
+MIN_WAIT_NS = 50_000
+# A delay is no finding if this part of it may be a wait for the processor; where that was not
+# measured, if the process, which computes, had a processor for less than this part of the time.
 STARVED = 0.5
 # Warm-up is looked for in this part of the steps, at the most.
 WARM_UP_SHARE = 0.5
@@ -110,6 +114,7 @@ class Facts:
     loader: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     cpu_share: float | None = None  # processor time of the process by time, in cores
+    starved_share: float | None = None  # of the time others had the processor that it wanted
     cores: int | None = None
     ranks: list[RankStep] = field(default_factory=list)  # of all ranks, if there are several
     clock_ns: int = 0
@@ -121,14 +126,18 @@ class Facts:
     )  # index, ns, memory
     endings: list[Ending] = field(default_factory=list)
     asides: dict[str, int] = field(default_factory=dict)  # name -> how many in the window
+    scopes: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # the program's own in steps: name -> how many, ns
 
     @property
     def is_on_gpu(self) -> bool:
         return self.device not in ("cpu", "unknown")
 
-    @property
-    def is_starved(self) -> bool:
-        """Whether other work on the machine had the processor for most of the steps' own work."""
+    def is_starved(self, ns: float) -> bool:
+        """Whether other work on the machine may be why the steps took so much longer."""
+        if self.starved_share is not None:
+            return self.starved_share * self.window_ns > STARVED * ns
         if self.cpu_share is None or self.is_on_gpu:
             return False
         return self.cpu_share * self.window_ns < STARVED * sum(step.work for step in self.steps)
@@ -167,14 +176,17 @@ def leading(run: Run) -> Session | None:
 
 def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[Step]:
     rows = run.query("newest_steps", most=most, **given).fetch().rows
-    steps: list[Step] = []
-    for *values, name in reversed(rows):
-        step = Step(*values)
-        # `ci.batches` fetches between its batches, and does nothing else there.
-        if name == "batch" and steps and steps[-1].is_before(step):
-            step = step.after(max(step.start - steps[-1].start - steps[-1].wall, 0))
-        steps.append(step)
-    return steps
+    steps = [Step(*values) for *values, _ in reversed(rows)]
+    if any(name != "batch" for *_, name in rows):
+        return steps
+    # `ci.batches` fetches between its batches, and does nothing else there.
+    waits = [0] + [
+        max(after.start - before.start - before.wall, 0) if before.is_before(after) else 0
+        for before, after in itertools.pairwise(steps)
+    ]
+    if sum(waits) < MIN_WAIT_NS * len(steps):
+        return steps
+    return [step.after(wait) for step, wait in zip(steps, waits, strict=True)]
 
 
 def settled_from(walls: Sequence[int]) -> int:
@@ -216,21 +228,29 @@ def device_of(run: Run, lead: Session | None) -> str:
 
 def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     """The settings that were recorded: of loader and model, and how busy the processor was."""
-    busy = lasted = 0
-    whole = None
+    epochs: list[tuple[int, int | None, int | None]] = []
+    session: list[tuple[int, int | None, int | None]] = []
     for name, index, wall, cpu, memory, attrs in run.query("settings", **given).fetch().rows:
-        for key, value in _attrs(attrs).items():
+        settings = _attrs(attrs)
+        for key, value in settings.items():
             if value is not None and key.startswith("loader_"):
                 facts.loader.setdefault(key.removeprefix("loader_"), value)
             elif value is not None and (key.startswith("model_") or key == "autocast"):
                 facts.model.setdefault(key.removeprefix("model_"), value)
-        if cpu is not None and wall and name == "cirron.session":
-            whole = cpu / wall
-        elif cpu is not None and wall:
-            busy, lasted = busy + cpu, lasted + wall
+        kept = session if name == "cirron.session" else epochs
+        kept.append((wall, cpu, settings.get("starved_ns")))
         if name == "epoch" and wall is not None:
             facts.epochs.append((index, wall, memory))
-    facts.cpu_share = busy / lasted if lasted else whole
+    # Where no epoch was measured, the session was.
+    rows = epochs if share_of([one[:2] for one in epochs]) is not None else session
+    facts.cpu_share = share_of([(wall, cpu) for wall, cpu, _ in rows])
+    facts.starved_share = share_of([(wall, ns) for wall, _, ns in rows])
+
+
+def share_of(rows: Sequence[tuple[int, int | None]]) -> float | None:
+    """What was measured, of the time in which it was."""
+    known = [(wall, ns) for wall, ns in rows if wall and isinstance(ns, int)]
+    return sum(ns for _, ns in known) / sum(wall for wall, _ in known) if known else None
 
 
 PHASES = ("data_load", "forward", "backward", "optimizer_step")
@@ -247,6 +267,11 @@ ASIDES = {
 }
 
 
+# Scopes of the program's own have a line, so many in all and from this share on.
+MAX_PARTS, MIN_PART = 9, 0.01
+RESTS = ("between steps", "in no phase")
+
+
 def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     """Where the window went. What no span covers is in no phase, or between steps.
 
@@ -258,7 +283,11 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
         if name in ("step", "batch") and place == "beside":
             steps += ns
             continue
-        part = name if name in PHASES else ASIDES.get(name, "other scopes")
+        part = name if name in PHASES else ASIDES.get(name)
+        if part is None:
+            facts.scopes[name] = count, ns
+            in_steps += ns
+            continue
         account[part] = account.get(part, 0) + ns
         if name in ASIDES:
             facts.asides[part] = facts.asides.get(part, 0) + count
@@ -268,6 +297,10 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
             beside += ns
         else:  # inside of that phase, and not part of it
             account[place] = account.get(place, 0) - ns
+    for name, (_, ns) in sorted(facts.scopes.items(), key=lambda one: -one[1][1]):
+        is_named = len(account) < MAX_PARTS and ns >= MIN_PART * facts.window_ns
+        part = name if is_named and name not in (*account, *RESTS) else "other scopes"
+        account[part] = account.get(part, 0) + ns
     account["in no phase"] = max(steps - in_steps, 0)
     between = max(facts.window_ns - steps - beside, 0)
     waited = min(max(sum(step.wall for step in facts.steps) - steps, 0), between)
@@ -276,7 +309,7 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     held = snapshots(run, given)
     facts.asides["snapshot"] = len(held)
     account["snapshot"] = 0
-    for part in ("between steps", "in no phase"):  # the second: gradients are kept in steps
+    for part in RESTS:  # the second: gradients are kept in steps
         ns = min(sum(held) - account["snapshot"], account[part])
         account["snapshot"] += ns
         account[part] -= ns

@@ -59,8 +59,11 @@ def judge(facts: Facts) -> Judged:
     typical = median(loads)
     stalls = [load for load in loads if load > STALL * max(typical, 1)]
     is_stalling = len(stalls) < 0.5 * len(loads) and sum(stalls) > 0.5 * total
-    if facts.is_starved and share < MOST and (is_stalling or facts.loader.get("workers")):
-        return Abstained(KIND, "other work on the machine had the processor for most of the time")
+    # Workers are short of a processor as much as the steps' own work is.
+    delay = sum(stalls) if is_stalling else min(total, sum(step.work for step in facts.steps))
+    may_be_starved = share < MOST and (is_stalling or facts.loader.get("workers"))
+    if may_be_starved and facts.is_starved(delay):
+        return Abstained(KIND, "other work on the machine may be why: it had the processor")
     found = plan(facts, stalls if is_stalling else [])
     saved = sum(step.wall for step in facts.steps) - found.left
     if saved < MIN_GAIN * facts.window_ns and not is_pegged(facts):

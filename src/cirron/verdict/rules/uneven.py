@@ -3,7 +3,7 @@
 Long: the work of a step (without its wait for data, evaluations, checkpoints and compiles) is above
 three times the median. At least 3 long ones, which together take 10 % of the window more than the
 median, are a finding. The gain is a replay with each long step at the median. Where other work on
-the machine had the processor for most of the steps' time, the rule abstains.
+the machine had the processor for half as long as that or longer, the rule abstains.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SHARE = 0.10
 def judge(facts: Facts) -> Judged:
     if len(facts.steps) < MIN_STEPS:
         return Abstained(KIND, f"needs {MIN_STEPS} steps")
-    if facts.is_starved:
-        return Abstained(KIND, "other work on the machine had the processor for most of the time")
     typical = median(step.work for step in facts.steps)
     at = [number for number, step in enumerate(facts.steps) if step.work > RATIO * typical]
     long = [facts.steps[number].work for number in at]
     share = sum(work - typical for work in long) / facts.window_ns
     if len(long) < MIN_LONG or share < SHARE:
         return None
+    if facts.is_starved(share * facts.window_ns):
+        return Abstained(KIND, "other work on the machine may be why: it had the processor")
     gaps = [after - before for before, after in itertools.pairwise(at)]
     usual = round(median(gaps)) if len(gaps) >= 3 else 0
     is_periodic = usual > 1 and sum(abs(gap - usual) <= 1 for gap in gaps) > 0.8 * len(gaps)
@@ -46,6 +46,14 @@ def judge(facts: Facts) -> Judged:
     ]
     if is_periodic:
         evidence.append(f"one every {usual} steps")
+    inside = {
+        name: ns
+        for name, (count, ns) in facts.scopes.items()
+        if len(long) / 2 <= count <= 2 * len(long) and ns > SHARE * share * facts.window_ns
+    }
+    if inside:
+        named = sorted(inside, key=inside.__getitem__, reverse=True)
+        evidence.append("in them: " + ", ".join(f"{one} ({ms(inside[one])})" for one in named[:4]))
     return Finding(
         KIND,
         "some steps take far longer" + (f", one every {usual}" if is_periodic else ""),
@@ -57,5 +65,5 @@ def judge(facts: Facts) -> Judged:
         evidence,
         "look at what those steps do: cirron show --name step; logging, saving, garbage collection,"
         " or other work on the machine",
-        "in no phase",
+        max(inside, key=inside.__getitem__, default="in no phase"),
     )
