@@ -42,8 +42,21 @@ if TYPE_CHECKING:
     from ciclo.callbacks.meters import ema, throughput
     from ciclo.callbacks.saving import checkpoint
     from ciclo.callbacks.stopping import NotFiniteError, early_stopping, nan_guard
+    from ciclo.jax.equinox import create_equinox_state, equinox_module
+    from ciclo.jax.haiku import create_haiku_state
+    from ciclo.jax.linen import create_flax_state
+    from ciclo.jax.managed import ManagedState
+    from ciclo.jax.model import FlaxState
+    from ciclo.jax.nnx import create_nnx_state, nnx_module
+    from ciclo.jax.strategies import (
+        JIT,
+        DataParallel,
+        Eager,
+        Strategy,
+        get_strategy,
+        register_strategy,
+    )
     from ciclo.loops import fit, predict_loop, test_loop, train_loop
-    from ciclo.managed import ManagedState
     from ciclo.moments import (
         on_epoch_begin,
         on_epoch_end,
@@ -62,20 +75,7 @@ if TYPE_CHECKING:
         on_train_start,
         on_train_step,
     )
-    from ciclo.states.equinox import create_equinox_state, equinox_module
-    from ciclo.states.flax import create_flax_state
-    from ciclo.states.haiku import create_haiku_state
-    from ciclo.states.model import FlaxState
-    from ciclo.states.nnx import create_nnx_state, nnx_module
-    from ciclo.states.torch import create_torch_state
-    from ciclo.strategies import (
-        JIT,
-        DataParallel,
-        Eager,
-        Strategy,
-        get_strategy,
-        register_strategy,
-    )
+    from ciclo.torch.create import create_torch_state
 
 # Where the names are that are loaded on first use.
 LAZY = {
@@ -96,7 +96,7 @@ LAZY = {
     "ciclo.callbacks.meters": ("ema", "throughput"),
     "ciclo.callbacks.stopping": ("NotFiniteError", "early_stopping", "nan_guard"),
     "ciclo.loops": ("fit", "predict_loop", "test_loop", "train_loop"),
-    "ciclo.managed": ("ManagedState",),
+    "ciclo.jax.managed": ("ManagedState",),
     "ciclo.moments": (
         "on_epoch_begin",
         "on_epoch_end",
@@ -115,13 +115,13 @@ LAZY = {
         "on_train_start",
         "on_train_step",
     ),
-    "ciclo.states.equinox": ("create_equinox_state", "equinox_module"),
-    "ciclo.states.flax": ("create_flax_state",),
-    "ciclo.states.haiku": ("create_haiku_state",),
-    "ciclo.states.model": ("FlaxState",),
-    "ciclo.states.nnx": ("create_nnx_state", "nnx_module"),
-    "ciclo.states.torch": ("create_torch_state",),
-    "ciclo.strategies": (
+    "ciclo.jax.equinox": ("create_equinox_state", "equinox_module"),
+    "ciclo.jax.linen": ("create_flax_state",),
+    "ciclo.jax.haiku": ("create_haiku_state",),
+    "ciclo.jax.model": ("FlaxState",),
+    "ciclo.jax.nnx": ("create_nnx_state", "nnx_module"),
+    "ciclo.torch.create": ("create_torch_state",),
+    "ciclo.jax.strategies": (
         "JIT",
         "DataParallel",
         "Eager",

@@ -11,7 +11,7 @@ from ciclo.elapsed import Elapsed, Period, whole
 from ciclo.errors import CicloError, MonitorError
 from ciclo.logs import Logs
 from ciclo.resume import checked
-from ciclo.snapshot import Snapshot
+from ciclo.state_copy import StateCopy
 
 if TYPE_CHECKING:
     from ciclo.logs import LogsLike
@@ -74,7 +74,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
         self.best_elapsed: Elapsed | None = None
         self._since: Elapsed | None = None  # where waiting began
         self._looks = 0  # since the best
-        self._kept: Snapshot | None = None
+        self._kept: StateCopy | None = None
         self._saved: dict[str, Any] | None = None  # of a run that goes on
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
@@ -89,7 +89,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
             )
             self._since = saved["since"] and Elapsed.from_state_dict(saved["since"])
             if saved["is_kept"]:
-                self._kept = Snapshot.of(saved["kept"], loop_state.state)
+                self._kept = StateCopy.of(saved["kept"], loop_state.state)
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
         logs = loop_state.logs if loop_state.logs.find(self.monitor) else None
@@ -140,7 +140,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
 
     def _keep(self, state: Any) -> None:
         try:
-            self._kept = Snapshot(state)
+            self._kept = StateCopy(state)
         except Exception as error:  # whatever copying it raises, with a way out
             error.add_note(
                 "ciclo: early_stopping copies the best state, and this one cannot be copied;"

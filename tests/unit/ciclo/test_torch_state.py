@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ciclo
 import cirron as ci
-from ciclo.states.torch_state import TorchState
+from ciclo.torch.state import TorchState
 
 if TYPE_CHECKING:
     from pathlib import Path

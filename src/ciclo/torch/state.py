@@ -19,16 +19,16 @@ from ciclo.device_values import describe
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CheckpointError, CicloError
 from ciclo.logs import Logs
-from ciclo.states.torch_batches import detached, is_number, named_outputs, to_device, unpacked
-from ciclo.states.torch_metrics import Asked, Running, is_stateful
-from ciclo.states.torch_strategies import mean_over_processes
+from ciclo.torch.batches import detached, is_number, named_outputs, to_device, unpacked
+from ciclo.torch.metrics import Asked, Running, is_stateful
+from ciclo.torch.strategies import mean_over_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch.optim import Optimizer
 
-    from ciclo.states.torch_strategies import Placed
+    from ciclo.torch.strategies import Placed
 
 CREATE = "ciclo.create_torch_state(module, optimizer, losses=...)"
 

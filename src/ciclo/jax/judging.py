@@ -11,6 +11,8 @@ import inspect
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from ciclo.errors import CallbackError
 
 if TYPE_CHECKING:
@@ -36,8 +38,6 @@ class KeySeq:
         return self
 
     def __next__(self) -> Any:
-        import jax
-
         if self._key is None:
             raise CallbackError("the state has no random keys; say create(..., rngs=0)")
         self._key, key = jax.random.split(self._key)

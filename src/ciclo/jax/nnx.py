@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ciclo.device_values import describe
 from ciclo.errors import CicloError, need
+from ciclo.jax import model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ciclo.states.model import Inputs, ModelState
+    from ciclo.jax.model import Inputs, ModelState
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,6 @@ def create_nnx_state(
     ... )
     """
     nnx = need("flax.nnx", "ciclo.create_nnx_state()", "flax")
-    from ciclo.states import model
-
     is_made = isinstance(module, nnx.Module)
     if not is_made and not callable(module):
         raise CicloError(

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 
-from ciclo import managed
-from ciclo import metrics as stateful
 from ciclo.binding import name_of
 from ciclo.device_values import TARGETS, describe
 from ciclo.elapsed import samples_in
 from ciclo.errors import CicloError
+from ciclo.jax import managed
+from ciclo.jax import metrics as stateful
+from ciclo.jax.judging import KeySeq, called, wants
+from ciclo.jax.managed import ManagedState
 from ciclo.logs import Logs
-from ciclo.managed import ManagedState
-from ciclo.states.judging import KeySeq, called, wants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -269,7 +269,6 @@ def create(
     found = named("metrics", metrics, None)
     kept = {name: one for name, one in found.items() if stateful.is_metric(one)}
     kept |= {f"avg_{name}": stateful.Mean(name) for name in averaged}
-    stateful.register_mean()
     return ModelState.create(
         params=params,
         batch_stats=stats,

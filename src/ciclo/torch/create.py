@@ -13,7 +13,7 @@ from ciclo.errors import need
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ciclo.states.torch_state import TorchState
+    from ciclo.torch.state import TorchState
 
 POLICIES = ("float32", "bfloat16", "float16")
 
@@ -58,7 +58,7 @@ def create_torch_state(
     >>> ciclo.fit(state, loader, epochs=3)
     """
     need("torch", "ciclo.create_torch_state()")
-    from ciclo.states import torch_state, torch_strategies
+    from ciclo.torch import state, strategies
 
     if policy is not None and policy not in POLICIES:
         allowed = ", ".join(f'"{one}"' for one in POLICIES)
@@ -74,8 +74,8 @@ def create_torch_state(
     named_losses = _named("losses", losses, "loss")
     if "loss" in named_losses and len(named_losses) > 1:
         raise ValueError('losses: "loss" is what their sum is called; give that one another name')
-    placed = torch_strategies.place(module, strategy, device, sync_batch_norm)
-    return torch_state.TorchState(
+    placed = strategies.place(module, strategy, device, sync_batch_norm)
+    return state.TorchState(
         placed,
         optimizer=placed.optimizer(optimizer),
         losses=named_losses,

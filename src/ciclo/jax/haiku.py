@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from ciclo.errors import need
+from ciclo.jax import model
+from ciclo.jax.model import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ciclo.states.model import Inputs, ModelState
+    from ciclo.jax.model import Inputs, ModelState
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,6 @@ class HaikuForward:
     def __call__(
         self, params: Any, stats: Any, rngs: dict[str, Any], inputs: Inputs, is_training: bool
     ) -> tuple[Any, Any]:
-        from ciclo.states.model import told
-
         kwargs = {**inputs.kwargs, **told(self.training, is_training)}
         key = rngs.get("dropout")
         outputs, new = self.transformed.apply(params, stats, key, *inputs.args, **kwargs)
@@ -57,10 +59,6 @@ def create_haiku_state(
     ... )
     """
     haiku = need("haiku", "ciclo.create_haiku_state()", "dm-haiku")
-    import jax
-
-    from ciclo.states import model
-
     training = None
     transformed = function
     if isinstance(function, haiku.Transformed):
@@ -71,8 +69,8 @@ def create_haiku_state(
     args = inputs if isinstance(inputs, tuple) else (inputs,)
 
     def init() -> tuple[Any, Any]:
-        told = model.told(training, True)  # what is kept is made on the way through in training
-        return transformed.init(jax.random.key(seed), *args, **told)  # type: ignore[attr-defined, no-any-return]
+        # What is kept is made on the way through in training.
+        return transformed.init(jax.random.key(seed), *args, **told(training, True))  # type: ignore[attr-defined, no-any-return]
 
     return model.create(
         forward=HaikuForward(transformed, training),

@@ -2,8 +2,7 @@
 
 What has `state_dict` and `load_state_dict` (torch modules, optimizers and their kind), and modules
 of NNX, are filled in place again, since others hold them; arrays and plain values come back as
-copies. JAX arrays get
-memory of their own, so that donating the state leaves the copy alone.
+copies. JAX arrays get memory of their own, so that donating the state leaves the copy alone.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 from typing import Any
 
 
-class Snapshot:
+class StateCopy:
     """A state as it was."""
 
     __slots__ = ("_kept",)
@@ -30,11 +29,11 @@ class Snapshot:
         return _plain(self._kept)
 
     @classmethod
-    def of(cls, plain: Any, like: Any) -> Snapshot:
-        """The snapshot that `plain` was taken of, for a state like this one."""
-        snapshot = cls.__new__(cls)
-        snapshot._kept = _linked(plain, like)
-        return snapshot
+    def of(cls, plain: Any, like: Any) -> StateCopy:
+        """The copy that `plain` was taken of, for a state like this one."""
+        copied = cls.__new__(cls)
+        copied._kept = _linked(plain, like)
+        return copied
 
 
 class InPlace:
@@ -59,11 +58,8 @@ def _copied(state: Any) -> Any:
     if type(state).__module__.partition(".")[0] == "torch" and hasattr(state, "detach"):
         return state.detach().clone().requires_grad_(state.requires_grad)
     if _is_jax_tree(state):
-        import jax
-
-        return jax.tree.map(
-            lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, state
-        )
+        jax = sys.modules["jax"]
+        return jax.tree.map(lambda leaf: leaf.copy(), state)
     return copy.deepcopy(state)
 
 

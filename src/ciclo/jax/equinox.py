@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from ciclo.errors import need
+from ciclo.jax import model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ciclo.states.model import Inputs, ModelState
+    from ciclo.jax.model import Inputs, ModelState
 
 
 class EquinoxForward:
@@ -28,7 +31,6 @@ class EquinoxForward:
         self, params: Any, stats: Any, rngs: dict[str, Any], inputs: Inputs, is_training: bool
     ) -> tuple[Any, Any]:
         import equinox
-        import jax
 
         fixed, kept = stats
         module = equinox.nn.inference_mode(
@@ -76,8 +78,6 @@ def create_equinox_state(
     ... )
     """
     equinox = need("equinox", "ciclo.create_equinox_state()")
-    from ciclo.states import model
-
     params, others = equinox.partition(module, equinox.is_inexact_array)
     fixed = equinox.filter(others, equinox.is_array)
     return model.create(
