@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ciclo import _seam
 from ciclo.elapsed import clock
+from ciclo.processes import Process
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -90,14 +91,13 @@ class JaxGroup:
 
 
 def _group() -> TorchGroup | JaxGroup | None:
-    torch = getattr(sys.modules.get("torch"), "distributed", None)
-    if torch is not None and torch.is_available() and torch.is_initialized():
-        return TorchGroup(torch) if torch.get_world_size() > 1 else None
-    jax = sys.modules.get("jax")
-    is_connected = getattr(getattr(jax, "distributed", None), "is_initialized", None)
-    if jax is None or is_connected is None or not is_connected() or jax.process_count() == 1:
+    process = Process()
+    if process.count == 1:
         return None
-    return JaxGroup() if getattr(jax.config, "jax_enable_preemption_service", True) else None
+    if process.torch is not None:
+        return TorchGroup(process.torch)
+    config = sys.modules["jax"].config
+    return JaxGroup() if getattr(config, "jax_enable_preemption_service", True) else None
 
 
 class Interrupts:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ciclo import _seam, _trees, device_values
 from ciclo.binding import Bound, Task, bind, bind_tasks, listed, name_of, owners, read
 from ciclo.elapsed import Elapsed, Period, Timeline, as_period
-from ciclo.errors import CallbackError
+from ciclo.errors import CallbackError, warn
 from ciclo.history import History
 from ciclo.interrupts import Interrupts, Preempted
 from ciclo.logs import Logs
@@ -92,8 +92,8 @@ class LoopState(Generic[State]):
         self._last: Elapsed | None = None  # the last iteration of the run that goes on
 
     @property
-    def itself(self) -> LoopState[State]:
-        return self
+    def loop_state(self) -> LoopState[State]:
+        return self  # what a callback that asks for it is given
 
     @property
     def logs(self) -> Logs:
@@ -505,7 +505,7 @@ def _result(run: LoopState[State], done: Elapsed, interrupts: Interrupts) -> Res
     if interrupts.preemption is not None:
         raise Preempted(interrupts.preemption, finished)
     if run.is_interrupted:
-        _warn_of_interrupt(done)
+        warn(f"interrupted after {done.steps} steps; what the loop returns is the state so far")
     return finished
 
 
@@ -556,32 +556,21 @@ def _add_note(error: BaseException, run: LoopState[Any], active: Bound | None) -
 
 def _warn_of_early_end(run: LoopState[Any], is_resumed: bool) -> None:
     """Tells of a dataset that had less than was asked for, or nothing at all."""
-    import logging
-
     done, stop = run.done(), run.stop
     if stop is not None and stop.is_reached_by(done):
         return
     if run._timeline is None:
         if not is_resumed and not run.stop_iteration:
-            logging.getLogger("ciclo").warning(
-                "ciclo: the dataset has no batch, so nothing ran; an iterator can be read only"
+            warn(
+                "the dataset has no batch, so nothing ran; an iterator can be read only"
                 " once: give a list, a loader, or a new iterator"
             )
         return
     counted = {} if stop is None else dict(stop._given())
     for name in ("steps", "samples", "tokens"):
         if name in counted:
-            logging.getLogger("ciclo").warning(
-                "ciclo: the dataset ended after %d %s, before stop=%r; for more, give"
-                " itertools.cycle(dataset), or use ciclo.fit, which reads it again",
-                *(getattr(done, name), name, stop),
+            warn(
+                f"the dataset ended after {getattr(done, name)} {name}, before stop={stop!r}; for"
+                " more, give itertools.cycle(dataset), or use ciclo.fit, which reads it again"
             )
             return
-
-
-def _warn_of_interrupt(done: Elapsed) -> None:
-    import logging
-
-    logging.getLogger("ciclo").warning(
-        "ciclo: interrupted after %d steps; what the loop returns is the state so far", done.steps
-    )

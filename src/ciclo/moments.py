@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ciclo.binding import ARGUMENTS, arguments_of, listed, name_of, pairs_of
+from ciclo.binding import ARGUMENTS, callback_arguments, listed, name_of, pairs_of
 from ciclo.callbacks import adapters
 from ciclo.callbacks.base import LoopCallback
 from ciclo.errors import CallbackError
@@ -170,7 +170,7 @@ def _no_moment(callback: Any) -> str:
 
 def _own_method(state: Any, name: str) -> Callable[..., Any]:
     """A callback that calls the method of the state that the loop has by then."""
-    by_position, by_keyword = arguments_of(name, getattr(state, name), ARGUMENTS[1:])
+    by_position, by_keyword = callback_arguments(name, getattr(state, name), ARGUMENTS[1:])
 
     def called(loop_state: LoopState[Any]) -> Any:
         return getattr(loop_state.state, name)(

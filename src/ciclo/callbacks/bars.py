@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from ciclo import _seam, device_values
+from ciclo import device_values, processes
 from ciclo.callbacks.base import LoopCallback, number, scalars
 from ciclo.elapsed import Period, as_period, clock
 from ciclo.errors import need
@@ -75,7 +75,7 @@ class Bar(LoopCallback):
     def _update(self, elapsed: Elapsed, logs: LogsLike | None) -> None:
         now = clock()
         if self._is_mine is None:
-            self._is_mine = _seam.rank() == 0
+            self._is_mine = processes.is_first()
         if self._start is None:
             self._start = elapsed.date if self.unit == "date" else 0
             self.total = None if self.total is None else self.total - self._start

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ciclo import device_values
 from ciclo.callbacks.base import LoopCallback, may_come, number
 from ciclo.checkpoints import tree
-from ciclo.checkpoints.folder import Folder, Process, Writer, warn
+from ciclo.checkpoints.folder import Folder, Writer
 from ciclo.checkpoints.manifest import HOW_TO_TRUST
-from ciclo.errors import CheckpointError, MonitorError
+from ciclo.errors import CheckpointError, MonitorError, warn
 from ciclo.logs import Logs
+from ciclo.processes import Process
 
 if TYPE_CHECKING:
     import os
@@ -94,7 +95,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
         self.wait()
         if self.monitor is not None and self._ours and not self._best():
-            warn("checkpoint watches %r, which was logged in no step that was saved", self.monitor)
+            warn(f"checkpoint watches {self.monitor!r}, which was logged in no step that was saved")
 
     def _save_loop(self, loop_state: LoopState[Any]) -> None:
         self._is_deferred = False
@@ -190,7 +191,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
             work += tree.begin(frozen, draft, name, self.asynchronous)
         if pickled and not self.trusted and not self._is_warned:
             self._is_warned = True
-            warn("%s is saved as a pickle, which can run code; %s", pickled[0], HOW_TO_TRUST)
+            warn(f"{pickled[0]} is saved as a pickle, which can run code; {HOW_TO_TRUST}")
         replaced = set(self.folder.steps()) - self._ours if self.overwrite else set()
         self._ours.add(step)
         about = {"monitor": self.monitor, "value": value, "is_resumable": loop is not None}

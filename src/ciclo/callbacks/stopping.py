@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ciclo import device_values
 from ciclo.callbacks.base import LoopCallback, may_come, number, scalars
 from ciclo.elapsed import Elapsed, Period, whole
-from ciclo.errors import CicloError, MonitorError
+from ciclo.errors import CicloError, MonitorError, warn
 from ciclo.logs import Logs
 from ciclo.resume import checked
 from ciclo.state_copy import StateCopy
@@ -229,14 +229,9 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
         self.guard(loop_state)  # an epoch that was cut is evaluated after its last step
         self._look_at(loop_state, self._queue.settle())
         if self._missing:
-            import logging
-
             there = ", ".join(loop_state.history.names()) or "nothing"
-            logging.getLogger("ciclo").warning(
-                "ciclo: nan_guard watches %s, which was never logged; there is %s",
-                ", ".join(map(repr, sorted(self._missing))),
-                there,
-            )
+            names = ", ".join(map(repr, sorted(self._missing)))
+            warn(f"nan_guard watches {names}, which was never logged; there is {there}")
 
     def _look_at(self, loop_state: LoopState[Any], came: list[tuple[tuple[int, str], Any]]) -> None:
         for (step, name), value in came:

@@ -8,20 +8,21 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 
 from ciclo.binding import name_of
 from ciclo.device_values import TARGETS, describe
 from ciclo.elapsed import samples_in
-from ciclo.errors import CicloError
+from ciclo.errors import CallbackError, CicloError
 from ciclo.jax import managed
 from ciclo.jax import metrics as stateful
-from ciclo.jax.judging import KeySeq, called, wants
 from ciclo.jax.managed import ManagedState
+from ciclo.judging import Asked, wants
 from ciclo.logs import Logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 TRAINING = ("train", "training", "is_training")  # what a model calls it that it is trained
 
@@ -48,6 +49,24 @@ class Inputs:
         if self.kwargs:
             return self.kwargs
         return self.args[0] if len(self.args) == 1 else self.args
+
+
+class KeySeq:
+    """Random keys, as many as are asked for: `next(key_seq)` or `key_seq()`."""
+
+    def __init__(self, key: Any) -> None:
+        self._key = key
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._key is None:
+            raise CallbackError("the state has no random keys; say create(..., rngs=0)")
+        self._key, key = jax.random.split(self._key)
+        return key
+
+    __call__ = __next__
 
 
 class Forward(Protocol):
@@ -131,7 +150,7 @@ class ModelState(ManagedState):
         values = self._values(outputs, given)
         logs = Logs()
         for name, loss in self.losses:
-            logs.add_loss(name, _averaged(name, called(name, loss, values)))
+            logs.add_loss(name, _averaged(name, _called(name, loss, values)))
         for name, value in written.get("losses", {}).items():
             logs.add_loss(name, _averaged(name, value))
         losses: dict[str, Any] = logs.get("losses", {})
@@ -140,7 +159,7 @@ class ModelState(ManagedState):
             logs.add_metric("loss", total)
         values = {"loss": total, **values, **losses}
         for name, measure in self.measures:
-            logs.add_metric(name, _averaged(name, called(name, measure, values)))
+            logs.add_metric(name, _averaged(name, _called(name, measure, values)))
         for name, value in written.get("metrics", {}).items():
             logs.add_metric(name, _averaged(name, value))
         if not self.metrics:
@@ -201,6 +220,10 @@ class ModelState(ManagedState):
 
 
 FlaxState = ModelState  # what 0.1.9 calls it
+
+
+def _called(name: str, function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    return Asked(name, function, tuple(values), fills_rest=True)(values)
 
 
 def _averaged(name: str, value: Any) -> Any:

@@ -534,7 +534,7 @@ def test_the_best_weights_come_back() -> None:
         (
             {"losses": lambda a, b, c: a},
             ciclo.CallbackError,
-            "'c' has no value. A loss or a metric is a function of outputs and targets",
+            "'c' is one too many. Losses and metrics are called by name, as\n    lambda outputs",
         ),
         (
             {"scheduler": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o)},
