@@ -615,3 +615,19 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ciclo.MissingDependencyError, match=r"needs torch.*: pip install torch"):
         ciclo.create_torch_state(None)
+
+
+def test_batch_norm_on_the_cpu_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """torch has none there that counts the samples of all processes: each counts its own."""
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        state = make(strategy="ddp")
+        make(strategy="ddp", sync_batch_norm=False)
+    finally:
+        torch.distributed.destroy_process_group()
+
+    (said,) = caplog.messages
+    assert "batch norm counts the samples of each process by itself" in said
+    assert isinstance(state.module[1], nn.BatchNorm1d)  # type: ignore[index]
