@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from ciclo.binding import Offer, arguments_of
+from ciclo.binding import Offer, arguments_of, name_of
+from ciclo.device_values import describe
 from ciclo.errors import CallbackError
 
 if TYPE_CHECKING:
@@ -19,6 +20,29 @@ ROLES = (
     ("preds", "pred", "predictions", "prediction", "outputs", "output", "logits", "y_pred"),
     ("target", "targets", "labels", "label", "y_true", "y"),
 )
+
+
+def named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
+    """Losses or metrics by name, from a dict, a list, or a single one."""
+    if given is None:
+        return {}
+    if isinstance(given, dict):
+        found = dict(given)
+    elif isinstance(given, (list, tuple)):
+        found = {name_of(one): one for one in given}
+        if len(found) < len(given):
+            raise ValueError(
+                f'{argument}: two have one name; say {argument}={{"a": ..., "b": ...}}'
+            )
+    else:
+        found = {default or name_of(given): given}
+    for name, one in found.items():
+        if not callable(one) and not callable(getattr(one, "compute", None)):
+            raise CallbackError(
+                f"{argument}: {name!r} is {describe(one)}; use a function of outputs and targets,"
+                " or an object that can be called so"
+            )
+    return found
 
 
 class Asked:

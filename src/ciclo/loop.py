@@ -8,7 +8,7 @@ begins with (`LoopState.load_state_dict`, before the first batch).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ciclo import _seam, _trees, device_values
 from ciclo.binding import Bound, Task, bind, bind_tasks, listed, name_of, owners, read
@@ -314,29 +314,25 @@ def loop(
     """
     period = None if stop is None else as_period(stop)
     run = LoopState(state, history=history, elapsed=elapsed, stop=period, metadata=metadata)
-    return iterate(
-        run,
-        dataset,
-        tasks,
-        on_start=on_start,
-        on_end=on_end,
-        batch_size_fn=batch_size_fn,
-        catch_keyboard_interrupt=catch_keyboard_interrupt,
-        resume=resume,
-        watch=_seam.watch(),
-    )
+    options = Options(on_start, on_end, batch_size_fn, catch_keyboard_interrupt, resume)
+    return iterate(run, dataset, tasks, options, _seam.watch())
+
+
+class Options(NamedTuple):
+    """How a loop runs, whichever it is."""
+
+    on_start: Any
+    on_end: Any
+    batch_size_fn: BatchSize | None
+    catch_keyboard_interrupt: bool
+    resume: Any
 
 
 def iterate(
     run: LoopState[State],
     dataset: Iterable[Any],
     tasks: Tasks,
-    *,
-    on_start: Any,
-    on_end: Any,
-    batch_size_fn: BatchSize | None,
-    catch_keyboard_interrupt: bool,
-    resume: Any,
+    options: Options,
     watch: _seam.Watch | None,
     at_last: Callable[[], list[Any]] | None = None,
 ) -> Result[State]:
@@ -347,21 +343,24 @@ def iterate(
     _trees.register()
     run._tasks = bind_tasks(tasks, watch)
     callbacks = owners(task.bound for task in run._tasks)
-    is_saved = resume is not None or any(hasattr(one.owner, "on_loop_done") for one in callbacks)
+    can_save = any(hasattr(one.owner, "on_loop_done") for one in callbacks)
+    is_saved = can_save or options.resume is not None
     is_resumed = False
     if is_saved:
         from ciclo.resume import set_up
 
-        is_resumed = set_up(run, callbacks, resume)
+        is_resumed = set_up(run, callbacks, options.resume)
         if run._epochs is None and run._feed is not None:
             dataset = run._feed.read(dataset)
     hooks = _hooks(callbacks, "on_loop_start")
-    starts = [bind(one, watch) for one in listed(on_start)]  # run with the first batch in hand
-    ends = [*_hooks(callbacks, "on_loop_end"), *(bind(one, watch) for one in listed(on_end))]
-    timeline = Timeline(dataset, run.elapsed, run.stop, batch_size_fn, watch)
+    # Run with the first batch in hand.
+    starts = [bind(one, watch) for one in listed(options.on_start)]
+    ends = [bind(one, watch) for one in listed(options.on_end)]
+    ends = [*_hooks(callbacks, "on_loop_end"), *ends]
+    timeline = Timeline(dataset, run.elapsed, run.stop, options.batch_size_fn, watch)
     done = run.elapsed
     failure: BaseException | None = None
-    with Interrupts(catch_keyboard_interrupt, is_saved) as interrupts:
+    with Interrupts(options.catch_keyboard_interrupt, is_saved) as interrupts:
         try:
             _start(run, hooks, is_resumed)
             _run(run, timeline, interrupts, watch, starts, is_resumed)
@@ -371,7 +370,7 @@ def iterate(
             done = run.elapsed if run._is_cut else run.done()
             run.forget_logs()
             run.is_interrupted = True
-            if not catch_keyboard_interrupt or interrupts.is_urgent:
+            if not options.catch_keyboard_interrupt or interrupts.is_urgent:
                 failure = error
         except BaseException as error:  # noqa: BLE001  raised again below, once the loop has ended
             run.forget_logs()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
 
+__all__ = ["keras_bar", "rich_bar", "tqdm_bar"]
+
 WIDTH = 20  # characters
 REDRAW_S = 0.1  # in a terminal or a notebook
 REPEAT_S = 10.0  # a line in a file or a pipe

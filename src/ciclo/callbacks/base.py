@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
 
+__all__ = ["LoopCallback", "noop"]
+
 
 class LoopCallback:
     """The base of callbacks that are objects. `on_loop_start` and `on_loop_end` may be added.

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
 
+__all__ = [
+    "Logger",
+    "console_logger",
+    "mlflow_logger",
+    "tensorboard_logger",
+    "trackio_logger",
+    "wandb_logger",
+]
+
 MAX_STEPS = 32  # of which values wait to be sent to the host
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
 
+__all__ = ["ema", "throughput"]
+
 
 class throughput(LoopCallback):  # noqa: N801  a name like the functions beside it
     """Logs steps, samples and, where batches have them, tokens a second over the last steps."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
 
+__all__ = ["checkpoint"]
+
 
 class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside it
     """Saves the state to a folder, and with it what `resume=` needs.

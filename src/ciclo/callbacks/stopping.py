@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
 
+__all__ = ["NotFiniteError", "early_stopping", "nan_guard"]
+
 
 class early_stopping(LoopCallback):  # noqa: N801  a name like the functions beside it
     """Stops when a logged value gets no better.

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from ciclo.jax.model import Inputs, ModelState
 
+__all__ = ["create_equinox_state", "equinox_module"]
+
 
 class EquinoxForward:
     """An Equinox module as a function of its arrays, called for each row of a batch."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from ciclo.jax.model import Inputs, ModelState
 
+__all__ = ["create_haiku_state"]
+
 
 @dataclass(frozen=True)
 class HaikuForward:

@@ -15,11 +15,14 @@ import jax
 from ciclo.errors import CicloError, need
 from ciclo.jax import model
 from ciclo.jax.model import told
+from ciclo.judging import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ciclo.jax.model import Inputs, ModelState
+
+__all__ = ["create_flax_state"]
 
 WRITTEN = ("losses", "metrics")  # collections of variables that are logged, and not kept
 # Options for each of these: `mutable_train=`, `rngs_init=`, `method_eval=`, and so on.
@@ -184,7 +187,7 @@ def create_flax_state(
         losses=losses,
         metrics=metrics,
         averaged=[
-            *model.named("losses", losses, "loss"),
+            *named("losses", losses, "loss"),
             *named_values(written, False, logs_full_path),
         ],
         unpack=unpack,

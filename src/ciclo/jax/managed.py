@@ -311,43 +311,32 @@ def _typed_like(tree: Any, other: Any) -> Any:
 def _with_metrics(
     name: str, logs: Logs, state: Any, new: Any, handle: Callable[[Any], Any]
 ) -> tuple[Logs, Any]:
-    """Logged metrics merged into the state's, and their values in the logs."""
-    logged = logs.get("stateful_metrics", {})
-    if "metrics" in state._redeclared:
-        return _computed(logs, handle), new
-    merged = dict(state.metrics)
+    """Logged metrics merged into the state's, unless it keeps its own; their values in the logs."""
+    logged = logs.get("stateful_metrics")
+    if not logged:
+        return logs, new
+    is_kept = "metrics" not in state._redeclared
+    merged = dict(state.metrics) if is_kept else {}
     values: dict[str, Any] = {}
     for key, value in logged.items():
         if not stateful.is_metric(value):
             values[key] = value
             continue
-        if key not in merged:
+        metric = handle(value)
+        if is_kept and key not in merged:
             raise CicloError(
                 f"{name} logged the metric {key!r}, which the state does not keep; declare it:"
                 f" create(..., metrics={{{key!r}: {type(value).__name__}}})"
             )
-        if new is None:
+        if is_kept and new is None:
             raise CallbackError(
                 f"{name} logged the metric {key!r}, which is kept in the state; return logs, state"
             )
-        merged[key] = stateful.merged(key, merged[key], handle(value))
-        values.update(stateful.computed(key, merged[key]))
-    if not logged:
-        return logs, new
+        if is_kept:
+            metric = merged[key] = stateful.merged(key, merged[key], metric)
+        values.update(stateful.computed(key, metric))
     logs = Logs({**logs, "stateful_metrics": values})
-    return logs, None if new is None else new.replace(metrics=merged)
-
-
-def _computed(logs: Logs, handle: Callable[[Any], Any]) -> Logs:
-    """The logs with the values of metrics that the state keeps in a field of its own."""
-    logged = logs.get("stateful_metrics")
-    if not logged:
-        return logs
-    values: dict[str, Any] = {}
-    for key, value in logged.items():
-        is_metric = stateful.is_metric(value)
-        values.update(stateful.computed(key, handle(value)) if is_metric else {key: value})
-    return Logs({**logs, "stateful_metrics": values})
+    return logs, new.replace(metrics=merged) if is_kept and new is not None else new
 
 
 def _without_padding(result: Any, find_real: Callable[[], Any]) -> Any:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from ciclo.binding import name_of
 from ciclo.device_values import TARGETS, describe
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CicloError
 from ciclo.jax import managed
 from ciclo.jax import metrics as stateful
 from ciclo.jax.managed import ManagedState
-from ciclo.judging import Asked, wants
+from ciclo.judging import Asked, named, wants
 from ciclo.logs import Logs
 
 if TYPE_CHECKING:
@@ -302,19 +301,6 @@ def create(
         unpack=unpack,
         **options,
     )
-
-
-def named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
-    if given is None:
-        return {}
-    named = given if isinstance(given, dict) else {default or name_of(given): given}
-    for name, one in named.items():
-        if not callable(one) and not stateful.is_metric(one):
-            raise CicloError(
-                f"{argument}[{name!r}] is {describe(one)}; use a function of outputs and targets,"
-                " as lambda preds, target: ..."
-            )
-    return dict(named)
 
 
 def training_argument(function: Callable[..., Any]) -> tuple[str, bool] | None:

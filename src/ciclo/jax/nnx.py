@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from ciclo.jax.model import Inputs, ModelState
 
+__all__ = ["create_nnx_state", "nnx_module"]
+
 
 @dataclass(frozen=True)
 class NnxForward:

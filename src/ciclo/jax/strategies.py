@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Rule: TypeAlias = Callable[[str, Any], PartitionSpec]
     Devices: TypeAlias = int | Sequence[jax.Device] | None
 
+__all__ = ["JIT", "DataParallel", "Eager", "Strategy", "get_strategy", "register_strategy"]
+
 UNEVEN = ("refuse", "pad")
 # Below this many elements, splitting a parameter saves less than gathering it costs.
 MIN_SIZE = 1024
@@ -365,12 +367,8 @@ class DataParallel(Strategy):
         super().__init__(**{"name": name, "donates": donate_args, **fields})
 
 
-def data_parallel(*, devices: Devices = None, uneven: str = "refuse") -> Strategy:
-    return DataParallel(devices=devices, uneven=uneven)
-
-
-def data_parallel_donate(*, devices: Devices = None, uneven: str = "refuse") -> Strategy:
-    return DataParallel(donate_args=True, devices=devices, uneven=uneven)
+def _data_parallel(donate_args: bool) -> Callable[..., Strategy]:
+    return lambda devices=None, uneven="refuse": DataParallel(donate_args, devices, uneven=uneven)
 
 
 def fsdp(
@@ -426,7 +424,9 @@ _makers: dict[str, Callable[..., Strategy]] = {
     "eager": lambda: Eager(),
     "jit": lambda: JIT(),
     "jit_donate": lambda: JIT(donate_args=True),
-    **{maker.__name__: maker for maker in (data_parallel, data_parallel_donate, fsdp)},
+    "data_parallel": _data_parallel(False),
+    "data_parallel_donate": _data_parallel(True),
+    "fsdp": fsdp,
 }
 _made: dict[str, Strategy] = {}  # those without options, so that a state has the same one again
 

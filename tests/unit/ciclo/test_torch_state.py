@@ -520,7 +520,11 @@ def test_the_best_weights_come_back() -> None:
             "the optimizer has none of the module's parameters; make it of this module",
         ),
         ({"losses": 3}, TypeError, "losses: 'loss' is 3; use a function of outputs and targets"),
-        ({"metrics": Count}, TypeError, "use a function of outputs and targets, or an object"),
+        (
+            {"metrics": Count},
+            TypeError,
+            "use a function of outputs and targets, or an object of it",
+        ),
         (
             {"metrics": lambda outputs: 0},
             ValueError,
@@ -617,11 +621,9 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ciclo.create_torch_state(None)
 
 
-def test_batch_norm_on_the_cpu_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_batch_norm_on_the_cpu_is_told_of(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """torch has none there that counts the samples of all processes: each counts its own."""
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
         state = make(strategy="ddp")
         make(strategy="ddp", sync_batch_norm=False)
