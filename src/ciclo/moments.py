@@ -1,4 +1,4 @@
-"""The moments of the ready-made loops: a callback is given by such a name, or has a method of it."""
+"""The moments of ready-made loops: a callback is given by such a name, or has a method of it."""
 
 from typing import Final
 
