@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ciclo.errors import CallbackError
 from ciclo.logs import Logs
-from ciclo.schedules import Always, Every, Schedule, as_schedule
+from ciclo.schedules import Every, Schedule, always, as_schedule
 from ciclo.unreturned import makes_logs_for_nobody
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def bind_tasks(tasks: Any, watch: Watch | None) -> list[Task]:
                 " ciclo.loop needs a schedule, such as ciclo.every(1)"
             )
         schedule = as_schedule(key)
-        is_always = isinstance(schedule, Always) or (
+        is_always = isinstance(schedule, always) or (
             isinstance(schedule, Every) and schedule.amount.steps == 1
         )
         due = None if is_always else schedule
