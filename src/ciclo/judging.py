@@ -39,7 +39,7 @@ def named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
     for name, one in found.items():
         if not callable(one) and not callable(getattr(one, "compute", None)):
             raise CallbackError(
-                f"{argument}: {name!r} is {describe(one)}; use a function of outputs and targets,"
+                f"{argument}[{name!r}] is {describe(one)}; use a function of outputs and targets,"
                 " or an object that can be called so"
             )
     return found

@@ -519,7 +519,7 @@ def test_the_best_weights_come_back() -> None:
             ValueError,
             "the optimizer has none of the module's parameters; make it of this module",
         ),
-        ({"losses": 3}, TypeError, "losses: 'loss' is 3; use a function of outputs and targets"),
+        ({"losses": 3}, TypeError, "losses['loss'] is 3; use a function of outputs and targets"),
         (
             {"metrics": Count},
             TypeError,
