@@ -6,11 +6,11 @@ from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from ciclo import device_values
-from ciclo.callbacks.base import LoopCallback, may_come, number
+from ciclo.callbacks.base import LoopCallback, may_come, missing, number
 from ciclo.checkpoints import tree
 from ciclo.checkpoints.folder import Folder, Writer
 from ciclo.checkpoints.manifest import HOW_TO_TRUST
-from ciclo.errors import CheckpointError, MonitorError, warn
+from ciclo.errors import CheckpointError, warn
 from ciclo.logs import Logs
 from ciclo.processes import Process
 
@@ -229,11 +229,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         if self.monitor is None:
             return None
         if known is not None and known.find(self.monitor) is None:
-            raise MonitorError(
-                f"checkpoint watches {self.monitor!r}, which was not logged; there is"
-                f" {', '.join(known.names()) or 'nothing'}. If an evaluation logs it later, give"
-                " both the same schedule: {ciclo.every(500): [evaluate, checkpoint]}"
-            )
+            raise missing("checkpoint", self.monitor, known)
         if logs.find(self.monitor) is None:
             return None
         value = number(device_values.fetch([logs.value(self.monitor)])[0])

@@ -6,7 +6,7 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Any
 
 from ciclo import device_values
-from ciclo.callbacks.base import LoopCallback, may_come, number, scalars
+from ciclo.callbacks.base import LoopCallback, may_come, missing, number, scalars
 from ciclo.elapsed import Elapsed, Period, whole
 from ciclo.errors import CicloError, MonitorError, warn
 from ciclo.logs import Logs
@@ -104,7 +104,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
         """Whether to stop, and the state to go on with; for loops that are written by hand."""
         found = Logs(logs)
         if not found.find(self.monitor):
-            raise MonitorError(self._missing(found))
+            raise missing("early_stopping", self.monitor, found)
         if not self._is_over(elapsed, state, found.value(self.monitor)):
             return False, state
         return True, state if self._kept is None else self._kept.restore()
@@ -158,15 +158,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
                 " put it after the callback that logs it"
             )
         if not loop_state.accumulated_logs.find(self.monitor) and not may_come(loop_state):
-            raise MonitorError(self._missing(loop_state.accumulated_logs))
-
-    def _missing(self, logs: Logs) -> str:
-        there = ", ".join(logs.names()) or "nothing"
-        return (
-            f"early_stopping watches {self.monitor!r}, which was not logged; there is {there}."
-            " If an evaluation logs it later, give both the same schedule:"
-            " {ciclo.every(500): [evaluate, early_stopping]}"
-        )
+            raise missing("early_stopping", self.monitor, loop_state.accumulated_logs)
 
     def state_dict(self) -> dict[str, Any]:
         return {

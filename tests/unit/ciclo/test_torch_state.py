@@ -621,6 +621,15 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ciclo.create_torch_state(None)
 
 
+def test_a_loss_with_the_names_of_other_libraries() -> None:
+    """What a library calls outputs and targets is known, in any order; a contradiction is not."""
+    swapped = make(losses=lambda y_true, y_pred: functional.cross_entropy(y_pred, y_true))
+
+    assert torch.equal(make().test_step(BATCH)[0].loss, swapped.test_step(BATCH)[0].loss)
+    with pytest.raises(ciclo.CallbackError, match="'preds' is not in its place, so it is not"):
+        make(losses=lambda x, preds: preds)
+
+
 def test_batch_norm_on_the_cpu_is_told_of(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """torch has none there that counts the samples of all processes: each counts its own."""
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
