@@ -445,7 +445,7 @@ def test_a_checkpoint_of_the_first_version(tmp_path: Path) -> None:
     def step(state: Any, batch: Any) -> Any:
         return {"metrics": {"loss": batch}}, {**state, "w": state["w"] + 1, "count": 1}
 
-    begin = {"w": np.zeros((2, 3)), "count": 0, "bytes": b"", "ints": array("q")}
+    begin: dict[str, Any] = {"w": np.zeros((2, 3)), "count": 0, "bytes": b"", "ints": array("q")}
     begin |= {"scalar": np.float32(0), "names": np.array(["", "12"])}
     save = ciclo.checkpoint(tmp_path / "run")
     saved = save.restore(begin)
