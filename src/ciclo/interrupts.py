@@ -22,7 +22,7 @@ from ciclo.elapsed import clock
 from ciclo.processes import Process
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from ciclo.loop import Result
 
@@ -162,21 +162,13 @@ class Interrupts:
 
         self._previous[number] = signal.signal(number, self)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         global _current
+        import signal
+
         self._is_over = True
         if _current is self:
             _current = None
-        self._uninstall()
-
-    def _uninstall(self) -> None:
-        import signal
-
         for number, previous in self._previous.items():
             if signal.getsignal(number) is self:
                 signal.signal(number, previous)
