@@ -13,8 +13,9 @@ from ciclo.jax.model import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Unpack
 
-    from ciclo.jax.model import Inputs, ModelState
+    from ciclo.jax.model import Inputs, ModelOptions, ModelState
 
 __all__ = ["create_haiku_state"]
 
@@ -40,18 +41,15 @@ def create_haiku_state(
     inputs: Any,
     tx: Any = None,
     *,
-    losses: Any = None,
-    metrics: Any = None,
-    strategy: Any = "jit",
     seed: int = 0,
-    unpack: Callable[[Any], Any] | None = None,
-    **options: Any,
+    **options: Unpack[ModelOptions],
 ) -> ModelState:
     """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
 
     function: what you would give to `hk.transform_with_state`; if it takes `is_training`, it is
         told. What that, or `hk.transform`, has made of one is taken too, and is told nothing
-    inputs, tx, losses, metrics, strategy, seed, unpack, options: as `create_flax_state` has them
+    inputs, tx, seed, options: losses, metrics, strategy, unpack and more, as `create_flax_state`
+        has them
 
     >>> state = ciclo.create_haiku_state(
     ...     lambda x: hk.nets.MLP([32, 10])(x),
@@ -77,12 +75,8 @@ def create_haiku_state(
     return model.create(
         forward=HaikuForward(transformed, training),
         init=init,
-        losses=losses,
-        metrics=metrics,
-        unpack=unpack,
         apply_fn=transformed.apply,  # type: ignore[attr-defined]
         tx=tx,
-        strategy=strategy,
         rngs=options.pop("rngs", seed + 1),
         **options,
     )

@@ -6,7 +6,7 @@ A framework adds a `Forward`: how its model is called with parameters, and with 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,20 @@ class KeySeq:
         return key
 
     __call__ = __next__
+
+
+class ModelOptions(TypedDict, total=False):
+    """What states of all frameworks may be given; `create_flax_state` says what it means."""
+
+    losses: Any
+    metrics: Any
+    strategy: Any
+    unpack: Callable[[Any], Any] | None
+    rngs: Any
+    accumulate: int | None
+    policy: Any
+    clip_norm: float | None
+    ema_decay: float | None
 
 
 class Forward(Protocol):
@@ -275,9 +289,9 @@ def create(
     *,
     forward: Forward,
     init: Callable[[], tuple[Any, Any]] | tuple[Any, Any],
-    losses: Any,
-    metrics: Any,
-    unpack: Callable[[Any], Any] | None,
+    losses: Any = None,
+    metrics: Any = None,
+    unpack: Callable[[Any], Any] | None = None,
     averaged: Iterable[str] = (),
     **options: Any,
 ) -> ModelState:
