@@ -26,11 +26,8 @@ def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
         return kind(pairs)
     if kind is list or kind is tuple:
         return kind([mapped(function, *each) for each in zip(tree, *others, strict=True)])
-    if (
-        isinstance(tree, tuple)
-        and hasattr(tree, "_fields")
-        and {kind}.issuperset(map(type, others))
-    ):
+    is_named = isinstance(tree, tuple) and hasattr(tree, "_fields")
+    if is_named and all(type(one) is kind for one in others):
         return kind(*(mapped(function, *each) for each in zip(tree, *others, strict=True)))
     return function(tree, *others)
 

@@ -340,32 +340,15 @@ def iterate(
 
     at_last: asked after the last iteration for callbacks to run then, unless it was cut short
     """
-    _trees.register()
-    run._tasks = bind_tasks(tasks, watch)
-    callbacks = owners(task.bound for task in run._tasks)
-    can_save = any(hasattr(one.owner, "on_loop_done") for one in callbacks)
-    is_saved = can_save or options.resume is not None
-    is_resumed = False
-    if is_saved:
-        from ciclo.resume import set_up
-
-        is_resumed = set_up(run, callbacks, options.resume)
-        if run._epochs is None and run._feed is not None:
-            dataset = run._feed.read(dataset)
-    hooks = _hooks(callbacks, "on_loop_start")
-    # Run with the first batch in hand.
-    starts = [bind(one, watch) for one in listed(options.on_start)]
-    ends = [bind(one, watch) for one in listed(options.on_end)]
-    ends = [*_hooks(callbacks, "on_loop_end"), *ends]
-    timeline = Timeline(dataset, run.elapsed, run.stop, options.batch_size_fn, watch)
+    parts = _set_up(run, dataset, tasks, options, watch)
     done = run.elapsed
     failure: BaseException | None = None
-    with Interrupts(options.catch_keyboard_interrupt, is_saved) as interrupts:
+    with Interrupts(options.catch_keyboard_interrupt, parts.is_saved) as interrupts:
         try:
-            _start(run, hooks, is_resumed)
-            _run(run, timeline, interrupts, watch, starts, is_resumed)
+            _start(run, _hooks(parts.callbacks, "on_loop_start"), parts.is_resumed)
+            _run(run, parts, interrupts, watch)
             done = run.done()
-            _finish(run, callbacks, at_last, watch)
+            _finish(run, parts.callbacks, at_last, watch)
         except KeyboardInterrupt as error:
             done = run.elapsed if run._is_cut else run.done()
             run.forget_logs()
@@ -378,13 +361,50 @@ def iterate(
         finally:
             if watch is not None:
                 watch.end(failure)
-        failure = _end(run, ends, failure)
+        failure = _end(run, parts.ends, failure)
     if failure is not None:
         try:
             raise failure
         finally:
             del failure  # else its traceback and this frame keep each other alive
     return _result(run, done, interrupts)
+
+
+class _Parts(NamedTuple):
+    """A loop that is set up."""
+
+    timeline: Timeline[Any]
+    callbacks: list[Bound]  # each object once
+    starts: list[Bound]  # run with the first batch in hand
+    ends: list[Bound]
+    is_saved: bool
+    is_resumed: bool
+
+
+def _set_up(
+    run: LoopState[Any],
+    dataset: Iterable[Any],
+    tasks: Tasks,
+    options: Options,
+    watch: _seam.Watch | None,
+) -> _Parts:
+    _trees.register()
+    run._tasks = bind_tasks(tasks, watch)
+    callbacks = owners(task.bound for task in run._tasks)
+    can_save = any(hasattr(one.owner, "on_loop_done") for one in callbacks)
+    is_saved = can_save or options.resume is not None
+    is_resumed = False
+    if is_saved:
+        from ciclo.resume import set_up
+
+        is_resumed = set_up(run, callbacks, options.resume)
+        if run._epochs is None and run._feed is not None:
+            dataset = run._feed.read(dataset)
+    starts = [bind(one, watch) for one in listed(options.on_start)]
+    ends = [bind(one, watch) for one in listed(options.on_end)]
+    ends = [*_hooks(callbacks, "on_loop_end"), *ends]
+    timeline = Timeline(dataset, run.elapsed, run.stop, options.batch_size_fn, watch)
+    return _Parts(timeline, callbacks, starts, ends, is_saved, is_resumed)
 
 
 def _start(run: LoopState[Any], starts: list[Bound], is_resumed: bool) -> None:
@@ -398,14 +418,10 @@ def _start(run: LoopState[Any], starts: list[Bound], is_resumed: bool) -> None:
 
 
 def _run(
-    run: LoopState[Any],
-    timeline: Timeline[Any],
-    interrupts: Interrupts,
-    watch: _seam.Watch | None,
-    starts: list[Bound],
-    is_resumed: bool,
+    run: LoopState[Any], parts: _Parts, interrupts: Interrupts, watch: _seam.Watch | None
 ) -> None:
     """The iterations. What happens in each of them is in here: a call takes a tenth of one."""
+    timeline, starts, is_resumed = parts.timeline, parts.starts, parts.is_resumed
     schedule = [(task.due, task.bound.call, task.bound) for task in run._tasks]
     history = run.history
     active: Bound | None = None  # the callback that runs, for a note in its error
