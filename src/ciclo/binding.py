@@ -165,7 +165,8 @@ def callback_arguments(
         ) from None
     _refuse_what_waits(name, function)
     for one in parameters:
-        if one.name in OF_THE_LOOP and one.default is one.empty:
+        is_given = one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if one.name in OF_THE_LOOP and one.default is one.empty and is_given:
             raise wrong(f"{one.name!r} is not an argument; read loop_state.{one.name}")
     return arguments_of(function, Offer(ARGUMENTS, order, wrong))
 
@@ -189,13 +190,22 @@ def arguments_of(function: Callable[..., Any], offer: Offer) -> Arguments:
     """Which names of an offer a function takes, by position and by keyword."""
     import inspect
 
-    parameters = list(inspect.signature(function).parameters.values())
-    kinds = {one.kind for one in parameters}
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    found = list(inspect.signature(function).parameters.values())
+    kinds = {one.kind for one in found}
+    parameters = [one for one in found if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    positional = [one for one in parameters if one.kind is not one.KEYWORD_ONLY]
     if not positional and inspect.Parameter.VAR_POSITIONAL in kinds:
         return list(offer.order), {}
-    wanted = [p for p in parameters if p.default is p.empty or p.name in offer.names]
-    sources = _sources([p.name for p in positional if p in wanted], offer)
+    needed = {offer.source(one.name) for one in parameters if one.default is one.empty}
+    is_clear = None not in needed  # else an alias that has a default may mean something else
+    wanted = [
+        one
+        for one in parameters
+        if one.default is one.empty
+        or one.name in offer.names
+        or (is_clear and offer.source(one.name) not in (None, *needed))
+    ]
+    sources = _sources([one.name for one in wanted if one in positional], offer)
     by_position: list[str] = []
     by_keyword: dict[str, str] = {}
     is_skipping = False  # after an argument that keeps its default, the rest go by keyword
@@ -212,9 +222,9 @@ def arguments_of(function: Callable[..., Any], offer: Offer) -> Arguments:
                 raise offer.wrong(f"the keyword {one.name!r} has no value")
             by_keyword[one.name] = source
     if inspect.Parameter.VAR_KEYWORD in kinds:
-        taken = {one.name for one in parameters}
+        names = {one.name for one in parameters}
         if offer.fills_rest:
-            by_keyword |= {one: one for one in offer.names if one not in taken}
+            by_keyword |= {one: one for one in offer.names if one not in names}
         elif not positional and not by_keyword:
             by_keyword = {one: one for one in offer.order}
     return by_position, by_keyword

@@ -626,6 +626,8 @@ def test_a_loss_with_the_names_of_other_libraries() -> None:
     swapped = make(losses=lambda y_true, y_pred: functional.cross_entropy(y_pred, y_true))
 
     assert torch.equal(make().test_step(BATCH)[0].loss, swapped.test_step(BATCH)[0].loss)
+    with_default = make(losses=lambda logits, labels=None: functional.cross_entropy(logits, labels))
+    assert torch.equal(make().test_step(BATCH)[0].loss, with_default.test_step(BATCH)[0].loss)
     with pytest.raises(ciclo.CallbackError, match="'preds' is not in its place, so it is not"):
         make(losses=lambda x, preds: preds)
 
