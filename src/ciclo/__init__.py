@@ -6,8 +6,11 @@ The public list and nothing else. The core is bound directly; callbacks and the 
 loaded on first use. No framework is imported before it is needed.
 """
 
+# ruff: noqa: F403  each module says by `__all__` what of it is public
+
 from typing import TYPE_CHECKING
 
+from ciclo import moments
 from ciclo._seam import __version__
 from ciclo.elapsed import Elapsed, Period, elapse
 from ciclo.errors import (
@@ -22,60 +25,29 @@ from ciclo.history import History, history
 from ciclo.interrupts import Preempted
 from ciclo.logs import Logs, logs
 from ciclo.loop import LoopState, Result, loop
+from ciclo.moments import *
 from ciclo.schedules import Schedule, after, always, at, every, never, piecewise
 
 if TYPE_CHECKING:
     from ciclo import managed
-    from ciclo._compat import LoopCallbackBase, LoopElement, callback, inject
-    from ciclo.callbacks.adapters import clu_action, keras_callback, register_adapter
-    from ciclo.callbacks.bars import keras_bar, rich_bar, tqdm_bar
-    from ciclo.callbacks.base import LoopCallback, noop
-    from ciclo.callbacks.inner import inner_loop
-    from ciclo.callbacks.loggers import (
-        Logger,
-        console_logger,
-        mlflow_logger,
-        tensorboard_logger,
-        trackio_logger,
-        wandb_logger,
-    )
-    from ciclo.callbacks.meters import ema, throughput
-    from ciclo.callbacks.saving import checkpoint
-    from ciclo.callbacks.stopping import NotFiniteError, early_stopping, nan_guard
-    from ciclo.loops import fit, predict_loop, test_loop, train_loop
-    from ciclo.managed import ManagedState
-    from ciclo.moments import (
-        on_epoch_begin,
-        on_epoch_end,
-        on_epoch_start,
-        on_predict_step,
-        on_reset_step,
-        on_test_batch_begin,
-        on_test_batch_end,
-        on_test_begin,
-        on_test_end,
-        on_test_step,
-        on_train_batch_begin,
-        on_train_batch_end,
-        on_train_begin,
-        on_train_end,
-        on_train_start,
-        on_train_step,
-    )
-    from ciclo.states.equinox import create_equinox_state, equinox_module
-    from ciclo.states.flax import create_flax_state
-    from ciclo.states.haiku import create_haiku_state
-    from ciclo.states.model import FlaxState
-    from ciclo.states.nnx import create_nnx_state, nnx_module
-    from ciclo.states.torch import create_torch_state
-    from ciclo.strategies import (
-        JIT,
-        DataParallel,
-        Eager,
-        Strategy,
-        get_strategy,
-        register_strategy,
-    )
+    from ciclo._compat import *
+    from ciclo.callbacks.adapters import *
+    from ciclo.callbacks.bars import *
+    from ciclo.callbacks.base import *
+    from ciclo.callbacks.inner import *
+    from ciclo.callbacks.loggers import *
+    from ciclo.callbacks.meters import *
+    from ciclo.callbacks.saving import *
+    from ciclo.callbacks.stopping import *
+    from ciclo.jax.equinox import *
+    from ciclo.jax.haiku import *
+    from ciclo.jax.linen import *
+    from ciclo.jax.managed import ManagedState as ManagedState
+    from ciclo.jax.model import FlaxState as FlaxState
+    from ciclo.jax.nnx import *
+    from ciclo.jax.strategies import *
+    from ciclo.loops import *
+    from ciclo.torch.create import *
 
 # Where the names are that are loaded on first use.
 LAZY = {
@@ -96,32 +68,14 @@ LAZY = {
     "ciclo.callbacks.meters": ("ema", "throughput"),
     "ciclo.callbacks.stopping": ("NotFiniteError", "early_stopping", "nan_guard"),
     "ciclo.loops": ("fit", "predict_loop", "test_loop", "train_loop"),
-    "ciclo.managed": ("ManagedState",),
-    "ciclo.moments": (
-        "on_epoch_begin",
-        "on_epoch_end",
-        "on_epoch_start",
-        "on_predict_step",
-        "on_reset_step",
-        "on_test_batch_begin",
-        "on_test_batch_end",
-        "on_test_begin",
-        "on_test_end",
-        "on_test_step",
-        "on_train_batch_begin",
-        "on_train_batch_end",
-        "on_train_begin",
-        "on_train_end",
-        "on_train_start",
-        "on_train_step",
-    ),
-    "ciclo.states.equinox": ("create_equinox_state", "equinox_module"),
-    "ciclo.states.flax": ("create_flax_state",),
-    "ciclo.states.haiku": ("create_haiku_state",),
-    "ciclo.states.model": ("FlaxState",),
-    "ciclo.states.nnx": ("create_nnx_state", "nnx_module"),
-    "ciclo.states.torch": ("create_torch_state",),
-    "ciclo.strategies": (
+    "ciclo.jax.managed": ("ManagedState",),
+    "ciclo.jax.equinox": ("create_equinox_state", "equinox_module"),
+    "ciclo.jax.linen": ("create_flax_state",),
+    "ciclo.jax.haiku": ("create_haiku_state",),
+    "ciclo.jax.model": ("FlaxState",),
+    "ciclo.jax.nnx": ("create_nnx_state", "nnx_module"),
+    "ciclo.torch.create": ("create_torch_state",),
+    "ciclo.jax.strategies": (
         "JIT",
         "DataParallel",
         "Eager",
@@ -144,7 +98,6 @@ SUBMODULES = (
 )
 
 __all__ = [
-    # time and schedules
     "Elapsed",
     "Period",
     "Schedule",
@@ -155,88 +108,25 @@ __all__ = [
     "every",
     "never",
     "piecewise",
-    # logs
     "History",
     "Logs",
     "history",
     "logs",
-    # loops
     "LoopState",
     "Result",
-    "fit",
     "loop",
-    "on_epoch_begin",
-    "on_epoch_end",
-    "on_epoch_start",
-    "on_predict_step",
-    "on_reset_step",
-    "on_test_batch_begin",
-    "on_test_batch_end",
-    "on_test_begin",
-    "on_test_end",
-    "on_test_step",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_train_begin",
-    "on_train_end",
-    "on_train_start",
-    "on_train_step",
-    "predict_loop",
-    "test_loop",
-    "train_loop",
-    # callbacks
-    "Logger",
-    "LoopCallback",
-    "LoopCallbackBase",
-    "LoopElement",
-    "callback",
-    "checkpoint",
-    "clu_action",
-    "console_logger",
-    "early_stopping",
-    "ema",
-    "inject",
-    "inner_loop",
-    "keras_bar",
-    "keras_callback",
-    "mlflow_logger",
-    "nan_guard",
-    "noop",
-    "register_adapter",
-    "rich_bar",
-    "tensorboard_logger",
-    "throughput",
-    "tqdm_bar",
-    "trackio_logger",
-    "wandb_logger",
-    # states
-    "DataParallel",
-    "Eager",
-    "FlaxState",
-    "JIT",
-    "ManagedState",
-    "Strategy",
-    "create_equinox_state",
-    "create_flax_state",
-    "create_haiku_state",
-    "create_nnx_state",
-    "create_torch_state",
-    "equinox_module",
-    "get_strategy",
     "managed",
-    "nnx_module",
-    "register_strategy",
-    # errors
     "CallbackError",
     "CheckpointError",
     "CicloError",
     "MissingDependencyError",
     "MonitorError",
-    "NotFiniteError",
     "PeriodError",
     "Preempted",
     "__version__",
 ]
+__all__ += moments.__all__
+__all__ += [name for names in LAZY.values() for name in names]
 
 
 if not TYPE_CHECKING:  # else a type checker would believe in every name

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ciclo.elapsed import BatchSize
     from ciclo.loop import LoopState
 
+__all__ = ["LoopCallbackBase", "LoopElement", "callback", "inject"]
+
 S = TypeVar("S")
 B = TypeVar("B")
 Batch = Any

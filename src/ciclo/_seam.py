@@ -15,7 +15,7 @@ from cirron.record import hot
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["Watch", "__version__", "is_fatal", "rank", "watch"]
+__all__ = ["Watch", "__version__", "is_fatal", "launched_rank", "watch"]
 
 # What a mark holds; arrays of outputs and the like stay in the history.
 MARKED = ("metrics", "losses", "stateful_metrics")
@@ -132,19 +132,8 @@ def is_fatal(number: int, handler: Any) -> bool:
     return not callable(handler)
 
 
-def rank() -> int:
-    """Which process of a job this is; 0 for one on its own. Bars and loggers are of rank 0."""
+def launched_rank() -> int | None:
+    """Which process of a job this is, as its launcher says; None if nobody has told it."""
     from cirron.session import identity
 
-    found = identity.first_number(os.environ, identity.RANK)
-    if found is not None:
-        return found
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    is_initialized = getattr(
-        getattr(sys.modules.get("jax"), "distributed", None), "is_initialized", None
-    )
-    if is_initialized is not None and is_initialized():
-        return int(sys.modules["jax"].process_index())
-    return 0
+    return identity.first_number(os.environ, identity.RANK)

@@ -1,4 +1,4 @@
-"""Makes `Logs`, its collections and `Elapsed` pytrees of JAX, for jitted functions.
+"""Trees of anything: `mapped` walks them, `register` makes `Logs` and `Elapsed` known to JAX.
 
 JAX is never imported here: whoever needs this has imported it.
 """
@@ -6,13 +6,30 @@ JAX is never imported here: whoever needs this has imported it.
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from math import nan
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ciclo.elapsed import Elapsed
 
 is_done = False
+
+
+def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """The same containers with `function` of what is in them, and in others of that shape."""
+    kind = type(tree)
+    if kind is dict or kind is OrderedDict:
+        pairs = ((key, mapped(function, tree[key], *(one[key] for one in others))) for key in tree)
+        return kind(pairs)
+    if kind is list or kind is tuple:
+        return kind([mapped(function, *each) for each in zip(tree, *others, strict=True)])
+    is_named = isinstance(tree, tuple) and hasattr(tree, "_fields")
+    if is_named and all(type(one) is kind for one in others):
+        return kind(*(mapped(function, *each) for each in zip(tree, *others, strict=True)))
+    return function(tree, *others)
 
 
 def register() -> None:

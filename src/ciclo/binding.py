@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ciclo.errors import CallbackError
 from ciclo.logs import Logs
-from ciclo.schedules import Always, Every, Schedule, as_schedule
+from ciclo.schedules import Every, Schedule, always, as_schedule
 from ciclo.unreturned import makes_logs_for_nobody
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import TypeAlias
 
     from ciclo._seam import Watch
     from ciclo.logs import LogsLike
+
+    Arguments: TypeAlias = tuple[list[str], dict[str, str]]  # by position, by keyword
 
 ARGUMENTS = ("state", "batch", "elapsed", "loop_state")
 OF_THE_LOOP = ("logs", "history", "metadata", "accumulated_logs")  # attributes, never arguments
@@ -52,7 +55,7 @@ def bind_tasks(tasks: Any, watch: Watch | None) -> list[Task]:
                 " ciclo.loop needs a schedule, such as ciclo.every(1)"
             )
         schedule = as_schedule(key)
-        is_always = isinstance(schedule, Always) or (
+        is_always = isinstance(schedule, always) or (
             isinstance(schedule, Every) and schedule.amount.steps == 1
         )
         due = None if is_always else schedule
@@ -121,7 +124,7 @@ def name_of(callback: Any) -> str:
 
 def with_arguments(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
     """The function as one of the loop's state."""
-    by_position, by_keyword = arguments_of(name, function)
+    by_position, by_keyword = callback_arguments(name, function)
     if by_keyword:
         get = attrgetter("__class__", *by_keyword.values())  # two or more: always a tuple
         names = tuple(by_keyword)
@@ -137,77 +140,113 @@ def with_arguments(name: str, function: Callable[..., Any]) -> Callable[[Any], A
     return lambda run: function(*get(run))
 
 
-def arguments_of(
+def callback_arguments(
     name: str, function: Callable[..., Any], order: tuple[str, ...] = ARGUMENTS
-) -> tuple[list[str], dict[str, str]]:
-    """Which attributes of the loop's state a function takes, by position and by keyword.
+) -> Arguments:
+    """Which attributes of the loop's state a callback takes.
 
     order: what parameters of other names are given, by their place
     """
     import inspect
 
+    def wrong(what: str) -> CallbackError:
+        return CallbackError(
+            f"{name}{inspect.signature(function)} cannot be a callback: {what}. A callback takes up"
+            " to four of state, batch, elapsed and loop_state:\n   "
+            f" {FORM.replace('callback', name)}"
+        )
+
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise CallbackError(
             f"the arguments of {name} cannot be read; wrap it, as in"
             f" lambda state, batch: {name}(state, batch)"
         ) from None
     _refuse_what_waits(name, function)
-    kinds = inspect.Parameter
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    keywords = [p for p in parameters if p.kind is kinds.KEYWORD_ONLY]
-    if not positional and any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
-        return [_attribute(one) for one in order], {}
-    wanted = [p for p in positional if p.name in ARGUMENTS or p.default is kinds.empty]
-    sources = _sources(name, function, [p.name for p in wanted], order)
+    for one in parameters:
+        is_given = one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if one.name in OF_THE_LOOP and one.default is one.empty and is_given:
+            raise wrong(f"{one.name!r} is not an argument; read loop_state.{one.name}")
+    return arguments_of(function, Offer(ARGUMENTS, order, wrong))
+
+
+class Offer(NamedTuple):
+    """What a function may ask for by name, and what its other parameters get, by their place."""
+
+    names: tuple[str, ...]
+    order: tuple[str, ...]
+    wrong: Callable[[str], CallbackError]  # makes the error that says what is wrong
+    aliases: Mapping[str, str] = {}
+    fills_rest: bool = False  # whether `**rest` gets all that was not asked for
+
+    def source(self, parameter: str) -> str | None:
+        """What a parameter of this name asks for."""
+        found = parameter if parameter in self.names else self.aliases.get(parameter)
+        return found if found in self.names else None
+
+
+def arguments_of(function: Callable[..., Any], offer: Offer) -> Arguments:
+    """Which names of an offer a function takes, by position and by keyword."""
+    import inspect
+
+    found = list(inspect.signature(function).parameters.values())
+    kinds = {one.kind for one in found}
+    parameters = [one for one in found if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    positional = [one for one in parameters if one.kind is not one.KEYWORD_ONLY]
+    if not positional and inspect.Parameter.VAR_POSITIONAL in kinds:
+        return list(offer.order), {}
+    needed = {offer.source(one.name) for one in parameters if one.default is one.empty}
+    is_clear = None not in needed  # else an alias that has a default may mean something else
+    wanted = [
+        one
+        for one in parameters
+        if one.default is one.empty
+        or one.name in offer.names
+        or (is_clear and offer.source(one.name) not in (None, *needed))
+    ]
+    sources = _sources([one.name for one in wanted if one in positional], offer)
     by_position: list[str] = []
     by_keyword: dict[str, str] = {}
     is_skipping = False  # after an argument that keeps its default, the rest go by keyword
-    for parameter in positional:
-        if parameter.name not in sources:
+    for one in positional:
+        if one.name not in sources:
             is_skipping = True
         elif is_skipping:
-            by_keyword[parameter.name] = _attribute(sources[parameter.name])
+            by_keyword[one.name] = sources[one.name]
         else:
-            by_position.append(_attribute(sources[parameter.name]))
-    for parameter in keywords:
-        if parameter.name in ARGUMENTS:
-            by_keyword[parameter.name] = _attribute(parameter.name)
-        elif parameter.default is kinds.empty:
-            raise _wrong_arguments(name, function, f"the keyword {parameter.name!r} has no value")
-    if not parameters or positional or by_keyword:
-        return by_position, by_keyword
-    if any(p.kind is kinds.VAR_KEYWORD for p in parameters):
-        return [], {one: _attribute(one) for one in order}
+            by_position.append(sources[one.name])
+    for one in wanted:
+        if one.kind is one.KEYWORD_ONLY:
+            if (source := offer.source(one.name)) is None:
+                raise offer.wrong(f"the keyword {one.name!r} has no value")
+            by_keyword[one.name] = source
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        names = {one.name for one in parameters}
+        if offer.fills_rest:
+            by_keyword |= {one: one for one in offer.names if one not in names}
+        elif not positional and not by_keyword:
+            by_keyword = {one: one for one in offer.order}
     return by_position, by_keyword
 
 
-def _sources(
-    name: str, function: Callable[..., Any], wanted: list[str], order: tuple[str, ...]
-) -> dict[str, str]:
-    """What each parameter is given: the four by their names, others by their place.
+def _sources(wanted: list[str], offer: Offer) -> dict[str, str]:
+    """What each parameter is given: by its name if that is offered, else by its place.
 
     Where both are mixed, all must be in their places: else nobody could tell what is meant.
     """
-    others = [one for one in wanted if one not in ARGUMENTS]
-    for one in others:
-        if one in OF_THE_LOOP:
-            raise _wrong_arguments(
-                name, function, f"{one!r} is not an argument; read loop_state.{one}"
+    found = {one: source for one in wanted if (source := offer.source(one)) is not None}
+    others = [one for one in wanted if one not in found]
+    placed = [one for one in wanted if one in others or found[one] in offer.order]
+    for place, one in enumerate(placed if others else ()):
+        if place >= len(offer.order):
+            raise offer.wrong(f"{one!r} is one too many")
+        if found.setdefault(one, offer.order[place]) != offer.order[place]:
+            raise offer.wrong(
+                f"{others[0]!r} is not one of the known names, and {one!r} is not in its place, so"
+                f" it is not clear what {others[0]!r} is"
             )
-    if others:
-        for place, one in enumerate(wanted):
-            if one in ARGUMENTS and order[place : place + 1] != (one,):
-                raise _wrong_arguments(
-                    name,
-                    function,
-                    f"{others[0]!r} is not one of the known names, and {one!r} is not in its place,"
-                    " so it is not clear what each should get",
-                )
-    if others and len(wanted) > len(order):
-        raise _wrong_arguments(name, function, f"{wanted[len(order)]!r} is one too many")
-    return {one: one if one in ARGUMENTS else order[place] for place, one in enumerate(wanted)}
+    return found
 
 
 def _refuse_what_waits(name: str, function: Callable[..., Any]) -> None:
@@ -222,20 +261,6 @@ def _refuse_what_waits(name: str, function: Callable[..., Any]) -> None:
             )
         if inspect.isgeneratorfunction(one):
             raise CallbackError(f"{name} has a yield, so calling it does nothing; use return")
-
-
-def _attribute(argument: str) -> str:
-    """The attribute of the loop's state that an argument gets."""
-    return "itself" if argument == "loop_state" else argument
-
-
-def _wrong_arguments(name: str, function: Callable[..., Any], what: str) -> CallbackError:
-    import inspect
-
-    return CallbackError(
-        f"{name}{inspect.signature(function)} cannot be a callback: {what}. A callback takes up to"
-        f" four of state, batch, elapsed and loop_state:\n    {FORM.replace('callback', name)}"
-    )
 
 
 def is_logs(value: Any) -> bool:

@@ -11,6 +11,8 @@ import sys
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ciclo.errors import warn
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
@@ -137,7 +139,10 @@ def send(values: Sequence[Any]) -> Callable[[], list[Any]]:
                 arrived[i] = number
         there = [(i, array) for i, array in arrays if not array.is_deleted()]
         if is_lost or len(there) < len(arrays):
-            _warn_of_loss()
+            warn(
+                "a logged array was donated before it was fetched and is None in the history; log a"
+                " copy of it, as in jnp.copy(value)"
+            )
         if there:
             fetched = sys.modules["jax"].device_get([array for _, array in there])
             for (i, _), array in zip(there, fetched, strict=True):
@@ -233,15 +238,6 @@ def _send_jax(scalars: list[Any]) -> Callable[[], list[Any]]:
 def _jitted_stack() -> Any:
     jax = sys.modules["jax"]
     return jax.jit(lambda scalars: jax.numpy.stack(scalars))
-
-
-def _warn_of_loss() -> None:
-    import logging
-
-    logging.getLogger("ciclo").warning(
-        "ciclo: a logged array was donated before it was fetched and is None in the history;"
-        " log a copy of it, as in jnp.copy(value)"
-    )
 
 
 def describe(value: Any, depth: int = 0) -> str:

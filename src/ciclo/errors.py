@@ -53,6 +53,13 @@ class MissingDependencyError(CicloError, ImportError):
     """Something needs a package that is not installed."""
 
 
+def warn(message: str) -> None:
+    """Tells of what may be a mistake, and lets the run go on."""
+    import logging
+
+    logging.getLogger("ciclo").warning("ciclo: %s", message)
+
+
 def need(module: str, what: str, package: str | None = None) -> ModuleType:
     """Imports a module on use, or says which package to install for what."""
     import importlib

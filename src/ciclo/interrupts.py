@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from ciclo import _seam
 from ciclo.elapsed import clock
+from ciclo.processes import Process
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from ciclo.loop import Result
 
@@ -90,14 +91,13 @@ class JaxGroup:
 
 
 def _group() -> TorchGroup | JaxGroup | None:
-    torch = getattr(sys.modules.get("torch"), "distributed", None)
-    if torch is not None and torch.is_available() and torch.is_initialized():
-        return TorchGroup(torch) if torch.get_world_size() > 1 else None
-    jax = sys.modules.get("jax")
-    is_connected = getattr(getattr(jax, "distributed", None), "is_initialized", None)
-    if jax is None or is_connected is None or not is_connected() or jax.process_count() == 1:
+    process = Process()
+    if process.count == 1:
         return None
-    return JaxGroup() if getattr(jax.config, "jax_enable_preemption_service", True) else None
+    if process.torch is not None:
+        return TorchGroup(process.torch)
+    config = sys.modules["jax"].config
+    return JaxGroup() if getattr(config, "jax_enable_preemption_service", True) else None
 
 
 class Interrupts:
@@ -162,21 +162,13 @@ class Interrupts:
 
         self._previous[number] = signal.signal(number, self)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         global _current
+        import signal
+
         self._is_over = True
         if _current is self:
             _current = None
-        self._uninstall()
-
-    def _uninstall(self) -> None:
-        import signal
-
         for number, previous in self._previous.items():
             if signal.getsignal(number) is self:
                 signal.signal(number, previous)

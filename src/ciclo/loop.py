@@ -8,12 +8,12 @@ begins with (`LoopState.load_state_dict`, before the first batch).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ciclo import _seam, _trees, device_values
 from ciclo.binding import Bound, Task, bind, bind_tasks, listed, name_of, owners, read
 from ciclo.elapsed import Elapsed, Period, Timeline, as_period
-from ciclo.errors import CallbackError
+from ciclo.errors import CallbackError, warn
 from ciclo.history import History
 from ciclo.interrupts import Interrupts, Preempted
 from ciclo.logs import Logs
@@ -92,8 +92,8 @@ class LoopState(Generic[State]):
         self._last: Elapsed | None = None  # the last iteration of the run that goes on
 
     @property
-    def itself(self) -> LoopState[State]:
-        return self
+    def loop_state(self) -> LoopState[State]:
+        return self  # what a callback that asks for it is given
 
     @property
     def logs(self) -> Logs:
@@ -314,29 +314,25 @@ def loop(
     """
     period = None if stop is None else as_period(stop)
     run = LoopState(state, history=history, elapsed=elapsed, stop=period, metadata=metadata)
-    return iterate(
-        run,
-        dataset,
-        tasks,
-        on_start=on_start,
-        on_end=on_end,
-        batch_size_fn=batch_size_fn,
-        catch_keyboard_interrupt=catch_keyboard_interrupt,
-        resume=resume,
-        watch=_seam.watch(),
-    )
+    options = Options(on_start, on_end, batch_size_fn, catch_keyboard_interrupt, resume)
+    return iterate(run, dataset, tasks, options, _seam.watch())
+
+
+class Options(NamedTuple):
+    """How a loop runs, whichever it is."""
+
+    on_start: Any
+    on_end: Any
+    batch_size_fn: BatchSize | None
+    catch_keyboard_interrupt: bool
+    resume: Any
 
 
 def iterate(
     run: LoopState[State],
     dataset: Iterable[Any],
     tasks: Tasks,
-    *,
-    on_start: Any,
-    on_end: Any,
-    batch_size_fn: BatchSize | None,
-    catch_keyboard_interrupt: bool,
-    resume: Any,
+    options: Options,
     watch: _seam.Watch | None,
     at_last: Callable[[], list[Any]] | None = None,
 ) -> Result[State]:
@@ -344,34 +340,20 @@ def iterate(
 
     at_last: asked after the last iteration for callbacks to run then, unless it was cut short
     """
-    _trees.register()
-    run._tasks = bind_tasks(tasks, watch)
-    callbacks = owners(task.bound for task in run._tasks)
-    is_saved = resume is not None or any(hasattr(one.owner, "on_loop_done") for one in callbacks)
-    is_resumed = False
-    if is_saved:
-        from ciclo.resume import set_up
-
-        is_resumed = set_up(run, callbacks, resume)
-        if run._epochs is None and run._feed is not None:
-            dataset = run._feed.read(dataset)
-    hooks = _hooks(callbacks, "on_loop_start")
-    starts = [bind(one, watch) for one in listed(on_start)]  # run with the first batch in hand
-    ends = [*_hooks(callbacks, "on_loop_end"), *(bind(one, watch) for one in listed(on_end))]
-    timeline = Timeline(dataset, run.elapsed, run.stop, batch_size_fn, watch)
+    parts = _set_up(run, dataset, tasks, options, watch)
     done = run.elapsed
     failure: BaseException | None = None
-    with Interrupts(catch_keyboard_interrupt, is_saved) as interrupts:
+    with Interrupts(options.catch_keyboard_interrupt, parts.is_saved) as interrupts:
         try:
-            _start(run, hooks, is_resumed)
-            _run(run, timeline, interrupts, watch, starts, is_resumed)
+            _start(run, _hooks(parts.callbacks, "on_loop_start"), parts.is_resumed)
+            _run(run, parts, interrupts, watch)
             done = run.done()
-            _finish(run, callbacks, at_last, watch)
+            _finish(run, parts.callbacks, at_last, watch)
         except KeyboardInterrupt as error:
             done = run.elapsed if run._is_cut else run.done()
             run.forget_logs()
             run.is_interrupted = True
-            if not catch_keyboard_interrupt or interrupts.is_urgent:
+            if not options.catch_keyboard_interrupt or interrupts.is_urgent:
                 failure = error
         except BaseException as error:  # noqa: BLE001  raised again below, once the loop has ended
             run.forget_logs()
@@ -379,13 +361,50 @@ def iterate(
         finally:
             if watch is not None:
                 watch.end(failure)
-        failure = _end(run, ends, failure)
+        failure = _end(run, parts.ends, failure)
     if failure is not None:
         try:
             raise failure
         finally:
             del failure  # else its traceback and this frame keep each other alive
     return _result(run, done, interrupts)
+
+
+class _Parts(NamedTuple):
+    """A loop that is set up."""
+
+    timeline: Timeline[Any]
+    callbacks: list[Bound]  # each object once
+    starts: list[Bound]  # run with the first batch in hand
+    ends: list[Bound]
+    is_saved: bool
+    is_resumed: bool
+
+
+def _set_up(
+    run: LoopState[Any],
+    dataset: Iterable[Any],
+    tasks: Tasks,
+    options: Options,
+    watch: _seam.Watch | None,
+) -> _Parts:
+    _trees.register()
+    run._tasks = bind_tasks(tasks, watch)
+    callbacks = owners(task.bound for task in run._tasks)
+    can_save = any(hasattr(one.owner, "on_loop_done") for one in callbacks)
+    is_saved = can_save or options.resume is not None
+    is_resumed = False
+    if is_saved:
+        from ciclo.resume import set_up
+
+        is_resumed = set_up(run, callbacks, options.resume)
+        if run._epochs is None and run._feed is not None:
+            dataset = run._feed.read(dataset)
+    starts = [bind(one, watch) for one in listed(options.on_start)]
+    ends = [bind(one, watch) for one in listed(options.on_end)]
+    ends = [*_hooks(callbacks, "on_loop_end"), *ends]
+    timeline = Timeline(dataset, run.elapsed, run.stop, options.batch_size_fn, watch)
+    return _Parts(timeline, callbacks, starts, ends, is_saved, is_resumed)
 
 
 def _start(run: LoopState[Any], starts: list[Bound], is_resumed: bool) -> None:
@@ -399,14 +418,10 @@ def _start(run: LoopState[Any], starts: list[Bound], is_resumed: bool) -> None:
 
 
 def _run(
-    run: LoopState[Any],
-    timeline: Timeline[Any],
-    interrupts: Interrupts,
-    watch: _seam.Watch | None,
-    starts: list[Bound],
-    is_resumed: bool,
+    run: LoopState[Any], parts: _Parts, interrupts: Interrupts, watch: _seam.Watch | None
 ) -> None:
     """The iterations. What happens in each of them is in here: a call takes a tenth of one."""
+    timeline, starts, is_resumed = parts.timeline, parts.starts, parts.is_resumed
     schedule = [(task.due, task.bound.call, task.bound) for task in run._tasks]
     history = run.history
     active: Bound | None = None  # the callback that runs, for a note in its error
@@ -505,7 +520,7 @@ def _result(run: LoopState[State], done: Elapsed, interrupts: Interrupts) -> Res
     if interrupts.preemption is not None:
         raise Preempted(interrupts.preemption, finished)
     if run.is_interrupted:
-        _warn_of_interrupt(done)
+        warn(f"interrupted after {done.steps} steps; what the loop returns is the state so far")
     return finished
 
 
@@ -556,32 +571,21 @@ def _add_note(error: BaseException, run: LoopState[Any], active: Bound | None) -
 
 def _warn_of_early_end(run: LoopState[Any], is_resumed: bool) -> None:
     """Tells of a dataset that had less than was asked for, or nothing at all."""
-    import logging
-
     done, stop = run.done(), run.stop
     if stop is not None and stop.is_reached_by(done):
         return
     if run._timeline is None:
         if not is_resumed and not run.stop_iteration:
-            logging.getLogger("ciclo").warning(
-                "ciclo: the dataset has no batch, so nothing ran; an iterator can be read only"
+            warn(
+                "the dataset has no batch, so nothing ran; an iterator can be read only"
                 " once: give a list, a loader, or a new iterator"
             )
         return
     counted = {} if stop is None else dict(stop._given())
     for name in ("steps", "samples", "tokens"):
         if name in counted:
-            logging.getLogger("ciclo").warning(
-                "ciclo: the dataset ended after %d %s, before stop=%r; for more, give"
-                " itertools.cycle(dataset), or use ciclo.fit, which reads it again",
-                *(getattr(done, name), name, stop),
+            warn(
+                f"the dataset ended after {getattr(done, name)} {name}, before stop={stop!r}; for"
+                " more, give itertools.cycle(dataset), or use ciclo.fit, which reads it again"
             )
             return
-
-
-def _warn_of_interrupt(done: Elapsed) -> None:
-    import logging
-
-    logging.getLogger("ciclo").warning(
-        "ciclo: interrupted after %d steps; what the loop returns is the state so far", done.steps
-    )

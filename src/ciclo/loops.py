@@ -16,9 +16,8 @@ from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
 from ciclo.errors import CicloError, PeriodError
-from ciclo.loop import LoopState, Result, State, iterate, loop
+from ciclo.loop import LoopState, Options, Result, State, iterate, loop
 from ciclo.moments import (
-    Plan,
     on_epoch_end,
     on_epoch_start,
     on_predict_step,
@@ -34,6 +33,7 @@ from ciclo.moments import (
     on_train_start,
     on_train_step,
 )
+from ciclo.plan import Plan
 from ciclo.schedules import always
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ciclo.elapsed import BatchSize, Elapsed
     from ciclo.history import History
     from ciclo.loop import Tasks
+
+__all__ = ["fit", "predict_loop", "test_loop", "train_loop"]
 
 INNER = ("aggregation", "weighted", "output_state")  # options of an inner loop; others are loop's
 
@@ -94,11 +96,7 @@ def train_loop(
         epochs.cut(dataset, duration, batch_size_fn),
         Plan(state, tasks, callbacks),
         Evaluation(test_dataset, test_name, aggregation, test_duration, inner_loop_kwargs),
-        on_start=on_start,
-        on_end=on_end,
-        batch_size_fn=batch_size_fn,
-        catch_keyboard_interrupt=catch_keyboard_interrupt,
-        resume=resume,
+        Options(on_start, on_end, batch_size_fn, catch_keyboard_interrupt, resume),
     )
 
 
@@ -162,11 +160,7 @@ def fit(
         cut.repeat(train, epochs, steps_per_epoch),
         Plan(state, [*pairs, *pairs_of(tasks or {})], callbacks, [moment for moment, _ in pairs]),
         Evaluation(validation, "valid", aggregation, validation_steps, None),
-        on_start=None,
-        on_end=None,
-        batch_size_fn=batch_size_fn,
-        catch_keyboard_interrupt=catch_keyboard_interrupt,
-        resume=resume,
+        Options(None, None, batch_size_fn, catch_keyboard_interrupt, resume),
     )
 
 
@@ -224,12 +218,7 @@ def _train(
     batches: Iterator[Any],
     plan: Plan,
     evaluation: Evaluation,
-    *,
-    on_start: Any,
-    on_end: Any,
-    batch_size_fn: BatchSize | None,
-    catch_keyboard_interrupt: bool,
-    resume: Any,
+    options: Options,
 ) -> Result[State]:
     plan.refuse(on_predict_step)
     ending: list[Any] = []
@@ -251,13 +240,12 @@ def _train(
         run,
         batches,
         tasks,
-        on_start=[*listed(on_start), *plan.all_at(on_train_start)],
-        on_end=[*plan.all_at(on_train_end), *listed(on_end)],
+        options._replace(
+            on_start=[*listed(options.on_start), *plan.all_at(on_train_start)],
+            on_end=[*plan.all_at(on_train_end), *listed(options.on_end)],
+        ),
+        _seam.watch(is_epoch_end=lambda: epochs.is_last, epoch=lambda: run.epoch or 0),
         at_last=lambda: ending if epochs.end() else [],
-        batch_size_fn=batch_size_fn,
-        catch_keyboard_interrupt=catch_keyboard_interrupt,
-        resume=resume,
-        watch=_seam.watch(is_epoch_end=lambda: epochs.is_last, epoch=lambda: run.epoch or 0),
     )
 
 

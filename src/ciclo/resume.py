@@ -7,7 +7,6 @@ loop that is set up and has not begun.
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import random
 import re
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from ciclo.binding import Bound
 from ciclo.checkpoints import tree
-from ciclo.checkpoints.folder import Folder, Process
-from ciclo.errors import CheckpointError, CicloError, need
+from ciclo.checkpoints.folder import Folder
+from ciclo.errors import CheckpointError, CicloError, need, warn
+from ciclo.processes import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -259,12 +259,9 @@ def take_up(run: LoopState[Any], folder: Folder, is_trusted: bool = False) -> bo
     count = 1 + sum(LOOP.fullmatch(one) is not None for one in manifest.files)
     if count != process.count:
         name = "loop"
-        logging.getLogger("ciclo").warning(
-            "ciclo: %s was saved by %d processes, and this run has %d: each goes on with the random"
-            " numbers and the place in the data of the first",
-            place,
-            count,
-            process.count,
+        warn(
+            f"{place} was saved by {count} processes, and this run has {process.count}: each goes"
+            " on with the random numbers and the place in the data of the first"
         )
     saved = tree.load(manifest, name, is_trusted=is_trusted)
     with checked(f"{place} has no loop in {name}.json"):

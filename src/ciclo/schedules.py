@@ -79,14 +79,18 @@ class Schedule:
         return f"{type(self).__name__.lower()}()"
 
 
-class Always(Schedule):
+class always(Schedule):  # noqa: N801  a name like the functions beside it
+    """Due in each iteration."""
+
     __slots__ = ()
 
     def __call__(self, elapsed: Elapsed) -> bool:
         return True
 
 
-class Never(Schedule):
+class never(Schedule):  # noqa: N801
+    """Due in none."""
+
     __slots__ = ()
 
     def __call__(self, elapsed: Elapsed) -> bool:
@@ -157,8 +161,11 @@ class Not(Schedule):
         return f"~{self.inner!r}"
 
 
-class At(Period, Schedule):
-    """A period that is also a schedule: due once, in the iteration that first reaches it."""
+class at(Period, Schedule):  # noqa: N801
+    """A point in a loop: for `stop=`, for `elapsed >= period`, and a schedule that is due once.
+
+    >>> ciclo.at(steps=10_000)
+    """
 
     __slots__ = ()
 
@@ -360,21 +367,6 @@ def every(
     return Every(amount, at_end=at == "end")
 
 
-def at(
-    steps: SupportsIndex | None = None,
-    *,
-    samples: SupportsIndex | None = None,
-    tokens: SupportsIndex | None = None,
-    time: float | timedelta | None = None,
-    date: float | datetime | None = None,
-) -> At:
-    """A point in a loop: for `stop=`, for `elapsed >= period`, and a schedule that is due once.
-
-    >>> ciclo.at(steps=10_000)
-    """
-    return At(steps, samples=samples, tokens=tokens, time=time, date=date)
-
-
 def after(
     steps: SupportsIndex | Period | None = None,
     *,
@@ -390,16 +382,6 @@ def after(
     if isinstance(steps, Period):
         return After(steps)
     return After(at(steps, samples=samples, tokens=tokens, time=time, date=date))
-
-
-def always() -> Schedule:
-    """Due in each iteration."""
-    return Always()
-
-
-def never() -> Schedule:
-    """Due in none."""
-    return Never()
 
 
 def piecewise(
@@ -429,7 +411,7 @@ def as_schedule(given: Any) -> Schedule:
     if isinstance(given, Schedule):
         return given
     if isinstance(given, Period):
-        return At(*[given.steps], **{n: getattr(given, n) for n in FIELDS[1:]})
+        return at(*[given.steps], **{n: getattr(given, n) for n in FIELDS[1:]})
     if given in (every, at, after, always, never, piecewise):
         raise PeriodError(
             f"{given.__name__} makes a schedule and is none: write ciclo.{given.__name__}(...)"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from ciclo.loop import LoopState
 
+__all__ = ["clu_action", "keras_callback", "register_adapter"]
+
 
 class clu_action(LoopCallback):  # noqa: N801  a name like the functions beside it
     """A periodic action of clu, called with each step."""

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from ciclo import _seam, device_values
+from ciclo import device_values, processes
 from ciclo.callbacks.base import LoopCallback, number, scalars
 from ciclo.elapsed import Period, as_period, clock
 from ciclo.errors import need
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ciclo.elapsed import Elapsed
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
+
+__all__ = ["keras_bar", "rich_bar", "tqdm_bar"]
 
 WIDTH = 20  # characters
 REDRAW_S = 0.1  # in a terminal or a notebook
@@ -75,7 +77,7 @@ class Bar(LoopCallback):
     def _update(self, elapsed: Elapsed, logs: LogsLike | None) -> None:
         now = clock()
         if self._is_mine is None:
-            self._is_mine = _seam.rank() == 0
+            self._is_mine = processes.is_first()
         if self._start is None:
             self._start = elapsed.date if self.unit == "date" else 0
             self.total = None if self.total is None else self.total - self._start

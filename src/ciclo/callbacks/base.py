@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ciclo.errors import MonitorError
 from ciclo.schedules import Schedule, always
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ciclo.logs import LogsLike
+    from ciclo.logs import Logs, LogsLike
     from ciclo.loop import LoopState
+
+__all__ = ["LoopCallback", "noop"]
 
 
 class LoopCallback:
@@ -73,6 +76,15 @@ def scalars(logs: LogsLike) -> dict[str, Any]:
             if isinstance(value, (int, float)) or getattr(value, "shape", None) in ((), (1,)):
                 found[f"{collection}.{name}" if name in found else name] = value
     return found
+
+
+def missing(watcher: str, monitor: str, logs: Logs) -> MonitorError:
+    """For a value that is watched and was not logged."""
+    return MonitorError(
+        f"{watcher} watches {monitor!r}, which was not logged; there is"
+        f" {', '.join(logs.names()) or 'nothing'}. If an evaluation logs it later, give both the"
+        f" same schedule: {{ciclo.every(500): [evaluate, {watcher}]}}"
+    )
 
 
 def may_come(loop_state: LoopState[Any]) -> bool:

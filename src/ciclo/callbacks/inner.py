@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Aggregation: TypeAlias = str | Callable[[list[Any]], Any]
 
+__all__ = ["inner_loop"]
+
 # Takes the values and their weights.
 AGGREGATIONS: dict[str, Callable[[list[Any], list[float]], Any]] = {
     "last": lambda values, weights: values[-1],

@@ -11,7 +11,7 @@ import sys
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ciclo import _seam, device_values
+from ciclo import device_values, processes
 from ciclo.callbacks.base import LoopCallback, scalars
 from ciclo.errors import CallbackError, need
 
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from ciclo.elapsed import Elapsed
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
+
+__all__ = [
+    "Logger",
+    "console_logger",
+    "mlflow_logger",
+    "tensorboard_logger",
+    "trackio_logger",
+    "wandb_logger",
+]
 
 MAX_STEPS = 32  # of which values wait to be sent to the host
 
@@ -68,7 +77,7 @@ class Logger(LoopCallback):
 
     def _start(self) -> None:
         self._forget()  # here, since a logger of the user's may not call our __init__
-        self._is_mine = _seam.rank() == 0
+        self._is_mine = processes.is_first()
         if self._is_mine:
             self.open()
 

@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from ciclo._trees import mapped
 from ciclo.callbacks.base import LoopCallback
 from ciclo.checkpoints.tree import typed
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from ciclo.elapsed import Elapsed
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
+
+__all__ = ["ema", "throughput"]
 
 
 class throughput(LoopCallback):  # noqa: N801  a name like the functions beside it
@@ -64,12 +67,12 @@ class ema(LoopCallback):  # noqa: N801  a name like the functions beside it
         if hasattr(picked, "state_dict"):
             picked = picked.state_dict()
         if self._is_first:
-            self.value = _mapped(lambda a, b: b * 1, picked, picked)  # memory of its own
+            self.value = _combined(lambda old, new: new * 1, picked, picked)  # memory of its own
             self._is_first = False
         else:
             decay = self.decay
-            self.value = typed(self.value, picked)  # it may come out of a checkpoint
-            self.value = _mapped(lambda a, b: a * decay + b * (1 - decay), self.value, picked)
+            before = typed(self.value, picked)  # it may come out of a checkpoint
+            self.value = _combined(lambda old, new: old * decay + new * (1 - decay), before, picked)
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.value, "is_first": self._is_first}
@@ -79,21 +82,16 @@ class ema(LoopCallback):  # noqa: N801  a name like the functions beside it
         self._is_first = saved["is_first"]
 
 
-def _mapped(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """The function of each pair of floating-point leaves; other leaves are the newer one's."""
+def _combined(function: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
+    """The function of the floating-point leaves of two trees; other leaves are the newer one's."""
     jax = sys.modules.get("jax")
-    if jax is not None and any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(right)):
-        return jax.tree.map(lambda a, b: _leaf(function, a, b), left, right)
-    if isinstance(right, dict):
-        return {key: _mapped(function, left[key], value) for key, value in right.items()}
-    if isinstance(right, (list, tuple)):
-        items = [_mapped(function, a, b) for a, b in zip(left, right, strict=True)]
-        return type(right)(*items) if hasattr(right, "_fields") else type(right)(items)
-    return _leaf(function, left, right)
+    has_arrays = jax is not None and any(isinstance(x, jax.Array) for x in jax.tree.leaves(new))
+    walk = mapped if jax is None or not has_arrays else jax.tree.map
 
+    def leaf(new: Any, old: Any) -> Any:
+        detached = new.detach() if hasattr(new, "detach") else new
+        if isinstance(new, float) or "float" in str(getattr(new, "dtype", "")):
+            return function(old, detached)
+        return detached.clone() if hasattr(detached, "clone") else detached
 
-def _leaf(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    detached = right.detach() if hasattr(right, "detach") else right
-    if isinstance(right, float) or "float" in str(getattr(right, "dtype", "")):
-        return function(left, detached)
-    return detached.clone() if hasattr(detached, "clone") else detached
+    return walk(leaf, new, old)

@@ -6,12 +6,13 @@ from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from ciclo import device_values
-from ciclo.callbacks.base import LoopCallback, may_come, number
+from ciclo.callbacks.base import LoopCallback, may_come, missing, number
 from ciclo.checkpoints import tree
-from ciclo.checkpoints.folder import Folder, Process, Writer, warn
+from ciclo.checkpoints.folder import Folder, Writer
 from ciclo.checkpoints.manifest import HOW_TO_TRUST
-from ciclo.errors import CheckpointError, MonitorError
+from ciclo.errors import CheckpointError, warn
 from ciclo.logs import Logs
+from ciclo.processes import Process
 
 if TYPE_CHECKING:
     import os
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ciclo.elapsed import Elapsed
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
+
+__all__ = ["checkpoint"]
 
 
 class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside it
@@ -94,7 +97,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
         self.wait()
         if self.monitor is not None and self._ours and not self._best():
-            warn("checkpoint watches %r, which was logged in no step that was saved", self.monitor)
+            warn(f"checkpoint watches {self.monitor!r}, which was logged in no step that was saved")
 
     def _save_loop(self, loop_state: LoopState[Any]) -> None:
         self._is_deferred = False
@@ -190,7 +193,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
             work += tree.begin(frozen, draft, name, self.asynchronous)
         if pickled and not self.trusted and not self._is_warned:
             self._is_warned = True
-            warn("%s is saved as a pickle, which can run code; %s", pickled[0], HOW_TO_TRUST)
+            warn(f"{pickled[0]} is saved as a pickle, which can run code; {HOW_TO_TRUST}")
         replaced = set(self.folder.steps()) - self._ours if self.overwrite else set()
         self._ours.add(step)
         about = {"monitor": self.monitor, "value": value, "is_resumable": loop is not None}
@@ -226,11 +229,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         if self.monitor is None:
             return None
         if known is not None and known.find(self.monitor) is None:
-            raise MonitorError(
-                f"checkpoint watches {self.monitor!r}, which was not logged; there is"
-                f" {', '.join(known.names()) or 'nothing'}. If an evaluation logs it later, give"
-                " both the same schedule: {ciclo.every(500): [evaluate, checkpoint]}"
-            )
+            raise missing("checkpoint", self.monitor, known)
         if logs.find(self.monitor) is None:
             return None
         value = number(device_values.fetch([logs.value(self.monitor)])[0])

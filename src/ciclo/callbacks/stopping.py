@@ -6,16 +6,18 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Any
 
 from ciclo import device_values
-from ciclo.callbacks.base import LoopCallback, may_come, number, scalars
+from ciclo.callbacks.base import LoopCallback, may_come, missing, number, scalars
 from ciclo.elapsed import Elapsed, Period, whole
-from ciclo.errors import CicloError, MonitorError
+from ciclo.errors import CicloError, MonitorError, warn
 from ciclo.logs import Logs
 from ciclo.resume import checked
-from ciclo.snapshot import Snapshot
+from ciclo.state_copy import StateCopy
 
 if TYPE_CHECKING:
     from ciclo.logs import LogsLike
     from ciclo.loop import LoopState
+
+__all__ = ["NotFiniteError", "early_stopping", "nan_guard"]
 
 
 class early_stopping(LoopCallback):  # noqa: N801  a name like the functions beside it
@@ -74,7 +76,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
         self.best_elapsed: Elapsed | None = None
         self._since: Elapsed | None = None  # where waiting began
         self._looks = 0  # since the best
-        self._kept: Snapshot | None = None
+        self._kept: StateCopy | None = None
         self._saved: dict[str, Any] | None = None  # of a run that goes on
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
@@ -89,7 +91,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
             )
             self._since = saved["since"] and Elapsed.from_state_dict(saved["since"])
             if saved["is_kept"]:
-                self._kept = Snapshot.of(saved["kept"], loop_state.state)
+                self._kept = StateCopy.of(saved["kept"], loop_state.state)
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
         logs = loop_state.logs if loop_state.logs.find(self.monitor) else None
@@ -102,7 +104,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
         """Whether to stop, and the state to go on with; for loops that are written by hand."""
         found = Logs(logs)
         if not found.find(self.monitor):
-            raise MonitorError(self._missing(found))
+            raise missing("early_stopping", self.monitor, found)
         if not self._is_over(elapsed, state, found.value(self.monitor)):
             return False, state
         return True, state if self._kept is None else self._kept.restore()
@@ -140,7 +142,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
 
     def _keep(self, state: Any) -> None:
         try:
-            self._kept = Snapshot(state)
+            self._kept = StateCopy(state)
         except Exception as error:  # whatever copying it raises, with a way out
             error.add_note(
                 "ciclo: early_stopping copies the best state, and this one cannot be copied;"
@@ -156,15 +158,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
                 " put it after the callback that logs it"
             )
         if not loop_state.accumulated_logs.find(self.monitor) and not may_come(loop_state):
-            raise MonitorError(self._missing(loop_state.accumulated_logs))
-
-    def _missing(self, logs: Logs) -> str:
-        there = ", ".join(logs.names()) or "nothing"
-        return (
-            f"early_stopping watches {self.monitor!r}, which was not logged; there is {there}."
-            " If an evaluation logs it later, give both the same schedule:"
-            " {ciclo.every(500): [evaluate, early_stopping]}"
-        )
+            raise missing("early_stopping", self.monitor, loop_state.accumulated_logs)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -229,14 +223,9 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
         self.guard(loop_state)  # an epoch that was cut is evaluated after its last step
         self._look_at(loop_state, self._queue.settle())
         if self._missing:
-            import logging
-
             there = ", ".join(loop_state.history.names()) or "nothing"
-            logging.getLogger("ciclo").warning(
-                "ciclo: nan_guard watches %s, which was never logged; there is %s",
-                ", ".join(map(repr, sorted(self._missing))),
-                there,
-            )
+            names = ", ".join(map(repr, sorted(self._missing)))
+            warn(f"nan_guard watches {names}, which was never logged; there is {there}")
 
     def _look_at(self, loop_state: LoopState[Any], came: list[tuple[tuple[int, str], Any]]) -> None:
         for (step, name), value in came:

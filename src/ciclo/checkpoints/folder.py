@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from ciclo.checkpoints.manifest import FORMAT, META, Manifest
 from ciclo.elapsed import clock, now
-from ciclo.errors import CheckpointError
+from ciclo.errors import CheckpointError, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from ciclo.processes import Process
 
 PREFIX = "step-"
 MAX_WAIT_S = 600.0  # for the parts of other processes
@@ -81,7 +82,7 @@ class Folder:
                 newest = newest or error
                 continue
             if newest is not None:
-                warn("the newest is not whole; that of step %d is used: %s", step, newest)
+                warn(f"the newest is not whole; that of step {step} is used: {newest}")
             return step
         if newest is not None:
             raise CheckpointError(
@@ -180,32 +181,6 @@ def _sync_folder(path: Path) -> None:
             os.close(number)
 
 
-class Process:
-    """Which process of a job this is; one that nobody has connected to others is alone."""
-
-    def __init__(self) -> None:
-        self.rank, self.count = 0, 1
-        torch = getattr(sys.modules.get("torch"), "distributed", None)
-        jax = sys.modules.get("jax")
-        is_connected = getattr(getattr(jax, "distributed", None), "is_initialized", None)
-        if torch is not None and torch.is_available() and torch.is_initialized():
-            self.rank, self.count = torch.get_rank(), torch.get_world_size()
-        elif jax is not None and is_connected is not None and is_connected():
-            self.rank, self.count = jax.process_index(), jax.process_count()
-
-    def wait_for_all(self) -> None:
-        """Returns once all processes are here."""
-        if self.count == 1:
-            return
-        torch = getattr(sys.modules.get("torch"), "distributed", None)
-        if torch is not None and torch.is_initialized():
-            torch.barrier()
-        else:
-            from ciclo.errors import need
-
-            need("jax.experimental.multihost_utils", "").sync_global_devices("ciclo")
-
-
 class Writer:
     """Runs one piece of work at a time in a thread; an error comes back at the next call."""
 
@@ -242,9 +217,3 @@ class Writer:
         if self._error is not None:
             error, self._error = self._error, None
             raise CheckpointError(f"a checkpoint could not be written: {error}") from error
-
-
-def warn(message: str, *args: Any) -> None:
-    import logging
-
-    logging.getLogger("ciclo").warning("ciclo: " + message, *args)

@@ -16,6 +16,9 @@ VALUES = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"} | {
     "BINUNICODE8",
 }
 MADE = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+# What goes into a container: so many values, or all since the last mark.
+FILLED: dict[str, int | None] = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
+FILLED |= {"TUPLE": None, "APPENDS": None, "SETITEMS": None}
 STORED = "persistent_load"
 
 
@@ -80,24 +83,18 @@ def read(content: bytes) -> tuple[Any, list[Call]]:
                 memo[value] = stack[-1]
             case "BINGET" | "LONG_BINGET":
                 stack.append(memo[value])
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                count = int(code.name[-1])
-                stack[-count:] = [tuple(stack[-count:])]
-            case "TUPLE":
-                items, stack = stack, below.pop()
-                stack.append(tuple(items))
-            case "APPEND":
-                item = stack.pop()
-                of(stack[-1], list).append(item)
-            case "APPENDS":
-                items, stack = stack, below.pop()
-                of(stack[-1], list).extend(items)
-            case "SETITEM":
-                item, key = stack.pop(), stack.pop()
-                of(stack[-1], Pairs).add([key], [item])
-            case "SETITEMS":
-                items, stack = stack, below.pop()
-                of(stack[-1], Pairs).add(items[::2], items[1::2])
+            case name if name in FILLED:
+                if (count := FILLED[name]) is None:
+                    items, stack = stack, below.pop()
+                else:
+                    items = stack[-count:]
+                    del stack[-count:]
+                if name.startswith("TUPLE"):
+                    stack.append(tuple(items))
+                elif name.startswith("APPEND"):
+                    of(stack[-1], list).extend(items)
+                else:
+                    of(stack[-1], Pairs).add(items[::2], items[1::2])
             case "GLOBAL":
                 stack.append(Name(value.replace(" ", ".")))
             case "STACK_GLOBAL":

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeAlias
 
-    from ciclo.checkpoints.folder import Process
     from ciclo.checkpoints.manifest import Manifest
+    from ciclo.processes import Process
 
     Node: TypeAlias = Any  # what JSON can hold
     Build: TypeAlias = Callable[["Leaves"], Any]
@@ -76,15 +76,17 @@ class Loose:
         self._is_trusted = is_trusted
 
     def typed(self, like: Any) -> Any:
-        return Plan(self._node, like, is_trusted=self._is_trusted).build(self._leaves)
+        plan = Plan(self._node, like, is_trusted=self._is_trusted)
+        plan.check("a part of the checkpoint")
+        return plan.build(self._leaves)
 
 
 def typed(value: Any, like: Any) -> Any:
     """The value in the shape of `like`, where it came out of a checkpoint without its types."""
     if isinstance(value, Loose):
         return value.typed(like)
-    if type(value) is dict and isinstance(like, dict):
-        return {key: typed(one, like.get(key)) for key, one in value.items()}
+    if type(value) in (dict, OrderedDict) and isinstance(like, dict):
+        return type(value)((key, typed(one, like.get(key))) for key, one in value.items())
     if type(value) in (list, tuple) and isinstance(like, (list, tuple)):
         likes = [*like, *[None] * (len(value) - len(like))]
         return type(value)(typed(one, other) for one, other in zip(value, likes, strict=False))

@@ -77,7 +77,7 @@ def check_same(expected: dict[str, Any], given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_train_as_one(trained: Path, strategy: str, rank: int) -> None:
-    """Parameters, batch statistics, their average and all that is logged are the same on each."""
+    """Parameters, their average and all that is logged are the same on each."""
     check_same(found(trained, "train", "eager", 1), found(trained, "train", strategy, 2, rank))
 
 

@@ -25,12 +25,12 @@ STEPS, BATCH = 20, 8
 
 
 class Blocks(nn.Module):
-    """Layers in a list, each a unit of `fully_shard`, batch norm and no dropout."""
+    """Layers in a list, each a unit of `fully_shard`, layer norm and no dropout."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()) for _ in range(2)
+            nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.ReLU()) for _ in range(2)
         )
         self.out = nn.Linear(6, 3)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
+from array import array
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +18,8 @@ from ciclo.checkpoints import folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "ciclo-checkpoint"
 
 
 @pytest.fixture(autouse=True)
@@ -432,3 +436,35 @@ class TestWrongUse:
         ciclo.loop(0, range(3), {ciclo.every(2): one, ciclo.at(3): one})
 
         assert [1, 3] == one.steps
+
+
+def test_a_checkpoint_of_the_first_version(tmp_path: Path) -> None:
+    """One that an earlier ciclo wrote is restored, and its run goes on with all that it knew."""
+    shutil.copytree(GOLDEN, tmp_path / "run")
+
+    def step(state: Any, batch: Any) -> Any:
+        return {"metrics": {"loss": batch}}, {**state, "w": state["w"] + 1, "count": 1}
+
+    begin: dict[str, Any] = {"w": np.zeros((2, 3)), "count": 0, "bytes": b"", "ints": array("q")}
+    begin |= {"scalar": np.float32(0), "names": np.array(["", "12"])}
+    save = ciclo.checkpoint(tmp_path / "run")
+    saved = save.restore(begin)
+    stopping = ciclo.early_stopping("loss", patience=50, restore_best_weights=True)
+    average = ciclo.ema(0.5, select=lambda state: {"w": state["w"]})
+    tasks = [(ciclo.every(1), one) for one in (step, stopping, average)]
+    result = ciclo.loop(
+        begin,
+        [3.0, 1.0, 2.0, 4.0, 5.0, 6.0],
+        [*tasks, (ciclo.every(2), save)],
+        stop=6,
+        resume=save,
+    )
+
+    first = np.arange(6.0).reshape(2, 3)
+    assert (4, b"xyz", array("q", [1, 2])) == (saved["count"], saved["bytes"], saved["ints"])
+    assert (np.float32(2.5), ["a", "bc"]) == (saved["scalar"], list(saved["names"]))
+    assert np.array_equal(first + 4, saved["w"])
+    assert [3.0, 1.0, 2.0, 4.0, 5.0, 6.0] == result.history.collect("loss")
+    assert (1.0, 2) == (stopping.best, result.state["count"])
+    assert np.array_equal(first + 2, result.state["w"])
+    assert np.array_equal(first + 5.03125, average.value["w"])

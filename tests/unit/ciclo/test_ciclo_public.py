@@ -49,26 +49,13 @@ def test_cirron_is_behind_the_seam() -> None:
     assert [] == [path for path in cirron.rglob("*.py") if "ciclo" in imported(path)]
 
 
-def test_no_framework_is_imported_by_name_but_where_it_is_used() -> None:
-    """The core imports none: torch is where its states are, JAX where states are its arrays."""
-    for framework, users in (
-        (
-            "torch",
-            {f"states.torch_{name}" for name in ("state", "strategies", "metrics", "batches")},
-        ),
-        ("numpy", {"strategies"}),
-        (
-            "jax",
-            {"snapshot", "managed", "metrics", "padding", "precision", "strategies"}
-            | {
-                f"states.{name}"
-                for name in ("model", "judging", "linen", "flax", "haiku", "equinox")
-            },
-        ),
-        ("flax", {"states.nnx"}),
-        ("equinox", {"states.equinox"}),
-    ):
-        assert users == {n for n, path in MODULES.items() if framework in imported(path)}
+@pytest.mark.parametrize("framework", ["jax", "torch", "numpy", "flax", "equinox"])
+def test_frameworks_are_in_their_rooms(framework: str) -> None:
+    """Only `torch/` imports torch, only `jax/` JAX and what goes with it; the rest is plain."""
+    room = "torch" if framework == "torch" else "jax"
+    users = {name.partition(".")[0] for name, p in MODULES.items() if framework in imported(p)}
+
+    assert {room} == users
 
 
 def test_who_reads_a_clock() -> None:

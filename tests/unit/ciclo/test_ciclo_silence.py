@@ -203,7 +203,7 @@ class TestLoggers:
 class TestCheckpoints:
     def test_one_of_before_the_means(self, tmp_path: Any) -> None:
         """A checkpoint without what an older version did not keep is read; that begins anew."""
-        from ciclo.metrics import Mean
+        from ciclo.jax.metrics import Mean
 
         pytest.importorskip("jax")
         save = ciclo.checkpoint(tmp_path)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ciclo
 import cirron as ci
-from ciclo.states.torch_state import TorchState
+from ciclo.torch.state import TorchState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -519,8 +519,12 @@ def test_the_best_weights_come_back() -> None:
             ValueError,
             "the optimizer has none of the module's parameters; make it of this module",
         ),
-        ({"losses": 3}, TypeError, "losses: 'loss' is 3; use a function of outputs and targets"),
-        ({"metrics": Count}, TypeError, "use a function of outputs and targets, or an object"),
+        ({"losses": 3}, TypeError, "losses['loss'] is 3; use a function of outputs and targets"),
+        (
+            {"metrics": Count},
+            TypeError,
+            "use a function of outputs and targets, or an object of it",
+        ),
         (
             {"metrics": lambda outputs: 0},
             ValueError,
@@ -534,7 +538,7 @@ def test_the_best_weights_come_back() -> None:
         (
             {"losses": lambda a, b, c: a},
             ciclo.CallbackError,
-            "'c' has no value. A loss or a metric is a function of outputs and targets",
+            "'c' is one too many. Losses and metrics are called by name, as\n    lambda outputs",
         ),
         (
             {"scheduler": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o)},
@@ -615,3 +619,28 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ciclo.MissingDependencyError, match=r"needs torch.*: pip install torch"):
         ciclo.create_torch_state(None)
+
+
+def test_a_loss_with_the_names_of_other_libraries() -> None:
+    """What a library calls outputs and targets is known, in any order; a contradiction is not."""
+    swapped = make(losses=lambda y_true, y_pred: functional.cross_entropy(y_pred, y_true))
+
+    assert torch.equal(make().test_step(BATCH)[0].loss, swapped.test_step(BATCH)[0].loss)
+    with_default = make(losses=lambda logits, labels=None: functional.cross_entropy(logits, labels))
+    assert torch.equal(make().test_step(BATCH)[0].loss, with_default.test_step(BATCH)[0].loss)
+    with pytest.raises(ciclo.CallbackError, match="'preds' is not in its place, so it is not"):
+        make(losses=lambda x, preds: preds)
+
+
+def test_batch_norm_on_the_cpu_is_told_of(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """torch has none there that counts the samples of all processes: each counts its own."""
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        state = make(strategy="ddp")
+        make(strategy="ddp", sync_batch_norm=False)
+    finally:
+        torch.distributed.destroy_process_group()
+
+    (said,) = caplog.messages
+    assert "batch norm counts the samples of each process by itself" in said
+    assert isinstance(state.module[1], nn.BatchNorm1d)  # type: ignore[index]

@@ -1,20 +1,115 @@
-"""`create_flax_state`: a module of flax.linen as a state that every loop can train."""
+"""`create_flax_state`: a module of flax.linen as a state that every loop can train.
+
+The module may write losses and metrics itself, into collections of these names.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from ciclo.errors import CicloError, need
+from ciclo.jax import model
+from ciclo.jax.model import told
+from ciclo.judging import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ciclo.states.model import ModelState
+    from ciclo.jax.model import Inputs, ModelState
 
+__all__ = ["create_flax_state"]
+
+WRITTEN = ("losses", "metrics")  # collections of variables that are logged, and not kept
 # Options for each of these: `mutable_train=`, `rngs_init=`, `method_eval=`, and so on.
 PHASES = {"init": ("init",), "train": ("train",), "apply": ("train", "evaluate")}
 PHASES |= dict.fromkeys(("eval", "test", "predict"), ("evaluate",))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """How a module is called in training, or otherwise."""
+
+    mutable: Any = None  # collections that change; those of the state if None
+    rngs: tuple[str, ...] | None = None  # keys that it is given; all in training if None
+    method: str | Callable[..., Any] | None = None
+    training: tuple[str, bool] | None = None  # how it is told that it is trained
+
+
+@dataclass(frozen=True)
+class LinenForward:
+    """A linen module as a function of its variables."""
+
+    module: Any
+    train: Phase = Phase()
+    evaluate: Phase = Phase()
+    kept: tuple[str, ...] | None = None  # collections beside the parameters; all if None
+    has_full_paths: bool = False  # in the logs
+
+    def __call__(
+        self, params: Any, stats: Any, rngs: dict[str, Any], inputs: Inputs, is_training: bool
+    ) -> tuple[Any, Any]:
+        phase = self.train if is_training else self.evaluate
+        changing = phase.mutable
+        if changing is None:
+            changing = list(stats) if is_training else []
+        if changing is False or isinstance(changing, (str, list, tuple)):
+            changing = [changing] if isinstance(changing, str) else list(changing or ())
+            changing = [*changing, *WRITTEN]  # else True: all may change
+        outputs, changed = self.module.apply(
+            {"params": params, **stats},
+            *inputs.args,
+            rngs=rngs,
+            mutable=changing,
+            method=phase.method,
+            **{**inputs.kwargs, **told(phase.training, is_training)},
+        )
+        changed = dict(changed)
+        changed.pop("params", None)
+        return outputs, {**stats, **self.only_kept(changed)}
+
+    def keys(self, state: ModelState, is_training: bool) -> dict[str, Any]:
+        """The random keys that the module is given in this step."""
+        names = (self.train if is_training else self.evaluate).rngs
+        if names is None:
+            names = tuple(state.rngs) if is_training else ()
+        return {name: state.rng(name) for name in names}
+
+    def take_written(self, stats: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Takes what is to be logged out of what the module has changed."""
+        return {
+            name: named_values(stats.pop(name, {}), name == "losses", self.has_full_paths)
+            for name in WRITTEN
+        }
+
+    def only_kept(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """The collections that the state keeps, and those that are logged."""
+        if self.kept is None:
+            return variables
+        return {k: v for k, v in variables.items() if k in (*self.kept, *WRITTEN)}
+
+
+def named_values(collection: Any, is_summed: bool, is_full: bool) -> dict[str, Any]:
+    """What a module wrote into a collection, by name: the last of it, or the sum of it for losses.
+
+    A name that several modules use becomes its whole path.
+    """
+    found: dict[tuple[str, ...], Any] = {}
+    leaves = jax.tree_util.tree_leaves_with_path(collection, is_leaf=lambda x: isinstance(x, tuple))
+    for path, value in leaves:
+        names = tuple(str(getattr(part, "key", part)) for part in path)
+        if isinstance(value, tuple):  # what `sow` makes of several calls
+            value = sum(value[1:], start=value[0]) if is_summed else value[-1]
+        found[names] = value
+    counts = Counter(names[-1] for names in found)
+    return {
+        "/".join(names) if is_full or counts[names[-1]] > 1 else names[-1]: value
+        for names, value in found.items()
+    }
 
 
 def create_flax_state(
@@ -60,16 +155,12 @@ def create_flax_state(
     >>> ciclo.fit(state, train, valid, epochs=3)
     """
     need("flax.linen", "ciclo.create_flax_state()", "flax")
-    import jax
-
-    from ciclo.states import linen, model
-
     phases = _phases(options)
     training = {name: _training(module, phase.get("method")) for name, phase in phases.items()}
-    forward = linen.LinenForward(
+    forward = LinenForward(
         module,
-        linen.Phase(**phases["train"], training=training["train"]),
-        linen.Phase(**phases["evaluate"], training=training["evaluate"]),
+        Phase(**phases["train"], training=training["train"]),
+        Phase(**phases["evaluate"], training=training["evaluate"]),
         None if keep_collections is None else tuple(keep_collections),
         logs_full_path,
     )
@@ -81,13 +172,13 @@ def create_flax_state(
     def variables() -> dict[str, Any]:
         params, *others = jax.random.split(start, 1 + len(names))
         keys = {"params": params, **dict(zip(names, others, strict=True))}
-        kwargs = {**first.kwargs, **model.told(training["init"], init_training_value)}
+        kwargs = {**first.kwargs, **told(training["init"], init_training_value)}
         return dict(module.init(keys, *first.args, **phases["init"], **kwargs))
 
     def init() -> tuple[Any, Any]:
         found = variables()
         params = found.pop("params", {})
-        return params, {k: v for k, v in forward.only_kept(found).items() if k not in linen.WRITTEN}
+        return params, {k: v for k, v in forward.only_kept(found).items() if k not in WRITTEN}
 
     written = jax.eval_shape(variables).get("losses", {})
     return model.create(
@@ -96,8 +187,8 @@ def create_flax_state(
         losses=losses,
         metrics=metrics,
         averaged=[
-            *model.named("losses", losses, "loss"),
-            *linen.named_values(written, False, logs_full_path),
+            *named("losses", losses, "loss"),
+            *named_values(written, False, logs_full_path),
         ],
         unpack=unpack,
         apply_fn=module.apply,
@@ -133,8 +224,6 @@ def _phases(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _keys(start: Any, phases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The random keys of a state: for dropout, and what its phases name."""
-    import jax
-
     asked = [phases[one].get("rngs") or () for one in ("train", "evaluate")]
     names = dict.fromkeys(("dropout", *asked[0], *asked[1]))
     return {n: jax.random.fold_in(start, i) if i else start for i, n in enumerate(names)}
@@ -142,7 +231,7 @@ def _keys(start: Any, phases: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _training(module: Any, method: Any) -> tuple[str, bool] | None:
     """What a method of a module calls it that it is trained."""
-    from ciclo.states.model import training_argument
-
     named = "__call__" if method is None else method
-    return training_argument(getattr(type(module), named) if isinstance(named, str) else named)
+    return model.training_argument(
+        getattr(type(module), named) if isinstance(named, str) else named
+    )

@@ -6,22 +6,22 @@ A framework adds a `Forward`: how its model is called with parameters, and with 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
+import jax
 import jax.numpy as jnp
 
-from ciclo import managed
-from ciclo import metrics as stateful
-from ciclo.binding import name_of
 from ciclo.device_values import TARGETS, describe
 from ciclo.elapsed import samples_in
-from ciclo.errors import CicloError
+from ciclo.errors import CallbackError, CicloError
+from ciclo.jax import managed
+from ciclo.jax import metrics as stateful
+from ciclo.jax.managed import ManagedState
+from ciclo.judging import Asked, named, wants
 from ciclo.logs import Logs
-from ciclo.managed import ManagedState
-from ciclo.states.judging import KeySeq, called, wants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 TRAINING = ("train", "training", "is_training")  # what a model calls it that it is trained
 
@@ -48,6 +48,38 @@ class Inputs:
         if self.kwargs:
             return self.kwargs
         return self.args[0] if len(self.args) == 1 else self.args
+
+
+class KeySeq:
+    """Random keys, as many as are asked for: `next(key_seq)` or `key_seq()`."""
+
+    def __init__(self, key: Any) -> None:
+        self._key = key
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._key is None:
+            raise CallbackError("the state has no random keys; say create(..., rngs=0)")
+        self._key, key = jax.random.split(self._key)
+        return key
+
+    __call__ = __next__
+
+
+class ModelOptions(TypedDict, total=False):
+    """What states of all frameworks may be given; `create_flax_state` says what it means."""
+
+    losses: Any
+    metrics: Any
+    strategy: Any
+    unpack: Callable[[Any], Any] | None
+    rngs: Any
+    accumulate: int | None
+    policy: Any
+    clip_norm: float | None
+    ema_decay: float | None
 
 
 class Forward(Protocol):
@@ -131,7 +163,7 @@ class ModelState(ManagedState):
         values = self._values(outputs, given)
         logs = Logs()
         for name, loss in self.losses:
-            logs.add_loss(name, _averaged(name, called(name, loss, values)))
+            logs.add_loss(name, _averaged(name, _called(name, loss, values)))
         for name, value in written.get("losses", {}).items():
             logs.add_loss(name, _averaged(name, value))
         losses: dict[str, Any] = logs.get("losses", {})
@@ -140,7 +172,7 @@ class ModelState(ManagedState):
             logs.add_metric("loss", total)
         values = {"loss": total, **values, **losses}
         for name, measure in self.measures:
-            logs.add_metric(name, _averaged(name, called(name, measure, values)))
+            logs.add_metric(name, _averaged(name, _called(name, measure, values)))
         for name, value in written.get("metrics", {}).items():
             logs.add_metric(name, _averaged(name, value))
         if not self.metrics:
@@ -203,6 +235,10 @@ class ModelState(ManagedState):
 FlaxState = ModelState  # what 0.1.9 calls it
 
 
+def _called(name: str, function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    return Asked(name, function, tuple(values), fills_rest=True)(values)
+
+
 def _averaged(name: str, value: Any) -> Any:
     """One number, from a value a row; a function that averages cannot leave rows out."""
     if jnp.ndim(value) == 0:
@@ -253,9 +289,9 @@ def create(
     *,
     forward: Forward,
     init: Callable[[], tuple[Any, Any]] | tuple[Any, Any],
-    losses: Any,
-    metrics: Any,
-    unpack: Callable[[Any], Any] | None,
+    losses: Any = None,
+    metrics: Any = None,
+    unpack: Callable[[Any], Any] | None = None,
     averaged: Iterable[str] = (),
     **options: Any,
 ) -> ModelState:
@@ -269,7 +305,6 @@ def create(
     found = named("metrics", metrics, None)
     kept = {name: one for name, one in found.items() if stateful.is_metric(one)}
     kept |= {f"avg_{name}": stateful.Mean(name) for name in averaged}
-    stateful.register_mean()
     return ModelState.create(
         params=params,
         batch_stats=stats,
@@ -280,19 +315,6 @@ def create(
         unpack=unpack,
         **options,
     )
-
-
-def named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
-    if given is None:
-        return {}
-    named = given if isinstance(given, dict) else {default or name_of(given): given}
-    for name, one in named.items():
-        if not callable(one) and not stateful.is_metric(one):
-            raise CicloError(
-                f"{argument}[{name!r}] is {describe(one)}; use a function of outputs and targets,"
-                " as lambda preds, target: ..."
-            )
-    return dict(named)
 
 
 def training_argument(function: Callable[..., Any]) -> tuple[str, bool] | None:

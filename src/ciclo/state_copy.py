@@ -2,8 +2,7 @@
 
 What has `state_dict` and `load_state_dict` (torch modules, optimizers and their kind), and modules
 of NNX, are filled in place again, since others hold them; arrays and plain values come back as
-copies. JAX arrays get
-memory of their own, so that donating the state leaves the copy alone.
+copies. JAX arrays get memory of their own, so that donating the state leaves the copy alone.
 """
 
 from __future__ import annotations
@@ -12,29 +11,33 @@ import copy
 import sys
 from typing import Any
 
+from ciclo._trees import mapped
+from ciclo.checkpoints.tree import typed
+from ciclo.device_values import library_of
 
-class Snapshot:
+
+class StateCopy:
     """A state as it was."""
 
     __slots__ = ("_kept",)
 
     def __init__(self, state: Any) -> None:
-        self._kept = _copied(state)
+        self._kept = mapped(_copied, state)
 
     def restore(self) -> Any:
         """The state as it was; may be asked for again."""
-        return _restored(self._kept)
+        return mapped(_restored, self._kept)
 
     def plain(self) -> Any:
         """What was kept, without the objects that hold it, for a checkpoint."""
-        return _plain(self._kept)
+        return mapped(lambda one: one.held if isinstance(one, InPlace) else one, self._kept)
 
     @classmethod
-    def of(cls, plain: Any, like: Any) -> Snapshot:
-        """The snapshot that `plain` was taken of, for a state like this one."""
-        snapshot = cls.__new__(cls)
-        snapshot._kept = _linked(plain, like)
-        return snapshot
+    def of(cls, plain: Any, like: Any) -> StateCopy:
+        """The copy that `plain` was taken of, for a state like this one."""
+        copied = cls.__new__(cls)
+        copied._kept = mapped(_linked, like, plain)
+        return copied
 
 
 class InPlace:
@@ -52,57 +55,27 @@ def _copied(state: Any) -> Any:
         return InPlace(state, copy.deepcopy(state.state_dict()))
     if _is_nnx(state):
         return InPlace(state, _copied(sys.modules["flax.nnx"].state(state)))
-    if type(state) is dict:
-        return {key: _copied(value) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(_copied(value) for value in state)
-    if type(state).__module__.partition(".")[0] == "torch" and hasattr(state, "detach"):
+    if library_of(state) == "torch" and hasattr(state, "detach"):
         return state.detach().clone().requires_grad_(state.requires_grad)
     if _is_jax_tree(state):
-        import jax
-
-        return jax.tree.map(
-            lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, state
-        )
+        return sys.modules["jax"].tree.map(lambda leaf: leaf.copy(), state)
     return copy.deepcopy(state)
 
 
 def _restored(kept: Any) -> Any:
-    if isinstance(kept, InPlace):
-        if _is_nnx(kept.owner):
-            sys.modules["flax.nnx"].update(kept.owner, _copied(kept.held))
-        else:
-            kept.owner.load_state_dict(copy.deepcopy(kept.held))
-        return kept.owner
-    if type(kept) is dict:
-        return {key: _restored(value) for key, value in kept.items()}
-    if type(kept) in (list, tuple):
-        return type(kept)(_restored(value) for value in kept)
-    return _copied(kept)
+    if not isinstance(kept, InPlace):
+        return _copied(kept)
+    if _is_nnx(kept.owner):
+        sys.modules["flax.nnx"].update(kept.owner, _copied(kept.held))
+    else:
+        kept.owner.load_state_dict(copy.deepcopy(kept.held))
+    return kept.owner
 
 
-def _plain(kept: Any) -> Any:
-    if isinstance(kept, InPlace):
-        return kept.held
-    if type(kept) is dict:
-        return {key: _plain(value) for key, value in kept.items()}
-    if type(kept) in (list, tuple):
-        return type(kept)(_plain(value) for value in kept)
-    return kept
-
-
-def _linked(plain: Any, like: Any) -> Any:
-    from ciclo.checkpoints.tree import typed
-
+def _linked(like: Any, plain: Any) -> Any:
     if _is_nnx(like):
         return InPlace(like, typed(plain, sys.modules["flax.nnx"].state(like)))
-    if _has_state_dict(like):
-        return InPlace(like, plain)
-    if type(like) is dict:
-        return {key: _linked(plain[key], value) for key, value in like.items()}
-    if type(like) in (list, tuple):
-        return type(like)(_linked(a, b) for a, b in zip(plain, like, strict=True))
-    return typed(plain, like)
+    return InPlace(like, plain) if _has_state_dict(like) else typed(plain, like)
 
 
 def _has_state_dict(state: Any) -> bool:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ciclo.binding import name_of
 from ciclo.errors import need
+from ciclo.judging import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ciclo.states.torch_state import TorchState
+    from ciclo.torch.state import TorchState
+
+__all__ = ["create_torch_state"]
 
 POLICIES = ("float32", "bfloat16", "float16")
 
@@ -58,7 +60,7 @@ def create_torch_state(
     >>> ciclo.fit(state, loader, epochs=3)
     """
     need("torch", "ciclo.create_torch_state()")
-    from ciclo.states import torch_state, torch_strategies
+    from ciclo.torch import state, strategies
 
     if policy is not None and policy not in POLICIES:
         allowed = ", ".join(f'"{one}"' for one in POLICIES)
@@ -71,15 +73,23 @@ def create_torch_state(
         raise ValueError(
             f"ema_decay={ema_decay!r} is not valid; use a decay such as 0.999, or None"
         )
-    named_losses = _named("losses", losses, "loss")
+    named_losses = named("losses", losses, "loss")
+    named_metrics = named("metrics", metrics, None)
+    for name, one in [*named_losses.items(), *named_metrics.items()]:
+        if isinstance(one, type):
+            raise TypeError(
+                f"{name!r} is a class; use a function of outputs and targets, or an object of it"
+            )
+        if name == "<lambda>":
+            raise ValueError('a lambda has no name; say metrics={"name": lambda ...}')
     if "loss" in named_losses and len(named_losses) > 1:
         raise ValueError('losses: "loss" is what their sum is called; give that one another name')
-    placed = torch_strategies.place(module, strategy, device, sync_batch_norm)
-    return torch_state.TorchState(
+    placed = strategies.place(module, strategy, device, sync_batch_norm)
+    return state.TorchState(
         placed,
         optimizer=placed.optimizer(optimizer),
         losses=named_losses,
-        metrics=_named("metrics", metrics, None),
+        metrics=named_metrics,
         unpack=unpack,
         accumulate=accumulate,
         policy=policy,
@@ -87,30 +97,3 @@ def create_torch_state(
         ema_decay=ema_decay,
         scheduler=scheduler,
     )
-
-
-def _named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
-    """Functions by name, from a dict, a list, or a single one."""
-    if given is None:
-        return {}
-    if isinstance(given, dict):
-        named = given
-    elif isinstance(given, (list, tuple)):
-        named = {name_of(one): one for one in given}
-        if len(named) < len(given):
-            raise ValueError(
-                f'{argument}: two have one name; say {argument}={{"a": ..., "b": ...}}'
-            )
-    else:
-        named = {default or name_of(given): given}
-    for name, one in named.items():
-        if isinstance(one, type) or not (callable(one) or callable(getattr(one, "update", None))):
-            raise TypeError(
-                f"{argument}: {name!r} is {one!r}; use a function of outputs and targets, or an"
-                " object that can be called so"
-            )
-        if name == "<lambda>":
-            raise ValueError(
-                f'{argument}: a lambda has no name; say {argument}={{"name": lambda ...}}'
-            )
-    return dict(named)

@@ -7,11 +7,16 @@ They differ in how a batch is added: `from_model_output` and `merge` (clu), `upd
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from ciclo.errors import CicloError
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["total", "rows"], meta_fields=["of"])
 @dataclass(frozen=True)
 class Mean:
     """The mean so far of one of the values of each batch, by its rows."""
@@ -23,8 +28,6 @@ class Mean:
     __loop_new__ = True  # a checkpoint of before it was there is read without it
 
     def empty(self) -> Mean:
-        import jax.numpy as jnp
-
         return Mean(self.of, jnp.zeros(()), jnp.zeros(()))
 
     def update(self, rows: Any, values: dict[str, Any]) -> Mean:
@@ -33,19 +36,6 @@ class Mean:
 
     def compute(self) -> Any:
         return self.total / self.rows
-
-
-def register_mean() -> None:
-    """Makes `Mean` a pytree, once."""
-    import jax
-
-    global _is_registered
-    if not _is_registered:
-        _is_registered = True
-        jax.tree_util.register_dataclass(Mean, ["total", "rows"], ["of"])
-
-
-_is_registered = False
 
 
 def is_metric(value: Any) -> bool:
@@ -112,6 +102,4 @@ def declared(metrics: Any) -> dict[str, Any]:
 
 
 def _copied(metric: Any) -> Any:
-    import jax
-
     return jax.tree.map(lambda leaf: leaf, metric)

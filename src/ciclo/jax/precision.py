@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ciclo.device_values import TARGETS
-from ciclo.errors import CicloError, need
+import jax
+import jax.numpy as jnp
 
-need("jax", "ciclo.managed")
-import jax  # noqa: E402  checked first: the error says what to install
-import jax.numpy as jnp  # noqa: E402
+from ciclo.device_values import TARGETS
+from ciclo.errors import CicloError
 
 
 @dataclass(frozen=True)

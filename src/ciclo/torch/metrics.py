@@ -1,17 +1,15 @@
-"""Losses and metrics of a torch state: what each asks for, and those that go on over batches."""
+"""Metrics of a torch state that go on from batch to batch, and what all of them may ask for."""
 
 from __future__ import annotations
 
 import copy
-import inspect
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
 
-from ciclo.binding import name_of
-from ciclo.errors import CallbackError
+from ciclo.judging import Asked
 
 if TYPE_CHECKING:
     import torch
@@ -19,55 +17,9 @@ if TYPE_CHECKING:
 OFFERED = ("outputs", "targets", "batch", "module")  # what a loss or a metric may ask for by name
 
 
-class Asked:
-    """A loss or a metric, called with what it asks for: outputs and targets, or by name."""
-
-    def __init__(self, name: str, function: Any) -> None:
-        self.name = name
-        self.function = function
-        self._by_position, self._by_keyword = _arguments(name, function)
-
-    def __call__(self, found: tuple[Any, ...]) -> Any:
-        return self.function(
-            *[found[i] for i in self._by_position],
-            **{name: found[i] for name, i in self._by_keyword.items()},
-        )
-
-
-def _arguments(name: str, function: Any) -> tuple[list[int], dict[str, int]]:
-    """Which of what is offered goes where."""
-    called = function.forward if isinstance(function, nn.Module) else function
-    try:
-        parameters = list(inspect.signature(called).parameters.values())
-    except (TypeError, ValueError):  # of some functions that are written in C
-        return [0, 1], {}
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return [0, 1], {}
-    named = {one.name for one in parameters}
-    free = [OFFERED.index(one) for one in OFFERED[:2] if one not in named]
-    by_position: list[int] = []
-    by_keyword: dict[str, int] = {}
-    is_skipping = False  # after an argument that keeps its default, the rest go by keyword
-    for one in parameters:
-        if one.kind is one.VAR_KEYWORD:
-            continue
-        is_offered = one.name in OFFERED
-        if not is_offered and one.default is not one.empty:
-            is_skipping = True
-        elif not is_offered and (not free or one.kind is one.KEYWORD_ONLY):
-            raise CallbackError(
-                f"{name}{inspect.signature(called)} cannot be called: {one.name!r} has no value. A"
-                " loss or a metric is a function of outputs and targets, and may ask for batch and"
-                f" module by name: lambda outputs, targets: {name_of(function)}(outputs, targets,"
-                f" {one.name}=...)"
-            )
-        else:
-            source = OFFERED.index(one.name) if is_offered else free.pop(0)
-            if is_skipping or one.kind is one.KEYWORD_ONLY:
-                by_keyword[one.name] = source
-            else:
-                by_position.append(source)
-    return by_position, by_keyword
+def asked(name: str, function: Any) -> Asked:
+    """A loss or a metric, called with what it asks for."""
+    return Asked(name, function, OFFERED, OFFERED[:2])
 
 
 def is_stateful(metric: Any) -> bool:
@@ -80,7 +32,7 @@ class Running:
     def __init__(self, name: str, metric: Any, device: torch.device, is_distributed: bool) -> None:
         self.name = name
         self.metric = metric.to(device) if hasattr(metric, "to") else metric
-        self.update = Asked(name, metric.update)
+        self.update = asked(name, metric.update)
         self.is_distributed = is_distributed
         # Those of torchmetrics talk to the other processes by themselves; a collection has several.
         parts = list(metric.values()) if isinstance(metric, nn.ModuleDict) else [metric]

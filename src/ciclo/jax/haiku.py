@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from ciclo.errors import need
+from ciclo.jax import model
+from ciclo.jax.model import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Unpack
 
-    from ciclo.states.model import Inputs, ModelState
+    from ciclo.jax.model import Inputs, ModelOptions, ModelState
+
+__all__ = ["create_haiku_state"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +30,6 @@ class HaikuForward:
     def __call__(
         self, params: Any, stats: Any, rngs: dict[str, Any], inputs: Inputs, is_training: bool
     ) -> tuple[Any, Any]:
-        from ciclo.states.model import told
-
         kwargs = {**inputs.kwargs, **told(self.training, is_training)}
         key = rngs.get("dropout")
         outputs, new = self.transformed.apply(params, stats, key, *inputs.args, **kwargs)
@@ -36,18 +41,15 @@ def create_haiku_state(
     inputs: Any,
     tx: Any = None,
     *,
-    losses: Any = None,
-    metrics: Any = None,
-    strategy: Any = "jit",
     seed: int = 0,
-    unpack: Callable[[Any], Any] | None = None,
-    **options: Any,
+    **options: Unpack[ModelOptions],
 ) -> ModelState:
     """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
 
     function: what you would give to `hk.transform_with_state`; if it takes `is_training`, it is
         told. What that, or `hk.transform`, has made of one is taken too, and is told nothing
-    inputs, tx, losses, metrics, strategy, seed, unpack, options: as `create_flax_state` has them
+    inputs, tx, seed, options: losses, metrics, strategy, unpack and more, as `create_flax_state`
+        has them
 
     >>> state = ciclo.create_haiku_state(
     ...     lambda x: hk.nets.MLP([32, 10])(x),
@@ -57,10 +59,6 @@ def create_haiku_state(
     ... )
     """
     haiku = need("haiku", "ciclo.create_haiku_state()", "dm-haiku")
-    import jax
-
-    from ciclo.states import model
-
     training = None
     transformed = function
     if isinstance(function, haiku.Transformed):
@@ -71,18 +69,14 @@ def create_haiku_state(
     args = inputs if isinstance(inputs, tuple) else (inputs,)
 
     def init() -> tuple[Any, Any]:
-        told = model.told(training, True)  # what is kept is made on the way through in training
-        return transformed.init(jax.random.key(seed), *args, **told)  # type: ignore[attr-defined, no-any-return]
+        # What is kept is made on the way through in training.
+        return transformed.init(jax.random.key(seed), *args, **told(training, True))  # type: ignore[attr-defined, no-any-return]
 
     return model.create(
         forward=HaikuForward(transformed, training),
         init=init,
-        losses=losses,
-        metrics=metrics,
-        unpack=unpack,
         apply_fn=transformed.apply,  # type: ignore[attr-defined]
         tx=tx,
-        strategy=strategy,
         rngs=options.pop("rngs", seed + 1),
         **options,
     )

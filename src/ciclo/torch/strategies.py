@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from ciclo.errors import CicloError
+from ciclo.errors import CicloError, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -284,73 +283,15 @@ def mean_over_processes(values: list[Any], samples: int, device: torch.device) -
     return list((packed[:-1] / packed[-1]).unbind())
 
 
-# -- batch norm ------------------------------------------------------------------------------------
-
-
-class HostSyncBatchNorm(_BatchNorm):
-    """`torch.nn.SyncBatchNorm` on the CPU, where that does not work."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name for it
-        if not self.training:
-            return super().forward(input)
-        dims = [0, *range(2, input.dim())]
-        shape = [1, -1, *[1] * (input.dim() - 2)]
-        value = input.float()  # whatever the forward pass is computed in
-        own = value.new_full((1,), value.numel() // value.shape[1])
-        total = _summed(torch.cat([value.sum(dims), own]))
-        mean, count = total[:-1] / total[-1], total[-1].detach()
-        centered = value - mean.view(shape)
-        variance = _summed(centered.square().sum(dims)) / count
-        if self.track_running_stats and self.running_mean is not None:
-            self._track(mean.detach(), variance.detach(), count)
-        scale = torch.rsqrt(variance + self.eps)
-        scale = scale if self.weight is None else scale * self.weight
-        found = centered * scale.view(shape)
-        found = found if self.bias is None else found + self.bias.view(shape)
-        returned: torch.Tensor = found.to(input.dtype)
-        return returned
-
-    def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002
-        pass  # batch norm of any number of dimensions became this
-
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        momentum = self.momentum
-        factor = 1 / self.num_batches_tracked.item() if momentum is None else momentum
-        self.running_mean.lerp_(mean, factor)
-        self.running_var.lerp_(variance * (count / (count - 1)), factor)
-
-
-def _summed(value: torch.Tensor) -> torch.Tensor:
-    total: torch.Tensor = _AllReduce.apply(value)  # type: ignore[no-untyped-call]
-    return total
-
-
-class _AllReduce(torch.autograd.Function):
-    """A sum over processes whose gradient is one, too."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        total = value.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        total = gradients[0].contiguous().clone()
-        dist.all_reduce(total)
-        return total
-
-
 def _with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Batch norm that counts the samples of all processes."""
-    found = [one for one in module.modules() if type(one) in BATCH_NORMS]
-    if device.type != "cpu" and found:
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
-        return converted
-    for one in found:
-        one.__class__ = HostSyncBatchNorm
-    return module
+    """Batch norm that counts the samples of all processes, which torch has for GPUs."""
+    if not any(type(one) in BATCH_NORMS for one in module.modules()):
+        return module
+    if device.type == "cpu":
+        warn(
+            "torch.nn.SyncBatchNorm does not work on the CPU, so batch norm counts the samples of"
+            " each process by itself; sync_batch_norm=False says that this is meant"
+        )
+        return module
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    return converted

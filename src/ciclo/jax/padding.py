@@ -8,12 +8,11 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from ciclo.device_values import describe
-from ciclo.errors import CicloError, need
+import jax
+import jax.numpy as jnp
 
-need("jax", "ciclo.managed")
-import jax  # noqa: E402  checked first: the error says what to install
-import jax.numpy as jnp  # noqa: E402
+from ciclo.device_values import describe
+from ciclo.errors import CicloError
 
 # Of the batch of the step that is traced.
 current_mask: ContextVar[Any] = ContextVar("ciclo_mask", default=None)

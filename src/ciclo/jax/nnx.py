@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ciclo.device_values import describe
 from ciclo.errors import CicloError, need
+from ciclo.jax import model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from typing import Unpack
 
-    from ciclo.states.model import Inputs, ModelState
+    from ciclo.jax.model import Inputs, ModelOptions, ModelState
+
+__all__ = ["create_nnx_state", "nnx_module"]
 
 
 @dataclass(frozen=True)
@@ -42,26 +45,19 @@ def _others(module: Any) -> Any:
 def create_nnx_state(
     module: Any,
     tx: Any = None,
-    *,
-    losses: Any = None,
-    metrics: Any = None,
-    strategy: Any = "jit",
-    unpack: Callable[[Any], Any] | None = None,
-    **options: Any,
+    **options: Unpack[ModelOptions],
 ) -> ModelState:
     """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
 
     module: a module of NNX, which is left alone, or a function that makes one: then no device ever
         has all of it. `nnx_module(state)` gives it back, trained
-    tx, losses, metrics, strategy, unpack, options: as `create_flax_state` has them
+    tx, options: losses, metrics, strategy, unpack and more, as `create_flax_state` has them
 
     >>> state = ciclo.create_nnx_state(
     ...     Model(rngs=nnx.Rngs(0)), optax.adam(1e-3), losses=cross_entropy
     ... )
     """
     nnx = need("flax.nnx", "ciclo.create_nnx_state()", "flax")
-    from ciclo.states import model
-
     is_made = isinstance(module, nnx.Module)
     if not is_made and not callable(module):
         raise CicloError(
@@ -75,11 +71,7 @@ def create_nnx_state(
     return model.create(
         forward=NnxForward(nnx.graphdef(module if is_made else nnx.eval_shape(module))),
         init=parts(module) if is_made else lambda: parts(module()),
-        losses=losses,
-        metrics=metrics,
-        unpack=unpack,
         tx=tx,
-        strategy=strategy,
         **options,
     )
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ciclo._trees import mapped
 from ciclo.device_values import TARGETS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def unpacked(batch: Any) -> tuple[Any, Any]:
@@ -24,17 +22,6 @@ def unpacked(batch: Any) -> tuple[Any, Any]:
     return batch, None
 
 
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """The same containers with other things inside."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(function, one) for one in value))
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(function, one) for one in value)
-    if type(value) is dict:
-        return {key: _mapped(function, one) for key, one in value.items()}
-    return function(value)
-
-
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch on the device; the copy from pinned memory goes on behind."""
     is_behind = device.type != "cpu"
@@ -47,13 +34,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
         if hasattr(value, "to"):
             return value.to(device)
         is_mapping = hasattr(value, "items")
-        return {key: _mapped(moved, one) for key, one in value.items()} if is_mapping else value
+        return {key: mapped(moved, one) for key, one in value.items()} if is_mapping else value
 
-    return _mapped(moved, batch)
+    return mapped(moved, batch)
 
 
 def detached(outputs: Any) -> Any:
-    return _mapped(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, outputs)
+    return mapped(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, outputs)
 
 
 def named_outputs(outputs: Any) -> dict[str, Any]:

@@ -19,16 +19,16 @@ from ciclo.device_values import describe
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CheckpointError, CicloError
 from ciclo.logs import Logs
-from ciclo.states.torch_batches import detached, is_number, named_outputs, to_device, unpacked
-from ciclo.states.torch_metrics import Asked, Running, is_stateful
-from ciclo.states.torch_strategies import mean_over_processes
+from ciclo.torch.batches import detached, is_number, named_outputs, to_device, unpacked
+from ciclo.torch.metrics import Running, asked, is_stateful
+from ciclo.torch.strategies import mean_over_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch.optim import Optimizer
 
-    from ciclo.states.torch_strategies import Placed
+    from ciclo.torch.strategies import Placed
 
 CREATE = "ciclo.create_torch_state(module, optimizer, losses=...)"
 
@@ -79,10 +79,10 @@ class TorchState:
         self._loss_modules = {
             name: one.to(self.device) for name, one in losses.items() if isinstance(one, nn.Module)
         }
-        self._losses = {name: Asked(name, one) for name, one in losses.items()}
+        self._losses = {name: asked(name, one) for name, one in losses.items()}
         stateful = {name: one for name, one in metrics.items() if is_stateful(one)}
         self._metrics = {
-            name: Asked(name, one) for name, one in metrics.items() if name not in stateful
+            name: asked(name, one) for name, one in metrics.items() if name not in stateful
         }
         # One of its own for evaluations, which may come in the middle of an epoch.
         self._train_metrics = self._running(stateful)
@@ -198,16 +198,21 @@ class TorchState:
 
     def _computed(
         self, function: Callable[..., Any], batch: Any
-    ) -> tuple[Logs, torch.Tensor, tuple[Any, ...]]:
+    ) -> tuple[Logs, torch.Tensor, dict[str, Any]]:
         """The losses of a batch as logs, their sum, and what metrics may ask for."""
         inputs, targets = self._unpack(batch)
         outputs = self._called(function, inputs)
-        found = (outputs, targets, batch, self.module)
+        found = {
+            "outputs": outputs,
+            "targets": targets,
+            "batch": batch,
+            "module": self.module,
+        }
         logs = Logs()
         total: Any = None
         with self._autocast():
-            for name, asked in self._losses.items():
-                loss = asked(found)
+            for name, function in self._losses.items():
+                loss = function(found)
                 if not isinstance(loss, torch.Tensor) or loss.dim():
                     raise CallbackError(
                         f"the loss {name!r} is {describe(loss)}; it must be one number, a tensor"
@@ -219,13 +224,13 @@ class TorchState:
             logs.add_metric("loss", total.detach())
         return logs, total, found
 
-    def _measure(self, logs: Logs, found: tuple[Any, ...], running: dict[str, Running]) -> None:
+    def _measure(self, logs: Logs, found: dict[str, Any], running: dict[str, Running]) -> None:
         if not (self._metrics or running):
             return
-        found = (detached(found[0]), *found[1:])
+        found |= {"outputs": detached(found["outputs"])}
         with torch.no_grad():
-            for name, asked in self._metrics.items():
-                logs.add_metric(name, asked(found))
+            for name, function in self._metrics.items():
+                logs.add_metric(name, function(found))
             for one in running.values():
                 one.update(found)
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from ciclo.errors import need
+from ciclo.jax import model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from typing import Unpack
 
-    from ciclo.states.model import Inputs, ModelState
+    from ciclo.jax.model import Inputs, ModelOptions, ModelState
+
+__all__ = ["create_equinox_state", "equinox_module"]
 
 
 class EquinoxForward:
@@ -28,7 +33,6 @@ class EquinoxForward:
         self, params: Any, stats: Any, rngs: dict[str, Any], inputs: Inputs, is_training: bool
     ) -> tuple[Any, Any]:
         import equinox
-        import jax
 
         fixed, kept = stats
         module = equinox.nn.inference_mode(
@@ -55,13 +59,9 @@ def create_equinox_state(
     module: Any,
     tx: Any = None,
     *,
-    losses: Any = None,
-    metrics: Any = None,
-    strategy: Any = "jit",
     model_state: Any = None,
     seed: int = 0,
-    unpack: Callable[[Any], Any] | None = None,
-    **options: Any,
+    **options: Unpack[ModelOptions],
 ) -> ModelState:
     """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
 
@@ -69,25 +69,19 @@ def create_equinox_state(
         `key=`, if it takes one. `equinox_module(state)` gives it back, trained
     model_state: what `equinox.nn.make_with_state` returns beside it; it is called with that too
     seed: of dropout
-    tx, losses, metrics, strategy, unpack, options: as `create_flax_state` has them
+    tx, options: losses, metrics, strategy, unpack and more, as `create_flax_state` has them
 
     >>> state = ciclo.create_equinox_state(
     ...     eqx.nn.MLP(64, 10, 32, 1, key=key), optax.adam(1e-3), losses=cross_entropy
     ... )
     """
     equinox = need("equinox", "ciclo.create_equinox_state()")
-    from ciclo.states import model
-
     params, others = equinox.partition(module, equinox.is_inexact_array)
     fixed = equinox.filter(others, equinox.is_array)
     return model.create(
         forward=EquinoxForward(module, model_state is not None),
         init=(params, (fixed, model_state)),
-        losses=losses,
-        metrics=metrics,
-        unpack=unpack,
         tx=tx,
-        strategy=strategy,
         rngs=options.pop("rngs", seed),
         **options,
     )

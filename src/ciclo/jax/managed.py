@@ -1,0 +1,720 @@
+"""Managed states and steps for JAX: you write the loss, the state knows the rest.
+
+A `ManagedState` is a pytree: parameters, an optimizer of optax, and what else training needs. A
+function that is decorated with `step` or `train_step` is compiled and placed as the strategy of its
+state says. In a train step the losses that you log give the gradients.
+
+>>> @managed.train_step
+... def train_step(state, batch):
+...     logits = state.apply_fn({"params": state.params}, batch["x"])
+...     logs = ciclo.logs()
+...     logs.add_loss("loss", managed.mean(cross_entropy(logits, batch["y"])))
+...     return logs, state
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform, overload
+
+import jax
+import jax.numpy as jnp
+
+from ciclo.binding import read
+from ciclo.device_values import describe, library_of
+from ciclo.elapsed import samples_in
+from ciclo.errors import CallbackError, CicloError, need
+from ciclo.jax import metrics as stateful
+from ciclo.jax.padding import current_mask, find_difference, mask, mean
+from ciclo.jax.precision import Policy
+from ciclo.jax.strategies import Placed, Strategy, get_strategy
+from ciclo.logs import Logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Self
+
+    from ciclo.logs import LogsLike
+
+__all__ = ["ManagedState", "Policy", "mask", "mean", "static", "step", "train_step"]
+
+State = TypeVar("State", bound="ManagedState")
+STATIC = {"static": True}
+OPTIONS = (
+    *("params", "tx", "apply_fn", "strategy", "batch_stats", "rngs", "metrics"),
+    *("accumulate", "policy", "clip_norm", "ema_decay"),
+)
+ADOPTED = ("step", "params", "opt_state", "batch_stats", "rngs", "metrics", "apply_fn", "tx")
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+def static(default: Any = dataclasses.MISSING) -> Any:
+    """A field of a state that is no array: part of what is compiled for, and not saved."""
+    return field(default=default, metadata=STATIC)
+
+
+# -- steps ---------------------------------------------------------------------------------------
+
+
+class ManagedStep:
+    """A function of a state and a batch, run as the state's strategy says; a method of one too."""
+
+    def __init__(
+        self, function: Callable[..., Any], trains: bool, strategy: str | Strategy | None = None
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.strategy = strategy  # looked up at the first call: that may ask JAX for its devices
+        self.name = getattr(function, "__name__", "step")
+        self.function = function
+        self.trains = trains
+        self._compiled: dict[Strategy, Callable[..., Any]] = {}
+        self._tried: set[Any] = set()  # kinds of batches whose added rows do not count
+        if "loop_state" in inspect.signature(function).parameters:
+            raise CallbackError(
+                f"{self.name} is managed, so it may be compiled and cannot take loop_state; it"
+                " takes state, batch and elapsed"
+            )
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else BoundStep(self, instance)
+
+    def __call__(self, state: Any, *args: Any) -> Any:
+        """Runs the step. What it returns is what the function returns."""
+        if not isinstance(state, ManagedState):
+            raise CallbackError(
+                f"{self.name} is a managed step, and was given {describe(state)}, which is not"
+                " managed; make the state with ManagedState.create(params=..., tx=...), or derive"
+                " its class from ManagedState"
+            )
+        strategy = state.strategy if self.strategy is None else get_strategy(self.strategy)
+        if strategy is not state.strategy:
+            return self._elsewhere(strategy, state, args)
+        is_ours = state._is_ours
+        if strategy.donates:
+            state = self._checked(state)
+        try:
+            placed = self._placed(strategy, args)
+            other = self._try_other_rows(state, placed)
+            result = self._run(strategy)(state, placed.batch, placed.mask)
+        except TypeError as error:
+            if any(library_of(leaf) == "torch" for leaf in jax.tree.leaves(args)):
+                raise CicloError(
+                    f"{self.name} was given tensors of torch, {describe(args[0])}; a step of JAX"
+                    " takes arrays of NumPy or JAX: have the loader make these by its collate_fn,"
+                    " or give tensor.numpy()"
+                ) from error
+            raise
+        if strategy.must_wait:
+            jax.block_until_ready(result)
+        if placed.is_real is not None:
+            result = _without_padding(result, placed.is_real)
+            if other is not None:
+                self._compare(result, _without_padding(other, placed.is_real))
+        if strategy.donates and (is_ours or self.trains):
+            _give(result)
+        return result
+
+    def _elsewhere(self, strategy: Strategy, state: Any, args: tuple[Any, ...]) -> Any:
+        """Runs the step under its own strategy, and gives the state back under the state's."""
+        result = self(state.with_strategy(strategy), *args)
+        logs, new = read(self.name, result)
+        if new is None:
+            return result
+        new = new.with_strategy(state.strategy)
+        return (logs, new) if isinstance(result, tuple) else new
+
+    def lower(self, state: Any, *args: Any) -> Any:
+        """What JAX makes of the step before it is compiled; see `jax.stages.Lowered`."""
+        placed = self._placed(state.strategy, args)
+        return jax.jit(self._traced(state.strategy)).lower(state, placed.batch, placed.mask)
+
+    def collectives(self, state: Any, *args: Any) -> dict[str, int]:
+        """How often devices talk to each other in a step, by kind, counted in what is compiled."""
+        text = self.lower(state, *args).compile().as_text()
+        found = re.findall(rf"= .*? ({'|'.join(COLLECTIVES)})(?:-start)?\(", text)
+        return {kind: found.count(kind) for kind in COLLECTIVES if kind in found}
+
+    def _placed(self, strategy: Strategy, args: tuple[Any, ...]) -> Placed:
+        """The arguments, of which the first is the batch."""
+        if not args:
+            return Placed(args)
+        placed = strategy.place_batch(args[0], self.name)
+        return placed._replace(batch=(placed.batch, *args[1:]))
+
+    def _try_other_rows(self, state: Any, placed: Placed) -> Any:
+        """What comes out if other rows are added to the batch, the first time that some are."""
+        if placed.other is None:
+            return None
+        leaves, structure = jax.tree.flatten(placed.batch)
+        kind = (
+            state.strategy,
+            structure,
+            tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves),
+        )
+        if kind in self._tried:
+            return None
+        self._tried.add(kind)
+        batch = (placed.other(), *placed.batch[1:])
+        result = self._run(state.strategy)(_copy(state), batch, placed.mask)
+        if state.strategy.must_wait:
+            jax.block_until_ready(result)
+        return result
+
+    def _compare(self, result: Any, other: Any) -> None:
+        """What does not depend on the rows that were added did not count them."""
+        (logs, new), (other_logs, other_new) = read(self.name, result), read(self.name, other)
+        plain = [
+            {name: dict(one) for name, one in (each or {}).items()} for each in (logs, other_logs)
+        ]
+        counting = find_difference(*plain)
+        counting = counting or find_difference(new, other_new)
+        if counting is not None:
+            self._tried.clear()
+            raise CicloError(
+                f"{self.name}: rows were added to this batch so that it divides, and {counting}"
+                " counts them; use managed.mean(values) on the values of all rows, leave out what"
+                " managed.mask() says is not real, or give batches that divide"
+            )
+
+    def _checked(self, state: State) -> State:
+        """A state whose memory may be reused: one that a step made, else a copy."""
+        if isinstance(state.step, jax.Array) and state.step.is_deleted():
+            raise CicloError(
+                f"{self.name} was given a state that an earlier train step has used up, since"
+                f" strategy {state.strategy.name!r} reuses its memory; go on with the state that"
+                ' the step returned, or use strategy="jit"'
+            )
+        return state if state._is_ours or not self.trains else _copy(state)
+
+    def _run(self, strategy: Strategy) -> Callable[..., Any]:
+        run = self._compiled.get(strategy)
+        if run is None:
+            run = strategy.compile(self._traced(strategy), is_donating=self.trains)
+            self._compiled[strategy] = run
+        return run
+
+    def _traced(self, strategy: Strategy) -> Callable[..., Any]:
+        """The function that is compiled."""
+
+        def traced(state: Any, args: tuple[Any, ...], is_real: Any) -> Any:
+            token = current_mask.set(is_real)
+            try:
+                logs, new, is_pair = (self._train if self.trains else self._call)(state, args)
+            finally:
+                current_mask.reset(token)
+            if logs is not None:
+                handle = strategy.handle_metric
+                logs, new = _with_metrics(
+                    self.name, logs, state if new is None else new, new, handle
+                )
+                logs = strategy.replicated(logs)
+            new = None if new is None else strategy.constrained(new)
+            return (logs, new) if is_pair else new if logs is None else logs
+
+        traced.__name__ = self.name  # what a profile and a compiler's log call it
+        return traced
+
+    def _call(self, state: Any, args: tuple[Any, ...]) -> tuple[Logs | None, Any, bool]:
+        given, args = _to_compute(state, args)
+        result = self.function(given, *args)
+        logs, new = read(self.name, result)
+        if new is not None:
+            if not isinstance(new, ManagedState):
+                raise CallbackError(
+                    f"{self.name} returned {describe(new)} as the state; return logs, state"
+                )
+            if new.params is given.params:
+                new = new.replace(params=state.params)
+            elif state.policy is not None:  # as it was, if it is another one
+                new = new.replace(params=_typed_like(state.params, new.params))
+        if logs is not None:
+            logs = _to_output(state, Logs(logs))
+        return logs, new, isinstance(result, tuple)
+
+    def _train(self, state: Any, args: tuple[Any, ...]) -> tuple[Logs | None, Any, bool]:
+        def forward(params: Any) -> Any:
+            logs, new, _ = self._call(state.replace(params=params), args)
+            total = self._total(logs)
+            return total, (logs, state if new is None else new)
+
+        gradients, (logs, new) = jax.grad(forward, has_aux=True)(state.params)
+        is_real = mask()
+        rows = samples_in(args[0] if args else 0) if is_real is None else is_real.sum()
+        new = _as_before(state, new)
+        strategy = state.strategy
+        stats = strategy.handle_batch_stats(new.batch_stats)
+        new = new.replace(params=state.params, batch_stats=stats)
+        return logs, new.apply_gradients(strategy.handle_grads(gradients), rows), True
+
+    def _total(self, logs: LogsLike | None) -> Any:
+        losses: Mapping[str, Any] = (logs or {}).get("losses", {})
+        if not losses:
+            there = Logs(logs).names() if logs else "nothing"
+            raise CallbackError(
+                f"{self.name} is a train step and logged no loss (it logged {there}); the losses"
+                ' give the gradients: logs.add_loss("loss", loss); return logs, state'
+            )
+        for name, loss in losses.items():
+            if loss is None or isinstance(loss, str):
+                raise CallbackError(f"{self.name}: the loss {name!r} is {loss!r}, not a number")
+            if jnp.shape(loss) != ():
+                raise CallbackError(
+                    f"{self.name}: the loss {name!r} is {describe(loss)}, and a loss is one number:"
+                    f" logs.add_loss({name!r}, managed.mean(loss))"
+                )
+            if not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+                raise CallbackError(
+                    f"{self.name}: the loss {name!r} is {describe(loss)}, which has no gradient; a"
+                    " loss is a floating number"
+                )
+        return sum(losses.values())
+
+
+class BoundStep(functools.partial[Any]):
+    """A step as a method of one state. In a loop it goes on with the loop's, which is newer."""
+
+    @property
+    def __loop_step__(self) -> ManagedStep:
+        step: ManagedStep = self.func  # type: ignore[assignment]
+        return step
+
+
+def _to_compute(state: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    policy = state.policy
+    if policy is None or not args:  # without a batch there is nothing to compute
+        return state, args
+    given = state.replace(params=policy.to_compute(state.params))
+    return given, (policy.inputs_to_compute(args[0]), *args[1:])
+
+
+def _to_output(state: Any, values: Any) -> Any:
+    return values if state.policy is None else state.policy.to_output(values)
+
+
+def _as_before(state: Any, new: Any) -> Any:
+    """The new state in the types of the old one, which a step in lower precision may change."""
+    if state.policy is None:
+        return new
+    return new.replace(batch_stats=_typed_like(state.batch_stats, new.batch_stats))
+
+
+def _typed_like(tree: Any, other: Any) -> Any:
+    if jax.tree.structure(tree) != jax.tree.structure(other):  # type: ignore[operator]
+        return other
+    return jax.tree.map(lambda a, b: jnp.asarray(b, jnp.result_type(a)), tree, other)
+
+
+def _with_metrics(
+    name: str, logs: Logs, state: Any, new: Any, handle: Callable[[Any], Any]
+) -> tuple[Logs, Any]:
+    """Logged metrics merged into the state's, unless it keeps its own; their values in the logs."""
+    logged = logs.get("stateful_metrics")
+    if not logged:
+        return logs, new
+    is_kept = "metrics" not in state._redeclared
+    merged = dict(state.metrics) if is_kept else {}
+    values: dict[str, Any] = {}
+    for key, value in logged.items():
+        if not stateful.is_metric(value):
+            values[key] = value
+            continue
+        metric = handle(value)
+        if is_kept and key not in merged:
+            raise CicloError(
+                f"{name} logged the metric {key!r}, which the state does not keep; declare it:"
+                f" create(..., metrics={{{key!r}: {type(value).__name__}}})"
+            )
+        if is_kept and new is None:
+            raise CallbackError(
+                f"{name} logged the metric {key!r}, which is kept in the state; return logs, state"
+            )
+        if is_kept:
+            metric = merged[key] = stateful.merged(key, merged[key], metric)
+        values.update(stateful.computed(key, metric))
+    logs = Logs({**logs, "stateful_metrics": values})
+    return logs, new.replace(metrics=merged) if is_kept and new is not None else new
+
+
+def _without_padding(result: Any, find_real: Callable[[], Any]) -> Any:
+    """The outputs of the real rows; processes may have added different numbers of rows."""
+    logs, _ = read("step", result)
+    outputs = (logs or {}).get("outputs", {})
+    is_real: Any = find_real() if outputs else None
+    for name, output in outputs.items():
+        cut = jax.tree.map(
+            lambda leaf: leaf[is_real] if leaf.shape[:1] == is_real.shape else leaf, output
+        )
+        logs["outputs"][name] = cut  # type: ignore[index]
+    return result
+
+
+def _give(result: Any) -> None:
+    """Marks a state that a step has made, and nobody else has: the next may use it up."""
+    _, state = read("step", result)
+    if state is not None:
+        object.__setattr__(state, "_is_ours", True)
+
+
+@jax.jit
+def _copy(state: Any) -> Any:
+    return jax.tree.map(jnp.copy, state)
+
+
+@overload
+def step(function: Callable[..., Any]) -> ManagedStep: ...
+@overload
+def step(*, strategy: str | Strategy) -> Callable[[Callable[..., Any]], ManagedStep]: ...
+def step(
+    function: Callable[..., Any] | None = None, *, strategy: str | Strategy | None = None
+) -> Any:
+    """A step that computes: an evaluation, a prediction. It may log, and return another state.
+
+    strategy: one of the step's own, instead of the state's
+    """
+    if function is None:
+        return lambda function: ManagedStep(function, False, strategy)
+    return ManagedStep(function, False, strategy)
+
+
+_step = step  # inside of ManagedState, `step` is a field
+
+
+@overload
+def train_step(function: Callable[..., Any]) -> ManagedStep: ...
+@overload
+def train_step(*, strategy: str | Strategy) -> Callable[[Callable[..., Any]], ManagedStep]: ...
+def train_step(
+    function: Callable[..., Any] | None = None, *, strategy: str | Strategy | None = None
+) -> Any:
+    """A step that trains: the losses that it logs are added up, and the optimizer follows them.
+
+    strategy: one of the step's own, instead of the state's
+    """
+    if function is None:
+        return lambda function: ManagedStep(function, True, strategy)
+    return ManagedStep(function, True, strategy)
+
+
+# -- the state -----------------------------------------------------------------------------------
+
+
+class Window(NamedTuple):
+    """Gradients that wait for an update: their sum, each counted by its rows."""
+
+    gradients: Any
+    rows: jax.Array
+    steps: jax.Array
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(static,))
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ManagedState:
+    """Parameters and all that training them needs, as a pytree that never changes.
+
+    A class of your own may have more fields, `managed.static()` ones too, and steps as methods.
+
+    >>> state = ManagedState.create(params=params, tx=optax.adam(1e-3), strategy="data_parallel")
+    """
+
+    step: jax.Array  # train steps done
+    params: Any
+    opt_state: Any
+    batch_stats: Any  # what the model keeps beside its parameters
+    rngs: dict[str, jax.Array]
+    metrics: dict[str, Any]
+    window: Window | None
+    ema_state: Any
+    apply_fn: Callable[..., Any] | None = field(default=None, metadata=STATIC)
+    tx: Any = field(default=None, metadata=STATIC)
+    strategy: Strategy = field(default=None, metadata=STATIC)  # type: ignore[assignment]
+    policy: Policy | None = field(default=None, metadata=STATIC)
+    accumulate: int | None = field(default=None, metadata=STATIC)
+    ema_decay: float | None = field(default=None, metadata=STATIC)
+
+    _is_ours: ClassVar[bool] = False  # made by a step: a later one may reuse its memory
+    _redeclared: ClassVar[frozenset[str]] = frozenset()  # fields of ours that a class has anew
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _adopt_fields(cls)
+        _register(dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls))
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        params: Any,
+        tx: Any = None,
+        apply_fn: Callable[..., Any] | None = None,
+        strategy: str | Strategy = "jit",
+        batch_stats: Any = None,
+        rngs: Any = None,
+        metrics: Any = None,
+        accumulate: int | None = None,
+        policy: Policy | str | None = None,
+        clip_norm: float | None = None,
+        ema_decay: float | None = None,
+        **fields: Any,
+    ) -> Self:
+        """A state at its beginning, placed as its strategy says. Your arrays are left alone.
+
+        params: a tree of arrays, or a function that makes it: then no device ever has it whole
+        tx: an optimizer of optax
+        batch_stats: what the model keeps beside its parameters
+        rngs: a seed, a key (both for "dropout"), or keys by name
+        metrics: metrics of clu, flax.nnx or jax_metrics, by name. A class that declares this field,
+            or `rngs`, itself keeps what is given as it is
+        accumulate: how many train steps make one update, each counted by its rows
+        policy: "bfloat16" to compute in that
+        clip_norm: the longest that a gradient may be (optax.clip_by_global_norm)
+        ema_decay: has `state.ema_params` be a moving average of the parameters (optax.ema)
+        """
+        strategy = get_strategy(strategy)
+        for name, given in (("rngs", rngs), ("metrics", metrics)):
+            if name in cls._redeclared:
+                fields[name] = given
+        if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
+            raise CicloError(f"tx={tx!r} is no optimizer; give one of optax, as optax.adam(1e-3)")
+        unknown = fields.keys() - {one.name for one in dataclasses.fields(cls)}
+        if unknown:
+            raise CicloError(
+                f"{cls.__name__}.create has no {min(unknown)!r}; the optimizer is tx=, and the rest"
+                f" are {', '.join(OPTIONS)} and fields of the class"
+            )
+        if accumulate is not None and (type(accumulate) is not int or accumulate < 1):
+            raise CicloError(f"accumulate={accumulate!r} is not valid; use 1 or more, or None")
+        if clip_norm is not None and (isinstance(clip_norm, bool) or not clip_norm > 0):
+            raise CicloError(f"clip_norm={clip_norm!r} is not valid; use a number above 0, or None")
+        if ema_decay is not None and not 0 <= ema_decay < 1:
+            raise CicloError(f"ema_decay={ema_decay!r} is not valid; use 0 to below 1, or None")
+        if clip_norm is not None and tx is None:
+            raise CicloError("clip_norm= needs an optimizer: say tx=optax.adam(1e-3)")
+        if clip_norm is not None:
+            optax = need("optax", "clip_norm=")
+            tx = optax.chain(optax.clip_by_global_norm(clip_norm), tx)
+        average = None if ema_decay is None else need("optax", "ema_decay=").ema(ema_decay)
+
+        def build(params: Any, batch_stats: Any, given: dict[str, Any]) -> Any:
+            fields = dict(given)
+            return cls(
+                step=jnp.zeros((), jnp.int32),
+                params=params,
+                opt_state=None if tx is None else tx.init(params),
+                batch_stats=batch_stats,
+                rngs=fields.pop("rngs") if "rngs" in fields else _keys(rngs),
+                metrics=(
+                    fields.pop("metrics") if "metrics" in fields else stateful.declared(metrics)
+                ),
+                window=None if accumulate is None else _new_window(params),
+                ema_state=None if average is None else average.init(params),
+                apply_fn=apply_fn,
+                tx=tx,
+                strategy=strategy,
+                policy=Policy.of(policy),
+                accumulate=accumulate,
+                ema_decay=ema_decay,
+                **fields,
+            )
+
+        fixed = {name: fields.pop(name) for name in _static_names(cls) if name in fields}
+        if _makes(params):
+            made = lambda: build(  # noqa: E731  as the other one below
+                params(), batch_stats() if _makes(batch_stats) else batch_stats, {**fields, **fixed}
+            )
+            return _born(made, strategy)  # type: ignore[no-any-return]
+        given = strategy.place(jax.tree.map(jnp.asarray, (params, batch_stats, fields)))
+        if strategy.mesh is None:
+            return build(given[0], given[1], {**given[2], **fixed})  # type: ignore[no-any-return]
+        return _born(lambda p, s, f: build(p, s, {**f, **fixed}), strategy, *given)  # type: ignore[no-any-return]
+
+    def replace(self, **fields: Any) -> Self:
+        """Another state with some fields changed."""
+        return dataclasses.replace(self, **fields)
+
+    def with_strategy(self, strategy: str | Strategy) -> Self:
+        """The state under another strategy, placed as that says."""
+        chosen = get_strategy(strategy)
+        return chosen.place(self.replace(strategy=chosen))  # type: ignore[no-any-return]
+
+    def __loop_return__(self) -> Self:
+        """What a loop returns is the caller's: no step may use it up."""
+        return self.replace() if self._is_ours else self
+
+    def __loop_trained__(self, logs: LogsLike) -> None:
+        """After the first step that was to train it."""
+        if self.tx is not None and logs.get("losses") and not int(self.step):
+            raise CallbackError(
+                "the train step logged losses, and did not train the state: decorate it with"
+                " @managed.train_step (@managed.step only computes)"
+            )
+
+    def __repr__(self) -> str:
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        name = getattr(self.strategy, "name", None)
+        return f"<{type(self).__name__} of {size:,} parameters, strategy {name!r}>"
+
+    # -- random keys and metrics ---------------------------------------------------------------
+
+    def rng(self, name: str = "dropout") -> jax.Array:
+        """The key of this name for this step; another one in the next."""
+        if name not in self.rngs:
+            there = ", ".join(map(repr, self.rngs)) or "none"
+            raise CicloError(
+                f"the state has no key {name!r} (it has {there}); give one:"
+                f" create(..., rngs={{{name!r}: jax.random.key(0)}})"
+            )
+        return jax.random.fold_in(self.rngs[name], self.step)
+
+    @property
+    def step_rngs(self) -> dict[str, jax.Array]:
+        """All keys for this step, as `apply_fn(..., rngs=state.step_rngs)` of linen takes them."""
+        return {name: self.rng(name) for name in self.rngs}
+
+    def update_metrics(self, **values: Any) -> Self:
+        """With the values of a batch added to each metric, as `logits=..., labels=...`."""
+        values = _to_output(self, values)
+        return self.replace(
+            metrics={name: stateful.updated(one, values) for name, one in self.metrics.items()}
+        )
+
+    def compute_metrics(self) -> dict[str, Any]:
+        """What the metrics amount to so far."""
+        found: dict[str, Any] = {}
+        for name, metric in self.metrics.items():
+            found.update(stateful.computed(name, metric))
+        return found
+
+    def reset_metrics(self) -> Self:
+        """With metrics that have seen nothing."""
+        if "metrics" in self._redeclared:
+            return self
+        return self.replace(
+            metrics={name: stateful.empty(one) for name, one in self.metrics.items()}
+        )
+
+    @_step
+    def reset_step(self) -> Self:
+        """What an epoch begins with: metrics that have seen nothing."""
+        return self.reset_metrics()
+
+    # -- updates -------------------------------------------------------------------------------
+
+    @property
+    def ema_params(self) -> Any:
+        """The moving average of the parameters; before the first update, these."""
+        if self.ema_state is None:
+            raise CicloError("the state keeps no average; say create(..., ema_decay=0.999)")
+        count = self.ema_state.count
+        corrected = need("optax", "ema_params").tree.bias_correction(
+            self.ema_state.ema, self.ema_decay, jnp.maximum(count, 1)
+        )
+        return jax.tree.map(lambda a, b: jnp.where(count > 0, a, b), corrected, self.params)
+
+    def apply_gradients(self, grads: Any, rows: Any = 1, **fields: Any) -> Self:
+        """The state after a train step with these gradients, which are a mean over so many rows.
+
+        fields: others that change with it, as in a TrainState of Flax
+        """
+        if self.tx is None:
+            raise CicloError(
+                "the state has no optimizer, so it cannot be trained; say"
+                " create(..., tx=optax.adam(1e-3))"
+            )
+        state = self.replace(step=self.step + 1, **fields)
+        if self.window is None or self.accumulate is None:
+            return state._moved(grads)
+        window = Window(
+            jax.tree.map(lambda a, b: a + b * rows, self.window.gradients, grads),
+            self.window.rows + rows,
+            self.window.steps + 1,
+        )
+        state = state.replace(window=window)
+        return jax.lax.cond(  # type: ignore[no-any-return]
+            window.steps >= self.accumulate, _move_by_window, lambda state: state, state
+        )
+
+    @_step
+    def flush_step(self) -> Self:
+        """What an epoch ends with: gradients that wait for more are applied, by their rows."""
+        if self.window is None:
+            return self
+        return jax.lax.cond(  # type: ignore[no-any-return]
+            self.window.steps > 0, _move_by_window, lambda state: state, self
+        )
+
+    def _moved(self, gradients: Any) -> Self:
+        optax = need("optax", "a train step")
+        updates, opt_state = self.tx.update(gradients, self.opt_state, self.params)
+        params = optax.apply_updates(self.params, updates)
+        average = self.ema_state
+        if average is not None:
+            _, average = optax.ema(self.ema_decay).update(params, average)
+        return self.replace(params=params, opt_state=opt_state, ema_state=average)
+
+
+def _move_by_window(state: State) -> State:
+    assert state.window is not None
+    gradients = jax.tree.map(lambda sum_: sum_ / state.window.rows, state.window.gradients)  # type: ignore[union-attr]
+    return state._moved(gradients).replace(window=_new_window(state.params))
+
+
+def _new_window(params: Any) -> Window:
+    return Window(jax.tree.map(jnp.zeros_like, params), jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+
+def _keys(given: Any) -> dict[str, jax.Array]:
+    if given is None:
+        return {}
+    named = given if isinstance(given, dict) else {"dropout": given}
+    return {k: jax.random.key(v) if isinstance(v, int) else v for k, v in named.items()}
+
+
+def _static_names(cls: Any) -> list[str]:
+    fields = dataclasses.fields(cls)
+    # `flax.struct.field(pytree_node=False)` says the same in Flax's words.
+    return [
+        one.name
+        for one in fields
+        if one.metadata.get("static") or one.metadata.get("pytree_node") is False
+    ]
+
+
+def _adopt_fields(cls: type[ManagedState]) -> None:
+    """Lets a class declare fields of ours as its own, where nothing of ours is in its way."""
+    anew = inspect.get_annotations(cls).keys() & _OURS
+    for name in anew:
+        if name not in ADOPTED:
+            raise CicloError(
+                f"{cls.__name__}.{name} is a field of ManagedState with a meaning of its own; call"
+                f" yours another name, as {name}_"
+            )
+    cls._redeclared = cls._redeclared | frozenset(anew & {"metrics", "rngs"})
+
+
+def _born(build: Callable[..., Any], strategy: Strategy, *given: Any) -> Any:
+    """What a function builds, each array of it made where it belongs."""
+    if not strategy.is_compiled:
+        return build(*given)
+    if strategy.mesh is None:
+        return jax.jit(build)(*given)
+    places = strategy.shardings(jax.eval_shape(build, *given))
+    return jax.jit(build, out_shardings=places)(*given)
+
+
+def _makes(given: Any) -> bool:
+    """Whether this is a function; a tree that can be called, as a module of Equinox, is none."""
+    return callable(given) and jax.tree_util.treedef_is_leaf(jax.tree.structure(given))
+
+
+def _register(cls: type[Any]) -> None:
+    fixed = _static_names(cls)
+    held = [one.name for one in dataclasses.fields(cls) if one.name not in fixed]
+    jax.tree_util.register_dataclass(cls, held, fixed)
+
+
+_register(ManagedState)
+_OURS = frozenset(one.name for one in dataclasses.fields(ManagedState))

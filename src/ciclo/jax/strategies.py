@@ -1,0 +1,499 @@
+"""Where a state and its batches live, and how a step over them is compiled.
+
+A strategy is a value: a mesh of devices, a rule that says how each array of a state is split over
+it, and the axes of the mesh that split a batch. A step is compiled for all devices at once, and the
+partitioner of JAX puts the communication in; none is written here. Many processes with many devices
+are the same mesh as one process: each gives the rows of a batch that its own devices hold.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import distributed  # the public part has no way to ask the others
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from ciclo.device_values import describe
+from ciclo.errors import CicloError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    Rule: TypeAlias = Callable[[str, Any], PartitionSpec]
+    Devices: TypeAlias = int | Sequence[jax.Device] | None
+
+__all__ = ["JIT", "DataParallel", "Eager", "Strategy", "get_strategy", "register_strategy"]
+
+UNEVEN = ("refuse", "pad")
+# Below this many elements, splitting a parameter saves less than gathering it costs.
+MIN_SIZE = 1024
+# How long a process waits for the others to come to a batch of another size.
+AGREE_S = 60
+
+
+# What a strategy of 0.1.9 has, and a class of the user's would override in vain.
+INSTEAD = {
+    "__call__": "compile(self, function, is_donating)",
+    "from_host": "place(self, tree)",
+    "to_host": "place(self, tree)",
+    "lift_batch": "place_batch(self, batch, name)",
+    "lift_key": "place(self, tree)",
+    "lift_batch_size": "place_batch(self, batch, name)",
+}
+
+
+class Placed(NamedTuple):
+    """A batch where it is computed. `mask` says which rows are real, where some were added."""
+
+    batch: Any
+    mask: Any = None
+    is_real: Callable[[], Any] | None = None  # the same on the host, of all processes
+    other: Callable[[], Any] | None = None  # the batch with other rows added
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Strategy:
+    """How a state is placed and a step is compiled; `ciclo.get_strategy` makes the usual ones.
+
+    mesh: the devices; None for one device
+    rules: how arrays of the state are split: a function of path and array that returns a
+        PartitionSpec, or pairs of a regular expression for the path and a PartitionSpec, of which
+        the first that is found counts. Where there is none, each device has the whole array
+    batch_axes: the axes of the mesh that the rows of a batch are split over
+    uneven: whether a batch whose rows do not divide is refused or filled up ("pad")
+    donates: whether a train step reuses the memory of the state that it is given
+
+    >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
+    >>> ciclo.Strategy(name="wide", mesh=mesh, rules=[("kernel", jax.P(None, "model"))])
+    """
+
+    name: str = "custom"
+    mesh: Mesh | None = None
+    rules: Rule | Sequence[tuple[str, PartitionSpec]] = ()
+    batch_axes: tuple[str, ...] | str = ("data",)
+    uneven: str = "refuse"
+    donates: bool = False
+    is_compiled: bool = True
+
+    def __post_init__(self) -> None:
+        if self.uneven not in UNEVEN:
+            raise CicloError(f'uneven={self.uneven!r} is not valid; use "refuse" or "pad"')
+        if isinstance(self.batch_axes, str):
+            object.__setattr__(self, "batch_axes", (self.batch_axes,))
+        if self.mesh is None:
+            return
+        # The compiler splits what you compute; with explicit axes you would have to say how.
+        automatic = Mesh(self.mesh.devices, self.mesh.axis_names)
+        object.__setattr__(self, "mesh", automatic)
+        unknown = [axis for axis in self.batch_axes if axis not in self.mesh.axis_names]
+        if unknown:
+            raise CicloError(
+                f"batch_axes={self.batch_axes!r} names {unknown[0]!r}, which the mesh does not"
+                f" have; its axes are {self.mesh.axis_names!r}"
+            )
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in vars(cls).keys() & INSTEAD.keys():
+            raise CicloError(
+                f"{cls.__name__}.{name} would never be called by a step; a strategy says that by\n"
+                f"    def {INSTEAD[name]}: ..."
+            )
+
+    # -- what a class of your own may change ---------------------------------------------------
+
+    def handle_grads(self, grads: Any) -> Any:
+        """Inside a train step: the gradients that the optimizer gets. They are of all devices."""
+        return grads
+
+    def handle_metric(self, metric: Any) -> Any:
+        """Inside a step: a stateful metric of this batch. It is of all devices."""
+        return metric
+
+    def handle_batch_stats(self, batch_stats: Any) -> Any:
+        """Inside a train step: what the model keeps beside its parameters, after it."""
+        return batch_stats
+
+    # -- names of Ciclo 0.1.9, for loops that place things by hand -----------------------------
+
+    def from_host(self, tree: Any) -> Any:
+        """`place`."""
+        return self.place(tree)
+
+    def to_host(self, tree: Any) -> Any:
+        """The tree on one device."""
+        if self.mesh is None:
+            return tree
+        return jax.device_put(tree, jax.local_devices()[0])
+
+    def lift_batch(self, batch: Any) -> Any:
+        """`place_batch`: there is no axis of devices."""
+        return self.place_batch(batch).batch
+
+    def lift_key(self, key: Any) -> Any:
+        """The key: all devices compute one program with it."""
+        return key
+
+    def lift_batch_size(self, batch_size: int) -> int:
+        """The size: a step sees the whole batch."""
+        return batch_size
+
+    # -- the state -----------------------------------------------------------------------------
+
+    def shardings(self, tree: Any) -> Any:
+        """Where each array of a tree goes; arrays may be abstract."""
+        assert self.mesh is not None
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: NamedSharding(self.mesh, self._spec(path, leaf)),  # type: ignore[arg-type]
+            tree,
+        )
+
+    def _spec(self, path: Any, leaf: Any) -> PartitionSpec:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if callable(self.rules):
+            return self.rules(name, leaf)
+        for pattern, spec in self.rules:
+            # The count of an optimizer has the path of a parameter, and not its axes.
+            if re.search(pattern, name) and len(spec) <= leaf.ndim:
+                return spec
+        return PartitionSpec()
+
+    def place(self, tree: Any) -> Any:
+        """The tree with its arrays where they belong."""
+        if self.mesh is not None:
+            return jax.device_put(tree, self.shardings(tree))
+        here = jax.local_devices()[0]
+
+        def placed(leaf: Any) -> Any:
+            is_spread = isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+            return jax.device_put(leaf, here) if is_spread else leaf
+
+        return jax.tree.map(placed, tree)
+
+    def constrained(self, tree: Any) -> Any:
+        """The same inside a compiled function."""
+        if self.mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self.shardings(tree))
+
+    def replicated(self, tree: Any) -> Any:
+        """Inside a compiled function: whole on each device, so that each process can read it."""
+        if self.mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, NamedSharding(self.mesh, PartitionSpec()))
+
+    # -- batches -------------------------------------------------------------------------------
+
+    def place_batch(self, batch: Any, name: str = "the step") -> Placed:
+        """The rows of this process, on its devices; `name` is what an error calls the step."""
+        if not self.is_compiled:  # as compiled steps see it: 64 bits are 32, if JAX is set so
+            return Placed(jax.tree.map(lambda x: jnp.asarray(x) if _is_array(x) else x, batch))
+        if self.mesh is None:
+            return Placed(batch)
+        count = _rows(batch)
+        if count is None:
+            return Placed(batch)
+        rows, parts = self._rows
+        missing = -count % parts
+        if missing and self.uneven == "refuse":
+            raise self._refusal(name, batch, count, parts)
+        if len(self._processes) > 1:
+            _agree(name, count + missing, self._processes)
+
+        def spread(batch: Any) -> Any:
+            return jax.tree.map(lambda leaf: _spread(leaf, rows), batch)
+
+        # Another process may add rows where this one does not, and all run the same.
+        if not missing and (self.uneven == "refuse" or len(self._processes) == 1):
+            return Placed(spread(batch))
+        is_real = np.arange(count + missing) < count
+        return Placed(
+            spread(jax.tree.map(lambda leaf: _filled(leaf, missing, -1), batch)),
+            _spread(is_real, rows),
+            lambda: multihost_utils.process_allgather(is_real).reshape(-1),
+            lambda: spread(jax.tree.map(lambda leaf: _filled(leaf, missing, 0), batch)),
+        )
+
+    @cached_property
+    def _rows(self) -> tuple[NamedSharding, int]:
+        """How a batch is split, and into how many parts the rows of this process are."""
+        assert self.mesh is not None
+        rows = NamedSharding(self.mesh, PartitionSpec(self.batch_axes))
+        places = rows.addressable_devices_indices_map((self.mesh.size,)).values()
+        return rows, len({str(place) for place in places})
+
+    @cached_property
+    def _processes(self) -> list[int]:
+        assert self.mesh is not None
+        return sorted({device.process_index for device in self.mesh.devices.flat})
+
+    def _refusal(self, name: str, batch: Any, count: int, parts: int) -> CicloError:
+        whose = f" of this process (of {jax.process_count()})" if jax.process_count() > 1 else ""
+        return CicloError(
+            f"{name}: a batch of {count} rows cannot be split over the {parts} devices{whose} of"
+            f" {self.name!r}: {describe(batch)}. Give batches of {count + -count % parts} rows"
+            " (drop the last one of an epoch if it is short), or have them filled up:"
+            f" strategy={self._padding_one()}"
+        )
+
+    def _padding_one(self) -> str:
+        """What to write for the same strategy that fills batches up."""
+        if _made.get(self.name) is self:
+            return f'ciclo.get_strategy({self.name!r}, uneven="pad")'
+        return 'dataclasses.replace(state.strategy, uneven="pad")'
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def compile(self, function: Callable[..., Any], is_donating: bool) -> Callable[..., Any]:
+        """The function of a state and more, compiled as this strategy does."""
+        if not self.is_compiled:
+            return function
+        return jax.jit(function, donate_argnums=(0,) if is_donating and self.donates else ())
+
+    @cached_property
+    def must_wait(self) -> bool:
+        """Whether each step is waited for: CPU devices that play several can lock each other up."""
+        mesh = self.mesh
+        return mesh is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _rows(batch: Any) -> int | None:
+    """How many rows all arrays of a batch have; None where there is no array."""
+    shapes = [leaf.shape for leaf in jax.tree.leaves(batch) if getattr(leaf, "shape", ())]
+    lengths = {shape[0] for shape in shapes}
+    if len(lengths) > 1:
+        raise CicloError(
+            f"the arrays of a batch have different numbers of rows, {sorted(lengths)}, and cannot"
+            f" be split together: {describe(batch)}. Give each array a row a sample"
+        )
+    return lengths.pop() if lengths else None
+
+
+_calls = itertools.count()  # of `_agree`, which all processes make in the same order
+_rows_before: dict[str, int] = {}  # by the name of the step
+
+
+def _agree(name: str, rows: int, processes: list[int]) -> None:
+    """Makes sure that all processes bring as many rows; else they would run different programs.
+
+    They talk only when a step gets another number than before: whoever is alone with that waits for
+    the others in vain.
+    """
+    number = next(_calls)
+    client = distributed.global_state.client
+    if client is None or _rows_before.get(name) == rows:
+        return
+    _rows_before[name] = rows
+    place = f"ciclo/rows/{number}"
+    client.key_value_set(f"{place}/{jax.process_index()}", str(rows))
+    try:
+        client.wait_at_barrier(place, AGREE_S * 1000, processes)
+    except jax.errors.JaxRuntimeError as error:
+        cause: Exception | None = error
+    else:
+        cause = None
+    found = {key.rpartition("/")[2]: text for key, text in client.key_value_dir_get(place)}
+    if cause is not None or len(set(found.values())) > 1:
+        there = ", ".join(f"process {key}: {found[key]}" for key in sorted(found, key=int))
+        absent = "" if cause is None else "; the others brought as many as the time before"
+        raise CicloError(
+            f"{name}: processes bring different numbers of rows ({there}{absent}), and each has to"
+            " bring as many; drop the short batches at the end of an epoch, or fill them up with"
+            ' uneven="pad" where they differ by less than a row a device'
+        ) from cause
+
+
+def _filled(leaf: Any, missing: int, row: int) -> Any:
+    """With one of its rows repeated: a real one, so that nothing new is divided by zero."""
+    if not getattr(leaf, "shape", ()):
+        return leaf
+    library = jnp if isinstance(leaf, jax.Array) else np
+    return library.concatenate([leaf, library.repeat(leaf[row][None], missing, 0)])
+
+
+def _spread(leaf: Any, rows: NamedSharding) -> Any:
+    if not getattr(leaf, "shape", ()):
+        return leaf
+    if jax.process_count() == 1:
+        return jax.device_put(leaf, rows)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return leaf  # already spread
+    return jax.make_array_from_process_local_data(rows, np.asarray(leaf))
+
+
+# -- the usual ones --------------------------------------------------------------------------------
+
+
+class Eager(Strategy):
+    """Nothing is compiled: for a debugger, and for prints."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**{"name": "eager", "is_compiled": False, **fields})
+
+
+class JIT(Strategy):
+    """Compiled, on one device; with `donate_args` the memory of the state is reused."""
+
+    def __init__(self, donate_args: bool = False, **fields: Any) -> None:
+        name = "jit_donate" if donate_args else "jit"
+        super().__init__(**{"name": name, "donates": donate_args, **fields})
+
+
+class DataParallel(Strategy):
+    """Each device has the whole state and a part of the batch.
+
+    donate_args: whether the memory of the state is reused
+    devices: how many, or which; all if not given
+    """
+
+    def __init__(self, donate_args: bool = False, devices: Devices = None, **fields: Any) -> None:
+        name = "data_parallel_donate" if donate_args else "data_parallel"
+        if "mesh" not in fields:
+            fields["mesh"] = _mesh(devices, name)
+        super().__init__(**{"name": name, "donates": donate_args, **fields})
+
+
+def _data_parallel(donate_args: bool) -> Callable[..., Strategy]:
+    return lambda devices=None, uneven="refuse": DataParallel(donate_args, devices, uneven=uneven)
+
+
+def fsdp(
+    *,
+    devices: Devices = None,
+    uneven: str = "refuse",
+    min_size: int = MIN_SIZE,
+    donates: bool = True,
+) -> Strategy:
+    """Each device has a part of the state and of the batch; what is computed with is gathered.
+
+    An array of the state is split along its longest axis that divides; those with fewer than
+    `min_size` elements are whole on each device.
+    """
+    mesh = _mesh(devices, "fsdp")
+
+    def split(path: str, leaf: Any) -> PartitionSpec:
+        axes = [axis for axis in range(leaf.ndim) if leaf.shape[axis] % mesh.size == 0]
+        if not axes or leaf.size < min_size:
+            return PartitionSpec()
+        longest = max(axes, key=lambda axis: leaf.shape[axis])
+        return PartitionSpec(*[None] * longest, "data")
+
+    return Strategy(name="fsdp", mesh=mesh, rules=split, uneven=uneven, donates=donates)
+
+
+def _mesh(devices: Devices, name: str) -> Mesh:
+    there = jax.devices()
+    if isinstance(devices, int):
+        if not 0 < devices <= len(there):
+            platform = there[0].platform
+            hint = f"use 1 to {len(there)}"
+            if platform == "cpu" and devices > 0:
+                hint += (
+                    "; to try more on this machine, set"
+                    f" XLA_FLAGS=--xla_force_host_platform_device_count={devices} before Python"
+                    " starts"
+                )
+            raise CicloError(
+                f"{name} was asked for {devices} devices, and JAX has {len(there)} ({platform});"
+                f" {hint}"
+            )
+        devices = there[:devices]
+    chosen = list(there if devices is None else devices)
+    if not chosen or not all(isinstance(one, jax.Device) for one in chosen):
+        raise CicloError(
+            f"{name} was given devices={devices!r}; give a number, or devices of jax.devices()"
+        )
+    return jax.make_mesh((len(chosen),), ("data",), devices=chosen, axis_types=(AxisType.Auto,))
+
+
+_makers: dict[str, Callable[..., Strategy]] = {
+    "eager": lambda: Eager(),
+    "jit": lambda: JIT(),
+    "jit_donate": lambda: JIT(donate_args=True),
+    "data_parallel": _data_parallel(False),
+    "data_parallel_donate": _data_parallel(True),
+    "fsdp": fsdp,
+}
+_made: dict[str, Strategy] = {}  # those without options, so that a state has the same one again
+
+
+def register_strategy(
+    name: str,
+    strategy: Strategy | Callable[..., Strategy] | None = None,
+    *,
+    constructor: Callable[..., Strategy] | None = None,
+) -> Any:
+    """Gives a strategy, or a function or class that makes one, a name for `strategy="name"`.
+
+    Without one it is a decorator.
+
+    >>> ciclo.register_strategy("wide", lambda: ciclo.Strategy(name="wide", mesh=mesh))
+    """
+    given = constructor if strategy is None else strategy
+    if given is None:
+        return lambda made: register_strategy(name, made)
+    if not isinstance(given, Strategy) and not callable(given):
+        raise CicloError(
+            f"register_strategy({name!r}, ...) takes a ciclo.Strategy or a function that makes one;"
+            f" got {given!r}"
+        )
+    name = _normal(name)
+    _made.pop(name, None)
+    _makers[name] = (lambda: given) if isinstance(given, Strategy) else given
+    return given
+
+
+def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
+    """The strategy of a name: "data_parallel" or "data-parallel". Options are its maker's.
+
+    >>> ciclo.get_strategy("data_parallel", devices=4, uneven="pad")
+    """
+    if isinstance(strategy, Strategy):
+        return strategy
+    name = _normal(strategy)
+    if name not in _makers:
+        raise CicloError(
+            f"strategy={strategy!r} does not exist; use one of {', '.join(map(repr, _makers))}, a"
+            " ciclo.Strategy, or ciclo.register_strategy(name, ...) first"
+        )
+    if options:
+        maker = _makers[name]
+        unknown = options.keys() - inspect.signature(maker).parameters.keys()
+        if unknown:
+            there = ", ".join(inspect.signature(maker).parameters) or "none"
+            raise CicloError(f"strategy {name!r} has no option {min(unknown)!r}; it has {there}")
+        return maker(**options)
+    if name not in _made:
+        made = _makers[name]()
+        if not isinstance(made, Strategy):
+            raise CicloError(
+                f"strategy {name!r} was registered with {_makers[name]!r}, which made {made!r}; it"
+                " has to make a ciclo.Strategy, or an object of a class derived from it"
+            )
+        _made[name] = made
+    return _made[name]
+
+
+def _normal(name: str) -> str:
+    if isinstance(name, Mesh):
+        raise CicloError("a mesh is no strategy yet; say ciclo.Strategy(name='mine', mesh=mesh)")
+    if not isinstance(name, str):
+        raise CicloError(
+            f"a strategy is a ciclo.Strategy or a name, as {', '.join(map(repr, _makers))}; got"
+            f" {name!r}"
+        )
+    return name.replace("-", "_")

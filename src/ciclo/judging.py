@@ -1,0 +1,95 @@
+"""How losses and metrics of a model are called: by the names of their parameters.
+
+Where their parameters have names of their own, they get what the model put out and the targets.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from ciclo.binding import Offer, arguments_of, name_of
+from ciclo.device_values import describe
+from ciclo.errors import CallbackError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# What libraries call what a model put out, and the targets.
+ROLES = (
+    ("preds", "pred", "predictions", "prediction", "outputs", "output", "logits", "y_pred"),
+    ("target", "targets", "labels", "label", "y_true", "y"),
+)
+
+
+def named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
+    """Losses or metrics by name, from a dict, a list, or a single one."""
+    if given is None:
+        return {}
+    if isinstance(given, dict):
+        found = dict(given)
+    elif isinstance(given, (list, tuple)):
+        found = {name_of(one): one for one in given}
+        if len(found) < len(given):
+            raise ValueError(
+                f'{argument}: two have one name; say {argument}={{"a": ..., "b": ...}}'
+            )
+    else:
+        found = {default or name_of(given): given}
+    for name, one in found.items():
+        if not callable(one) and not callable(getattr(one, "compute", None)):
+            raise CallbackError(
+                f"{argument}[{name!r}] is {describe(one)}; use a function of outputs and targets,"
+                " or an object that can be called so"
+            )
+    return found
+
+
+class Asked:
+    """A loss or a metric, called with those of the values that it asks for.
+
+    names: of the values
+    order: what of these the model put out, and the targets
+    fills_rest: whether `**rest` gets all values that were not asked for
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        names: tuple[str, ...],
+        order: tuple[str, str] = ("preds", "target"),
+        *,
+        fills_rest: bool = False,
+    ) -> None:
+        self.function = function
+        read = getattr(function, "forward", function)  # of a module of torch
+
+        def wrong(what: str) -> CallbackError:
+            return CallbackError(
+                f"{name!r}{inspect.signature(read)} cannot be called: {what}. Losses and metrics"
+                f" are called by name, as\n    lambda {', '.join(order)}: ...\nThere is"
+                f" {', '.join(names)}"
+            )
+
+        aliases = {one: meant for role, meant in zip(ROLES, order, strict=True) for one in role}
+        try:
+            self._arguments = arguments_of(read, Offer(names, order, wrong, aliases, fills_rest))
+        except ValueError:  # a function of C, whose parameters cannot be read
+            self._arguments = list(order), {}
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        by_position, by_keyword = self._arguments
+        return self.function(
+            *[values[one] for one in by_position],
+            **{key: values[one] for key, one in by_keyword.items()},
+        )
+
+
+def wants(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function takes a value of this name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return False
+    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)

@@ -1,0 +1,157 @@
+"""Who is called at which moment of a ready-made loop.
+
+At a moment come the state's own methods of that name, then tasks, then what is in `callbacks=`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ciclo.binding import ARGUMENTS, callback_arguments, listed, name_of, pairs_of
+from ciclo.callbacks import adapters
+from ciclo.callbacks.base import LoopCallback
+from ciclo.errors import CallbackError
+from ciclo.moments import ALIASES, MOMENTS, STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ciclo.loop import LoopState, Tasks
+
+
+class Plan:
+    """Who is called when, in order: by the state's methods, the tasks, and the callbacks."""
+
+    def __init__(
+        self, state: Any, tasks: Tasks, callbacks: Iterable[Any], replaced: Iterable[str] = ()
+    ) -> None:
+        self.own: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
+        self.tasks: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
+        self.methods: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
+        self.callbacks: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
+        self.scheduled: list[tuple[Any, Any]] = []
+        for name, moment in _names():
+            # A state may answer to any name; only a step may be an attribute of the object itself.
+            holder = state if name in STEPS.values() else type(state)
+            if moment not in replaced and callable(getattr(holder, name, None)):
+                self.own[moment].append(_own_method(state, name))
+        self._add(_without_own(state, tasks), self.tasks)
+        for callback in listed(callbacks):
+            self._register(callback)
+
+    def at(self, moment: str) -> list[Any]:
+        """All that is called at a moment, but for callbacks that say `moments`."""
+        return [*self.own[moment], *self.tasks[moment], *self.methods[moment]]
+
+    def all_at(self, moment: str) -> list[Any]:
+        """All that is called at a moment."""
+        return [*self.at(moment), *self.callbacks[moment]]
+
+    def steps(self, moment: str) -> list[Any]:
+        """What is done in a step; there has to be something."""
+        found = self.at(moment)
+        if not found:
+            method = STEPS[moment]
+            raise CallbackError(
+                f"there is nothing to do in a step: give {{ciclo.{moment}: {method}}} as tasks, or"
+                f" a state that has a method {method}(batch)"
+            )
+        return found
+
+    def refuse(self, *moments: str) -> None:
+        """Refuses callbacks that wait for moments which do not come."""
+        for moment in moments:
+            if self.callbacks[moment]:
+                name = name_of(self.callbacks[moment][0])
+                raise CallbackError(
+                    f"{name} in callbacks=[...] would never be called: {moment} does not come in"
+                    " this loop"
+                )
+
+    def _add(self, tasks: Tasks, into: dict[str, list[Any]]) -> None:
+        for key, callbacks in pairs_of(tasks or {}):
+            if not isinstance(key, str):
+                self.scheduled.append((key, callbacks))
+            else:
+                into[_moment(key)] += [_called(one, key) for one in listed(callbacks)]
+
+    def _register(self, callback: Any) -> None:
+        adapted = adapters.adapt(callback)
+        callback = callback if adapted is None else adapted
+        named = [(moment, getattr(callback, name, None)) for name, moment in _names()]
+        named = [(moment, method) for moment, method in named if callable(method)]
+        moments = getattr(callback, "moments", None)
+        moments = (moments,) if isinstance(moments, str) else moments
+        if moments is LoopCallback.moments and any(hasattr(type(callback), n) for n, _ in _names()):
+            moments = ()  # its methods say when, and nobody has said anything else
+        if isinstance(moments, tuple):
+            for moment in moments:
+                self.callbacks[_moment(moment)].append(callback)
+        elif hasattr(callback, "items"):
+            self._add(callback, self.callbacks)
+        elif not named:
+            raise CallbackError(_no_moment(callback))
+        for moment, method in named:
+            self.methods[moment].append(method)
+
+
+def _names() -> list[tuple[str, str]]:
+    """All names that a method may have, and the moment of each."""
+    return [*((moment, moment) for moment in MOMENTS), *ALIASES.items()]
+
+
+def _moment(name: str) -> str:
+    found = ALIASES.get(name, name)
+    if found not in MOMENTS:
+        raise CallbackError(f"{name!r} is no moment; use one of {', '.join(MOMENTS)}")
+    return found
+
+
+def _called(callback: Any, moment: str) -> Any:
+    """The callback, or its method for this moment where it is an object with such a method."""
+    if callable(callback) or hasattr(type(callback), "__loop_callback__"):
+        return callback
+    return getattr(callback, moment, callback)
+
+
+def _no_moment(callback: Any) -> str:
+    name = name_of(callback)
+    text = f"{name} in callbacks=[...] does not say when it is due: "
+    if callable(callback):
+        return text + f"give it as {{ciclo.on_epoch_end: {name}}} or {{ciclo.every(100): {name}}}"
+    return text + (
+        "give its class a method such as"
+        "\n    def on_epoch_end(self, state, batch, elapsed, loop_state): ..."
+    )
+
+
+def _own_method(state: Any, name: str) -> Callable[..., Any]:
+    """A callback that calls the method of the state that the loop has by then."""
+    by_position, by_keyword = callback_arguments(name, getattr(state, name), ARGUMENTS[1:])
+
+    def called(loop_state: LoopState[Any]) -> Any:
+        return getattr(loop_state.state, name)(
+            *(getattr(loop_state, one) for one in by_position),
+            **{key: getattr(loop_state, one) for key, one in by_keyword.items()},
+        )
+
+    called.__name__ = name
+    return called
+
+
+def _without_own(state: Any, tasks: Tasks) -> list[tuple[Any, Any]]:
+    """The tasks without the state's own methods, which run anyway: once is enough."""
+    return [
+        (key, [one for one in listed(given) if not _is_own(state, key, one)])
+        if isinstance(key, str)
+        else (key, given)
+        for key, given in pairs_of(tasks or {})
+    ]
+
+
+def _is_own(state: Any, key: str, callback: Any) -> bool:
+    moment = ALIASES.get(key, key)
+    own = [getattr(type(state), name, None) for name, other in _names() if other == moment]
+    # A bound method, a managed step as a method of one state, or the function of the class.
+    found = getattr(callback, "__func__", getattr(callback, "__loop_step__", callback))
+    return any(found is one for one in own if one is not None)

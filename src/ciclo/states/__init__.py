@@ -1,1 +1,0 @@
-"""States of frameworks, ready to train: one file each, which loads nothing before it is used."""
