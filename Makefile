@@ -68,7 +68,8 @@ test: .venv/.test
 	  --ignore tests/real/server/test_peers_flaws.py --numprocesses auto --dist loadfile
 
 test-programs: .venv/.test
-	$(BIN)/pytest -m "not heavy" tests/real/programs tests/docs/test_examples.py --numprocesses auto
+	$(BIN)/pytest -m "not heavy" tests/real/programs tests/docs/test_examples.py \
+	  --numprocesses auto --dist loadgroup
 
 test-loops: .venv/.test
 	$(BIN)/pytest -m "not heavy" tests/real/ciclo --numprocesses auto --dist loadfile

@@ -22,6 +22,8 @@ from cirron.runs import reader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.xdist_group("examples")  # in one process: each runs once
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DIGITS = [path.stem for path in EXAMPLES if path.stem.startswith("digits_")]
