@@ -148,7 +148,8 @@ class Scan:
                 at = 0
                 while at < len(files) and not stop.is_set():
                     end, size = at, 0
-                    while end < len(files) and (end == at or size < ROUND_BYTES):
+                    most = ROUND_BYTES if at else ROUND_BYTES // 8  # DuckDB waits for the first
+                    while end < len(files) and (end == at or size < most):
                         size += files[end].size
                         end += 1
                     ready.put(self.read(files[at:end]))
