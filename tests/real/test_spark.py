@@ -218,6 +218,8 @@ def assert_same(folder: Path, spark: Any, queries: list[str]) -> dict[str, int]:
                 one, other = (dict(zip(found.columns, row, strict=True)) for row in rows)
                 assert is_same(plain(one), plain(other)), (query, one, other)
             counts[query] = len(found.rows)
+    first = [plain(row) for row in here.spans.head(5).rows()]
+    assert is_same(first, [plain(row) for row in there.spans.head(5).rows()])
     return counts
 
 
