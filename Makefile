@@ -1,7 +1,7 @@
 # make demo    a training with a fault: the verdict, what mending gave, and the page
 # make page    builds the web page from viewer/ into the package; needs Node
 # make test    everything the tests need, then the tests
-# make test-programs training scripts of many kinds: the same results as without us, the right tree
+# make test-programs training scripts of many kinds: the same results as without us, the right tree; examples
 # make test-loops    ciclo in real processes: strategies, ranks, kills, preemption
 # make test-hostile  attacks: planted files, values that raise or block, kills, full and hung disks
 # make test-heavy  the tests that need TensorFlow, or older releases of frameworks
@@ -63,19 +63,20 @@ page: viewer/node_modules/.done
 # On all cores, a file at a time.
 test: .venv/.test
 	$(BIN)/pytest -m "not heavy" --ignore tests/real/hostile --ignore tests/real/ciclo \
-	  --ignore tests/real/programs --ignore tests/real/server/test_hostile_requests.py \
+	  --ignore tests/real/programs --ignore tests/docs/test_examples.py \
+	  --ignore tests/real/server/test_hostile_requests.py \
 	  --ignore tests/real/server/test_peers_flaws.py --numprocesses auto --dist loadfile
 
 test-programs: .venv/.test
-	$(BIN)/pytest -m "not heavy" tests/real/programs --numprocesses auto
+	$(BIN)/pytest -m "not heavy" tests/real/programs tests/docs/test_examples.py --numprocesses auto
 
 test-loops: .venv/.test
 	$(BIN)/pytest -m "not heavy" tests/real/ciclo --numprocesses auto --dist loadfile
 
-# One at a time: many of them are about time.
+# A file at a time: many of them are about time.
 test-hostile: .venv/.test
 	$(BIN)/pytest -m "not heavy" tests/real/hostile tests/real/server/test_hostile_requests.py \
-	  tests/real/server/test_peers_flaws.py
+	  tests/real/server/test_peers_flaws.py --numprocesses auto --dist loadfile
 
 # The older release of transformers looks for everything that it could work with.
 test-heavy: .venv/.test-heavy

@@ -483,6 +483,7 @@ class FakeScalar:
     shape = ()
     device = torch.device("cuda", 0)
     is_cpu = False
+    is_cuda = True
 
     dtype = torch.float32
     _version = 0
@@ -493,6 +494,9 @@ class FakeScalar:
 
     def item(self) -> float:
         raise AssertionError("nobody may wait for the device")
+
+    def get_device(self) -> int:
+        return 0
 
     def detach(self) -> FakeScalar:
         return self

@@ -739,7 +739,7 @@ def within(
     kwargs: dict[str, Any],
     fail: Callable[[Span, BaseException], None] = fail,
 ) -> Any:
-    """Calls a function inside a span, now or `at` a time, under the one that is current and open.
+    """Calls a function inside a span, now or `at` a time, under a step that is current and open.
 
     `begin` and `close` in place, for what every step does.
     """
@@ -755,7 +755,9 @@ def within(
     span.end = 0
     start = span.start = at or now()
     opened.add(span)
-    is_measured = device_clock is not None and device_clock.start(span)
+    is_measured = (
+        device_clock is not None and getattr(parent, "device", None) and device_clock.start(span)
+    )
     try:
         result = function(*args, **kwargs)
     except BaseException as error:  # passes on, with the span closed
@@ -775,7 +777,8 @@ def follow(span: Span, index: int) -> Span:
     """Ends a span, and begins another one of its kind in its place, at the same time."""
     parent = span.parent
     kind: Any = span.__class__
-    if span.attrs is not None or parent.end or device_clock is not None or _get() is not span:
+    is_measured = device_clock is not None and getattr(span, "device", None) is not None
+    if span.attrs is not None or parent.end or is_measured or _get() is not span:
         at = now()
         close(span, at)
         return begin(span.name, index, None, kind, at)
@@ -797,6 +800,8 @@ def follow(span: Span, index: int) -> Span:
     append((number, parent.sequence, name, span.index, None, span.start, at, thread))
     opened.add(following)
     opened.discard(span)
+    if device_clock is not None:
+        device_clock.start(following)
     return following
 
 

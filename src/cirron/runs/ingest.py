@@ -297,14 +297,17 @@ class Ingest:
         for table in RECORDS:
             self._drop_stored(table)
         self._placement.place_round()
-        for key, first_ns, last_ns, pid in self._db.execute(
-            "SELECT session, min(start_ns), max(COALESCE(end_ns, start_ns)), min(pid)"
+        for key, first_ns, last_ns, pid, ended in self._db.execute(
+            "SELECT session, min(start_ns), max(COALESCE(end_ns, start_ns)), min(pid),"
+            " max(CASE WHEN parent_id IS NULL AND name = 'cirron.session' AND end_ns IS NOT NULL"
+            " THEN COALESCE(attrs->>'ended', 'clean') END)"
             " FROM new_spans GROUP BY session"
         ).fetchall():
             known = self._sessions[key]
             known.pid = known.pid or pid or 0
             known.first_ns = min(known.first_ns or first_ns, first_ns)
             known.last_ns = max(known.last_ns, last_ns)
+            known.ended = ended or known.ended
         self._write_round({batch.run_id for batch in one.batches}, one.batches)
         self._placement.keep_older()
 

@@ -228,7 +228,10 @@ class Place:
                 (box for box in boxes.get(key, ()) if info and box.session.pid == info.pid), None
             )
             content = None if own is None else own.content
-            state, is_silent = reader.judge(content, info, now_ns, host)
+            if content is None:
+                state, is_silent = reader.judge_records(one.ended, now_ns - one.last_ns), False
+            else:
+                state, is_silent = reader.judge(content, info, now_ns, host)
             ended = (content or {}).get("ended") or {}
             first_ns = info.clock.wall_ns if info else one.first_ns
             sessions[key] = Session(

@@ -321,8 +321,7 @@ def judge(
     if box is None or session is None:
         return "unknown", False
     if ended := box.get("ended"):
-        how = ended.get("how")
-        return how if how in ("clean", "exception", "signal") else "unknown", False
+        return _ending(ended.get("how")), False
     if session.host == host:
         is_alive = system.is_alive(session.pid, box.get("process_start"))
         if is_alive is not None:
@@ -330,6 +329,17 @@ def judge(
     quiet_s = max(QUIET_S, QUIET_INTERVALS * box.get("interval_s", 0.0))
     silence_ns = now_ns - box.get("heartbeat_ns", 0)
     return ("running" if silence_ns <= quiet_s * 1e9 else "killed"), True
+
+
+def judge_records(ended: str, silence_ns: int) -> State:
+    """The same of a process whose black box is elsewhere: it sends over HTTP."""
+    if ended:
+        return _ending(ended)
+    return "running" if silence_ns <= QUIET_S * 1e9 else "unknown"
+
+
+def _ending(how: Any) -> State:
+    return how if how in ("clean", "exception", "signal") else "unknown"
 
 
 def _read_batches(spool: Path, found: defaultdict[Owner, _Found]) -> None:

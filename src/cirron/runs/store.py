@@ -198,6 +198,7 @@ class Known(msgspec.Struct, kw_only=True):
     rank: int | None = None
     first_ns: int = 0
     last_ns: int = 0
+    ended: str = ""  # how, as its root has it; "": the root is open
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -471,6 +472,7 @@ def _latest(before: Known, after: Known) -> Known:
         session=after.session or before.session,
         first_ns=min(before.first_ns, after.first_ns) or after.first_ns,
         last_ns=max(before.last_ns, after.last_ns),
+        ended=after.ended or before.ended,
     )
 
 

@@ -274,6 +274,8 @@ class Session:
         if self.root is not None and self.root in self.state.opened:
             spent = time.process_time_ns() - self._cpu_start_ns
             self.root.set(framework=self.hooks.imported, cpu_ns=spent)
+            if how != "clean":  # for who has no black box: a server
+                self.root.set(ended=how)
         if not self._describer.wait_for_end(min(deadline - STORE_NS, clock.now() + DESCRIBE_NS)):
             self._program.give_up()
         self._program.look_again()

@@ -80,6 +80,37 @@ def test_a_mark_is_there_within_two_seconds(
     assert sorted(waits)[2] < 2.0 * busy
 
 
+@pytest.mark.parametrize(
+    ("ending", "state"),
+    [("", "clean"), ("raise ValueError", "exception"), ("os.kill(os.getpid(), 15)", "signal")],
+)
+def test_how_a_process_elsewhere_ended(
+    server: Serving, tmp_path: Path, ending: str, state: str
+) -> None:
+    """Its black box is not here, and its records say so."""
+    program = f"""
+import os, time
+import cirron as ci
+ci.profile()
+for number in ci.batches(range(3)):
+    time.sleep(0.5)
+{ending}
+"""
+    folder = tmp_path / "deep" / "elsewhere"
+    folder.mkdir(parents=True)
+    environ = {"CIRRON_API_ENDPOINT": server.address, "CIRRON_API_KEY": server.key}
+    environ |= {"PYTHONPATH": str(Path(ci.__file__).parents[1])}
+
+    def states() -> list[str]:
+        return [one["state"] for one in server.get("/api/runs").json["runs"]]
+
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=folder, env=environ, stderr=subprocess.DEVNULL
+    ) as one:
+        wait_until(lambda: states() == ["running"] or one.poll() is not None, "the run")
+    wait_until(lambda: states() == [state], state)
+
+
 def test_a_stream_goes_on_where_it_was(server: Serving) -> None:
     """With the last cursor, each run that has changed since is told once; with none, all is new."""
     first = next(server.events())

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Iterable, Iterator
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, compiler
 from torch.amp.grad_scaler import GradScaler
 from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
 from torch.nn.modules.loss import _Loss
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import optimizer as optimizers
@@ -91,6 +93,7 @@ class TorchHook:
         put(workers, "_shutdown_workers", self._make_shutdown(workers._shutdown_workers))
         put(worker, "_worker_loop", self._make_worker_loop(worker._worker_loop))
         put(torch.autograd, "backward", self._make_backward(torch.autograd.backward))
+        put(torch.autograd, "grad", self._make_grad(torch.autograd.grad))
         put(GradScaler, "step", self._make_scaler_step(GradScaler.step))
         self._handles = [
             optimizers.register_optimizer_step_pre_hook(self._before_step),
@@ -269,6 +272,23 @@ class TorchHook:
 
         return backward
 
+    def _make_grad(self, original: Any) -> Any:
+        """`torch.autograd.grad` of parameters is a backward; of inputs, a part of some model."""
+        backward = self._make_backward(original)
+
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                return original(outputs, inputs, *args, **kwargs)
+            if isinstance(inputs, Iterator):  # `model.parameters()`, which can be read once
+                inputs = tuple(inputs)
+            given = inputs.values() if inputs.__class__ is dict else inputs
+            if isinstance(given, Tensor) or not isinstance(given, Iterable):
+                given = (given,)
+            call = backward if any(isinstance(one, Parameter) for one in given) else original
+            return call(outputs, inputs, *args, **kwargs)
+
+        return grad
+
     # -- optimizer --------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -420,7 +440,8 @@ class TorchHook:
         """Has Dynamo run what is ours as it is, where compiled code comes back to Python."""
         loops = self._loops
         ours: tuple[Any, ...] = (
-            *(hot.begin, hot.close, hot.fail, hot.drop, hot.follow, torch.autograd.backward),
+            *(hot.begin, hot.close, hot.fail, hot.drop, hot.follow),
+            *(torch.autograd.backward, torch.autograd.grad),
             *(
                 loops.begin_step,
                 loops.begin_load,

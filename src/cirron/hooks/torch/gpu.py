@@ -35,12 +35,15 @@ HOST_SPANS = frozenset(("data_load", "compile"))
 MEMORY_SPANS = frozenset(("epoch", "evaluation", "step", "batch"))
 MEMORY_NS = 100_000_000
 
-# An event between two launches costs this much on an H200; one alone a fifth of it.
+# An event between two launches costs this much on an H200, beside the time in here.
 EVENT_NS = 16_000
 # Losses are known by an event behind them: one for all of so much time.
 LOSSES_NS = 20_000_000
 # A span that begins so soon after the one before begins where that has ended.
 SAME_NS = 100_000
+
+# What a step has whose time is not measured, but whose memory is.
+UNMEASURED = ()
 
 PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))  # others may copy as they like
 
@@ -192,26 +195,32 @@ class GpuClock:
         try:
             if span.name in STEPS:
                 if not budget.begin_step(span.start):
-                    span.device = None
+                    is_due = span.start - self._asked_memory_ns >= MEMORY_NS
+                    span.device = UNMEASURED if is_due else None
                     return False
             elif not is_in_measured(span):
                 return False
+            began = clock.now()
             place = self._place(-1)
             if place is None:
                 return False
             span.device = (place.point_after(span.parent) or self._record(place), place)
+            budget.spend(clock.now() - began)
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
             self._fail(error)
             return False
         return True
 
     def stop(self, span: hot.Span) -> None:
-        try:
-            point, began_at = span.device
-        except (AttributeError, TypeError):  # it was not started, or is stopped
-            if span.name in STEPS and not span.end:
-                self._add_step_memory(span)
+        started = getattr(span, "device", None)
+        if started is None:  # it was not started, or is stopped
             return
+        if started is UNMEASURED:
+            span.device = None
+            self._add_step_memory(span)
+            return
+        point, began_at = started
+        began = clock.now()
         try:
             place = self._place(-1)
             # Else a graph is captured now, or the program has gone to another device.
@@ -232,24 +241,24 @@ class GpuClock:
             attrs["gpu_ns"] = Elapsed(self, place, point, end, place is began_at)
             if span.name in MEMORY_SPANS:
                 self._add_memory(attrs, place.device, is_due=span.name not in STEPS)
+            budget.spend(clock.now() - began)
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
             self._fail(error)
 
     def _add_step_memory(self, span: hot.Span) -> None:
         """Of a step whose time is not measured, the memory is all the same, now and then."""
-        if clock.now() - self._asked_memory_ns >= MEMORY_NS:
-            try:
-                place = self._place(-1)
-                if place is not None:
-                    attrs = span.attrs = dict(span.attrs or {})
-                    self._add_memory(attrs, place.device, is_due=False)
-            except Exception as error:  # noqa: BLE001  as above
-                self._fail(error)
+        try:
+            place = self._place(-1)
+            if place is not None:
+                attrs = span.attrs = dict(span.attrs or {})
+                self._add_memory(attrs, place.device, is_due=False)
+        except Exception as error:  # noqa: BLE001  as above
+            self._fail(error)
 
     def drop(self, span: hot.Span) -> None:
         started = getattr(span, "device", None)
-        if started is not None:
-            span.device = None
+        span.device = None
+        if started is not None and started is not UNMEASURED:
             started[1].give_back(started[0])
 
     def copy(self, scalar: Any) -> value.Deferred | None:
@@ -268,10 +277,10 @@ class GpuClock:
         """The value of a scalar that the program will not change, without a copy on the device."""
         if "torch._inductor.cudagraph_trees" in sys.modules:
             return self.copy(scalar)  # a graph that is replayed writes there without saying so
-        if scalar.device.type != "cuda":
+        if not scalar.is_cuda:
             return None
         try:
-            place = self._place(scalar.device.index)
+            place = self._place(scalar.get_device())
             if place is None:
                 return None
             losses = place.losses
@@ -464,7 +473,13 @@ class Kept(Copied):
     __slots__ = ("version",)
 
     def __init__(self, clock: GpuClock, place: Place, scalar: Any, point: Point) -> None:
-        super().__init__(clock, place, scalar, point)
+        # Those of its parents in place: every step makes one.
+        self.source = scalar
+        self.value = None
+        self.is_ready = self.is_lost = False
+        self.clock = clock
+        self.place = place
+        self.points = (point,)
         self.version = scalar._version
 
     def take(self, found: Any) -> None:
@@ -499,7 +514,7 @@ def is_in_measured(span: hot.Span) -> bool:
         if above.parent is above:
             return True
         above = above.parent
-    return getattr(above, "device", None) is not None
+    return getattr(above, "device", None) not in (None, UNMEASURED)
 
 
 class GpuTimes:

@@ -53,6 +53,10 @@ class Lag(NamedTuple):
     times: int
     chance: float  # of being it so often
 
+    @property
+    def where(self) -> str:
+        return "outside of phases" if self.phase == "own" else f"in {PHASES[self.phase]}"
+
 
 def judge(facts: Facts) -> Judged:
     steps = together(facts.ranks)
@@ -128,7 +132,7 @@ def persistent(
         lag.late / usual,
         without(facts, saved(steps, lag.phase, is_persistent=True) * facts.window_ns),
         [
-            f"rank {lag.slowest} is the longest in {name} in {times} of {len(steps)} steps"
+            f"rank {lag.slowest} is the longest {lag.where} in {times} of {len(steps)} steps"
             f" (by chance: {percent(1 / world)}; p = {lag.chance:.1g})",
             f"it takes {ms(lag.late)} longer than the others there, of a step of {ms(usual)}",
         ],
@@ -145,7 +149,7 @@ def rotating(facts: Facts, steps: Sequence[Sequence[RankStep]], lag: Lag, usual:
         lag.late / usual,
         without(facts, saved(steps, lag.phase, is_persistent=False) * facts.window_ns),
         [
-            f"in each step some rank takes {ms(lag.late)} longer than the others in {name}, of a"
+            f"in each step some rank takes {ms(lag.late)} longer than the others {lag.where}, of a"
             f" step of {ms(usual)}",
             f"no rank is it more often than chance has it (rank {lag.slowest}:"
             f" {percent(lag.times / len(steps))} of {len(steps)} steps)",
