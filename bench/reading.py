@@ -51,6 +51,8 @@ for name in sys.argv[2:]:
         "compiles": session | {"first_ns": 0},
         "newest_spans": session | {"most": 500},
         "values": session,
+        "norms": session,
+        "ended_epochs": session | {"first_ns": 0, "last_ns": 2**62},
     }.get(name, {})
     began, cpu = time.perf_counter(), time.process_time()
     # The whole answer of the first three would be the table itself: count, and see the first rows.

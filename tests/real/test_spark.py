@@ -181,6 +181,8 @@ def given_to(run: Run, query: str) -> dict[str, Any]:
         "compiles": {"session": run.main.key, "first_ns": 0},
         "newest_spans": {"session": run.main.key, "most": 10},
         "values": {"session": run.main.key},
+        "norms": {"session": run.main.key},
+        "ended_epochs": {"session": run.main.key, "first_ns": 0, "last_ns": 2**62},
     }
     return given.get(query, {})
 

@@ -672,6 +672,8 @@ def test_empty_run(made: Made) -> None:
         "compiles": {"session": 0, "first_ns": 0},
         "newest_spans": {"session": 0, "most": 10},
         "values": {"session": 0},
+        "norms": {"session": 0},
+        "ended_epochs": {"session": 0, "first_ns": 0, "last_ns": 2**62},
     }
     counts = {name: len(run.query(name, **given.get(name, {}))) for name in engine.queries()}
     assert {"goodput": 1, "root": 1, "times": 1} == {
