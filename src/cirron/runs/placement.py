@@ -1,7 +1,7 @@
 """Where each span of a round is in its tree: its path, its epoch and step, what it is inside of.
 
 A span closes after all that is inside of it, and rounds are taken newest first, so the parents of
-a round's spans are in it, or were in one before: of each round, what began before its first span
+a round's spans are in it, or were in one before: of each round, what began before its first spans
 closed is kept (`known`). Works on tables of a DuckDB connection.
 """
 
@@ -79,10 +79,13 @@ _ASKED_FOR = """
         WHERE n.start_ns <= b.at_ns
 """
 # Until when a span must have begun that something in an older file is in: until the first of the
-# round closed, of each process that writes as this session.
+# round closed, of each process that writes as this session. It is the first hundredth, since a few
+# may have been written long after they closed.
 _BEGUN = f"""
     SELECT session, LEAST(max(at_ns), {2**63 - 1 - SLACK_NS}) + {SLACK_NS} AS at_ns
-    FROM (SELECT session, min(end_ns) AS at_ns FROM new_spans GROUP BY session, pid)
+    FROM (
+        SELECT session, quantile_disc(end_ns, 0.01) AS at_ns FROM new_spans GROUP BY session, pid
+    )
     GROUP BY session
 """
 # What was known, with the spans in `asked` and their places, from the top of the tree down.
