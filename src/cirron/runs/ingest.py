@@ -256,11 +256,11 @@ class Ingest:
         first, last = self._db.execute(f"SELECT min({at}), max({at}) FROM new_{table}").fetchone()
         if first is None:
             return
-        files = [
-            self._store.objects.local(segment.file(table))
-            for segment in (*self._store.manifest.segments, *self._added)
-            if segment.rows.get(table) and segment.first_ns <= last and segment.last_ns >= first
-        ]
+        segments = (*self._store.manifest.segments, *self._added)
+        files = self._store.files(
+            table,
+            segments=[one for one in segments if one.first_ns <= last and one.last_ns >= first],
+        )
         if files:
             self._db.execute(
                 f"DELETE FROM new_{table} n USING (SELECT session, key FROM read_parquet($files)"
