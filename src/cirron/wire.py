@@ -253,7 +253,7 @@ def split_batch(payload: bytes, layout: Layout) -> Sections:
     return Sections(*([payload[first:last]] for first, last in layout))
 
 
-def cut_batch(payload: bytes) -> tuple[bytes, list[bytes]] | None:
+def cut_batch(payload: bytes) -> tuple[bytes, list[memoryview]] | None:
     """The header and the arrays of a batch that `encode_batch` made, cut out without decoding.
 
     None: it is laid out in another way. What only looks alike shows when the pieces are decoded,
@@ -264,7 +264,8 @@ def cut_batch(payload: bytes) -> tuple[bytes, list[bytes]] | None:
         return None
     ends = (starts[1] + 1, starts[2] + 1, len(payload) - 1)
     bounds = zip(starts, _KEYS, ends, strict=True)
-    arrays = [payload[start + len(key) - 1 : end] for start, key, end in bounds]
+    view = memoryview(payload)  # a copy takes as long as half of decoding it
+    arrays = [view[start + len(key) - 1 : end] for start, key, end in bounds]
     return payload[: starts[0]] + b"}", arrays
 
 

@@ -29,6 +29,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "compiles": {"session": 0, "first_ns": 0},
     "newest_spans": {"session": 0, "most": 10},
     "values": {"session": 0},
+    "norms": {"session": 0},
+    "ended_epochs": {"session": 0, "first_ns": 0, "last_ns": 2**62},
 }
 
 

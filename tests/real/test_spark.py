@@ -181,6 +181,8 @@ def given_to(run: Run, query: str) -> dict[str, Any]:
         "compiles": {"session": run.main.key, "first_ns": 0},
         "newest_spans": {"session": run.main.key, "most": 10},
         "values": {"session": run.main.key},
+        "norms": {"session": run.main.key},
+        "ended_epochs": {"session": run.main.key, "first_ns": 0, "last_ns": 2**62},
     }
     return given.get(query, {})
 
@@ -218,6 +220,8 @@ def assert_same(folder: Path, spark: Any, queries: list[str]) -> dict[str, int]:
                 one, other = (dict(zip(found.columns, row, strict=True)) for row in rows)
                 assert is_same(plain(one), plain(other)), (query, one, other)
             counts[query] = len(found.rows)
+    first = [plain(row) for row in here.spans.head(5).rows()]
+    assert is_same(first, [plain(row) for row in there.spans.head(5).rows()])
     return counts
 
 

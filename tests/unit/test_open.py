@@ -20,7 +20,7 @@ import pytest
 
 import cirron
 from cirron import errors, wire
-from cirron.runs import engine, opened, store, untrusted
+from cirron.runs import engine, ingest, opened, store, untrusted
 from cirron.view import text
 
 if TYPE_CHECKING:
@@ -444,6 +444,28 @@ def test_a_damaged_store(tmp_path: Path, table: str, damage: str) -> None:
 
     assert 5 == len(run.spans)
     assert "store" in run.problems[0]
+
+
+def test_a_store_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who removes a store that is being written loses nothing but the store."""
+    spool = Spool(tmp_path)
+    spans = spool.training(4)
+    for at in range(3):  # the same time in each
+        spool.write(spans[at::3])
+    monkeypatch.setattr("cirron.runs.scan.ROUND_BYTES", 1)
+    where = tmp_path / ".cirron" / "store"
+    load = ingest.Ingest._load
+
+    def load_and_lose(self: ingest.Ingest, *given: Any) -> None:
+        load(self, *given)
+        shutil.rmtree(where, ignore_errors=True)
+
+    monkeypatch.setattr(ingest.Ingest, "_load", load_and_lose)
+
+    run = cirron.open(tmp_path)
+
+    assert len(spans) == len(run.spans)
+    assert [True] == [problem.startswith(str(where)) for problem in run.problems]
 
 
 def test_compaction_changes_nothing(tmp_path: Path) -> None:

@@ -604,6 +604,18 @@ def test_marks_and_series(made: Made) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["spans", "marks", "steps"])
+def test_the_first_rows(made: Made, name: str) -> None:
+    """The head of an answer is its beginning, with all that the whole answer says of these rows."""
+    training(made)
+    run = ci.open()
+
+    whole = run.query(name).rows()
+    assert len(whole) > 7
+    assert whole[:7] == run.query(name).head(7).rows()
+    assert whole == run.query(name).head(10_000).rows()
+
+
 def test_rank_steps(made: Made) -> None:
     """The same steps on each rank, by phase: from a moment on, and every second one."""
     for rank in range(2):
@@ -660,6 +672,8 @@ def test_empty_run(made: Made) -> None:
         "compiles": {"session": 0, "first_ns": 0},
         "newest_spans": {"session": 0, "most": 10},
         "values": {"session": 0},
+        "norms": {"session": 0},
+        "ended_epochs": {"session": 0, "first_ns": 0, "last_ns": 2**62},
     }
     counts = {name: len(run.query(name, **given.get(name, {}))) for name in engine.queries()}
     assert {"goodput": 1, "root": 1, "times": 1} == {

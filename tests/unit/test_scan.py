@@ -116,7 +116,7 @@ def test_each_layout_is_checked_alike(case: str) -> None:
     assert [*map(records, arrays.values())] == [*map(records, arrays_of_spaced.values())]
 
 
-def records(array: bytes) -> Any:
+def records(array: bytes | memoryview) -> Any:
     """What an array holds; all of it fits into DuckDB's columns."""
     found = msgspec.json.decode(array)
     for one in found:
@@ -176,6 +176,24 @@ def test_a_run_without_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     write(4 * hour_ns, {"name": "run", "id": "root", "start_ns": 0, "end_ns": 4 * hour_ns})
     assert ["run", "run/epoch", "run/epoch/step", "run/epoch/step"] == paths()
+
+
+@pytest.mark.parametrize("created_ns", [2**63, 2**64 - 1, 10**30])
+def test_a_batch_from_the_far_future(tmp_path: Path, created_ns: int) -> None:
+    """A time that no 64 bits hold costs nothing but itself, and no other file."""
+    spool = tmp_path / ".cirron" / "spool"
+    spool.mkdir(parents=True)
+    planted = encoded({"id": "3"}, {"id": "4"}).replace(
+        b'"created_ns":1,', f'"created_ns":{created_ns},'.encode()
+    )
+    for number, payload in enumerate((encoded({}, {}), planted)):
+        name = f"{number:032x}"
+        content = payload.replace(b'"batch_id":"b"', f'"batch_id":"{name}"'.encode())
+        (spool / f"{created_ns if number else 1:020d}-{name}.json").write_bytes(content)
+
+    run = cirron.open(tmp_path)
+
+    assert (2, 2) == (len(run.spans), len(run.marks))
 
 
 @pytest.mark.parametrize("rank", [None, 3])

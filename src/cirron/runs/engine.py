@@ -76,6 +76,8 @@ class Files:
 class Engine(Protocol):
     """Answers SQL over the tables of a run."""
 
+    span_marks: str  # the SQL of that view, over `marks`
+
     def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
         """The names of the columns, and the rows."""
 
@@ -153,6 +155,15 @@ class DuckDB:
     """
 
     owner: object = None  # of the files: lives as long as somebody may ask
+    span_marks = (
+        # An aggregate with an ORDER BY takes three times as long. In a struct nulls are last.
+        "SELECT session, span_key, CAST(to_json([{'ts_ns': one.ts_ns, 'name': one.name,"
+        " 'value': one.value, 'text': one.text} for one in list_sort(list({"
+        " 'at': ts_ns IS NOT NULL, 'ts_ns': ts_ns, 'name': name,"
+        " 'is_number': value IS NOT NULL, 'value': value,"
+        " 'is_text': text IS NOT NULL, 'text': text}))]) AS VARCHAR) AS marks"
+        f" FROM ({_PLAIN_MARKS}) m GROUP BY session, span_key"
+    )
 
     def __init__(self, connection: Any, files: Files) -> None:
         import duckdb
@@ -177,15 +188,7 @@ class DuckDB:
         )
         views["step_parts"] = STEP_PARTS
         views["training_steps"] = TRAINING_STEPS
-        views["span_marks"] = (
-            # An aggregate with an ORDER BY takes three times as long. In a struct nulls are last.
-            "SELECT session, span_key, CAST(to_json([{'ts_ns': one.ts_ns, 'name': one.name,"
-            " 'value': one.value, 'text': one.text} for one in list_sort(list({"
-            " 'at': ts_ns IS NOT NULL, 'ts_ns': ts_ns, 'name': name,"
-            " 'is_number': value IS NOT NULL, 'value': value,"
-            " 'is_text': text IS NOT NULL, 'text': text}))]) AS VARCHAR) AS marks"
-            f" FROM ({_PLAIN_MARKS}) m GROUP BY session, span_key"
-        )
+        views["span_marks"] = self.span_marks
         for name, sql in views.items():
             try:
                 cursor.execute(f"CREATE VIEW {name} AS {sql}")
@@ -251,6 +254,11 @@ class Spark:
     """
 
     owner: object = None  # as above
+    span_marks = (
+        "SELECT session, span_key, to_json(array_sort(collect_list(named_struct('ts_ns', ts_ns,"
+        " 'name', name, 'value', value, 'text', text))), map('ignoreNullFields', 'false'))"
+        f" AS marks FROM ({_PLAIN_MARKS}) m GROUP BY session, span_key"
+    )
 
     def __init__(self, session: Any, files: Files, local: Path) -> None:
         self._session = session = session.newSession()
@@ -282,11 +290,7 @@ class Spark:
             frame.createOrReplaceTempView(name)
         session.sql(STEP_PARTS).createOrReplaceTempView("step_parts")
         session.sql(TRAINING_STEPS).createOrReplaceTempView("training_steps")
-        session.sql(
-            "SELECT session, span_key, to_json(array_sort(collect_list(named_struct('ts_ns', ts_ns,"
-            " 'name', name, 'value', value, 'text', text))), map('ignoreNullFields', 'false'))"
-            f" AS marks FROM ({_PLAIN_MARKS}) m GROUP BY session, span_key"
-        ).createOrReplaceTempView("span_marks")
+        session.sql(self.span_marks).createOrReplaceTempView("span_marks")
 
     def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
         frame = self._session.sql(sql, args=dict(given) or None)

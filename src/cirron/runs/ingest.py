@@ -15,7 +15,7 @@ from cirron import wire
 from cirron.record import clock
 from cirron.runs import reader, scan
 from cirron.runs.derived import derive_steps
-from cirron.runs.placement import KNOWN, PLACED, PLACES, SLACK_NS, Placement
+from cirron.runs.placement import KNOWN, PLACED, PLACES, Placement
 from cirron.runs.scan import RECORDS, Round, Scan, Source
 from cirron.runs.store import TABLES, Known, Segment, Store, nothing, select
 
@@ -256,11 +256,11 @@ class Ingest:
         first, last = self._db.execute(f"SELECT min({at}), max({at}) FROM new_{table}").fetchone()
         if first is None:
             return
-        files = [
-            self._store.objects.local(segment.file(table))
-            for segment in (*self._store.manifest.segments, *self._added)
-            if segment.rows.get(table) and segment.first_ns <= last and segment.last_ns >= first
-        ]
+        segments = (*self._store.manifest.segments, *self._added)
+        files = self._store.files(
+            table,
+            segments=[one for one in segments if one.first_ns <= last and one.last_ns >= first],
+        )
         if files:
             self._db.execute(
                 f"DELETE FROM new_{table} n USING (SELECT session, key FROM read_parquet($files)"
@@ -296,8 +296,6 @@ class Ingest:
             return
         for table in RECORDS:
             self._drop_stored(table)
-        rows = [(key, min(at_ns + SLACK_NS, 2**63 - 1)) for key, at_ns in one.begun_ns.items()]
-        self._make("begun", {"session": "BIGINT", "at_ns": "BIGINT"}, rows)
         self._placement.place_round()
         for key, first_ns, last_ns, pid, ended in self._db.execute(
             "SELECT session, min(start_ns), max(COALESCE(end_ns, start_ns)), min(pid),"
@@ -376,7 +374,7 @@ class Ingest:
         rest = [one for one in segments if not one.is_of_orphans]
         sql, given = select("spans", self._store.files("spans", segments=rest))
         self._db.execute(
-            f"INSERT INTO known SELECT {KNOWN}, -1 FROM (SELECT *, false AS is_lost FROM ({sql})) s"
+            f"INSERT INTO known SELECT {KNOWN} FROM (SELECT *, false AS is_lost FROM ({sql})) s"
             " SEMI JOIN wanted w ON w.session = s.session AND w.key = s.key"
             " ANTI JOIN known k ON k.session = s.session AND k.key = s.key",
             given,

@@ -14,7 +14,7 @@ from cirron import errors, wire
 from cirron.runs import engine as engines
 from cirron.runs import reader
 from cirron.runs import tree as trees
-from cirron.runs.relation import Relation
+from cirron.runs.relation import Relation, Spans
 
 if TYPE_CHECKING:
     from cirron.runs.place import Look, Place
@@ -132,7 +132,8 @@ class Run:
             raise errors.one_of("query", name, engines.queries())
         if name == "timeline":
             given = engines.timeline(**given)
-        return Relation(self._engine, engines.query(name).rstrip(), **given)
+        kind = Spans if name == "spans" else Relation
+        return kind(self._engine, engines.query(name).rstrip(), **given)
 
     def sql(self, text: str, /, **given: Any) -> Relation:
         """The answer to SQL of your own. It runs with your rights: it may read and write files."""
@@ -141,17 +142,17 @@ class Run:
     @property
     def spans(self) -> Relation:
         """One row a span, with its path, its attributes, and its marks as JSON."""
-        return Relation(self._engine, engines.query("spans"))
+        return self.query("spans")
 
     @property
     def marks(self) -> Relation:
         """One row a value: its name, where in the training, and when."""
-        return Relation(self._engine, engines.query("marks"))
+        return self.query("marks")
 
     @property
     def snapshots(self) -> Relation:
         """One row a tensor and epoch."""
-        return Relation(self._engine, engines.query("snapshots"))
+        return self.query("snapshots")
 
     @property
     def steps(self) -> Relation:

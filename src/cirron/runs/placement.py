@@ -1,8 +1,8 @@
 """Where each span of a round is in its tree: its path, its epoch and step, what it is inside of.
 
 A span closes after all that is inside of it, and rounds are taken newest first, so the parents of
-a round's spans are in it, or were in one before: of each round, what began before its files is kept
-(`known`). Works on tables of a DuckDB connection, one statement a level of the tree.
+a round's spans are in it, or were in one before: of each round, what began before its first spans
+closed is kept (`known`). Works on tables of a DuckDB connection.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from cirron.runs.store import TABLES, nothing
 
 MAX_LEVELS = 128
-# A file may hold what was closed a little after its name says that it was begun.
+# Of spans that close at the same time in several threads, the first may be written last.
 SLACK_NS = 10_000_000
 
 # 63 bits that stand for an id within its session. A DuckDB that hashes in another way splits only
@@ -78,6 +78,39 @@ _ASKED_FOR = """
     UNION ALL SELECT n.session, n.key FROM new_spans n JOIN begun b ON b.session = n.session
         WHERE n.start_ns <= b.at_ns
 """
+# Until when a span must have begun that something in an older file is in: until the first of the
+# round closed, of each process that writes as this session. It is the first hundredth, since a few
+# may have been written long after they closed.
+_BEGUN = f"""
+    SELECT session, LEAST(max(at_ns), {2**63 - 1 - SLACK_NS}) + {SLACK_NS} AS at_ns
+    FROM (
+        SELECT session, quantile_disc(end_ns, 0.01) AS at_ns FROM new_spans GROUP BY session, pid
+    )
+    GROUP BY session
+"""
+# What was known, with the spans in `asked` and their places, from the top of the tree down.
+_KNOWN_AND_ASKED = f"""
+    WITH RECURSIVE placed AS (
+        SELECT {KNOWN}, 0 AS level
+        FROM (
+            SELECT {_OWN}, {_PLACE}
+            FROM asked n
+            LEFT JOIN known p ON {_IS_PARENT}
+            ANTI JOIN asked o ON o.session = n.session AND o.key = n.parent_key
+        )
+        UNION ALL
+        SELECT {KNOWN}, level
+        FROM (
+            SELECT {_OWN}, {_PLACE}, p.level + 1 AS level
+            FROM asked n
+            JOIN placed p ON {_IS_PARENT}
+            WHERE p.level < {MAX_LEVELS}
+        )
+    )
+    SELECT * EXCLUDE (level) FROM placed
+    UNION ALL
+    SELECT k.* FROM known k ANTI JOIN asked n ON n.session = k.session AND n.key = k.key
+"""
 
 
 class Placement:
@@ -90,72 +123,30 @@ class Placement:
     def forget(self) -> None:
         """Nothing is known."""
         no_spans = nothing(TABLES["spans"] | {"is_lost": "BOOLEAN"})
-        self._db.execute(
-            f"CREATE OR REPLACE TEMP TABLE known AS SELECT {KNOWN}, -1 AS level FROM ({no_spans})"
-        )
+        self._db.execute(f"CREATE OR REPLACE TEMP TABLE known AS SELECT {KNOWN} FROM ({no_spans})")
 
     def place(self, only: str = "") -> None:
         """Makes the spans of `new_spans` known, or only some.
 
         A span whose parent is not there is at the top. Its parent is still open, or lost, or has
-        closed before it did and comes in a later round.
+        closed before it did and comes in a later round. What is in a cycle stays unknown.
         """
-        db = self._db
-        left = db.execute(
+        self._db.execute(
             f"CREATE OR REPLACE TEMP TABLE asked AS SELECT {_OWN} FROM new_spans n {only}"
-        ).fetchone()[0]
-        db.execute(
-            "DELETE FROM known k USING asked n WHERE k.session = n.session AND k.key = n.key"
         )
-        left -= self._know(
-            f"LEFT JOIN known p ON {_IS_PARENT} WHERE n.parent_key IS NULL OR p.key IS NOT NULL", 0
-        )
-        left = self._descend(0, left)
-        if left:
-            left -= self._know(
-                "LEFT JOIN known p ON false ANTI JOIN known k ON k.session = n.session"
-                " AND k.key = n.parent_key ANTI JOIN asked o ON o.session = n.session"
-                " AND o.key = n.parent_key WHERE n.parent_key IS NOT NULL",
-                MAX_LEVELS + 1,
-            )
-            self._descend(MAX_LEVELS + 1, left)
+        self._db.execute(f"CREATE OR REPLACE TEMP TABLE known AS {_KNOWN_AND_ASKED}")
 
     def place_round(self) -> None:
-        """Makes known what the rest of the round asks for, and what an older one may ask for.
-
-        A table `begun` says when the oldest file of each session was begun.
-        """
+        """Makes known what the rest of the round asks for, and what an older one may ask for."""
+        self._db.execute(f"CREATE OR REPLACE TEMP TABLE begun AS {_BEGUN}")
         self.place(
             f"SEMI JOIN (SELECT DISTINCT session, key FROM ({_ASKED_FOR})) c"
             " ON c.session = n.session AND c.key = n.key"
         )
 
-    def _descend(self, level: int, left: int) -> int:
-        """Places what is below a level, and below that. Gives the number that is left."""
-        for above in range(level, level + MAX_LEVELS):
-            found = left and self._know(
-                f"JOIN known p ON {_IS_PARENT} WHERE p.level = {above}", above + 1
-            )
-            if not found:
-                break
-            left -= found
-        return left
-
-    def _know(self, join: str, level: int) -> int:
-        """Makes known the spans that were asked for, given a join with their parents `p`."""
-        return int(
-            self._db.execute(
-                f"INSERT INTO known SELECT {KNOWN}, {level}"
-                f" FROM (SELECT {_OWN}, {_PLACE} FROM asked n {join})"
-            ).fetchone()[0]
-        )
-
     def keep(self, only: str) -> None:
         """Keeps some of what is known, for the next round."""
-        self._db.execute(
-            "CREATE OR REPLACE TEMP TABLE known AS SELECT k.* REPLACE (-1 AS level)"
-            f" FROM known k {only}"
-        )
+        self._db.execute(f"CREATE OR REPLACE TEMP TABLE known AS SELECT k.* FROM known k {only}")
 
     def keep_older(self) -> None:
         """Keeps what something in an older file may be in."""

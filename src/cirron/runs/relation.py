@@ -69,6 +69,10 @@ class Relation:
         """A pyarrow Table."""
         return self._engine.arrow(self.sql, self._given)
 
+    def head(self, rows: int) -> Relation:
+        """The first rows."""
+        return Relation(self._engine, f"SELECT * FROM ({self.sql}) q LIMIT {rows}", **self._given)
+
     def __len__(self) -> int:
         return int(self._engine.rows(f"SELECT count(*) FROM ({self.sql}) q", self._given)[1][0][0])
 
@@ -76,9 +80,7 @@ class Relation:
         return iter(self.rows())
 
     def _first(self, limit: int = 20) -> tuple[Rows, int]:
-        columns, rows = self._engine.rows(
-            f"SELECT * FROM ({self.sql}) q LIMIT {limit + 1}", self._given
-        )
+        columns, rows = self.head(limit + 1).fetch()
         return Rows(columns, rows[:limit]), len(rows) - limit
 
     def __repr__(self) -> str:
@@ -92,3 +94,17 @@ class Relation:
 
         (columns, rows), more = self._first()
         return tables.as_html(columns, rows, has_more=more > 0)
+
+
+class Spans(Relation):
+    """The spans of a run, with their marks."""
+
+    def head(self, rows: int) -> Relation:
+        """The first rows. Only their marks are looked up: all of ten million spans take seconds."""
+        return Relation(
+            self._engine,
+            "WITH spans AS (SELECT * FROM spans ORDER BY start_ns, depth, id, session"
+            f" LIMIT {rows}), marks AS (SELECT * FROM marks WHERE (session, span_key) IN"
+            f" (SELECT session, key FROM spans)), span_marks AS ({self._engine.span_marks})"
+            f" SELECT * FROM ({self.sql}) q",
+        )

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# A round of files: more takes more memory, less takes more time.
-ROUND_BYTES = 96 * 2**20
+# A round of files: more takes more memory (600 MB at this size), less takes more time, since each
+# statement and each file costs DuckDB a little.
+ROUND_BYTES = 256 * 2**20
 MAX_RECORD_BYTES = 16 * 2**20
 FOREIGN = "foreign"  # the run of batches that do not say whose they are
 RECORDS: dict[str, Any] = {"spans": wire.Span, "marks": wire.Mark, "snapshots": wire.Snapshot}
@@ -79,11 +80,10 @@ class Round:
         self.files = files
         self.batches: list[Batch] = []
         self.sessions: list[Known] = []
-        self.begun_ns: dict[int, int] = {}  # for each session, when its oldest file was begun
         self.arrays: dict[str, dict[int, Path]] = {table: {} for table in RECORDS}
         self._store = store
 
-    def add(self, table: str, session: int, array: bytes) -> None:
+    def add(self, table: str, session: int, array: bytes | memoryview) -> None:
         paths = self.arrays[table]
         opening = b"," if session in paths else b"["
         path = paths.setdefault(session, self._store.new_file())
@@ -148,7 +148,8 @@ class Scan:
                 at = 0
                 while at < len(files) and not stop.is_set():
                     end, size = at, 0
-                    while end < len(files) and (end == at or size < ROUND_BYTES):
+                    most = ROUND_BYTES if at else ROUND_BYTES // 8  # DuckDB waits for the first
+                    while end < len(files) and (end == at or size < most):
                         size += files[end].size
                         end += 1
                     ready.put(self.read(files[at:end]))
@@ -194,8 +195,6 @@ class Scan:
             self._seen.add(batch.batch_id)
             session = known(batch.session, file.source)
             out.sessions.append(session)
-            begun_ns = out.begun_ns.get(session.key, batch.created_ns)
-            out.begun_ns[session.key] = min(begun_ns, batch.created_ns)
             for table, array in arrays.items():
                 out.add(table, session.key, array)
         out.close()
@@ -218,7 +217,7 @@ class Scan:
 
 
 # The arrays of a batch that are not empty, by table.
-Arrays = dict[str, bytes]
+Arrays = dict[str, bytes | memoryview]
 
 
 def check(payload: bytes, *, anew: bool = False) -> tuple[wire.Batch | None, Arrays, str | None]:
@@ -253,7 +252,7 @@ def _encode(batch: wire.Batch) -> Arrays:
     return {table: wire.encode(one) for table in RECORDS if (one := getattr(batch, table))}
 
 
-def _is_large(text: bytes) -> bool:
+def _is_large(text: bytes | memoryview) -> bool:
     return len(text) > MAX_RECORD_BYTES
 
 

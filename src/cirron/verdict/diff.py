@@ -312,15 +312,7 @@ def part_tensors(before: Run, after: Run) -> list[dict[str, Any]]:
 
 def tensors(run: Run) -> dict[tuple[int, str], tuple[float, float, float]]:
     """Norm, mean and deviation of each tensor by epoch; NaN where it is not finite."""
-    rows = (
-        run.sql(
-            "SELECT epoch, tensor, norm, mean, std FROM snapshots"
-            " WHERE session = :session AND epoch IS NOT NULL ORDER BY ts_ns",
-            session=run.main.key,
-        )
-        .fetch()
-        .rows
-    )
+    rows = run.query("norms", session=run.main.key).fetch().rows
     return {
         (epoch, name): tuple(math.nan if one is None else one for one in stats)  # type: ignore[misc]
         for epoch, name, *stats in rows

@@ -318,12 +318,8 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
 
 def snapshots(run: Run, given: dict[str, Any]) -> list[int]:
     """How long each snapshot in the window held the loop."""
-    rows = run.sql(
-        "SELECT attrs FROM spans WHERE session = :session AND name = 'epoch'"
-        " AND end_ns >= :first_ns AND end_ns <= :last_ns AND attrs IS NOT NULL",
-        **given,
-    ).fetch()
-    found = (_attrs(attrs).get("snapshot_ns") for (attrs,) in rows.rows)
+    rows = run.query("ended_epochs", **given).fetch().rows
+    found = (_attrs(attrs).get("snapshot_ns") for _, attrs in rows)
     return [ns for ns in found if isinstance(ns, int)]
 
 

@@ -6,6 +6,7 @@ run, names the file that it could not read, and prints nothing that a terminal w
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
@@ -515,6 +516,7 @@ class TestThings:
             (folder.spool / BAD_BATCH).chmod(0)
             os.chmod(name, 0o755)
             folder.show()  # everything is imported before the rights to it may be gone
+            gc.collect()  # and the temporary files of earlier tests are removed
             was = os.geteuid()
             if was == 0:
                 os.seteuid(65534)

@@ -9,18 +9,18 @@ WITH shown AS (
     WHERE COALESCE(rank, -1) BETWEEN :first_rank AND :last_rank
 ),
 merged AS (
-    SELECT session, pid, thread_id, depth, key, start_ns, end_ns, spans, busy_ns, last_end_ns, errors, error, id, name, "index"
+    SELECT session, pid, thread_id, depth, key, start_ns, end_ns, spans, busy_ns, last_end_ns, errors, error
     FROM cells
     WHERE level BETWEEN :level - 1 AND :level AND depth <= :max_depth AND start_ns < :to_ns AND last_end_ns >= :from_ns
     UNION ALL
     SELECT session, pid, thread_id, depth, key, start_ns, GREATEST(end_ns, start_ns), 1, GREATEST(end_ns - start_ns, 0),
-        GREATEST(end_ns, start_ns), CASE WHEN error IS NULL THEN 0 ELSE 1 END, error, id, name, "index"
+        GREATEST(end_ns, start_ns), CASE WHEN error IS NULL THEN 0 ELSE 1 END, error
     FROM span_levels
     WHERE finest_level > :level AND depth <= :max_depth AND start_ns < :to_ns AND end_ns >= :from_ns
     UNION ALL
     SELECT p.session, p.pid, p.thread_id, p.depth, p.key, p.start_ns, GREATEST(s.last_ns, p.start_ns), 1,
         GREATEST(s.last_ns - p.start_ns, 0), GREATEST(s.last_ns, p.start_ns),
-        CASE WHEN p.error IS NULL THEN 0 ELSE 1 END, p.error, p.id, p.name, p."index"
+        CASE WHEN p.error IS NULL THEN 0 ELSE 1 END, p.error
     FROM spans p
     JOIN shown s ON s.session = p.session
     WHERE p.end_ns IS NULL AND p.depth <= :max_depth AND p.start_ns < :to_ns
@@ -42,6 +42,20 @@ buckets AS (
     FROM merged
     WHERE start_ns >= :from_ns OR (end_ns > :from_ns AND end_ns - start_ns >= :bucket_ns)
     GROUP BY session, pid, thread_id, depth, CAST(floor((GREATEST(start_ns, :from_ns) - :from_ns) / :bucket_ns) AS BIGINT)
+),
+-- Not out of `merged`: DuckDB would keep all of it.
+named AS (
+    SELECT session, key, id, name, "index", start_ns, end_ns
+    FROM cells
+    WHERE level BETWEEN :level - 1 AND :level
+    UNION ALL
+    SELECT session, key, id, name, "index", start_ns, end_ns
+    FROM span_levels
+    WHERE finest_level > :level
+    UNION ALL
+    SELECT session, key, id, name, "index", start_ns, end_ns
+    FROM span_levels
+    WHERE finest_level <= :level AND end_ns IS NULL
 )
 SELECT
     s.attempt,
@@ -54,15 +68,15 @@ SELECT
     :from_ns + b.bucket * :bucket_ns AS bucket_start_ns,
     b.spans,
     b.busy_ns,
-    m.id AS longest_id,
-    m.name AS longest,
-    m."index" AS longest_index,
-    m.start_ns AS longest_start_ns,
-    m.end_ns AS longest_end_ns,
+    n.id AS longest_id,
+    n.name AS longest,
+    n."index" AS longest_index,
+    n.start_ns AS longest_start_ns,
+    GREATEST(COALESCE(n.end_ns, s.last_ns), n.start_ns) AS longest_end_ns,
     b.last_end_ns,
     b.errors,
     b.error
 FROM buckets b
 JOIN shown s ON s.session = b.session
-JOIN merged m ON m.session = b.session AND m.key = b.longest
+JOIN named n ON n.session = b.session AND n.key = b.longest
 ORDER BY s.attempt, s.rank NULLS FIRST, s.session_id, b.pid NULLS FIRST, b.thread_id NULLS FIRST, b.depth, b.bucket

@@ -3,16 +3,28 @@
 -- not for the step, and what is inside one of those counts for it. `loading_ns`: data that is loaded
 -- beside the steps. `idle_ns`: no span below the session was open. An open span lasts until the last
 -- that is known of its session.
-WITH threads AS (
-    SELECT p.session, p.pid, p.thread_id,
-        row_number() OVER (
-            PARTITION BY p.session
-            ORDER BY sum(CASE WHEN p.key = p.step_key THEN COALESCE(p.end_ns, s.last_ns) - p.start_ns ELSE 0 END) DESC,
-                min(p.depth), min(p.start_ns), p.pid, p.thread_id
-        ) AS place
+WITH ended AS (
+    SELECT session, pid, thread_id, min(depth) AS depth, min(start_ns) AS start_ns,
+        sum(CASE WHEN key = step_key THEN end_ns - start_ns ELSE 0 END) AS step_ns
+    FROM spans
+    GROUP BY session, pid, thread_id
+),
+opened AS (
+    SELECT p.session, p.pid, p.thread_id, sum(s.last_ns - p.start_ns) AS step_ns
     FROM spans p
     JOIN sessions s ON s.session = p.session
+    WHERE p.end_ns IS NULL AND p.key = p.step_key
     GROUP BY p.session, p.pid, p.thread_id
+),
+threads AS (
+    SELECT e.session, e.pid, e.thread_id,
+        row_number() OVER (
+            PARTITION BY e.session
+            ORDER BY COALESCE(e.step_ns, 0) + COALESCE(o.step_ns, 0) DESC, e.depth, e.start_ns, e.pid, e.thread_id
+        ) AS place
+    FROM ended e
+    LEFT JOIN opened o ON o.session = e.session
+        AND o.pid IS NOT DISTINCT FROM e.pid AND o.thread_id IS NOT DISTINCT FROM e.thread_id
 ),
 named AS (
     SELECT
