@@ -177,7 +177,7 @@ def leading(run: Run) -> Session | None:
 def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[Step]:
     rows = run.query("newest_steps", most=most, **given).fetch().rows
     steps = [Step(*values) for *values, _ in reversed(rows)]
-    if any(name != "batch" for *_, name in rows):
+    if not steps or any(name != "batch" for *_, name in rows):
         return steps
     # `ci.batches` fetches between its batches, and does nothing else there.
     waits = [0] + [
