@@ -170,12 +170,13 @@ def resident_bytes() -> int | None:
         return None
 
 
-def starved_ns() -> int | None:
-    """How long this thread was ready to run while others had the processor."""
+def scheduled_ns() -> tuple[int, int] | None:
+    """How long this thread has run, and was ready to run while others had the processor."""
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
-            return int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):  # not Linux, or a kernel that does not count
+            ran, ready = map(int, file.read().split()[:2])
+            return ran, ready
+    except (OSError, ValueError):  # not Linux, or a kernel that does not count
         return None
 
 

@@ -92,20 +92,23 @@ def test_slow_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu_share", "workers", "left"),
-    [(1.0, 2, 20.0), (0.3, 5, 10.0)],
-    ids=["it computes", "it waits"],
+    ("cpu_share", "cores", "workers", "left"),
+    [(1.0, 2, 2, None), (1.0, 8, 5, 10.0), (0.3, 2, 5, 10.0)],
+    ids=["it computes", "it has cores to compute on", "it waits"],
 )
 def test_loading_that_computes_gets_no_more_cores_than_there_are(
-    cpu_share: float, workers: int, left: float
+    cpu_share: float, cores: int, workers: int, left: float | None
 ) -> None:
-    """30 ms of loading and 9.7 of work, on two cores."""
+    """30 ms of loading and 9.7 of work. No number if all cores are needed: two may be one."""
     slow = every(300, data_load=30 * MS)
-    verdict, *_ = judge(facts(slow, loader={"workers": 0}, cpu_share=cpu_share, cores=2))
+    verdict, *_ = judge(facts(slow, loader={"workers": 0}, cpu_share=cpu_share, cores=cores))
 
     assert f"num_workers={workers}" in verdict.advice
-    assert verdict.gain is not None
-    assert pytest.approx(1 - left / 39.7, abs=0.02) == verdict.gain.share
+    if left is None:
+        assert verdict.gain is None
+    else:
+        assert verdict.gain is not None
+        assert pytest.approx(1 - left / 39.7, abs=0.02) == verdict.gain.share
 
 
 def test_one_worker_that_cannot_keep_up() -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from cirron import guard, system
 from cirron.hooks.patch import Patches
 from cirron.record import clock, hot, value
+from cirron.scheduling import Scheduled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -143,9 +144,9 @@ def end_if_used(span: hot.Span, name: str = "") -> None:
 class Long(hot.OwnSpan):
     """An epoch or an evaluation: long enough to ask for processor time and memory."""
 
-    __slots__ = ("cpu_began", "starved_began")
+    __slots__ = ("cpu_began", "scheduled")
     cpu_began: int
-    starved_began: int | None
+    scheduled: Scheduled
 
 
 def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None = None) -> Long:
@@ -157,7 +158,7 @@ def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None
 def begin_measuring(span: Any) -> Long:
     """Begins to measure a long span."""
     span.cpu_began = clock.processor()
-    span.starved_began = system.starved_ns()
+    span.scheduled = Scheduled()
     return span  # type: ignore[no-any-return]
 
 
@@ -165,10 +166,7 @@ def end_measuring(span: hot.Span) -> None:
     """Notes what a long span took: processor time and, where no device counts it, memory."""
     if not span.end and isinstance(span, Long):
         used: dict[str, Any] = {"cpu_ns": clock.processor() - span.cpu_began}
-        starved = system.starved_ns()
-        if starved is not None and span.starved_began is not None:
-            # Less than nothing: it ends in another thread than it began in.
-            used["starved_ns"] = max(starved - span.starved_began, 0)
+        used |= span.scheduled.since()
         peak = system.peak_bytes() if hot.device_clock is None else None
         if peak is not None:
             used["memory_peak_bytes"] = peak

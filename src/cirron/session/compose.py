@@ -17,11 +17,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cirron import files, guard, hooks, settings, system, wire
+from cirron import files, guard, hooks, settings, wire
 from cirron._version import __version__
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
 from cirron.record.budget import budget
+from cirron.scheduling import Scheduled
 from cirron.session import identity, program
 from cirron.ship.blackbox import BlackBox
 from cirron.ship.collect import Collector
@@ -116,7 +117,7 @@ class Session:
     def start(self) -> None:
         """Builds the stages and attaches them."""
         self._cpu_start_ns = time.process_time_ns()
-        self._starved_start_ns = system.starved_ns()
+        self._scheduled = Scheduled()
         attrs = {"framework": self.hooks.imported, **identity.surroundings(os.environ)}
         self.root = hot.new_root(ROOT, attrs, depth=1, number=next(hot.sequence))
         self.state = self._new_state()
@@ -274,10 +275,7 @@ class Session:
 
         if self.root is not None and self.root in self.state.opened:
             spent = time.process_time_ns() - self._cpu_start_ns
-            self.root.set(framework=self.hooks.imported, cpu_ns=spent)
-            starved = system.starved_ns()
-            if starved is not None and self._starved_start_ns is not None:
-                self.root.set(starved_ns=max(starved - self._starved_start_ns, 0))
+            self.root.set(framework=self.hooks.imported, cpu_ns=spent, **self._scheduled.since())
             if how != "clean":  # for who has no black box: a server
                 self.root.set(ended=how)
         if not self._describer.wait_for_end(min(deadline - STORE_NS, clock.now() + DESCRIBE_NS)):

@@ -114,7 +114,9 @@ class Facts:
     loader: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     cpu_share: float | None = None  # processor time of the process by time, in cores
-    starved_share: float | None = None  # of the time others had the processor that it wanted
+    # Of the time in which others had the processor that its thread wanted, and was asleep.
+    starved_share: float | None = None
+    asleep_share: float | None = None
     cores: int | None = None
     ranks: list[RankStep] = field(default_factory=list)  # of all ranks, if there are several
     clock_ns: int = 0
@@ -228,8 +230,8 @@ def device_of(run: Run, lead: Session | None) -> str:
 
 def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     """The settings that were recorded: of loader and model, and how busy the processor was."""
-    epochs: list[tuple[int, int | None, int | None]] = []
-    session: list[tuple[int, int | None, int | None]] = []
+    epochs: list[tuple[int, list[int | None]]] = []
+    session: list[tuple[int, list[int | None]]] = []
     for name, index, wall, cpu, memory, attrs in run.query("settings", **given).fetch().rows:
         settings = _attrs(attrs)
         for key, value in settings.items():
@@ -238,18 +240,19 @@ def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
             elif value is not None and (key.startswith("model_") or key == "autocast"):
                 facts.model.setdefault(key.removeprefix("model_"), value)
         kept = session if name == "cirron.session" else epochs
-        kept.append((wall, cpu, settings.get("starved_ns")))
+        kept.append((wall, [cpu, settings.get("starved_ns"), settings.get("asleep_ns")]))
         if name == "epoch" and wall is not None:
             facts.epochs.append((index, wall, memory))
     # Where no epoch was measured, the session was.
-    rows = epochs if share_of([one[:2] for one in epochs]) is not None else session
-    facts.cpu_share = share_of([(wall, cpu) for wall, cpu, _ in rows])
-    facts.starved_share = share_of([(wall, ns) for wall, _, ns in rows])
+    rows = epochs if any(cpu is not None for _, (cpu, *_) in epochs) else session
+    facts.cpu_share, facts.starved_share, facts.asleep_share = (
+        share_of(rows, at) for at in range(3)
+    )
 
 
-def share_of(rows: Sequence[tuple[int, int | None]]) -> float | None:
+def share_of(rows: Sequence[tuple[int, list[int | None]]], at: int) -> float | None:
     """What was measured, of the time in which it was."""
-    known = [(wall, ns) for wall, ns in rows if wall and isinstance(ns, int)]
+    known = [(wall, ns) for wall, all_ in rows if wall and isinstance(ns := all_[at], int)]
     return sum(ns for _, ns in known) / sum(wall for wall, _ in known) if known else None
 
 

@@ -3,7 +3,8 @@
 Share: data_load of the window. From 10 % on it is a finding, if workers would give 10 %. The gain
 is a replay of a DataLoader with the workers that are advised. Without workers today, what each
 batch takes to load is known. With n of them that cannot keep up, a batch takes n steps to load.
-Loading that keeps a core busy gets no more cores than there are.
+Loading that keeps a core busy gets no more cores than there are, and no number is given if it needs
+all of them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 KIND: Class = "input-bound"
 SHARE = 0.10
 MIN_GAIN = 0.10
+# With workers, the thread has to be asleep for so much of the time: else it does not wait for them,
+# but takes batches that are there, which costs, and more workers do not help.
+ASLEEP = 0.20
 MOST = 0.65  # of the time: from here on it is no matter of what else the machine does
 # Stalls: some steps wait this many times what the others do, and most of the waiting is theirs.
 STALL = 4.0
@@ -64,6 +68,8 @@ def judge(facts: Facts) -> Judged:
     may_be_starved = share < MOST and (is_stalling or facts.loader.get("workers"))
     if may_be_starved and facts.is_starved(delay):
         return Abstained(KIND, "other work on the machine may be why: it had the processor")
+    if facts.loader.get("workers") and not is_stalling and (facts.asleep_share or 1.0) < ASLEEP:
+        return None
     found = plan(facts, stalls if is_stalling else [])
     saved = sum(step.wall for step in facts.steps) - found.left
     if saved < MIN_GAIN * facts.window_ns and not is_pegged(facts):
@@ -120,15 +126,18 @@ def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
     if is_busy:
         wall = sum(step.wall for step in facts.steps)
         total = max(total, (facts.cpu_share or 0.0) * wall / cores)
-    return Plan(workers, ahead, total)
+    # Two that compute on the two threads of one core take longer: how much is not known.
+    return Plan(workers, ahead, total, not is_busy or workers < cores)
 
 
 def busy_loading(facts: Facts) -> float:
-    """The share of the loading that keeps a core busy, if the rest of the steps does so."""
-    if facts.cpu_share is None:
-        return 1.0
+    """The share of the loading that keeps the thread busy, if the rest of the steps does so."""
     wall = sum(step.wall for step in facts.steps)
     loading = sum(step.data_load or 0 for step in facts.steps)
+    if facts.asleep_share is not None:
+        return max(1 - facts.asleep_share * wall / loading, 0.0)
+    if facts.cpu_share is None:
+        return 1.0
     return min(max((facts.cpu_share * wall - (wall - loading)) / loading, 0.0), 1.0)
 
 

@@ -1,0 +1,27 @@
+"""How a thread spends its time, as the system counts it."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+
+from cirron import system
+from cirron.record import clock
+
+
+class Scheduled:
+    """How this thread has spent its time since this was made: running, ready to run, or asleep."""
+
+    __slots__ = ("at", "spent", "thread")
+
+    def __init__(self) -> None:
+        self.thread = get_ident()
+        self.at = clock.now()
+        self.spent = system.scheduled_ns()
+
+    def since(self) -> dict[str, int]:
+        """`starved_ns`: others had the processor; `asleep_ns`. Empty where nobody counts."""
+        after = Scheduled()
+        if self.spent is None or after.spent is None or after.thread != self.thread:
+            return {}
+        ran, starved = (new - old for new, old in zip(after.spent, self.spent, strict=True))
+        return {"starved_ns": starved, "asleep_ns": max(after.at - self.at - starved - ran, 0)}
