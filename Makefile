@@ -74,10 +74,10 @@ test-programs: .venv/.test
 test-loops: .venv/.test
 	$(BIN)/pytest -m "not heavy" tests/real/ciclo --numprocesses auto --dist loadfile
 
-# A file at a time: many of them are about time.
+# One at a time: many of them are about time.
 test-hostile: .venv/.test
 	$(BIN)/pytest -m "not heavy" tests/real/hostile tests/real/server/test_hostile_requests.py \
-	  tests/real/server/test_peers_flaws.py --numprocesses auto --dist loadfile
+	  tests/real/server/test_peers_flaws.py
 
 # The older release of transformers looks for everything that it could work with.
 test-heavy: .venv/.test-heavy
