@@ -53,6 +53,17 @@ def test_report(runs: list[str]) -> None:
     assert "VERDICT" in cirron("report")[1]
 
 
+def test_more_runs_before(runs: list[str]) -> None:
+    """`--baseline` adds runs to the side before."""
+    ci.profile()
+    third = ci.health()["run_id"]
+    ci.shutdown()
+    alone = as_json("diff", runs[0], third)
+    several = as_json("diff", runs[0], third, "--baseline", runs[1])
+
+    assert [1, 2] == [len(one["runs"]["before"]) for one in (alone, several)]
+
+
 def test_what_if(made: Made) -> None:
     """Of steps of 10 ms, 4 of them forward; the second half of which is a hundredth longer."""
     session = made()
