@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import ssl
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -159,3 +161,22 @@ def test_a_port_that_is_taken(serve: Callable[..., Serving], tmp_path: Path) -> 
 
     assert 1 == found.returncode
     assert "--port 0" in found.stderr
+
+
+def test_https(serve: Callable[..., Serving], tmp_path: Path) -> None:
+    """With a certificate of its own, the address is https, and the link logs in over it."""
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject]
+    subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+
+    server = serve("--certificate", certificate, "--private-key", key)
+    trusting = ssl.create_default_context(cafile=certificate)
+    connection = http.client.HTTPSConnection(server.host, timeout=30, context=trusting)
+    connection.request("GET", server.link.removeprefix(server.address))
+    answer = connection.getresponse()
+    connection.close()
+
+    assert server.address.startswith("https://")
+    assert 303 == answer.status
+    assert "secure" in answer.headers["set-cookie"].lower()
