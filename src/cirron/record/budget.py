@@ -6,6 +6,8 @@ many as the share pays for, and at least one in a hundred.
 
 from __future__ import annotations
 
+import math
+
 FIRST = 10
 LEAST = 100  # of so many steps one is measured, whatever it costs
 
@@ -18,40 +20,36 @@ class Budget:
         self.steps = 0
         self.measured = 0
         self.spent_ns = 0
-        self.elapsed_ns = 0  # from the first step to the last
-        self._cost_ns = 0  # of the last step that was measured
-        self._paid_ns = 0.0  # saved up, less than two such steps
-        self._since = 0  # steps that were not measured
-        self._began_ns = 0
+        self._first_ns = 0
+        self._last_ns = 0  # when the last step began
+        self._due_ns = 0.0  # by when the time has paid for the last step that was measured
+        self._due_step = 0
         self._is_measuring = False
 
     def begin_step(self, now_ns: int) -> bool:
         """Whether the step that begins is to be measured."""
-        if self._began_ns:
-            self._paid_ns += (now_ns - self._began_ns) * self.share
-            self.elapsed_ns += now_ns - self._began_ns
-        self._paid_ns = min(self._paid_ns, 2.0 * self._cost_ns)
-        self._began_ns = now_ns
         self.steps += 1
-        is_paid = self._paid_ns >= self._cost_ns
-        self._is_measuring = is_paid or self.steps <= FIRST or self._since >= LEAST - 1
-        if self._is_measuring:
-            self._paid_ns = max(0.0, self._paid_ns - self._cost_ns)
-            self._cost_ns = self._since = 0
-            self.measured += 1
-        else:
-            self._since += 1
-        return self._is_measuring
+        self._last_ns = now_ns
+        if now_ns < self._due_ns and self.steps < self._due_step:
+            self._is_measuring = False
+            return False
+        self._first_ns = self._first_ns or now_ns
+        self._due_ns = now_ns
+        self._due_step = self.steps + (1 if self.steps < FIRST else LEAST)
+        self._is_measuring = True
+        self.measured += 1
+        return True
 
     def spend(self, cost_ns: int) -> None:
         """Notes what measuring has cost just now."""
         self.spent_ns += cost_ns
         if self._is_measuring:
-            self._cost_ns += cost_ns
+            self._due_ns += cost_ns / self.share if self.share else math.inf
 
     def health(self) -> dict[str, object]:
         """For `ci.health()`."""
-        share = self.spent_ns / self.elapsed_ns if self.elapsed_ns else None
+        elapsed_ns = self._last_ns - self._first_ns
+        share = self.spent_ns / elapsed_ns if elapsed_ns else None
         return {
             "steps_measured": self.measured,
             "steps_thinned": self.steps - self.measured,

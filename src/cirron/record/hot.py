@@ -678,7 +678,8 @@ def begin(
     span.end = 0
     span.start = at or now()
     opened.add(span)
-    if device_clock is not None:
+    # A step that is not measured has none of its phases measured.
+    if device_clock is not None and (parent.name not in STEPS or getattr(parent, "device", None)):
         device_clock.start(span)
     return span
 
@@ -692,7 +693,7 @@ def close(span: Span, at: int = 0) -> None:
         return
     if losses and span in losses:
         mark_losses(span)
-    if device_clock is not None:
+    if device_clock is not None and getattr(span, "device", None) is not None:
         device_clock.stop(span)
     parent = span.parent
     span.end = end = parent.end or at or now()

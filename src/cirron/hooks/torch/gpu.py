@@ -190,15 +190,13 @@ class GpuClock:
     # -- on the user's threads --------------------------------------------------------------
 
     def start(self, span: hot.Span) -> bool:
-        if span.name in HOST_SPANS:
-            return False
         try:
             if span.name in STEPS:
                 if not budget.begin_step(span.start):
                     is_due = span.start - self._asked_memory_ns >= MEMORY_NS
                     span.device = UNMEASURED if is_due else None
                     return False
-            elif not is_in_measured(span):
+            elif span.name in HOST_SPANS or not is_in_measured(span):
                 return False
             began = clock.now()
             place = self._place(-1)
@@ -280,7 +278,10 @@ class GpuClock:
         if not scalar.is_cuda:
             return None
         try:
-            place = self._place(scalar.get_device())
+            if self._is_capturing():
+                return None
+            key = self._current_stream(scalar.get_device())  # `_place`, for what every step does
+            place = self._places.get(key) or self._find_place(key)
             if place is None:
                 return None
             losses = place.losses
