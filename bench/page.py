@@ -17,7 +17,7 @@ ZOOMS = 24
 PRESS = """key => {
     performance.clearMarks('lane')
     window.pressed = performance.now()
-    dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))
+    document.body.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))
 }"""
 TOOK = """() => {
     const marks = performance.getEntriesByName('lane')
