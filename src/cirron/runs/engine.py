@@ -143,7 +143,8 @@ def duckdb() -> Any:
     connection = duckdb.connect(":memory:")
     connection.execute(
         "SET autoinstall_known_extensions = false; SET autoload_known_extensions = false;"
-        "SET preserve_insertion_order = false; SET enable_progress_bar = false"
+        "SET preserve_insertion_order = false; SET enable_progress_bar = false;"
+        "SET parquet_metadata_cache = true"  # a file of a store never changes
     )
     return connection
 
