@@ -158,6 +158,8 @@ class Place:
             try:
                 store.read_newest()
                 Ingest(store, self._db).run([source])
+                if store.tidy(self._db, with_pyramids=False):
+                    store.clean()
                 store.check(self._db)
             except (DamagedError, DatabaseError) as error:
                 reason = str(error).partition("\n")[0]
@@ -195,6 +197,14 @@ class Place:
             except OSError:  # a folder that we may only read
                 pass
         return self._new_store()
+
+    def tidy(self) -> bool:
+        """A piece of what `compact` does for the stores of the folders. True: there may be more."""
+        with self._refreshing:
+            is_done = any(one.tidy(self._db, with_pyramids=True) for one in self._stores.values())
+            if is_done:
+                self._listed = None  # the next look reads what was written
+            return is_done
 
     def compact(self, target: str | os.PathLike[str] | None) -> dict[str, int]:
         """Merges small segments, in each store or all into another one."""

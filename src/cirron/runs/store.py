@@ -37,6 +37,8 @@ GRACE_S = 3600.0
 KEPT_MANIFESTS = 10
 # Segments are merged until they have so much.
 SMALL_BYTES = 64 * 2**20
+# So many segments of about one size become one.
+MANY = 16
 
 # The tables of a segment. A `key` stands for an id in joins, within a session. Times are
 # nanoseconds since 1970. What comes last says where in its tree a span is.
@@ -331,7 +333,7 @@ class Store:
             if target is not None or (is_small and not segment.is_of_orphans):
                 by_run.setdefault(segment.run_id, []).append(segment)
         merged = 0
-        for run_id, segments in by_run.items():
+        for segments in by_run.values():
             if target is None and len(segments) < 2 and not lacks_cells(segments[0]):
                 continue
             if target is not None:
@@ -339,14 +341,42 @@ class Store:
                     one for one in segments if not seen.issuperset(self.seen(connection, [one]))
                 ]
             for group in _groups(segments):
-                gone = [] if target is not None else [one.id for one in group]
-                added = self._merge(connection, store, run_id, group)
-                sessions = [one for one in self.manifest.sessions if one.run_id == run_id]
-                if not store.commit([added], gone, sessions):
-                    store.remove(added)  # somebody else was first; next time
+                if not self._replace(connection, group, store):
                     return merged
                 merged += len(group)
         return merged
+
+    def tidy(self, connection: Any, *, with_pyramids: bool) -> bool:
+        """Merges the segments of a run that are alike in size, where there are many, or gives a
+        large one its pyramid. One group a call. True: there may be more to do.
+        """
+        alike: dict[tuple[str, int], list[Segment]] = {}
+        for segment in self.manifest.segments:
+            if segment.is_of_orphans:
+                continue
+            if with_pyramids and lacks_cells(segment):
+                return self._replace(connection, [segment], self)
+            if segment.bytes < SMALL_BYTES:
+                # Of a growing run a record is written anew some three times, not each time.
+                size = segment.bytes.bit_length() // 4
+                alike.setdefault((segment.run_id, size), []).append(segment)
+        for group in alike.values():
+            if len(group) >= MANY:
+                return self._replace(connection, group, self)
+        return False
+
+    def _replace(self, connection: Any, group: list[Segment], store: Store) -> bool:
+        """Puts one segment in the place of some of a run, or into another store. False: somebody
+        else has committed meanwhile; next time.
+        """
+        run_id = group[0].run_id
+        gone = [one.id for one in group] if store is self else []
+        added = self._merge(connection, store, run_id, group)
+        sessions = [one for one in self.manifest.sessions if one.run_id == run_id]
+        is_done = store.commit([added], gone, sessions)
+        if not is_done:
+            store.remove(added)
+        return is_done
 
     def seen(self, connection: Any, segments: list[Segment] | None = None) -> set[str]:
         """The ids of the batches that the store holds."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from duckdb import Error as DatabaseError
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 # Of the inbox at once: what a kill makes us do again.
 ROUND_BYTES = 64 * 2**20
 MEMORY = "1GB"
-# A run's small segments are merged when there are so many.
-MERGE_SEGMENTS = 16
 CLEAN_S = 300.0
 # Replaced files stay so long, for readers that are under way.
 GRACE_S = 600.0
@@ -54,7 +51,7 @@ class Compactor:
         self._clean()
         waiting = self._depot.objects.sizes(INBOX)
         if not waiting:
-            return False
+            return self.store.tidy(self._db, with_pyramids=True)
         taken: list[str] = []
         size = 0
         for name in sorted(waiting):
@@ -89,7 +86,7 @@ class Compactor:
                 self._depot.objects.remove(name)
             elif name.removeprefix(INBOX) in bad:  # kept, for it was acknowledged
                 self._refuse(name)
-        self._merge()
+        self.store.tidy(self._db, with_pyramids=False)
         return True
 
     def _fetch(self, name: str, path: Path) -> None:
@@ -117,15 +114,6 @@ class Compactor:
             self._depot.add(REFUSED + name.removeprefix(INBOX), [content])
             self._depot.objects.remove(name)
             self.refused += 1
-
-    def _merge(self) -> None:
-        small = Counter(
-            one.run_id
-            for one in self.store.manifest.segments
-            if one.bytes < stores.SMALL_BYTES and not one.is_of_orphans
-        )
-        if small and max(small.values()) >= MERGE_SEGMENTS:
-            self.store.compact(self._db)
 
     def _clean(self) -> None:
         """Removes what nothing names any more, from time to time."""

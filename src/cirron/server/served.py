@@ -76,7 +76,8 @@ class Served:
             try:
                 began_ns = clock.now()
                 is_more = self._compactor.run()
-                self._look()
+                if not self._look():
+                    is_more = self.place.tidy() or is_more
                 # Not all of a core for a place that takes long to look at.
                 took_s = (clock.now() - began_ns) / 1e9
                 pause_s = 0.0 if is_more else max(pause_s, min(took_s, 5.0))
@@ -87,15 +88,17 @@ class Served:
                 time.sleep(GATHER_S)
                 self._wake.clear()
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """Whether something is new."""
         where = [found for one in self._folders for found in _there(one)]
         if self._depot.objects.list(MANIFESTS):
             where.append(self._depot.where)
         if where != self.place.where:
             self.place = Place(where, may_be_empty=True)
-            self._tell()
-        elif self.place.refresh():
-            self._tell()
+        elif not self.place.refresh():
+            return False
+        self._tell()
+        return True
 
     def _tell(self) -> None:
         """Counts up the versions of the runs that have changed, and says so."""
