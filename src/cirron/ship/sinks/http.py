@@ -43,6 +43,11 @@ SETTING_PAUSE_S = 300.0  # a wrong key or address is put right by a person, if a
 MISTAKE_PAUSE_S = 5.0  # of ours
 PAUSE_LOOK_S = 0.05  # how often a pause at the end looks whether time is up
 
+# So often is a blob tried before its batch goes along again, to tell whether it is the blob or the
+# server: two minutes of pauses, or as long as the server asks for. If the batch is taken, the blob is
+# given up. Until a blob is taken, later ones have one try each, so that they hold up no batch.
+BLOB_TRIES = 10
+
 # While closing: with the pauses above, an endpoint that is down holds up the exit for 1.5 s.
 LAST_TRIES = 3
 
@@ -158,6 +163,7 @@ class HttpSink(Sink):
         self._said: set[Verdict] = set()
         self._is_in_trouble = False  # and said so
         self._failures = 0  # in a row
+        self._blob_failures = 0  # in a row
         self._reset()
 
     def _reset(self) -> None:
@@ -264,7 +270,8 @@ class HttpSink(Sink):
 
     def _send(self, item: Item) -> Answer:
         """Sends what the server does not have yet. ACCEPTED: there is nothing more to do for it."""
-        if item.blobs is None:
+        takes_batches = not item.is_taken  # just now
+        if not item.is_taken:
             answer = self._send_batch(item)
             if answer.verdict is not Verdict.ACCEPTED:
                 self._note(answer)
@@ -278,8 +285,13 @@ class HttpSink(Sink):
         while item.blobs:
             answer = self._send_blob(item, item.blobs[0])
             if answer.verdict in (Verdict.BUSY, Verdict.FAILING, Verdict.UNREACHABLE):
-                self._note(answer)
-                return answer
+                self._blob_failures += 1
+                if not takes_batches or self._blob_failures <= BLOB_TRIES:
+                    self._note(answer)
+                    item.is_taken = self._blob_failures < BLOB_TRIES
+                    return answer
+            elif answer.verdict is Verdict.ACCEPTED:
+                self._blob_failures = 0
             if answer.verdict is not Verdict.ACCEPTED:
                 self._note(answer._replace(verdict=Verdict.BLOB_LOST))
                 self.blobs_lost += 1
@@ -298,7 +310,7 @@ class HttpSink(Sink):
         except OSError as error:
             return unreadable(error)
         if payload is None:
-            item.blobs = []
+            item.is_taken, item.blobs = True, []
             return ACCEPTED
         body, headers = payload, {"Content-Type": "application/json"}
         if len(payload) >= GZIP_BYTES:
@@ -306,10 +318,12 @@ class HttpSink(Sink):
             headers["Content-Encoding"] = "gzip"
         answer = self._request("POST", "/api/traces", item, headers, body, len(body))
         if answer.verdict is Verdict.ACCEPTED:
-            self.sent += 1
-            self.sent_records += item.records
-            item.blobs, strange = blob_keys(payload)
-            self.blobs_lost += strange
+            item.is_taken = True
+            if item.blobs is None:
+                self.sent += 1
+                self.sent_records += item.records
+                item.blobs, strange = blob_keys(payload)
+                self.blobs_lost += strange
         return answer
 
     def _send_blob(self, item: Item, key: str) -> Answer:
