@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from duckdb import Error as DatabaseError
+from duckdb import IOException
 
 from cirron import wire
 from cirron.record import clock
@@ -290,6 +291,8 @@ class Ingest:
         self._note(one.sessions)
         try:
             self._read(one)
+        except IOException:  # of the disk, or of what this process has open: not of a file
+            raise
         except DatabaseError as error:  # of a file that passed our checks: which one is it?
             for file in one.files if len(one.files) > 1 else ():
                 self._load(look, look.read([file], again=True))

@@ -15,8 +15,8 @@ MAX_LEVELS = 128
 # Of spans that close at the same time in several threads, the first may be written last.
 SLACK_NS = 10_000_000
 
-# What columns are cut to, so that no query fails for a number that no clock has shown. The year 2116,
-# and a length of which 64 can be added up.
+# What columns are cut to, so that no query fails for a number that no clock has shown: the year
+# 2116, and a length of which 63 can be added up.
 LAST_NS = 2**62
 LONGEST_NS = 2**57
 # Of a span: its path has its own name after those of all that it is inside of.
@@ -123,6 +123,11 @@ _KNOWN_AND_ASKED = f"""
     UNION ALL
     SELECT k.* FROM known k ANTI JOIN asked n ON n.session = k.session AND n.key = k.key
 """
+
+
+def moment(ns: int) -> int:
+    """The nearest moment that a column may have."""
+    return min(max(ns, 0), LAST_NS)
 
 
 class Placement:

@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 
     Labelled = list[tuple[str, Any]]
 
+
 class Elusive(BaseException):
     """An exception that does not let itself be asked what it is, or where it was raised."""
 
-    @property
+    @property  # type: ignore[misc]  # that is the point
     def __class__(self) -> Any:
         raise ZeroDivisionError("class")
 
-    @property
+    @property  # type: ignore[override]  # as above
     def __traceback__(self) -> Any:
         raise ZeroDivisionError("traceback")
 

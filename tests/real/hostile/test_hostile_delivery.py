@@ -729,7 +729,12 @@ class TestBlobsThatAreNotTaken:
         """
         blobs = [save_blob(root, number, "weights") for number in (1, 2, 3, 4)]
         refusals = [answer(status)] * 10
-        script = [answer(200), *refusals, answer(200), answer(status)]  # the batch again, and given up
+        script = [
+            answer(200),
+            *refusals,
+            answer(200),
+            answer(status),
+        ]  # the batch again, and given up
         script += [answer(200), answer(status)]  # the next
         script += [answer(200), answer(200)]  # one that is taken
         script += [answer(200), answer(status)]  # so this is tried again

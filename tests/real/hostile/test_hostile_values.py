@@ -23,7 +23,16 @@ EXIT_S = 4.0  # with exit_timeout=2
 
 GROUPS = [
     *("Exception", "SystemExit", "KeyboardInterrupt", "CancelledError", "RecursionError"),
-    *("MemoryError", "GeneratorExit", "Elusive", "blocking", "cyclic", "shared", "large", "ordinary"),
+    *(
+        "MemoryError",
+        "GeneratorExit",
+        "Elusive",
+        "blocking",
+        "cyclic",
+        "shared",
+        "large",
+        "ordinary",
+    ),
     "arrays",
 ]
 
@@ -288,9 +297,7 @@ def test_an_exception_without_a_text(scripts: Scripts, error: str) -> None:
     )
 
 
-def test_an_exception_that_cannot_be_asked(
-    scripts: Scripts, importable: dict[str, str]
-) -> None:
+def test_an_exception_that_cannot_be_asked(scripts: Scripts, importable: dict[str, str]) -> None:
     """An exception whose `__class__` and `__traceback__` raise passes through scopes and wrapped
     functions as it is; a value that raises it is lost, and counted.
     """
@@ -333,7 +340,7 @@ def test_an_exception_that_cannot_be_asked(
         ci.flush()
         print(ci.health()["mark_drop_count"], ci.health()["errors"])
         """,
-        **importable,
+        PYTHONPATH=importable["PYTHONPATH"],
     )
 
     assert (0, "Elusive\nElusive\nText\nElusive\n1 {}\n", "") == ended

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import errno
 import os
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from cirron import guard
+from cirron import guard, system
 from cirron.record import clock
 from cirron.ship.outbox import blob_keys
 from cirron.ship.sinks.base import Outcome, Sink
@@ -44,15 +43,12 @@ MISTAKE_PAUSE_S = 5.0  # of ours
 PAUSE_LOOK_S = 0.05  # how often a pause at the end looks whether time is up
 
 # So often is a blob tried before its batch goes along again, to tell whether it is the blob or the
-# server: two minutes of pauses, or as long as the server asks for. If the batch is taken, the blob is
-# given up. Until a blob is taken, later ones have one try each, so that they hold up no batch.
+# server: two minutes of pauses, or as long as the server asks for. If the batch is taken, the blob
+# is given up. Until one is taken, later blobs have one try each, so that they hold up no batch.
 BLOB_TRIES = 10
 
 # While closing: with the pauses above, an endpoint that is down holds up the exit for 1.5 s.
 LAST_TRIES = 3
-
-# The program has too much open: not the file's fault, and over some time.
-SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Verdict(enum.Enum):
@@ -405,7 +401,7 @@ def judge(reply: Reply) -> Answer:
 
 def unreadable(error: OSError) -> Answer:
     """What it means that a file cannot be read."""
-    verdict = Verdict.UNREACHABLE if error.errno in SHORTAGE else Verdict.UNREADABLE
+    verdict = Verdict.UNREACHABLE if error.errno in system.SHORTAGE else Verdict.UNREADABLE
     return Answer(verdict, error.strerror or type(error).__name__)
 
 
