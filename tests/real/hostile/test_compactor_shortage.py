@@ -37,9 +37,7 @@ def batch() -> tuple[str, bytes]:
         "world_size": 1,
         "clock": {"wall_ns": NOW_NS, "monotonic_ns": 1, "uncertainty_ns": 1},
     }
-    empty = dict.fromkeys(
-        ("parent_id", "index", "cpu_ns", "gpu_ns", "memory_peak_bytes", "rank")
-    )
+    empty = dict.fromkeys(("parent_id", "index", "cpu_ns", "gpu_ns", "memory_peak_bytes", "rank"))
     spans: list[dict[str, Any]] = [
         {
             **empty,

@@ -720,7 +720,7 @@ class TestOddServers:
 
 
 class TestBlobsThatAreNotTaken:
-    @pytest.mark.parametrize("status", [429, 500, 503])
+    @pytest.mark.parametrize("status", [500, 503])
     def test_batches_go_on(
         self, status: int, make_sink: Sinks, root: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -752,6 +752,19 @@ class TestBlobsThatAreNotTaken:
         health = sink.health()
         assert (5, 0, 2) == (health["http_sent"], health["http_pending"], health["http_blobs_lost"])
         assert 1 == sum("raw values of a snapshot were not sent" in one for one in warnings(caplog))
+
+    def test_a_server_that_asks_to_wait(self, make_sink: Sinks, root: Path) -> None:
+        """429 is no refusal, however often it comes: the blob is sent."""
+        blob = save_blob(root, 1, "weights")
+        with Endpoint(answer(200), *[answer(429)] * 50) as endpoint:
+            outbox = DiskOutbox(root, A)
+            sink = make_sink(endpoint, outbox)
+            send(sink, root, outbox, make_batch(1, blobs=[blob]))
+            endpoint.wait_for(52)
+            sink.close(soon())
+
+            assert ["POST"] + ["PUT"] * 51 == [one.method for one in endpoint.requests]
+        assert (1, 0) == (sink.health()["http_sent"], sink.health()["http_blobs_lost"])
 
     def test_a_server_that_is_down(self, make_sink: Sinks, root: Path) -> None:
         """A blob is not given up while the server takes nothing else either."""

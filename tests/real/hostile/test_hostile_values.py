@@ -339,11 +339,16 @@ def test_an_exception_that_cannot_be_asked(scripts: Scripts, importable: dict[st
         ci.mark("value", Value())
         ci.flush()
         print(ci.health()["mark_drop_count"], ci.health()["errors"])
+        raise Elusive
         """,
         PYTHONPATH=importable["PYTHONPATH"],
     )
 
-    assert (0, "Elusive\nElusive\nText\nElusive\n1 {}\n", "") == ended
+    assert (1, "Elusive\nElusive\nText\nElusive\n1 {}\n") == ended[:2]
+    assert "cirron" not in ended.err
+    assert ("exception", "Elusive") == tuple(
+        scripts.box()["ended"][name] for name in ("how", "detail")
+    )
     assert ["Elusive", "Text"] == [one.attrs["error"] for one in scripts.spans("scope")]
 
 

@@ -128,9 +128,7 @@ def ask_all(folder: Path) -> list[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(6))
-def test_every_question_has_an_answer(
-    seed: int, recorded: dict[str, Any], tmp_path: Path
-) -> None:
+def test_every_question_has_an_answer(seed: int, recorded: dict[str, Any], tmp_path: Path) -> None:
     """Whatever numbers and texts a file holds, no view fails, and commands end in a message."""
     pick = random.Random(seed)
     put(tmp_path, recorded, "good")

@@ -43,8 +43,8 @@ MISTAKE_PAUSE_S = 5.0  # of ours
 PAUSE_LOOK_S = 0.05  # how often a pause at the end looks whether time is up
 
 # So often is a blob tried before its batch goes along again, to tell whether it is the blob or the
-# server: two minutes of pauses, or as long as the server asks for. If the batch is taken, the blob
-# is given up. Until one is taken, later blobs have one try each, so that they hold up no batch.
+# server: two minutes of pauses. If the batch is taken, the blob is given up. Until a blob is taken,
+# later ones have one try each, so that they hold up no batch.
 BLOB_TRIES = 10
 
 # While closing: with the pauses above, an endpoint that is down holds up the exit for 1.5 s.
@@ -281,8 +281,9 @@ class HttpSink(Sink):
         while item.blobs:
             answer = self._send_blob(item, item.blobs[0])
             if answer.verdict in (Verdict.BUSY, Verdict.FAILING, Verdict.UNREACHABLE):
-                self._blob_failures += 1
-                if not takes_batches or self._blob_failures <= BLOB_TRIES:
+                is_asked_to_wait = answer.verdict is Verdict.BUSY  # and will be taken
+                self._blob_failures += not is_asked_to_wait
+                if is_asked_to_wait or not takes_batches or self._blob_failures <= BLOB_TRIES:
                     self._note(answer)
                     item.is_taken = self._blob_failures < BLOB_TRIES
                     return answer
