@@ -186,8 +186,10 @@ def how_it_ends() -> tuple[str, str | None]:
     error = getattr(sys, "last_value", None) or sys.exc_info()[1]
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         return "clean", None  # a prompt goes on after an exception; its last one is not the end
+    if error is None:
+        return "clean", None
     kind = type(error)  # not isinstance(), which may ask the exception for its class
-    if error is None or issubclass(kind, SystemExit):
+    if issubclass(kind, SystemExit):
         return "clean", None
     if issubclass(kind, KeyboardInterrupt):
         return "signal", "SIGINT"

@@ -36,8 +36,8 @@ class Elusive(BaseException):
     def __class__(self) -> Any:
         raise ZeroDivisionError("class")
 
-    @property  # type: ignore[override]  # as above
-    def __traceback__(self) -> Any:
+    @property
+    def __traceback__(self) -> Any:  # type: ignore[override]  # as above
         raise ZeroDivisionError("traceback")
 
 

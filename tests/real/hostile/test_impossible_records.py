@@ -17,10 +17,19 @@ from cirron.server import answers, views
 if TYPE_CHECKING:
     from pathlib import Path
 
-NUMBERS = [0, -1, 2**31, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), 2**63, 10**30, None]
-TEXTS = ["", "\x00", "\u202e<b>\x1b[31m", "x" * 5_000, "../..", "' OR 1=1 --", "a/b", "epoch"]
-FLOATS = [0.0, -0.0, 1e308, -1e308, 5e-324, None]
-ANYTHING = [None, True, {"a": [1, {"b": [2]}]}, [None] * 50, "x", 10**30, -1.5, {"": ""}]
+NUMBERS: list[Any] = [0, -1, 2**31, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), 2**63, 10**30, None]
+TEXTS: list[Any] = [
+    "",
+    "\x00",
+    "\u202e<b>\x1b[31m",
+    "x" * 5_000,
+    "../..",
+    "' OR 1=1 --",
+    "a/b",
+    "epoch",
+]
+FLOATS: list[Any] = [0.0, -0.0, 1e308, -1e308, 5e-324, None]
+ANYTHING: list[Any] = [None, True, {"a": [1, {"b": [2]}]}, [None] * 50, "x", 10**30, -1.5, {"": ""}]
 ATTRIBUTES = ("mode", "error", "device_ns", "ended", "loader_batch_size", "samples", "anything")
 COMMANDS = [
     *(["ls", "{dir}"], ["show", "{dir}", "--all"], ["show", "{dir}", "--all", "--json"]),
