@@ -51,7 +51,9 @@ def shown(given: object) -> str:
     """The value as a message shows it, however long it is and whatever its own repr does."""
     try:
         text = repr(given)
-    except Exception:  # noqa: BLE001  protects the message: a repr of the user's, an int too long
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  protects the message: a repr of the user's, a long int
         return f"<{type(given).__name__}>"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
@@ -73,16 +75,17 @@ def not_a_name(where: str, given: object) -> InputError:
         name = getattr(given, "__name__", "name")
         return InputError(f'{where} needs a name: write @{where}("{name}") above the function')
     return InputError(
-        f"{where}() needs a name that is a string; got {given!r} ({type(given).__name__})."
+        f"{where}() needs a name that is a string; got {shown(given)} ({type(given).__name__})."
         f' Write {where}("name", ...)'
     )
 
 
 def not_an_index(given: object) -> InputError:
     """The error for a scope index that is not an integer."""
+    text = shown(given)
     return InputError(
-        f"ci.scope() needs an index that is an integer or None; got {given!r}"
-        f" ({type(given).__name__}). Other values go into attributes: ci.scope(..., key={given!r})"
+        f"ci.scope() needs an index that is an integer or None; got {text}"
+        f" ({type(given).__name__}). Other values go into attributes: ci.scope(..., key={text})"
     )
 
 
@@ -110,7 +113,7 @@ def not_iterable(where: str, given: object) -> InputError:
     """The error for a loop over something that is no iterable."""
     hint = f". Write {where}(range({given}))" if isinstance(given, int) else ""
     return InputError(
-        f"{where}() needs something to loop over; got {given!r} ({type(given).__name__}){hint}"
+        f"{where}() needs something to loop over; got {shown(given)} ({type(given).__name__}){hint}"
     )
 
 

@@ -229,7 +229,7 @@ class Request(wrap.Call):
 
     def failed(self, error: BaseException) -> None:
         self._sum_up()
-        if isinstance(error, GeneratorExit):
+        if issubclass(type(error), GeneratorExit):  # not isinstance(): see `record/value.py`
             self.span.set(abandoned=True)
         super().failed(error)
 

@@ -428,7 +428,7 @@ def flags(explicit: Any, environ: Mapping[str, str] | None = None) -> Mapping[st
     if given := environ.get("CIRRON_CONFIG"):
         try:
             platform = json.loads(given)
-        except ValueError:
+        except (ValueError, RecursionError):
             platform = None
         if not isinstance(platform, dict):
             raise errors.out_of_range("CIRRON_CONFIG", given, "it must be a JSON object")

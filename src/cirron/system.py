@@ -29,6 +29,9 @@ SAFE = (
     | getattr(os, "O_BINARY", 0)
 )
 
+# This process has too much open, or the machine: not the file's fault, and over some time.
+SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
 CAN_RENAME_OPEN = os.name != "nt"
 
 # IOV_MAX, the most pieces that one call takes, is 1024 on Linux and on macOS.

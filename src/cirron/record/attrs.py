@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from itertools import islice
 
-from cirron.record.value import Deferred, clip
+from cirron.record.value import TRACE, Deferred, clip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,10 +39,13 @@ FunctionType, MappingProxyType, SimpleNamespace = (
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 SEQUENCES: tuple[Any, ...] = (list, tuple, deque, *VIEWS)
 
-# Leaves of the standard library that never change, and whose text calls nobody else.
+# The leaves of these modules never change, and their text calls nobody else: but for a time with a
+# time zone of the user's.
 SAFE_MODULES = frozenset(
     ("datetime", "decimal", "enum", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
 )
+NUMPY = frozenset(("numpy",))
+TORCH = frozenset(("torch", "torch.nn.parameter"))
 
 # Of a class, whatever its metaclass would answer:
 NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
@@ -90,6 +93,13 @@ def is_fixed(kind: type) -> bool:
     return type(kind) is type and kind in FIXED
 
 
+def is_of(kind: type, modules: frozenset[str]) -> bool:
+    """Whether a class is one of these modules' own, and does not only say so."""
+    module = MODULE(kind)
+    is_named = type(module) is str and module in modules
+    return is_named and vars(sys.modules[module]).get(NAME(kind)) is kind
+
+
 def preview(attrs: dict[str, Any]) -> dict[str, Any]:
     """The same of a span that is still open: what it costs is counted when it closes."""
     return Copier().attrs(attrs)
@@ -105,8 +115,8 @@ def describe_error(kind: type[BaseException], error: BaseException | None, limit
     try:
         text = "" if error is None else str.__str__(text_of(error))
     except BaseException as raised:  # protects the run from a method of the user's
-        trace = raised.__traceback__
-        if isinstance(raised, KeyboardInterrupt) and (trace is None or trace.tb_next is None):
+        trace = TRACE(raised)
+        if issubclass(type(raised), KeyboardInterrupt) and (trace is None or trace.tb_next is None):
             raise  # a Ctrl-C that came just now; one from below is its own
         text = ""
     name = NAME(kind)
@@ -195,17 +205,17 @@ class Copier:
             return self._text(f"namespace{show(self.value(inside, nesting))}")
         if issubclass(kind, BaseException) and not is_short(value):
             return self._text(f"{NAME(kind)}{show(self.value(ARGS(value), nesting))}")
-        module = MODULE(kind)
-        if type(module) is not str:
-            return Foreign(value)
-        if module in SAFE_MODULES:
+        if is_of(kind, SAFE_MODULES):
+            zone = getattr(value, "tzinfo", None)
+            if zone is not None and not is_of(type(zone), SAFE_MODULES):
+                return Foreign(value)
             return self._text(str(value))
         enum = sys.modules.get("enum")
         if enum is not None and issubclass(kind, enum.Enum):
             return self._text(f"{NAME(kind)}.{object.__getattribute__(value, '_name_')}")
-        if module == "numpy":
+        if is_of(kind, NUMPY):
             return self._array(value, kind, nesting)
-        if module in ("torch", "torch.nn.parameter"):
+        if is_of(kind, TORCH):
             return self._tensor(value, kind)
         self.bytes -= 64
         return Foreign(value)
@@ -279,8 +289,10 @@ class Copier:
             return Foreign(value)
         if value.dtype.kind in "mM" and value.ndim == 0:  # a time
             return self._text(str(value))
-        if value.size <= MAX_ITEMS:
-            return self.value(value.tolist(), nesting)
+        if value.size <= MAX_ITEMS and value.nbytes <= 4 * MAX_BYTES:
+            plain = value.tolist()
+            # Python has no scalar for a long double, which comes back as it is.
+            return self._text(str(plain)) if type(plain) is kind else self.value(plain, nesting)
         return self._text(f"{kind.__name__}(shape={value.shape}, dtype={value.dtype})")
 
     def _tensor(self, value: Any, kind: type) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from duckdb import Error as DatabaseError
+from duckdb import IOException
 
 from cirron import wire
 from cirron.record import clock
@@ -70,8 +71,10 @@ _FIELDS: dict[str, dict[str, str]] = {
 # From what a record says to the columns of the store that are known at once.
 _READ = {
     "spans": """SELECT session, COALESCE(rank, session_rank) AS rank, pid, thread_id, id,
-        key_of(id) AS key, parent_id, key_of(parent_id) AS parent_key, name, index, start_ns,
-        end_ns, cpu_ns, gpu_ns, memory_peak_bytes,
+        key_of(id) AS key, parent_id, key_of(parent_id) AS parent_key,
+        short(name) AS name, index, moment(start_ns) AS start_ns,
+        moment(start_ns) + length_of_time(moment(end_ns) - moment(start_ns)) AS end_ns,
+        length_of_time(cpu_ns) AS cpu_ns, length_of_time(gpu_ns) AS gpu_ns, memory_peak_bytes,
         CASE WHEN attrs <> '{}' THEN attrs->>'mode' END AS mode,
         CASE WHEN attrs <> '{}' THEN attrs->>'error' END AS error,
         NULLIF(CAST(attrs AS VARCHAR), '{}') AS attrs""",
@@ -83,12 +86,12 @@ _READ = {
                 WHEN 'bool' THEN CAST(value = 'true' AS DOUBLE)
                 ELSE TRY_CAST(value AS DOUBLE) END END AS value,
         CASE WHEN value_type = 'string' OR starts_with(value, '"') THEN value->>'$' END AS text,
-        value_type, kind, ts_ns, NULLIF(CAST(attrs AS VARCHAR), '{}') AS attrs""",
+        value_type, kind, moment(ts_ns) AS ts_ns, NULLIF(CAST(attrs AS VARCHAR), '{}') AS attrs""",
     "snapshots": """SELECT session, session_rank AS rank, id, key_of(id) AS key, span_id,
         key_of(span_id) AS span_key, tensor_name AS tensor, CAST(shape AS VARCHAR) AS shape, dtype,
         mode, stats.mean AS mean, stats.std AS std, stats.min AS min, stats.max AS max,
         stats.norm AS norm, stats.histogram.bins AS bins, stats.histogram.counts AS counts,
-        blob_uri, ts_ns, NULLIF(CAST(attrs AS VARCHAR), '{}') AS attrs""",
+        blob_uri, moment(ts_ns) AS ts_ns, NULLIF(CAST(attrs AS VARCHAR), '{}') AS attrs""",
 }
 # A value in a black box is in a batch, too, unless a kill cut it off.
 _NEWEST_MARKS = """SELECT session, span_key, name, max_by(value, ts_ns) AS value,
@@ -288,6 +291,8 @@ class Ingest:
         self._note(one.sessions)
         try:
             self._read(one)
+        except IOException:  # of the disk, or of what this process has open: not of a file
+            raise
         except DatabaseError as error:  # of a file that passed our checks: which one is it?
             for file in one.files if len(one.files) > 1 else ():
                 self._load(look, look.read([file], again=True))

@@ -7,6 +7,7 @@ fails when the name is taken is what makes commits safe with any number of write
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # Names of ours, and nothing that could lead out of the store.
 NAME = re.compile(r"(manifest/[0-9]{20}\.json|run-[\w.%-]{1,120}/[0-9a-f]{32}-[a-z]+\.parquet)")
 MAX_MANIFEST_BYTES = 256 * 2**20
+# What `os.link` says where files have one name each. Else it is the disk that fails.
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 MAGIC = b"PAR1"  # at the end of each Parquet file
 
 
@@ -89,7 +92,9 @@ class Folder:
             os.link(file, target)
         except FileExistsError:
             return False
-        except OSError:  # a file system without links
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
             return self._copy(file, target)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -103,10 +108,14 @@ class Folder:
             descriptor = system.create(target, 0o600)
         except FileExistsError:
             return False
-        with os.fdopen(descriptor, "wb") as made, open(file, "rb") as written:
-            shutil.copyfileobj(written, made)
-            made.flush()
-            os.fsync(made.fileno())
+        try:
+            with os.fdopen(descriptor, "wb") as made, open(file, "rb") as written:
+                shutil.copyfileobj(written, made)
+                made.flush()
+                os.fsync(made.fileno())
+        except OSError:  # who finds the name taken takes it for whole
+            os.unlink(target)
+            raise
         return True
 
     def remove(self, name: str) -> None:

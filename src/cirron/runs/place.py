@@ -22,6 +22,7 @@ from cirron.record import clock
 from cirron.runs import engine as engines
 from cirron.runs import reader
 from cirron.runs.opened import Run, Runs, Session
+from cirron.runs.placement import moment
 from cirron.runs.store import DERIVED, MANIFESTS, TABLES, DamagedError, Known, Segment, Store
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ class Place:
             else:
                 state, is_silent = reader.judge(content, info, now_ns, host)
             ended = (content or {}).get("ended") or {}
-            first_ns = info.clock.wall_ns if info else one.first_ns
+            first_ns = moment(info.clock.wall_ns if info else one.first_ns)
             sessions[key] = Session(
                 key=key,
                 info=info,
@@ -253,8 +254,8 @@ class Place:
                 state=state,
                 first_ns=first_ns,
                 last_ns=max(
-                    ended.get("at_ns", 0),
-                    (content or {}).get("heartbeat_ns", 0),
+                    moment(ended.get("at_ns", 0)),
+                    moment((content or {}).get("heartbeat_ns", 0)),
                     one.last_ns,
                     first_ns,
                 ),

@@ -15,11 +15,23 @@ MAX_LEVELS = 128
 # Of spans that close at the same time in several threads, the first may be written last.
 SLACK_NS = 10_000_000
 
+# What columns are cut to, so that no query fails for a number that no clock has shown: the year
+# 2116, and a length of which 63 can be added up.
+LAST_NS = 2**62
+LONGEST_NS = 2**57
+# Of a span: its path has its own name after those of all that it is inside of.
+MAX_NAME = 1_000
+
 # 63 bits that stand for an id within its session. A DuckDB that hashes in another way splits only
 # the spans that were open when a store was last brought up to date.
-_MACROS = """
+_MACROS = f"""
 CREATE OR REPLACE TEMP MACRO key_of(id) AS
     CASE WHEN id IS NOT NULL THEN CAST(hash(id) >> 1 AS BIGINT) END;
+CREATE OR REPLACE TEMP MACRO within(number, most) AS
+    CASE WHEN number IS NOT NULL THEN GREATEST(LEAST(number, most), 0) END;
+CREATE OR REPLACE TEMP MACRO moment(ns) AS within(ns, {LAST_NS});
+CREATE OR REPLACE TEMP MACRO length_of_time(ns) AS within(ns, {LONGEST_NS});
+CREATE OR REPLACE TEMP MACRO short(name) AS left(name, {MAX_NAME});
 CREATE OR REPLACE TEMP MACRO is_step(name) AS name IN ('step', 'batch');
 CREATE OR REPLACE TEMP MACRO is_evaluation(name) AS name IN ('evaluation', 'prediction');
 CREATE OR REPLACE TEMP MACRO is_aside(name) AS name IN ('evaluation', 'prediction', 'checkpoint',
@@ -111,6 +123,11 @@ _KNOWN_AND_ASKED = f"""
     UNION ALL
     SELECT k.* FROM known k ANTI JOIN asked n ON n.session = k.session AND n.key = k.key
 """
+
+
+def moment(ns: int) -> int:
+    """The nearest moment that a column may have."""
+    return min(max(ns, 0), LAST_NS)
 
 
 class Placement:

@@ -32,7 +32,8 @@ class UnreadableError(Exception):
 def read_file(path: StrPath, limit_bytes: int) -> bytes:
     """The content of a regular file of at most so many bytes.
 
-    Raises FileNotFoundError when it is gone, and UnreadableError for everything else.
+    Raises FileNotFoundError when it is gone, OSError when this process has too much open, and
+    UnreadableError for everything else.
     """
     try:
         with os.fdopen(system.open_regular(path), "rb") as file:
@@ -45,6 +46,8 @@ def read_file(path: StrPath, limit_bytes: int) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
+        if error.errno in system.SHORTAGE:
+            raise
         raise UnreadableError(_reason(path, error, stat.S_IFREG)) from None
     except MemoryError:
         raise UnreadableError("is too large for the memory of this machine") from None

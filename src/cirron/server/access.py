@@ -112,6 +112,9 @@ class Access:
         headers: dict[bytes, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, []).append(value.decode("latin-1"))
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # A proxy in front may see another end of it, and other requests after that.
+            return answer({"error": "a body has one length"}, 400, {"Connection": "close"})
         hosts = headers.get(b"host", [])
         host = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         if host is None or not self._is_ours(host[1].lower()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -20,6 +21,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from cirron import errors
+from cirron.runs.engine import QueryError
 from cirron.server import answers, assets, live, views
 from cirron.server.access import PUBLIC, Access, Needs
 from cirron.server.answers import Refusal, answer
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from cirron.server.served import Served
 
     Endpoint = Callable[[Request], Awaitable[Response]]
+
+logger = logging.getLogger("cirron.server")
 
 Role = Literal["all", "ingest", "page"]
 # Questions that are worked on at once, and that one key may have asked.
@@ -155,6 +159,9 @@ class App:
             raise Refusal(400, str(error)) from None
         except (errors.UnknownRunError, KeyError):
             raise Refusal(404, "there is no such run, or no such part of it") from None
+        except QueryError as error:
+            logger.error("%s is not answered: %s", pattern, error)
+            raise Refusal(500, "the store cannot answer that; the server's log says why") from None
         headers = {"ETag": etag, "Vary": "Accept-Encoding"}
         if is_gzip and len(content) >= GZIP_BYTES:
             import gzip

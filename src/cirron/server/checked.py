@@ -86,6 +86,9 @@ class Batch(wire.Batch, kw_only=True):
     batch_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     created_ns: Time
     session: Session | None = None
+    # A file may say that it holds what other files did. Of a batch that is sent it would mean that
+    # its own records are not new.
+    merged: Annotated[list[str], msgspec.Meta(max_length=0)] = msgspec.field(default_factory=list)
     spans: list[Span] = msgspec.field(default_factory=list)  # type: ignore[assignment]
     marks: list[Mark] = msgspec.field(default_factory=list)  # type: ignore[assignment]
     snapshots: list[Snapshot] = msgspec.field(default_factory=list)  # type: ignore[assignment]

@@ -12,6 +12,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from duckdb import Error as DatabaseError
+from duckdb import IOException
 
 from cirron.record import clock
 from cirron.runs import engine
@@ -61,6 +62,7 @@ class Compactor:
             size += waiting[name]
         folder = self._depot.scratch / clock.random_id()
         os.mkdir(folder, mode=0o700)
+        self.store.scratch = folder  # goes with what a full disk keeps us from finishing
         try:
             return self._run(taken, size, folder)
         finally:
@@ -73,6 +75,8 @@ class Compactor:
         self.store.manifest = stores.newest(self.store.objects)
         try:
             Ingest(self.store, self._db).run([source])
+        except IOException:  # the disk, or the store: no batch's fault, and over some time
+            raise
         except DatabaseError as error:
             if len(taken) > 1:  # one of them is bad: which?
                 self._round_bytes = size // 2

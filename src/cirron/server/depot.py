@@ -54,9 +54,12 @@ class Depot:
     def add(self, name: str, pieces: Sequence[bytes]) -> bool:
         """Makes a small object, on the disk when this returns. False: there is one of that name."""
         path = self.new_file()
-        with open(path, "xb") as file:
-            file.writelines(pieces)
-        return self.objects.add(name, path)
+        try:
+            with open(path, "xb") as file:
+                file.writelines(pieces)
+            return self.objects.add(name, path)
+        finally:  # a full disk must not fill up with what did not fit
+            path.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes | None:
         """A small object; None if there is none."""

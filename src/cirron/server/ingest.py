@@ -158,6 +158,8 @@ class Intake:
         headers = {"Content-Disposition": "attachment"}
         if self._depot.folder is not None:
             path = self._depot.folder / found
+            if not path.exists():
+                raise Refusal(404, "the blob was removed from the store")
             return FileResponse(path, media_type=kind, headers=headers)
         if sum(self._depot.objects.sizes(found).values()) > MAX_READ_BYTES:
             raise Refusal(413, f"the blob is large; fetch {found} from the store")

@@ -143,7 +143,10 @@ class Process:
 
     def _listen(self) -> None:
         """Has a thread send SIGTERM once more to one that sleeps through it."""
-        heard, told = os.pipe()
+        try:
+            heard, told = os.pipe()
+        except OSError:  # too much is open: a SIGTERM may be missed for as long as a call blocks
+            return
         os.set_blocking(told, False)
         if (before := signal.set_wakeup_fd(told, warn_on_full_buffer=False)) != -1:
             signal.set_wakeup_fd(before)  # somebody else listens, asyncio for one
@@ -183,8 +186,11 @@ def how_it_ends() -> tuple[str, str | None]:
     error = getattr(sys, "last_value", None) or sys.exc_info()[1]
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         return "clean", None  # a prompt goes on after an exception; its last one is not the end
-    if error is None or isinstance(error, SystemExit):
+    if error is None:
         return "clean", None
-    if isinstance(error, KeyboardInterrupt):
+    kind = type(error)  # not isinstance(), which may ask the exception for its class
+    if issubclass(kind, SystemExit):
+        return "clean", None
+    if issubclass(kind, KeyboardInterrupt):
         return "signal", "SIGINT"
-    return "exception", describe_error(type(error), error, MAX_DETAIL_BYTES)
+    return "exception", describe_error(kind, error, MAX_DETAIL_BYTES)

@@ -58,7 +58,8 @@ class Item(msgspec.Struct, eq=False):
     sender: Sender | None = None
     records: int = 0  # of this process
     pieces: list[bytes] | None = None  # where there is no file
-    blobs: list[str] | None = None  # that the server lacks; None: it lacks the batch
+    is_taken: bool = False  # by the server; not that it has taken the blobs
+    blobs: list[str] | None = None  # that the server lacks; None: it has never had the batch
 
     @property
     def batch_id(self) -> str:
@@ -220,6 +221,7 @@ class DiskOutbox(MemoryOutbox):
         self._sender = Sender(self._folder, prefix)
         self._dead: dict[str, Sender] = {}  # whose batches are in `_adopted`
         self._has_more_dead = False
+        self._is_closed = False
 
     def open(self) -> None:
         """Makes sure that a later process finds what this one leaves. OSError: it will not.
@@ -323,7 +325,9 @@ class DiskOutbox(MemoryOutbox):
         """What is left stays for a later process."""
         with self._lock:
             left = len(self._own)
-            if left and self._sender.file is None:
+            # Once: the sender's thread and who waits for it both close.
+            is_first, self._is_closed = not self._is_closed, True
+            if left and self._sender.file is None and is_first:
                 guard.warn(
                     "%d batches were not sent before the session ended, and no later run will send"
                     " them: %s could not be written",

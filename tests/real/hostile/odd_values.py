@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 
     Labelled = list[tuple[str, Any]]
 
+
+class Elusive(BaseException):
+    """An exception that does not let itself be asked what it is, or where it was raised."""
+
+    @property  # type: ignore[misc]  # that is the point
+    def __class__(self) -> Any:
+        raise ZeroDivisionError("class")
+
+    @property
+    def __traceback__(self) -> Any:  # type: ignore[override]  # as above
+        raise ZeroDivisionError("traceback")
+
+
 ERRORS: dict[str, type[BaseException]] = {
     "Exception": Exception,
     "SystemExit": SystemExit,
@@ -36,6 +49,7 @@ ERRORS: dict[str, type[BaseException]] = {
     "RecursionError": RecursionError,
     "MemoryError": MemoryError,
     "GeneratorExit": GeneratorExit,
+    "Elusive": Elusive,
 }
 BASES: tuple[type, ...] = (object, list, dict, str, int, float, tuple, set, bytes)
 METHODS = (
@@ -115,6 +129,8 @@ def raising(kind: str) -> Labelled:
         def __repr__(self) -> str:
             raise ERRORS[kind](kind)
 
+    zone = broken(datetime.tzinfo, ("utcoffset", "tzname", "dst"), act)
+    found.append(("a time with a zone that raises", datetime.datetime(2020, 1, 2, tzinfo=zone)))
     found.append(("a class whose class raises", OfMeta))
     found.append(("an instance of a class whose class raises", OfMeta()))
     return found
@@ -134,7 +150,13 @@ def blocking() -> Labelled:
         for base in bases
         for method in methods
     ]
-    return found + [(f"{base.__name__} with all", broken(base, METHODS, act)) for base in bases]
+    found += [(f"{base.__name__} with all", broken(base, METHODS, act)) for base in bases]
+    # What the text of a time asks, and a class that only says whose it is.
+    zone = broken(datetime.tzinfo, ("utcoffset",), act)
+    found.append(("a time with a zone", datetime.datetime(2020, 1, 2, tzinfo=zone)))
+    forged = broken(decimal.Decimal, ("__str__", "__repr__"), act)
+    type(forged).__module__ = "decimal"
+    return [*found, ("a class with a false module", forged)]
 
 
 def cyclic() -> Labelled:
@@ -325,6 +347,9 @@ def arrays() -> Labelled:
         ("an array of objects", holder),
         ("a NumPy scalar", np.float32(0.5)),
         ("a NumPy text", np.str_("text")),
+        ("a thousand long doubles", np.ones(1_000, dtype=np.longdouble)),
+        ("a complex long double", np.clongdouble(1)),
+        ("a thousand texts of 1 MB", np.zeros(1_000, dtype="U250000")),
         ("a NaT", np.datetime64("NaT")),
         ("a record array", np.zeros(3, dtype=[("a", "i4"), ("b", "f8")])),
         ("a tensor", torch.arange(10)),

@@ -340,3 +340,41 @@ print(wrong[:3], ci.flush().on_disk)
     )
 
     assert (0, "[] 320\n", "") == ended
+
+
+def test_a_program_that_may_open_no_more_files(scripts: Scripts) -> None:
+    """What is recorded meanwhile is held, said, and on disk once a file can be opened; a child that
+    is forked meanwhile goes on quietly.
+    """
+    ended = scripts.run("""
+        import os, resource
+        import cirron as ci
+
+        ci.profile(flush_interval=0.05)
+        ci.flush()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        opened = []
+        while len(opened) < 64:
+            try:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                break
+        for index in range(10):
+            with ci.scope("meanwhile", index):
+                pass
+        print(ci.flush().ok, ci.health()["errors"])
+        child = os.fork()
+        if child == 0:
+            with ci.scope("child"):
+                pass
+            os._exit(0)
+        print(os.waitpid(child, 0)[1])
+        for one in opened:
+            os.close(one)
+        print(ci.flush().ok)
+    """)
+
+    assert (0, "False {}\n0\nTrue\n") == ended[:2]
+    said = {line.removeprefix("cirron: ")[:15] for line in ended.err.splitlines()}
+    assert {"cannot write to"} == said  # by the child, too
+    assert 10 == len(scripts.spans("meanwhile"))

@@ -719,6 +719,81 @@ class TestOddServers:
         assert [60.0] == make_sink.pauses.taken
 
 
+class TestBlobsThatAreNotTaken:
+    @pytest.mark.parametrize("status", [500, 503])
+    def test_batches_go_on(
+        self, status: int, make_sink: Sinks, root: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A blob that a server does not take, though it takes batches, is given up and counted; the
+        next has one try, until one is taken.
+        """
+        blobs = [save_blob(root, number, "weights") for number in (1, 2, 3, 4)]
+        refusals = [answer(status)] * 10
+        script = [
+            answer(200),
+            *refusals,
+            answer(200),
+            answer(status),
+        ]  # the batch again, and given up
+        script += [answer(200), answer(status)]  # the next
+        script += [answer(200), answer(200)]  # one that is taken
+        script += [answer(200), answer(status)]  # so this is tried again
+        with Endpoint(*script) as endpoint:
+            outbox = DiskOutbox(root, A)
+            sink = make_sink(endpoint, outbox)
+            for number, blob in enumerate(blobs, 1):
+                send(sink, root, outbox, make_batch(number, blobs=[blob]))
+            send(sink, root, outbox, make_batch(5))
+            endpoint.wait_for(len(script) + 2)
+            sink.close(soon())
+
+            posts = [one for one in endpoint.requests if one.method == "POST"]
+            assert ids(1, 1, 2, 3, 4, 5) == [one.headers["x-cirron-batch-id"] for one in posts]
+        health = sink.health()
+        assert (5, 0, 2) == (health["http_sent"], health["http_pending"], health["http_blobs_lost"])
+        assert 1 == sum("raw values of a snapshot were not sent" in one for one in warnings(caplog))
+
+    def test_a_server_that_asks_to_wait(self, make_sink: Sinks, root: Path) -> None:
+        """429 is no refusal, however often it comes: the blob is sent."""
+        blob = save_blob(root, 1, "weights")
+        with Endpoint(answer(200), *[answer(429)] * 50) as endpoint:
+            outbox = DiskOutbox(root, A)
+            sink = make_sink(endpoint, outbox)
+            send(sink, root, outbox, make_batch(1, blobs=[blob]))
+            endpoint.wait_for(52)
+            sink.close(soon())
+
+            assert ["POST"] + ["PUT"] * 51 == [one.method for one in endpoint.requests]
+        assert (1, 0) == (sink.health()["http_sent"], sink.health()["http_blobs_lost"])
+
+    def test_a_server_that_is_down(self, make_sink: Sinks, root: Path) -> None:
+        """A blob is not given up while the server takes nothing else either."""
+        blob = save_blob(root, 1, "weights")
+        with Endpoint(answer(200), *[answer(502)] * 50) as endpoint:
+            outbox = DiskOutbox(root, A)
+            sink = make_sink(endpoint, outbox)
+            send(sink, root, outbox, make_batch(1, blobs=[blob]))
+            endpoint.wait_for(53)
+            sink.close(soon())
+
+            assert ["POST", "PUT"] == [one.method for one in endpoint.requests[-2:]]
+        assert (1, 0) == (sink.health()["http_sent"], sink.health()["http_blobs_lost"])
+
+
+def test_what_is_left_at_the_end_is_not_said_to_be_lost(
+    make_sink: Sinks, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Batches that wait for a later run, in files that could be written, are no cause for alarm."""
+    with Endpoint(answer(500), answer(500), answer(500), answer(500)) as endpoint:
+        outbox = DiskOutbox(root, A)
+        sink = make_sink(endpoint, outbox)
+        send(sink, root, outbox, make_batch(1))
+        sink.close(soon())
+
+    assert 1 == sink.health()["http_pending"]
+    assert [] == [one for one in warnings(caplog) if "no later run" in one]
+
+
 class Mistaken(MemoryOutbox):
     """Raises, twice."""
 

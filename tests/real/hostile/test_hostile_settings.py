@@ -548,3 +548,46 @@ def test_a_file_that_the_user_may_not_read(
     for path, message in zip(paths, caplog.messages, strict=True):
         told = f"cirron: {path} is ignored: it could not be read: Permission denied"
         assert message.startswith(told)
+
+
+# -- wrong values that do not let themselves be shown ----------------------------------------------
+
+
+class Unshown:
+    """Its repr would end the program."""
+
+    def __repr__(self) -> str:
+        raise SystemExit("of the value")
+
+
+class Long:
+    def __repr__(self) -> str:
+        return "x" * 10_000_000
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda wrong: ci.profile(tags={"team": wrong}),
+        lambda wrong: ci.profile(flush_interval=wrong),
+        lambda wrong: ci.scope("name", index=wrong),
+        lambda wrong: ci.scope(wrong),
+        lambda wrong: ci.mark(wrong, 1.0),
+        lambda wrong: ci.mark("name", 1.0, kind=wrong),
+        lambda wrong: ci.epochs(wrong),
+    ],
+)
+@pytest.mark.parametrize("wrong", [Unshown(), Long()], ids=["unshown", "long"])
+def test_a_wrong_value_is_refused_with_a_message(call: Callable[[Any], Any], wrong: Any) -> None:
+    """Whatever the repr of a wrong value does, the error is ours, and short."""
+    with pytest.raises(ci.CirronError) as raised:
+        call(wrong)
+
+    assert len(str(raised.value)) < 3_000
+
+
+@pytest.mark.parametrize("given", ["[" * 100_000, '{"a": ' + "9" * 5_000 + "}", "[]", "{"])
+def test_a_config_that_is_no_object(given: str) -> None:
+    """A `CIRRON_CONFIG` of any text that is no JSON object is refused with a message."""
+    with pytest.raises(ci.CirronError, match="must be a JSON object"):
+        settings.flags({}, {"CIRRON_CONFIG": given})

@@ -23,7 +23,16 @@ EXIT_S = 4.0  # with exit_timeout=2
 
 GROUPS = [
     *("Exception", "SystemExit", "KeyboardInterrupt", "CancelledError", "RecursionError"),
-    *("MemoryError", "GeneratorExit", "blocking", "cyclic", "shared", "large", "ordinary"),
+    *(
+        "MemoryError",
+        "GeneratorExit",
+        "Elusive",
+        "blocking",
+        "cyclic",
+        "shared",
+        "large",
+        "ordinary",
+    ),
     "arrays",
 ]
 
@@ -286,6 +295,61 @@ def test_an_exception_without_a_text(scripts: Scripts, error: str) -> None:
         scripts.box()["ended"]["how"],
         scripts.box()["ended"]["detail"],
     )
+
+
+def test_an_exception_that_cannot_be_asked(scripts: Scripts, importable: dict[str, str]) -> None:
+    """An exception whose `__class__` and `__traceback__` raise passes through scopes and wrapped
+    functions as it is; a value that raises it is lost, and counted.
+    """
+    ended = scripts.run(
+        """
+        import cirron as ci
+        from odd_values import Elusive
+
+        class Value:
+            def __float__(self):
+                raise Elusive
+
+            item = __float__
+
+        class Text(Exception):
+            def __str__(self):
+                raise Elusive
+
+        @ci.inference
+        def answer():
+            raise Elusive
+
+        def scoped(error):
+            with ci.scope("scope"):
+                raise error
+
+        def stream():
+            with ci.scope("stream"):
+                yield 1
+                raise Elusive
+
+        ci.profile(flush_interval=3600)
+        calls = [answer, lambda: scoped(Elusive()), lambda: scoped(Text()), lambda: list(stream())]
+        for call in calls:
+            try:
+                call()
+            except BaseException as error:
+                print(type(error).__name__)
+        ci.mark("value", Value())
+        ci.flush()
+        print(ci.health()["mark_drop_count"], ci.health()["errors"])
+        raise Elusive
+        """,
+        PYTHONPATH=importable["PYTHONPATH"],
+    )
+
+    assert (1, "Elusive\nElusive\nText\nElusive\n1 {}\n") == ended[:2]
+    assert "cirron" not in ended.err
+    assert ("exception", "Elusive") == tuple(
+        scripts.box()["ended"][name] for name in ("how", "detail")
+    )
+    assert ["Elusive", "Text"] == [one.attrs["error"] for one in scripts.spans("scope")]
 
 
 CHANGES = """

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import errno
 import os
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from cirron import guard
+from cirron import guard, system
 from cirron.record import clock
 from cirron.ship.outbox import blob_keys
 from cirron.ship.sinks.base import Outcome, Sink
@@ -43,11 +42,13 @@ SETTING_PAUSE_S = 300.0  # a wrong key or address is put right by a person, if a
 MISTAKE_PAUSE_S = 5.0  # of ours
 PAUSE_LOOK_S = 0.05  # how often a pause at the end looks whether time is up
 
+# So often is a blob tried before its batch goes along again, to tell whether it is the blob or the
+# server: two minutes of pauses. If the batch is taken, the blob is given up. Until a blob is taken,
+# later ones have one try each, so that they hold up no batch.
+BLOB_TRIES = 10
+
 # While closing: with the pauses above, an endpoint that is down holds up the exit for 1.5 s.
 LAST_TRIES = 3
-
-# The program has too much open: not the file's fault, and over some time.
-SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Verdict(enum.Enum):
@@ -158,6 +159,7 @@ class HttpSink(Sink):
         self._said: set[Verdict] = set()
         self._is_in_trouble = False  # and said so
         self._failures = 0  # in a row
+        self._blob_failures = 0  # in a row
         self._reset()
 
     def _reset(self) -> None:
@@ -264,7 +266,8 @@ class HttpSink(Sink):
 
     def _send(self, item: Item) -> Answer:
         """Sends what the server does not have yet. ACCEPTED: there is nothing more to do for it."""
-        if item.blobs is None:
+        takes_batches = not item.is_taken  # just now
+        if not item.is_taken:
             answer = self._send_batch(item)
             if answer.verdict is not Verdict.ACCEPTED:
                 self._note(answer)
@@ -278,8 +281,14 @@ class HttpSink(Sink):
         while item.blobs:
             answer = self._send_blob(item, item.blobs[0])
             if answer.verdict in (Verdict.BUSY, Verdict.FAILING, Verdict.UNREACHABLE):
-                self._note(answer)
-                return answer
+                is_asked_to_wait = answer.verdict is Verdict.BUSY  # and will be taken
+                self._blob_failures += not is_asked_to_wait
+                if is_asked_to_wait or not takes_batches or self._blob_failures <= BLOB_TRIES:
+                    self._note(answer)
+                    item.is_taken = self._blob_failures < BLOB_TRIES
+                    return answer
+            elif answer.verdict is Verdict.ACCEPTED:
+                self._blob_failures = 0
             if answer.verdict is not Verdict.ACCEPTED:
                 self._note(answer._replace(verdict=Verdict.BLOB_LOST))
                 self.blobs_lost += 1
@@ -298,7 +307,7 @@ class HttpSink(Sink):
         except OSError as error:
             return unreadable(error)
         if payload is None:
-            item.blobs = []
+            item.is_taken, item.blobs = True, []
             return ACCEPTED
         body, headers = payload, {"Content-Type": "application/json"}
         if len(payload) >= GZIP_BYTES:
@@ -306,10 +315,12 @@ class HttpSink(Sink):
             headers["Content-Encoding"] = "gzip"
         answer = self._request("POST", "/api/traces", item, headers, body, len(body))
         if answer.verdict is Verdict.ACCEPTED:
-            self.sent += 1
-            self.sent_records += item.records
-            item.blobs, strange = blob_keys(payload)
-            self.blobs_lost += strange
+            item.is_taken = True
+            if item.blobs is None:
+                self.sent += 1
+                self.sent_records += item.records
+                item.blobs, strange = blob_keys(payload)
+                self.blobs_lost += strange
         return answer
 
     def _send_blob(self, item: Item, key: str) -> Answer:
@@ -391,7 +402,7 @@ def judge(reply: Reply) -> Answer:
 
 def unreadable(error: OSError) -> Answer:
     """What it means that a file cannot be read."""
-    verdict = Verdict.UNREACHABLE if error.errno in SHORTAGE else Verdict.UNREADABLE
+    verdict = Verdict.UNREACHABLE if error.errno in system.SHORTAGE else Verdict.UNREADABLE
     return Answer(verdict, error.strerror or type(error).__name__)
 
 

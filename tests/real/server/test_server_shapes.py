@@ -1,0 +1,107 @@
+"""Requests and batches of shapes that a decent client never has, each a case of its own."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.real.server.serving import Serving, batch, resident_bytes, session, span, wait_until
+else:
+    from serving import Serving, batch, resident_bytes, session, span, wait_until
+
+GROWTH_BYTES = 400 * 2**20
+
+
+def raw(server: Serving, request: bytes) -> bytes:
+    """All that the server says to these bytes until it hangs up."""
+    found = b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(request)
+        while block := connection.recv(65_536):
+            found += block
+    return found
+
+
+def test_a_body_with_two_lengths(shared: Serving) -> None:
+    """A body whose end two servers may see at different places is refused, and what follows it is
+    not taken for a request.
+    """
+    smuggled = b"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    head = (
+        b"POST /api/traces HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\n"
+        b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    answered = raw(
+        shared, head % (shared.key.encode(), 5 + len(smuggled)) + b"0\r\n\r\n" + smuggled
+    )
+
+    assert answered.startswith(b"HTTP/1.1 400 ")
+    assert 1 == answered.count(b"HTTP/1.1")
+
+
+def test_a_batch_that_says_it_holds_others(shared: Serving) -> None:
+    """Records that are sent count as new, whatever the batch says of other batches."""
+    first = batch(session("merging"), 2)
+    assert 200 == shared.send(first).status
+    second = {**batch(session("merging"), 2), "merged": [first["batch_id"]]}
+
+    assert 422 == shared.send(second).status
+
+
+def test_a_blob_that_was_removed(shared: Serving) -> None:
+    """A blob whose file an operator has removed is not there; nothing fails."""
+    path = "/api/traces/blobs/a/removed"
+    put = shared.request("PUT", path, b"raw", authorization=f"Bearer {shared.key}")
+    (shared.depot / "blobs" / put.json["sha256"]).unlink()
+
+    assert 404 == shared.get(path).status
+    assert "" == shared.errors
+
+
+def test_long_names_inside_each_other(server: Serving) -> None:
+    """A path has all names on the way: of a chain of long ones the server keeps the beginnings,
+    and needs no more memory than for other batches of that size.
+    """
+    now_ns = time.time_ns()
+    spans: list[dict[str, Any]] = []
+    for level in range(100):
+        parent = spans[-1]["id"] if spans else None
+        name = chr(ord("a") + level % 26) * 200_000
+        made = span(secrets.token_hex(16), name, parent, None, now_ns + level, 0)
+        spans.append(made | {"end_ns": now_ns + 1_000_000 - level})
+    assert 200 == server.send(batch(session("before"), 2)).status
+    server.settle()
+    before = resident_bytes(server.process.pid)
+    long = {**batch(session("long"), 1), "spans": spans[::-1], "marks": []}
+    assert 200 == server.send(long).status
+    server.settle()
+    wait_until(lambda: "long" in server.runs(), "the run")
+
+    assert [] == list(server.depot.glob("refused/*"))
+    assert resident_bytes(server.process.pid) - before < GROWTH_BYTES
+    assert 1_000 == len(server.get("/api/runs/long/find?text=aaa").json["found"]["name"])
+
+
+def test_times_that_no_clock_has_shown(server: Serving) -> None:
+    """Whatever times a batch has, every question about its run has an answer."""
+    odd = (-(2**63), -1, 0, 2**62, 2**63 - 1)
+    content = batch(session("odd"), 10)
+    for number, one in enumerate(content["spans"]):
+        one["start_ns"], one["end_ns"] = odd[number % 5], odd[number // 4]
+        one["cpu_ns"] = one["gpu_ns"] = odd[number % 3]
+    for number, one in enumerate(content["marks"]):
+        one["ts_ns"] = odd[number % 5]
+    assert 200 == server.send(content).status
+    assert 200 == server.send(batch(session("odd", rank=1), 10)).status
+    server.settle()
+    wait_until(lambda: "odd" in server.runs(), "the run")
+    kinds = "brief report goodput why steps marks timeline flame ranks tensors"
+    asked = ["runs", "runs/odd", "diff?before=odd&after=odd", "runs/odd/mark?name=loss"]
+    asked += [f"runs/odd/{kind}" for kind in kinds.split()]
+    answers = {one: server.get(f"/api/{one}").status for one in asked}
+
+    assert dict.fromkeys(asked, 200) == answers
+    assert "" == server.errors
