@@ -97,10 +97,11 @@ def following(report: Report) -> str:
     """The command that tells more of this run."""
     run_id = text.plain(str(report.run["id"]))
     steps = f"cirron show --run {run_id} --name {report.run.get('step_name', 'step')} --last 20"
+    tensors = f"cirron tensors {run_id}"
     return {
         "died": f"cirron why {run_id}",
         "hung": f"cirron why {run_id}",
-        "numerics": f"cirron tensors {run_id}",
+        "numerics": tensors if "cirron tensors" in report.verdict.advice else steps,
         "not-enough-data": f"cirron show --run {run_id}",
     }.get(report.verdict.kind, steps)
 
