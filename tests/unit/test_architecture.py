@@ -80,12 +80,13 @@ EDGES = [
     (("ship",), ("session", "runs", "cli", "hooks", "snapshot", "settings", "project")),
     (("ship.threads",), besides("guard", "record.clock")),
     (("runs", "view"), ("session", "ship", "cli", "hooks", "record.hot")),
-    # How a run looks in a notebook is the one thing that it asks of a later stage.
+    # How a run and its parts look in a notebook is the one thing that they ask of a later stage.
     (
         tuple(
             name
             for name in ALL
-            if is_in(name, ("runs",)) and name not in ("runs", "runs.opened", "runs.relation")
+            if is_in(name, ("runs",))
+            and name not in ("runs", "runs.opened", "runs.relation", "runs.tree")
         ),
         ("view",),
     ),

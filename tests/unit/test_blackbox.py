@@ -155,7 +155,7 @@ def test_the_last_step(name: str, box: Box) -> None:
 
 
 def test_stacks_after_silence(box: Box) -> None:
-    """After a long silence inside a scope the stacks of all threads are kept."""
+    """After a long silence inside a scope the stacks of the program's threads are kept."""
     ready, done = threading.Event(), threading.Event()
 
     def stuck() -> None:
@@ -164,6 +164,8 @@ def test_stacks_after_silence(box: Box) -> None:
 
     thread = threading.Thread(target=stuck, name="stuck")
     thread.start()
+    ours = threading.Thread(target=stuck, name="cirron-values")
+    ours.start()
     ready.wait(10)
     with ci.scope("epoch"), ci.scope("backward") as scope:
         box.recorded.clock.advance(59)
@@ -172,10 +174,12 @@ def test_stacks_after_silence(box: Box) -> None:
         late = box.read()
     done.set()
     thread.join()
+    ours.join()
     after = box.read()
 
     assert (None, None) == (early["silent_since_ns"], early["stacks"])
     assert scope.start == late["silent_since_ns"]
+    assert [] == [one for one in late["stacks"] if one["name"].startswith("cirron-")]
     (stack,) = [stack for stack in late["stacks"] if stack["name"] == "stuck"]
     assert any(" in stuck" in frame for frame in stack["frames"])
     assert (None, None) == (after["silent_since_ns"], after["stacks"])

@@ -157,6 +157,13 @@ class TestSql:
         assert (1, True) == (result.exit_code, '"nope" not found' in result.output)
         assert 2 == call("sql", "SELECT 1", "--json", "--csv", "--dir", steps).exit_code
 
+    def test_a_table_that_is_not_there(self, steps: Path) -> None:
+        """The error names those that are."""
+        found = call("sql", "SELECT * FROM span", "--dir", steps)
+
+        assert 1 == found.exit_code
+        assert "The tables are spans, marks, snapshots, sessions." in found.output
+
     def test_codes_drive_no_terminal(self, steps: Path) -> None:
         """What files say is escaped, also in the names of columns."""
         query = f'SELECT name, text, 1 AS "{CODES.strip()}" FROM marks'
@@ -270,6 +277,22 @@ class TestTerminal:
         assert 0 == found.exit_code, found.output
         assert "─" in found.output
         assert r"\x1b[2J\u202e[red]bold[/red]\n" in found.output
+
+    def test_a_table_that_is_too_wide(self, steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a narrow terminal no word and no number is split: its rows are lines."""
+        monkeypatch.setattr(output, "is_terminal", lambda stream=None: stream is None)
+        monkeypatch.setenv("COLUMNS", "40")
+        found = call("ls", steps)
+
+        assert "─" not in found.output
+        assert "started" in found.output.splitlines()[0]
+
+    def test_the_choices_of_an_option(self) -> None:
+        """A format that is missing is asked for with those that there are, one on a line."""
+        found = call("export")
+
+        assert 2 == found.exit_code
+        assert "\n  parquet,\n" in found.output
 
     def test_help_is_quick(self) -> None:
         """`cirron --help` imports neither DuckDB nor rich."""

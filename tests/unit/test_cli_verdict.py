@@ -53,6 +53,56 @@ def test_report(runs: list[str]) -> None:
     assert "VERDICT" in cirron("report")[1]
 
 
+def test_the_next_command_is_about_this_run(runs: list[str]) -> None:
+    """What a report names to type next shows the steps of the run that it is about."""
+    following = cirron("report", runs[0])[1].rpartition("next: cirron ")[2].split()
+
+    code, shown = cirron(*following)
+    assert (0, f"run {runs[0]}") == (code, shown.partition("\n")[0])
+    assert "batch[39]" in shown
+
+
+@pytest.mark.parametrize("command", ["report", "why"])
+def test_the_exception_and_where_it_was_raised(tmp_path: Path, command: str) -> None:
+    """Who asks why a run died is told the exception, and the innermost span that it left."""
+    program = """
+import cirron as ci
+ci.profile()
+for epoch in ci.epochs(range(2)):
+    for batch in ci.batches(range(3)):
+        try:
+            with ci.scope("load"):
+                raise ValueError("shapes")
+        except ValueError:
+            pass
+        with ci.scope("train"), ci.scope("forward"):
+            if epoch:
+                raise ValueError("shapes")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=60
+    )
+
+    assert 1 == ended.returncode
+    _, told = cirron(command, "--dir", str(tmp_path))
+    assert "ValueError: shapes" in told
+    assert "epoch[1] > batch[0] > train > forward" in told
+
+
+def test_a_run_without_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be mended by waiting: the report says what gives it steps."""
+    monkeypatch.chdir(tmp_path)
+    ci.profile()
+    with ci.scope("fit"):
+        pass
+    ci.shutdown()
+    report = ci.open().report()
+
+    assert "not-enough-data" == report.verdict.kind
+    assert "no steps were recorded" in report.verdict.summary
+    assert "ci.batches" in report.verdict.advice
+
+
 def test_more_runs_before(runs: list[str]) -> None:
     """`--baseline` adds runs to the side before."""
     ci.profile()

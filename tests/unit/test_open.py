@@ -400,6 +400,32 @@ def test_nothing_there(tmp_path: Path) -> None:
         cirron.open(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda run: cirron.open(3), "where=3 is not valid; it must be a folder"),  # type: ignore[arg-type]
+        (lambda run: cirron.open([None]), "it must be a folder, a store, or a list"),  # type: ignore[list-item]
+        (lambda run: cirron.open(engine="spark"), "it must be a Spark session"),
+        (lambda run: run.runs[3], "run=3 is not valid; it must be the id of a run"),
+        (lambda run: run.sql(3), "it must be a question in SQL"),
+        (lambda run: run.series(3), "it must be the name of a mark"),
+        (lambda run: run.tensor(3), "it must be the name of a tensor"),
+        (lambda run: run.tree(rank=3), "the processes of this run have no ranks"),
+        (lambda run: run.export("json", 3), "it must be the name of a file"),
+        (lambda run: run.query("series"), "write run.query('series', name=...)"),
+        (lambda run: run.query("timeline", width=3), "also needs from_ns=, to_ns=: write"),
+    ],
+)
+def test_what_cannot_be_asked(
+    tmp_path: Path, wrong: Callable[[opened.Run], object], told: str
+) -> None:
+    """An argument of a wrong type, or one that is missing, is named, with what is allowed."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    with pytest.raises(errors.SettingError, match=re.escape(told)):
+        wrong(cirron.open(tmp_path))
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """The store is kept elsewhere for as long as it is used."""
     spool = Spool(tmp_path)

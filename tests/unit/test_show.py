@@ -401,6 +401,22 @@ class TestProgram:
 
 
 class TestOptions:
+    def test_a_name_that_no_span_has(self, tmp_path: Path) -> None:
+        """The names that there are are said; it counts as nothing found."""
+        write(tmp_path, session("a"), [span("1", "cirron.session"), span("2", "epoch", "1")])
+        result = show(tmp_path, "--name", "stpe")
+
+        assert 3 == result.exit_code
+        assert "no span is called 'stpe'; known: cirron.session, epoch\n" in result.output
+
+    def test_a_run_in_place_of_a_folder(self, tmp_path: Path) -> None:
+        """Other commands take a run first; who writes it here is told the option."""
+        result = show(tmp_path / "4bd80676")
+
+        assert 3 == result.exit_code
+        assert "there is no such folder" in result.output
+        assert "A run is named by --run" in result.output
+
     def test_name_and_last(self, tmp_path: Path) -> None:
         """The filters of ci.trace() work here too."""
         spans = [

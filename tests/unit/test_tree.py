@@ -301,6 +301,31 @@ class TestFold:
             trees.series(tree.roots)["loss"].last,
         )
 
+    def test_an_epoch_of_few_steps_is_short(self) -> None:
+        """Steps inside something are folded from 6 on, with their phases; those at the top, which
+        were asked for by name, are not.
+        """
+        spans = [span("e", "epoch", start=0, end=100)]
+        for n in range(8):
+            spans.append(span(f"s{n}", "step", "e", index=n, start=n))
+            spans += [span(f"{p}{n}", p, f"s{n}", start=n) for p in ("forward", "backward")]
+        spans.append(span("v", "evaluation", "s7", start=7))
+        tree = trees.build(spans, [])
+        rows = list(trees.flatten(trees.outline(tree)))
+        steps = list(trees.flatten(trees.outline(trees.select(tree, name="step", last=7))))
+
+        assert [("epoch", 1), ("step", 8), ("forward", 8), ("backward", 8), ("evaluation", 1)] == [
+            (row.item.name, trees.span_count(row.item)) for row in rows
+        ]
+        assert [1] * 22 == [trees.span_count(row.item) for row in steps]
+
+    def test_a_tree_shows_itself(self) -> None:
+        """At a prompt as text, in a notebook as HTML."""
+        tree = trees.build([span("e", "epoch", index=0), span("s", "step", "e")], [])
+
+        assert "epoch[0] - 0.0us\n  step - 0.0us" == repr(tree)
+        assert "<details" in tree._repr_html_()
+
     def test_too_many_rows_are_folded_harder(self) -> None:
         """20 x 20 x 20 spans, which no threshold of 20 folds, still make a short outline."""
         spans = [span("r", "root", start=0, end=10**6)]

@@ -284,10 +284,13 @@ def test_memory_that_grows() -> None:
     stays = [(number, 10**9, 2**30 + (number > 0) * 2**29) for number in range(8)]
 
     settles = [(n, 10**9, round(2**30 * (2 - 0.5**n))) for n in range(8)]
+    # A program that does nothing but record: what grows is the records in memory.
+    records = [(n, 10**9, 20 * 2**20 + n * 4 * 2**20) for n in range(8)]
 
     assert "memory-growth" == judge(facts(epochs=grows))[0].kind
     assert "compute-bound" == judge(facts(epochs=settles))[0].kind
     assert "compute-bound" == judge(facts(epochs=stays))[0].kind
+    assert "compute-bound" == judge(facts(epochs=records))[0].kind
 
 
 @pytest.mark.parametrize(
@@ -299,6 +302,7 @@ def test_sick_numbers(values: list[float], said: str) -> None:
     marks = [Value("loss", number, 0, number, value) for number, value in enumerate(values)]
     verdict, *_ = judge(facts(every(300, own=6 * MS), values={"loss": marks}))
 
+    assert "ci.watch(model)" in verdict.advice  # there are no tensors to look at
     assert "numerics" == verdict.kind
     assert said in verdict.evidence[0]
 

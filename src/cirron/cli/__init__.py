@@ -96,7 +96,10 @@ def _as_message() -> Iterator[None]:
 
 
 def _safe(message: str) -> str:
-    return "\n".join(text.escape(line) for line in message.split("\n"))
+    lines = message.replace("\n\t", "\n  ").split(
+        "\n"
+    )  # click puts each choice on a line of its own
+    return "\n".join(text.escape(line) for line in lines)
 
 
 @click.group(name="cirron", cls=Commands)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cirron.runs.place import Place
 
 SCHEMA = 1  # of what --json writes
+GAP = 2  # between the columns of a table
 
 STYLES = {
     "running": "green",
@@ -75,27 +76,38 @@ def is_terminal(stream: Any = None) -> bool:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], more: str = "") -> None:
-    """Prints a table. Its cells are text for a terminal already."""
-    if not is_terminal():
-        widths = [max(len(row[at]) for row in (columns, *rows)) for at in range(len(columns))]
+    """Prints a table. Its cells are text for a terminal already.
+
+    One that is wider than the terminal is plain lines there, too: its columns would be split in
+    the middle of words and numbers.
+    """
+    widths = [max(len(row[at]) for row in (columns, *rows)) for at in range(len(columns))]
+    if not is_terminal() or not draw(columns, rows, sum(widths) + GAP * len(widths)):
         for row in (columns, *rows):
             padded = (one.ljust(width) for one, width in zip(row, widths, strict=True))
-            echo("  ".join(padded).rstrip())
-    else:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in columns:
-            shown.add_column(Text(name), overflow="fold")
-        for row in rows:
-            cells = [text.encodable(one, sys.stdout) for one in row]
-            shown.add_row(*(Text(one, style=STYLES.get(one, "")) for one in cells))
-        Console().print(shown)
+            echo((" " * GAP).join(padded).rstrip())
     if more:
         echo(more)
+
+
+def draw(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Draws a table on the terminal. False: it is not that wide."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if width > console.width:
+        return False
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    for name in columns:
+        shown.add_column(Text(name), overflow="fold")
+    for row in rows:
+        cells = [text.encodable(one, sys.stdout) for one in row]
+        shown.add_row(*(Text(one, style=STYLES.get(one, "")) for one in cells))
+    console.print(shown)
+    return True
 
 
 def cells(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[str]]:

@@ -5,6 +5,7 @@ Reads the disk only, so it works beside a running program and long after a dead 
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,7 @@ ROOT = "cirron.session"
 # With more sessions than this in a run, the others get their header lines only.
 MAX_TREES = 8
 MAX_OTHERS = 5
+MAX_NAMES = 20
 MAX_PLACES = 8
 MAX_STACKS = 8
 MAX_FRAMES = 12
@@ -68,9 +70,16 @@ def show(
     DIR is the folder that the program ran in, or its .cirron folder. By default it is where a
     program started here would write: as CIRRON_OUTPUT_DIR or pyproject.toml says, else here.
     """
-    place = output.open_place(folder)
+    try:
+        place = output.open_place(folder)
+    except errors.UnknownRunError as error:
+        if folder is None or os.path.lexists(folder):
+            raise
+        raise errors.UnknownRunError(f"{error}. A run is named by --run {folder}") from None
     chosen = choose(place.runs, wanted, is_all)
     shown = [Shown(run, sessions_of(run, rank)) for run in chosen]
+    if name is not None:
+        check_name(chosen, name)
     if is_json or form == "json":
         output.echo_json(as_dict(shown, name, last, place.problems))
         return
@@ -125,6 +134,15 @@ def choose(runs: Runs, wanted: str | None, is_all: bool) -> list[Run]:
         except errors.UnknownRunError as error:
             raise errors.UnknownRunError(f"--run {error}") from None
     return [runs[run_id] for run_id in runs] if is_all else [runs.latest]
+
+
+def check_name(runs: Sequence[Run], name: str) -> None:
+    """Raises where no span is called so, with the names that there are."""
+    query = "SELECT name FROM spans GROUP BY name ORDER BY count(*), name"
+    known = list(dict.fromkeys(row["name"] for run in runs for row in run.sql(query).rows()))
+    if name not in known:
+        names = ", ".join(text.plain(one) for one in known[:MAX_NAMES])
+        raise errors.UnknownRunError(f"no span is called {text.plain(name)!r}; known: {names}")
 
 
 def sessions_of(run: Run, rank: int | None) -> list[Session]:

@@ -55,6 +55,8 @@ def export(run: Run, form: str, path: str | os.PathLike[str], **options: Any) ->
     """
     if form not in FORMS:
         raise errors.one_of("format", form, FORMS)
+    if not isinstance(path, (str, os.PathLike)):
+        raise errors.out_of_range("path", path, "it must be the name of a file or a folder")
     module = importlib.import_module(f"cirron.export.{FORMS[form].module}")
     getattr(module, FORMS[form].function)(run, os.fspath(path), **options)
 

@@ -110,6 +110,14 @@ def queries() -> list[str]:
     )
 
 
+def parameters(name: str) -> list[str]:
+    """What a question has to be given: each `:name` in it."""
+    if name == "timeline":
+        return ["from_ns", "to_ns", "width"]  # and three more, if wanted
+    text = re.sub(r"--.*", "", query(name))
+    return list(dict.fromkeys(re.findall(r"(?<!:):([a-z]\w*)", text)))
+
+
 def timeline(
     *,
     from_ns: int,
@@ -205,7 +213,10 @@ class DuckDB:
         try:
             return self._cursor().sql(_bound(sql, given), params=dict(given) or None)
         except self._error as error:
-            raise QueryError(str(error)) from None
+            said = str(error)
+            if said.startswith("Catalog Error: Table"):  # what it guesses is a table of its own
+                said = f"{said.partition(chr(10))[0]} The tables are {', '.join(SCHEMAS)}."
+            raise QueryError(said) from None
 
     def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
         found = self._ask(sql, given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -130,6 +130,12 @@ class Run:
         """The answer to a question in `queries/`."""
         if name not in engines.queries():
             raise errors.one_of("query", name, engines.queries())
+        needed = engines.parameters(name)
+        if absent := [one for one in needed if one not in given]:
+            raise errors.SettingError(
+                f"run.query({name!r}) also needs {', '.join(f'{one}=' for one in absent)}:"
+                f" write run.query({name!r}, {', '.join(f'{one}=...' for one in needed)})"
+            )
         if name == "timeline":
             given = engines.timeline(**given)
         kind = Spans if name == "spans" else Relation
@@ -137,6 +143,7 @@ class Run:
 
     def sql(self, text: str, /, **given: Any) -> Relation:
         """The answer to SQL of your own. It runs with your rights: it may read and write files."""
+        _check_text("sql", text, "it must be a question in SQL, as text")
         return Relation(self._engine, text.strip().rstrip(";"), **given)
 
     @property
@@ -166,10 +173,12 @@ class Run:
 
     def series(self, name: str) -> Relation:
         """The values of a mark by time."""
+        _check_text("name", name, "it must be the name of a mark")
         return self.query("series", name=name)
 
     def tensor(self, name: str) -> Relation:
         """The statistics of one tensor over the epochs, its gradient's beside them."""
+        _check_text("name", name, "it must be the name of a tensor")
         sql = f"SELECT * FROM ({engines.query('tensors')}) t WHERE tensor = :tensor"
         return Relation(self._engine, sql, tensor=name.removesuffix(".grad"))
 
@@ -189,6 +198,8 @@ class Run:
         session = self.main
         if rank is not None:
             of_rank = [one for one in self.sessions if one.rank == rank]
+            if not of_rank and not self.ranks:
+                raise errors.out_of_range("rank", rank, "the processes of this run have no ranks")
             if not of_rank:
                 raise errors.one_of("rank", rank, self.ranks)
             session = max(of_rank, key=lambda one: one.attempt)
@@ -267,6 +278,7 @@ class Runs(Mapping[str, Run]):
         self._ids = list(run_ids)
 
     def __getitem__(self, wanted: str) -> Run:
+        _check_text("run", wanted, "it must be the id of a run, or the start of one")
         matching = (
             [wanted]
             if wanted in self._ids
@@ -316,8 +328,9 @@ def open(  # noqa: A001  the public name is cirron.open
     """
     from cirron.runs.place import Place
 
-    given = [where] if isinstance(where, (str, os.PathLike)) else list(where)
-    place = Place(given, engine)
+    if engine is not None and not hasattr(engine, "newSession"):
+        raise errors.out_of_range("engine", engine, "it must be a Spark session")
+    place = Place(_places(where), engine)
     return place.runs.latest if run is None else place.runs[run]
 
 
@@ -331,8 +344,20 @@ def compact(
     """
     from cirron.runs.place import Place
 
-    given = [where] if isinstance(where, (str, os.PathLike)) else list(where)
-    return Place(given).compact(store)
+    return Place(_places(where)).compact(store)
+
+
+def _places(where: Any) -> list[str | os.PathLike[str]]:
+    is_one = isinstance(where, (str, os.PathLike)) or not isinstance(where, Iterable)
+    given = [where] if is_one else list(where)
+    if not all(isinstance(one, (str, os.PathLike)) for one in given):
+        raise errors.out_of_range("where", where, "it must be a folder, a store, or a list of them")
+    return given
+
+
+def _check_text(what: str, given: object, rule: str) -> None:
+    if not isinstance(given, str):
+        raise errors.out_of_range(what, given, rule)
 
 
 def _json(text: str | None) -> dict[str, Any]:

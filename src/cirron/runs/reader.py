@@ -227,7 +227,7 @@ def find(path: str | os.PathLike[str]) -> Path:
     raise errors.UnknownRunError(
         f"no run found in {str(given)!r}: {reason}."
         " Run your program with ci.profile() first, or name the folder that it ran in:"
-        " cirron show FOLDER"
+        " cirron show FOLDER, cirron report --dir FOLDER"
     )
 
 

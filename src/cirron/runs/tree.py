@@ -1,7 +1,7 @@
 """The spans of a run as a tree: building, selecting, folding and converting it.
 
-Pure data and pure functions: no files, no clock, no formatting. Who shows a tree asks `outline` for
-its rows, which is short however large the tree is.
+Pure data and pure functions: no files, no clock, no formatting, which a tree's `repr` leaves to the
+view. Who shows a tree asks `outline` for its rows, which is short however large the tree is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # More siblings of one name than this are one row.
 FOLD_ABOVE = 20
+# Steps are alike, and each has its phases inside: of them, and inside of a folded row, so many.
+FOLD_STEPS_ABOVE = 5
 # When that leaves too many rows, these are tried.
 FOLD_HARDER = (5, 1)
 # What at most one in so many folded siblings has inside is shown with the one that has it.
@@ -112,7 +114,14 @@ class Tree:
         self.marks = list(marks)  # those made while no span was open
 
     def __repr__(self) -> str:
-        return f"<Tree of {self.span_count} spans>"
+        from cirron.view import text
+
+        return text.render(self)
+
+    def _repr_html_(self) -> str:
+        from cirron.view import notebook
+
+        return notebook.to_html(self)
 
 
 def build(
@@ -328,7 +337,7 @@ class Folded:
         self.pooled = [child for node in members for child in node.children]
         self.owners = {node.id: node for node in members}
         self.parents = list(dict.fromkeys(node.parent_id for node in members))
-        self.threshold = threshold
+        self.threshold = min(threshold, FOLD_STEPS_ABOVE)
         self.now_ns = now_ns
 
     @property
@@ -354,16 +363,21 @@ class Rest:
 Item: TypeAlias = Node | Folded | Rest
 
 
-def fold(nodes: Sequence[Node], threshold: int = FOLD_ABOVE, now_ns: int = 0) -> list[Item]:
+def fold(
+    nodes: Sequence[Node],
+    threshold: int = FOLD_ABOVE,
+    now_ns: int = 0,
+    step_threshold: int = FOLD_ABOVE,
+) -> list[Item]:
     """The rows that these siblings make, by first start; alike siblings past `threshold` are one.
 
     A span that is open, failed or was cut short is never folded into those that ended well: of a
     thousand steps it is the one to see. Nor are those of different modes: what a forward takes in
-    training says nothing of an evaluation. Epochs are what one looks for, and are folded only when
-    they would fill the page. Past `MAX_SIBLINGS` rows the rest is only counted.
+    training says nothing of an evaluation. Epochs are folded only when they would fill the page.
+    Past `MAX_SIBLINGS` rows the rest is only counted.
     """
-    if len(nodes) <= threshold and len(nodes) <= MAX_SIBLINGS:
-        return sorted(nodes, key=attrgetter("start_ns"))
+    step_threshold = min(threshold, step_threshold)
+    limits = {"epoch": MAX_SIBLINGS, "step": step_threshold, "batch": step_threshold}
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in sorted(nodes, key=attrgetter("start_ns")):
         is_cut = "truncated" in node.attrs
@@ -372,7 +386,7 @@ def fold(nodes: Sequence[Node], threshold: int = FOLD_ABOVE, now_ns: int = 0) ->
         groups.setdefault(key, []).append(node)
     items: list[Item] = []
     for members in groups.values():
-        if len(members) > (MAX_SIBLINGS if members[0].name == "epoch" else threshold):
+        if len(members) > limits.get(members[0].name, threshold):
             items.append(Folded(members, threshold, now_ns))
         else:
             items += members
@@ -430,7 +444,10 @@ def span_count(item: Item) -> int:
 
 
 def _expand(tree: Tree, threshold: int, max_rows: int, *, may_cut: bool) -> list[Row] | None:
-    """Level by level, so that what is left out is the innermost; None when rows would be cut."""
+    """Level by level, so that what is left out is the innermost; None when rows would be cut.
+
+    Steps at the top were asked for by name: these are not folded as soon as those inside.
+    """
     top = [Row(item, 0) for item in fold(tree.roots, threshold, tree.now_ns)]
     count = len(top)
     level = top
@@ -440,7 +457,10 @@ def _expand(tree: Tree, threshold: int, max_rows: int, *, may_cut: bool) -> list
             inner = _inner(row.item)
             if not inner:
                 continue
-            items = fold(inner, threshold, tree.now_ns)
+            if isinstance(row.item, Folded):
+                items = row.item.children
+            else:
+                items = fold(inner, threshold, tree.now_ns, FOLD_STEPS_ABOVE)
             if count + len(items) > max_rows:
                 if not may_cut:
                     return None

@@ -135,7 +135,7 @@ def report(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     found = judged(asked.run_of(place, params))
     return {
         **found.as_dict(),
-        "command": view.following(found.verdict),
+        "command": view.following(found),
         "primary": {**found.verdict.as_dict(), "blames": found.verdict.blames},
     }
 

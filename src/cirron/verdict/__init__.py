@@ -66,6 +66,7 @@ def report(run: Run) -> Report:
             "script": run.program.script,
             "device": facts.device,
             "steps": len(facts.steps),
+            "step_name": facts.step_name,
         },
         basis=basis(facts, run),
         account=account(facts),
@@ -102,8 +103,15 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         return urgent[0], findings, abstained
     if len(facts.steps) < MIN_STEPS:
         why = f"{len(facts.steps)} steps after warm-up; {MIN_STEPS} are needed"
+        advice = "let it run longer"
+        if not facts.steps:
+            why = "no steps were recorded, and the verdict rests on them"
+            advice = (
+                "where there is a loop, write: for batch in ci.batches(loader); what took the"
+                " time otherwise is in cirron show"
+            )
         verdict = Finding(
-            "not-enough-data", f"too little to judge: {why}", None, None, [why], "let it run longer"
+            "not-enough-data", f"too little to judge: {why}", None, None, [why], advice
         )
         return verdict, findings, abstained
     if rest:

@@ -99,6 +99,7 @@ class Ending(NamedTuple):
     where: str  # the innermost open span, with the path to it
     last_step: int | None
     silent_s: float | None  # None: not longer than `silence_after`
+    detail: str = ""  # the exception or the signal that ended it
 
 
 @dataclass
@@ -108,6 +109,7 @@ class Facts:
     device: str
     world_size: int
     steps: list[Step] = field(default_factory=list)  # settled ones
+    step_name: str = "step"  # or `batch`, of `ci.batches`
     warm_up: int = 0  # steps cut off
     account: dict[str, int] = field(default_factory=dict)  # part -> ns, adds up to `window_ns`
     window_ns: int = 0  # from the first settled step to the end of the last
@@ -155,6 +157,7 @@ def gather(run: Run) -> Facts:
         return facts
     given = {"session": lead.key}
     steps = fetch_steps(run, given)
+    facts.step_name = next((one[-1] for one in newest(run, given, 1)), facts.step_name)
     facts.warm_up = settled_from([one.wall - one.beside for one in steps])
     facts.steps = steps[facts.warm_up :]
     describe(facts, run, given)
@@ -176,8 +179,12 @@ def leading(run: Run) -> Session | None:
     return max(with_steps, key=lambda one: (one.attempt, counted[one.key], -(one.rank or 0)))
 
 
+def newest(run: Run, given: dict[str, Any], most: int) -> list[tuple[Any, ...]]:
+    return run.query("newest_steps", most=most, **given).fetch().rows
+
+
 def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[Step]:
-    rows = run.query("newest_steps", most=most, **given).fetch().rows
+    rows = newest(run, given, most)
     steps = [Step(*values) for *values, _ in reversed(rows)]
     if not steps or any(name != "batch" for *_, name in rows):
         return steps
@@ -360,6 +367,7 @@ def endings(run: Run) -> list[Ending]:
         box = one.box
         where, silent = "", None
         last_step = None
+        detail = ""
         if box is not None:
             spans = {span.id: span for span in box.spans}
             parents = {span.parent_id for span in box.spans}
@@ -375,8 +383,39 @@ def endings(run: Run) -> list[Ending]:
             if since is not None and beat is not None:
                 silent = (beat - since) / 1e9
             last_step = (box.content.get("last_step") or {}).get("index")
-        found.append(Ending(one.rank, one.state, where, last_step, silent))
+            detail = str((box.content.get("ended") or {}).get("detail") or "")
+            if detail:
+                where = failed_in(run, one, detail) or where
+        found.append(Ending(one.rank, one.state, where, last_step, silent, detail))
     return found
+
+
+# Of an exception's text: a span keeps less of it than the black box.
+COMPARED = 60
+
+
+def failed_in(run: Run, session: Session, detail: str) -> str:
+    """The path to the innermost span that ended in what ended the process: it is open no more."""
+    error = "KeyboardInterrupt" if detail == "SIGINT" else detail[:COMPARED]
+    failed = (
+        "SELECT key, start_ns, end_ns FROM spans WHERE session = :session"
+        " AND substr(error, 1, :length) = :error"
+    )
+    given: dict[str, Any] = {"session": session.key, "error": error, "length": len(error)}
+    outer = run.sql(f"{failed} ORDER BY end_ns DESC, depth LIMIT 1", **given).fetch().rows
+    if not outer:
+        return ""
+    _, given["start"], given["end"] = outer[0]
+    inside = f"{failed} AND start_ns >= :start AND end_ns <= :end ORDER BY depth DESC LIMIT 1"
+    key = run.sql(inside, **given).fetch().rows[0][0]
+    path: list[str] = []
+    above = 'SELECT parent_key, name, "index" FROM spans WHERE session = :session AND key = :key'
+    while len(path) < 64 and (
+        rows := run.sql(above, session=session.key, key=key).fetch().rows if key else []
+    ):
+        key, name, index = rows[0]
+        path.append(name if index is None else f"{name}[{index}]")
+    return " > ".join(path[::-1])
 
 
 def _attrs(text: str | None) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Group:
     has_arrived: bool  # at the last step that any rank has begun
     stack: list[str] = field(default_factory=list)
     collective: str | None = None
+    detail: str = ""  # the exception or the signal that ended the first of them
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -77,7 +78,9 @@ def why(run: Run, dumps: Path | None = None) -> Why:
         stack = stack_of(session)
         place = re.sub(r"\[\d+\]", "", ending.where)
         collective = collectives.get(session.rank) if session.rank is not None else None
-        key = (ending.state, place, ending.last_step, stack[-1] if stack else "", collective)
+        kind = ending.detail.partition(":")[0]
+        frame = stack[-1] if stack else ""
+        key = (ending.state, kind, place, ending.last_step, frame, collective)
         group = groups.get(key)
         if group is None:
             group = groups[key] = Group(
@@ -85,10 +88,11 @@ def why(run: Run, dumps: Path | None = None) -> Why:
                 state=ending.state,
                 where=ending.where,
                 last_step=ending.last_step,
-                frame=stack[-1] if stack else "",
+                frame=frame,
                 has_arrived=has_arrived(ending, latest),
                 stack=stack[-MAX_FRAMES:],
                 collective=collective,
+                detail=ending.detail,
             )
         group.ranks.append(session.rank)
     ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))

@@ -49,7 +49,7 @@ def render(report: Report) -> str:
         lines += [
             f"  {one.kind}: {text.plain(one.why, 200)}" for one in report.abstained[:MAX_ABSTAINED]
         ]
-    lines += ["", f"next: {following(verdict)}"]
+    lines += ["", f"next: {following(report)}"]
     return "\n".join(lines)
 
 
@@ -93,14 +93,17 @@ def gain(finding: Finding) -> str:
     return "" if finding.gain is None else f"; gain {100 * finding.gain.share:.0f}%"
 
 
-def following(verdict: Finding) -> str:
-    """The command that tells more."""
+def following(report: Report) -> str:
+    """The command that tells more of this run."""
+    run_id = text.plain(str(report.run["id"]))
+    steps = f"cirron show --run {run_id} --name {report.run.get('step_name', 'step')} --last 20"
+    tensors = f"cirron tensors {run_id}"
     return {
-        "died": "cirron why",
-        "hung": "cirron why",
-        "numerics": "cirron tensors",
-        "not-enough-data": "cirron show",
-    }.get(verdict.kind, "cirron show --name step --last 20")
+        "died": f"cirron why {run_id}",
+        "hung": f"cirron why {run_id}",
+        "numerics": tensors if "cirron tensors" in report.verdict.advice else steps,
+        "not-enough-data": f"cirron show --run {run_id}",
+    }.get(report.verdict.kind, steps)
 
 
 def what_if(part: str, factor: float, found: Gain | None) -> str:
@@ -129,6 +132,8 @@ def reasons(found: Why) -> str:
         step = "" if group.last_step is None else f", last step {group.last_step}"
         late = "" if group.has_arrived else ": never arrived at the last step"
         lines += ["", f"{who} ({group.state}{step}){late}"]
+        if group.detail:
+            lines.append(f"  {text.plain(group.detail, 300)}")
         lines.append(f"  in {text.plain(group.where or 'no open span', 300)}")
         if group.collective is not None:
             lines.append(f"  collective: {text.plain(group.collective, 200)}")

@@ -16,17 +16,24 @@ if TYPE_CHECKING:
 
 DEAD = ("killed", "signal", "exception")
 MAX_RANKS = 4
+MAX_DETAIL = 100  # characters of an exception in the summary, which is one line
 
 
 def judge_death(facts: Facts) -> Judged:
     dead = [one for one in facts.endings if one.state in DEAD]
     if not dead:
         return None
-    how = {"killed": "was killed", "signal": "ended by a signal", "exception": "ended in an error"}
+    first = dead[0]
+    detail = first.detail.partition("\n")[0][:MAX_DETAIL]
+    how = {
+        "killed": "was killed",
+        "signal": f"ended by {detail or 'a signal'}",
+        "exception": f"ended in {detail or 'an error'}",
+    }
     who = "the run" if len(facts.endings) == 1 else f"{len(dead)} of {len(facts.endings)} processes"
     return Finding(
         "died",
-        f"{who} {how[dead[0].state]}" + (f" in {dead[0].where}" if dead[0].where else ""),
+        f"{who} {how[first.state]}" + (f", in {first.where}" if first.where else ""),
         None,
         None,
         [told(one) for one in dead[:MAX_RANKS]],
@@ -52,4 +59,4 @@ def judge_hang(facts: Facts) -> Judged:
 def told(one: Ending) -> str:
     rank = "" if one.rank is None else f"rank {one.rank} "
     step = "" if one.last_step is None else f"; last step {one.last_step}"
-    return f"{rank}{one.state} in {one.where or 'no open span'}{step}"
+    return f"{rank}{one.detail or one.state} in {one.where or 'no open span'}{step}"

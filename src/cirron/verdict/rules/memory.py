@@ -1,8 +1,8 @@
 """memory-growth: memory goes up and does not stop.
 
 The peaks of the steps, at least 20, or of the epochs, at least 4: up by 1 % in each quarter, by
-10 % from the first quarter to the last, and in the last quarter by half of the mean rise or more.
-No gain is given.
+10 % and 64 MiB from the first quarter to the last, and in the last quarter by half of the mean rise
+or more. No gain is given.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 KIND: Class = "memory-growth"
 MIN_STEPS, MIN_EPOCHS = 20, 4  # with a peak
 GROWTH, RISE = 0.10, 0.01
+# Less may be ours: the records that are kept in memory take up to 32 MB, and as much waits.
+MIN_GROWTH_BYTES = 64 * 2**20
 LASTING = 0.5  # of the mean rise: what settles rises less and less
 
 
@@ -35,7 +37,7 @@ def judge(facts: Facts) -> Judged:
     means = [mean(peaks[at : at + quarter]) for at in range(0, 4 * quarter, quarter)]
     rises = [after - before for before, after in itertools.pairwise(means)]
     first = max(means[0], 1)
-    if min(rises) < RISE * first or sum(rises) < GROWTH * first:
+    if min(rises) < RISE * first or sum(rises) < max(GROWTH * first, MIN_GROWTH_BYTES):
         return None
     if rises[-1] < LASTING * mean(rises):
         return None

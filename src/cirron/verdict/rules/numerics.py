@@ -44,15 +44,12 @@ def judge(facts: Facts) -> Judged:
         evidence.append("sick tensors: " + ", ".join(named[:MAX_NAMES]) + more)
     if not evidence:
         return None
-    return Finding(
-        KIND,
-        "the training is numerically sick",
-        None,
-        None,
-        evidence,
-        "lower the learning rate, clip gradients, look at the first bad batch and the layers named;"
-        " cirron tensors shows their history",
-    )
+    first = "lower the learning rate, clip gradients, look at the first bad batch"
+    if facts.sick:
+        advice = f"{first} and the layers named; cirron tensors shows their history"
+    else:
+        advice = f"{first}; ci.watch(model) records weights and gradients, and names sick layers"
+    return Finding(KIND, "the training is numerically sick", None, None, evidence, advice)
 
 
 def spike_of(values: Sequence[Value]) -> Value | None:
