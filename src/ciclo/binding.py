@@ -292,6 +292,8 @@ def read(name: str, result: Any, state: Any = None) -> tuple[LogsLike | None, An
             if _is_alike(result, state):
                 raise CallbackError(_like_the_state(name, "dict"))
             return result, None
+        if _is_alike(result, state):
+            return None, result
         raise CallbackError(
             f"{name} returned a dict, which is taken for logs, and logs are a dict of dicts:\n"
             f"    return {_example(result)}\n"

@@ -315,8 +315,8 @@ def _pass(
         *listed(options.pop("on_start", None)),
         *plan.callbacks[on_train_start],
         *plan.callbacks[on_epoch_start],
-        *plan.all_at(on_reset_step),
         *(plan.all_at(on_test_begin) if is_test else ()),
+        *plan.all_at(on_reset_step),
     ]
     ends = [
         *(plan.all_at(on_test_end) if is_test else ()),

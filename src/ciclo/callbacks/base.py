@@ -13,6 +13,7 @@ from ciclo.schedules import Schedule, always
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Self
 
     from ciclo.logs import Logs, LogsLike
     from ciclo.loop import LoopState
@@ -20,7 +21,20 @@ if TYPE_CHECKING:
 __all__ = ["LoopCallback", "noop"]
 
 
-class LoopCallback:
+class Unpackable:
+    """`{**callback}` is `{ciclo.always(): callback}`, with a key of its own."""
+
+    def keys(self) -> Iterator[Schedule]:
+        yield always()
+
+    def __getitem__(self, schedule: Schedule) -> Self:
+        return self
+
+    def __iter__(self) -> Iterator[Schedule]:
+        return self.keys()
+
+
+class LoopCallback(Unpackable):
     """The base of callbacks that are objects. `on_loop_start` and `on_loop_end` may be added.
 
     >>> class Printer(ciclo.LoopCallback):
@@ -33,18 +47,6 @@ class LoopCallback:
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no __loop_callback__(loop_state)")
-
-    # `{**callback}` is `{ciclo.always(): callback}`, with a key of its own.
-
-    def keys(self) -> Iterator[Schedule]:
-        yield always()
-
-    def __getitem__(self, schedule: Schedule) -> LoopCallback:
-        return self
-
-    def __iter__(self) -> Iterator[Schedule]:
-        return self.keys()
-
 
 class NoOp(LoopCallback):
     """A callback that does nothing, to stand where another may be: `bar if verbose else noop`."""

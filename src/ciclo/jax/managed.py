@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from ciclo.binding import read
+from ciclo.callbacks.base import Unpackable
 from ciclo.device_values import describe, library_of
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CicloError, need
@@ -60,7 +61,7 @@ def static(default: Any = dataclasses.MISSING) -> Any:
 # -- steps ---------------------------------------------------------------------------------------
 
 
-class ManagedStep:
+class ManagedStep(Unpackable):
     """A function of a state and a batch, run as the state's strategy says; a method of one too."""
 
     def __init__(
@@ -311,11 +312,14 @@ def _typed_like(tree: Any, other: Any) -> Any:
 def _with_metrics(
     name: str, logs: Logs, state: Any, new: Any, handle: Callable[[Any], Any]
 ) -> tuple[Logs, Any]:
-    """Logged metrics merged into the state's, unless it keeps its own; their values in the logs."""
+    """Logged metrics merged into the state's, in fields of their names or in `metrics`, unless that
+    is a field of its own; their values in the logs."""
     logged = logs.get("stateful_metrics")
     if not logged:
         return logs, new
     is_kept = "metrics" not in state._redeclared
+    own = {one.name for one in dataclasses.fields(state)} - _OURS
+    fields = {one: getattr(state, one) for one in logged if one in own}
     merged = dict(state.metrics) if is_kept else {}
     values: dict[str, Any] = {}
     for key, value in logged.items():
@@ -323,20 +327,24 @@ def _with_metrics(
             values[key] = value
             continue
         metric = handle(value)
-        if is_kept and key not in merged:
+        held = fields if key in fields else merged
+        if key in held:
+            if new is None:
+                raise CallbackError(
+                    f"{name} logged the metric {key!r}, which is kept in the state; return logs,"
+                    " state"
+                )
+            metric = held[key] = stateful.merged(key, held[key], metric)
+        elif is_kept:
             raise CicloError(
                 f"{name} logged the metric {key!r}, which the state does not keep; declare it:"
                 f" create(..., metrics={{{key!r}: {type(value).__name__}}})"
             )
-        if is_kept and new is None:
-            raise CallbackError(
-                f"{name} logged the metric {key!r}, which is kept in the state; return logs, state"
-            )
-        if is_kept:
-            metric = merged[key] = stateful.merged(key, merged[key], metric)
         values.update(stateful.computed(key, metric))
     logs = Logs({**logs, "stateful_metrics": values})
-    return logs, new.replace(metrics=merged) if is_kept and new is not None else new
+    if new is None:
+        return logs, new
+    return logs, new.replace(**fields, **({"metrics": merged} if is_kept else {}))
 
 
 def _without_padding(result: Any, find_real: Callable[[], Any]) -> Any:
