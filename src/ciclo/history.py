@@ -331,6 +331,12 @@ class History:
     def _resolve(self, name: str) -> Column | Sequence[Any]:
         collection, _, rest = name.partition(".")
         count = rest if collection == "elapsed" else name
+        named = [f"{one}.{name}" for one, columns in self._columns.items() if name in columns]
+        if name in INDEX and named:
+            raise ValueError(
+                f"{name!r} is a count of the loop, and was logged; write 'elapsed.{name}' or"
+                f" {' or '.join(map(repr, named))}"
+            )
         if count in INDEX:
             return self._counts(count)
         if count == "date_start":

@@ -6,9 +6,10 @@ ready-made loops it goes into `callbacks=[...]` and registers itself at its mome
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ciclo.errors import MonitorError
+from ciclo.errors import MonitorError, warn
 from ciclo.schedules import Schedule, always
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from ciclo.loop import LoopState
 
 __all__ = ["LoopCallback", "noop"]
+
+# Names of what is better the larger it is.
+RISING = re.compile(r"(^|[_.])(acc|accuracy|auc|f1|iou|precision|recall|top\d+)(_|$)")
 
 
 class Unpackable:
@@ -47,6 +51,7 @@ class LoopCallback(Unpackable):
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no __loop_callback__(loop_state)")
+
 
 class NoOp(LoopCallback):
     """A callback that does nothing, to stand where another may be: `bar if verbose else noop`."""
@@ -87,6 +92,17 @@ def missing(watcher: str, monitor: str, logs: Logs) -> MonitorError:
         f" {', '.join(logs.names()) or 'nothing'}. If an evaluation logs it later, give both the"
         f" same schedule: {{ciclo.every(500): [evaluate, {watcher}]}}"
     )
+
+
+def check_mode(watcher: str, monitor: str | None, mode: str) -> None:
+    """Whether the smallest or the largest value is the best one."""
+    if mode not in ("min", "max"):
+        raise ValueError(f'mode={mode!r} is not valid; use "min" or "max"')
+    if mode == "min" and RISING.search(monitor or ""):
+        warn(
+            f"{watcher} takes the smallest {monitor!r} for the best; if the largest is, say"
+            ' mode="max"'
+        )
 
 
 def may_come(loop_state: LoopState[Any]) -> bool:

@@ -240,6 +240,12 @@ class ManagedStep(Unpackable):
         def forward(params: Any) -> Any:
             logs, new, _ = self._call(state.replace(params=params), args)
             total = self._total(logs)
+            if new is not None and new.step is not state.step:
+                raise CallbackError(
+                    f"{self.name} is a train step, which applies the gradients of the losses"
+                    " itself, and moved the state before; leave apply_gradients out, or decorate it"
+                    " with @managed.step"
+                )
             return total, (logs, state if new is None else new)
 
         gradients, (logs, new) = jax.grad(forward, has_aux=True)(state.params)
@@ -312,8 +318,10 @@ def _typed_like(tree: Any, other: Any) -> Any:
 def _with_metrics(
     name: str, logs: Logs, state: Any, new: Any, handle: Callable[[Any], Any]
 ) -> tuple[Logs, Any]:
-    """Logged metrics merged into the state's, in fields of their names or in `metrics`, unless that
-    is a field of its own; their values in the logs."""
+    """Logged metrics merged into the state's, in fields of their names or in `metrics`.
+
+    Their values are in the logs. A state that declares `metrics` itself merges them itself.
+    """
     logged = logs.get("stateful_metrics")
     if not logged:
         return logs, new

@@ -163,7 +163,9 @@ class ModelState(ManagedState):
         values = self._values(outputs, given)
         logs = Logs()
         for name, loss in self.losses:
-            logs.add_loss(name, _averaged(name, _called(name, loss, values)))
+            value = _called(name, loss, values)
+            _check_broadcast(name, value, outputs, given.target)
+            logs.add_loss(name, _averaged(name, value))
         for name, value in written.get("losses", {}).items():
             logs.add_loss(name, _averaged(name, value))
         losses: dict[str, Any] = logs.get("losses", {})
@@ -237,6 +239,19 @@ FlaxState = ModelState  # what 0.1.9 calls it
 
 def _called(name: str, function: Callable[..., Any], values: dict[str, Any]) -> Any:
     return Asked(name, function, tuple(values), fills_rest=True)(values)
+
+
+def _check_broadcast(name: str, value: Any, outputs: Any, target: Any) -> None:
+    """Of outputs [n,1] and targets [n] JAX makes [n,n], each row against each other."""
+    shape = jnp.shape(value)
+    if len(shape) != 2 or not isinstance(outputs, jax.Array) or not hasattr(target, "shape"):
+        return
+    if shape[0] > 1 and shape == 2 * target.shape and outputs.shape == (*target.shape, 1):
+        raise CicloError(
+            f"the loss {name!r} compares each output with the targets of all rows: outputs are"
+            f" {describe(outputs)}, targets {describe(target)}. Have the model return y[..., 0], or"
+            " give targets[..., None]"
+        )
 
 
 def _averaged(name: str, value: Any) -> Any:
