@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 FIELDS = ("steps", "samples", "tokens", "time", "date")
+NO_TOKENS = frozenset({int, float, str, tuple, list, type(None)})  # batches that cannot have any
 
 
 class Elapsed:
@@ -500,7 +501,7 @@ def _told(batch_size_fn: BatchSize, batch: Any) -> tuple[int, int]:
 def tokens_in(batch: Any) -> int:
     """How many tokens a batch says it holds, in `num_tokens`, `input_ids` or `tokens`; else 0."""
     kind = type(batch)
-    if kind is int or kind is tuple or kind is list or kind is str:
+    if kind in NO_TOKENS:
         return 0
     if hasattr(batch, "keys"):
         number = batch["num_tokens"] if "num_tokens" in batch else None  # noqa: SIM401  may have no get

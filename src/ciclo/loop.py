@@ -188,7 +188,10 @@ class LoopState(Generic[State]):
                 else:
                     logged[collection] = {**named}
             else:
-                if state is not None:
+                kind = type(state)
+                if kind is type(self.state) and (kind is not dict or LOGGED.isdisjoint(state)):
+                    self.state = state
+                elif state is not None:
                     self._set_state(name, state)
                 return
         logs, state = read(name, result, self.state)
@@ -208,9 +211,7 @@ class LoopState(Generic[State]):
                 f"{name} returned what a loop returns, which is not a state; log it with"
                 f' ciclo.inner_loop("test", {name}), or return result.state'
             )
-        kind = type(state)
-        if kind is not type(self.state) or (kind is dict and not LOGGED.isdisjoint(state)):
-            check_new_state(name, state, self.state)
+        check_new_state(name, state, self.state)
         self.state = state
 
     def commit(self, watch: _seam.Watch | None = None) -> None:
