@@ -95,7 +95,7 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add_entries(self, collection: str, /, **values: Any) -> Logs:
         """Adds several values to a collection."""
-        return self._add_all({collection: values})
+        return self.merge({collection: values})
 
     def add_metrics(self, **values: Any) -> Logs:
         """Adds several values of this step."""
@@ -111,17 +111,13 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add_stateful_metrics(self, **values: Any) -> Logs:
         """Adds several values that stand for all steps so far."""
-        return self._add_all({"stateful_metrics": values})
+        return self.merge({"stateful_metrics": values})
 
     def add_outputs(self, **values: Any) -> Logs:
         """Adds several things that a model put out."""
-        return self._add_all({"outputs": values})
+        return self.merge({"outputs": values})
 
-    def _add_all(self, values: LogsLike) -> Logs:
-        self.merge(values)
-        return self
-
-    def merge(self, other: LogsLike) -> None:
+    def merge(self, other: LogsLike) -> Logs:
         """Takes over all values of other logs, over those of the same name."""
         for collection, values in other.items():
             try:
@@ -133,6 +129,7 @@ class Logs(dict[str, dict[str, Any]]):
                 raise CallbackError(
                     f'logs are a dict of dicts; write {{"metrics": {{{collection!r}: ...}}}}'
                 ) from None
+        return self
 
     @property
     def updates(self) -> Logs:

@@ -380,39 +380,31 @@ def _copy(state: Any) -> Any:
     return jax.tree.map(jnp.copy, state)
 
 
-@overload
-def step(function: Callable[..., Any]) -> ManagedStep: ...
-@overload
-def step(*, strategy: str | Strategy) -> Callable[[Callable[..., Any]], ManagedStep]: ...
-def step(
-    function: Callable[..., Any] | None = None, *, strategy: str | Strategy | None = None
-) -> Any:
-    """A step that computes: an evaluation, a prediction. It may log, and return another state.
+class Decorator:
+    """`@managed.step` and `@managed.train_step`, also with a strategy of the step's own."""
 
-    strategy: one of the step's own, instead of the state's
-    """
-    if function is None:
-        return lambda function: ManagedStep(function, False, strategy)
-    return ManagedStep(function, False, strategy)
+    def __init__(self, trains: bool) -> None:
+        self._trains = trains
+
+    @overload
+    def __call__(self, function: Callable[..., Any]) -> ManagedStep: ...
+    @overload
+    def __call__(
+        self, *, strategy: str | Strategy
+    ) -> Callable[[Callable[..., Any]], ManagedStep]: ...
+    def __call__(
+        self, function: Callable[..., Any] | None = None, *, strategy: str | Strategy | None = None
+    ) -> Any:
+        if function is None:
+            return lambda function: ManagedStep(function, self._trains, strategy)
+        return ManagedStep(function, self._trains, strategy)
 
 
+# A step that computes: an evaluation, a prediction. It may log, and return another state.
+step = Decorator(trains=False)
+# A step that trains: the losses that it logs are added up, and the optimizer follows them.
+train_step = Decorator(trains=True)
 _step = step  # inside of ManagedState, `step` is a field
-
-
-@overload
-def train_step(function: Callable[..., Any]) -> ManagedStep: ...
-@overload
-def train_step(*, strategy: str | Strategy) -> Callable[[Callable[..., Any]], ManagedStep]: ...
-def train_step(
-    function: Callable[..., Any] | None = None, *, strategy: str | Strategy | None = None
-) -> Any:
-    """A step that trains: the losses that it logs are added up, and the optimizer follows them.
-
-    strategy: one of the step's own, instead of the state's
-    """
-    if function is None:
-        return lambda function: ManagedStep(function, True, strategy)
-    return ManagedStep(function, True, strategy)
 
 
 # -- the state -----------------------------------------------------------------------------------
@@ -490,9 +482,6 @@ class ManagedState:
         ema_decay: has `state.ema_params` be a moving average of the parameters (optax.ema)
         """
         strategy = get_strategy(strategy)
-        for name, given in (("rngs", rngs), ("metrics", metrics)):
-            if name in cls._redeclared:
-                fields[name] = given
         if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise CicloError(f"tx={tx!r} is no optimizer; give one of optax, as optax.adam(1e-3)")
         unknown = fields.keys() - {one.name for one in dataclasses.fields(cls)}
@@ -514,17 +503,17 @@ class ManagedState:
             tx = optax.chain(optax.clip_by_global_norm(clip_norm), tx)
         average = None if ema_decay is None else need("optax", "ema_decay=").ema(ema_decay)
 
-        def build(params: Any, batch_stats: Any, given: dict[str, Any]) -> Any:
-            fields = dict(given)
+        fields["rngs"] = rngs if "rngs" in cls._redeclared else _keys(rngs)
+        is_own = "metrics" in cls._redeclared
+        fields["metrics"] = metrics if is_own else stateful.declared(metrics)
+        fixed = {name: fields.pop(name) for name in _static_names(cls) if name in fields}
+
+        def build(params: Any, batch_stats: Any, fields: dict[str, Any]) -> Any:
             return cls(
                 step=jnp.zeros((), jnp.int32),
                 params=params,
                 opt_state=None if tx is None else tx.init(params),
                 batch_stats=batch_stats,
-                rngs=fields.pop("rngs") if "rngs" in fields else _keys(rngs),
-                metrics=(
-                    fields.pop("metrics") if "metrics" in fields else stateful.declared(metrics)
-                ),
                 window=None if accumulate is None else _new_window(params),
                 ema_state=None if average is None else average.init(params),
                 apply_fn=apply_fn,
@@ -533,19 +522,17 @@ class ManagedState:
                 policy=Policy.of(policy),
                 accumulate=accumulate,
                 ema_decay=ema_decay,
+                **fixed,
                 **fields,
             )
 
-        fixed = {name: fields.pop(name) for name in _static_names(cls) if name in fields}
         if _makes(params):
-            made = lambda: build(  # noqa: E731  as the other one below
-                params(), batch_stats() if _makes(batch_stats) else batch_stats, {**fields, **fixed}
-            )
-            return _born(made, strategy)  # type: ignore[no-any-return]
+            stats = batch_stats if _makes(batch_stats) else lambda: batch_stats
+            return _born(lambda: build(params(), stats(), fields), strategy)  # type: ignore[no-any-return]
         given = strategy.place(jax.tree.map(jnp.asarray, (params, batch_stats, fields)))
-        if strategy.mesh is None:
-            return build(given[0], given[1], {**given[2], **fixed})  # type: ignore[no-any-return]
-        return _born(lambda p, s, f: build(p, s, {**f, **fixed}), strategy, *given)  # type: ignore[no-any-return]
+        return (build if strategy.mesh is None else functools.partial(_born, build, strategy))(
+            *given
+        )  # type: ignore[no-any-return]
 
     def replace(self, **fields: Any) -> Self:
         """Another state with some fields changed."""

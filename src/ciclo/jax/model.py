@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 import jax
 import jax.numpy as jnp
 
-from ciclo.device_values import TARGETS, describe
+from ciclo.device_values import describe
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CicloError
 from ciclo.jax import managed
 from ciclo.jax import metrics as stateful
 from ciclo.jax.managed import ManagedState
-from ciclo.judging import Asked, named, wants
+from ciclo.judging import Asked, named, named_outputs, split, wants
 from ciclo.logs import Logs
 
 if TYPE_CHECKING:
@@ -128,11 +128,7 @@ class ModelState(ManagedState):
     def predict_step(self, batch: Any) -> Logs:
         """Logs what the model puts out for a batch, with or without targets in it."""
         outputs = self._run(self._unpacked(batch).inputs, False)[0]
-        if isinstance(outputs, dict):
-            return Logs({"outputs": outputs})
-        if isinstance(outputs, tuple):
-            return Logs({"outputs": {f"outputs_{i}": one for i, one in enumerate(outputs)}})
-        return Logs({"outputs": {"outputs": outputs}})
+        return Logs({"outputs": named_outputs(outputs)})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model puts out, not trained."""
@@ -284,10 +280,8 @@ def unpacked(batch: Any) -> Given:
     In a dict, what is called so is the targets.
     """
     if isinstance(batch, dict):
-        key = next((one for one in TARGETS if one in batch), None)
-        inputs = {name: value for name, value in batch.items() if name != key}
-        given = Inputs(*inputs.values()) if len(inputs) == 1 else Inputs(**inputs)
-        return Given(given, None if key is None else batch[key])
+        inputs, target = split(batch)
+        return Given(Inputs(*inputs.values()) if len(inputs) == 1 else Inputs(**inputs), target)
     if not isinstance(batch, (tuple, list)):
         return Given(Inputs(batch))
     if not 1 <= len(batch) <= 3:
