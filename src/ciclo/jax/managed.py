@@ -530,9 +530,8 @@ class ManagedState:
             stats = batch_stats if _makes(batch_stats) else lambda: batch_stats
             return _born(lambda: build(params(), stats(), fields), strategy)  # type: ignore[no-any-return]
         given = strategy.place(jax.tree.map(jnp.asarray, (params, batch_stats, fields)))
-        return (build if strategy.mesh is None else functools.partial(_born, build, strategy))(
-            *given
-        )  # type: ignore[no-any-return]
+        made: Self = build(*given) if strategy.mesh is None else _born(build, strategy, *given)
+        return made
 
     def replace(self, **fields: Any) -> Self:
         """Another state with some fields changed."""
