@@ -9,8 +9,9 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ciclo.device_values import PLAIN, describe
 from ciclo.errors import CallbackError
-from ciclo.logs import Logs
+from ciclo.logs import COLLECTIONS, Logs
 from ciclo.schedules import Every, Schedule, always, as_schedule
 from ciclo.unreturned import makes_logs_for_nobody
 
@@ -27,6 +28,7 @@ ARGUMENTS = ("state", "batch", "elapsed", "loop_state")
 OF_THE_LOOP = ("logs", "history", "metadata", "accumulated_logs")  # attributes, never arguments
 FORM = "def callback(state, batch, elapsed, loop_state): ..."
 PAIR = "return logs, state"
+LOGGED = frozenset(COLLECTIONS)  # what logs have, and a state hardly
 
 
 class Bound(NamedTuple):
@@ -292,12 +294,29 @@ def read(name: str, result: Any, state: Any = None) -> tuple[LogsLike | None, An
             if _is_alike(result, state):
                 raise CallbackError(_like_the_state(name, "dict"))
             return result, None
+        if _is_alike(result, state):
+            return None, result
         raise CallbackError(
             f"{name} returned a dict, which is taken for logs, and logs are a dict of dicts:\n"
             f"    return {_example(result)}\n"
             f"If it is the state:\n    return None, state"
         )
     return None, result
+
+
+def check_new_state(name: str, state: Any, before: Any) -> None:
+    """Refuses what was hardly meant to become the state: logs, a single value, a verdict."""
+    is_logged = isinstance(state, Logs) or (is_logs(state) and LOGGED.issuperset(state))
+    if is_logged and state and not _is_alike(state, before):
+        raise CallbackError(f"{name} returned logs in the place of the state:\n    {PAIR}")
+    is_single = type(state) in PLAIN or getattr(state, "shape", None) == ()
+    if is_single and type(before) not in PLAIN and not hasattr(before, "shape"):
+        raise CallbackError(
+            f"{name} returned {describe(state)}, which would become the state in the place of"
+            f" {describe(before)}. To log it:\n"
+            '    return {"metrics": {"loss": ...}}\n'
+            "To end the loop:\n    loop_state.stop_iteration = True"
+        )
 
 
 def _is_alike(result: Any, state: Any) -> bool:

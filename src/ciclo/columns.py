@@ -24,7 +24,7 @@ CODES: dict[type, str] = {float: "d", int: "q"}
 class Column:
     """The values of one name, and the rows that they are in."""
 
-    __slots__ = ("_can_wait", "_queue", "_witness", "new", "new_rows", "rows", "values")
+    __slots__ = ("_can_wait", "_kind", "_queue", "_witness", "new", "new_rows", "rows", "values")
 
     def __init__(self) -> None:
         self.rows = array("q")
@@ -33,9 +33,16 @@ class Column:
         self.new_rows, self.new = self._queue.tags, self._queue.values
         self._can_wait = False  # whether device values are still there some steps later
         self._witness: Any = None  # the device value before, while that is not known
+        self._kind: type | None = None  # of arrays of JAX that can wait as they are
 
     def put(self, row: int, value: Any) -> None:
         """Sets the value of a new row."""
+        if type(value) is self._kind:
+            self.new_rows.append(row)
+            self.new.append(value)
+            if len(self.new) >= STACKED:
+                self.turn()
+            return
         kept, is_on_device = keeper_of(type(value))(value)
         if is_on_device and not self._can_wait:
             kept = self._fetched(kept)
@@ -53,6 +60,8 @@ class Column:
             hasattr(self._witness, "is_deleted") and self._witness.is_deleted()
         ):
             self._can_wait, self._witness = True, None
+            if hasattr(value, "is_deleted"):
+                self._kind = type(value)
             return value
         self._witness = value
         return fetch([value])[0]

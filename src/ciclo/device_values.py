@@ -110,8 +110,12 @@ def send(values: Sequence[Any]) -> Callable[[], list[Any]]:
     dtype: Any = None
     places: list[int] = []
     scalars: list[Any] = []
+    kind: Any = None
+    keeper: Any = None
     for i, value in enumerate(values):
-        keeper = keeper_of(type(value))
+        if type(value) is not kind:
+            kind = type(value)
+            keeper = keeper_of(kind)
         if keeper is _keep_on_device:
             arrived[i] = None
             if value.is_deleted():

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 FIELDS = ("steps", "samples", "tokens", "time", "date")
+NO_TOKENS = frozenset({int, float, str, tuple, list, type(None)})  # batches that cannot have any
 
 
 class Elapsed:
@@ -306,11 +307,7 @@ class Timeline(Generic[Batch]):
         batch_size_fn: BatchSize | None = None,
         watch: _seam.Watch | None = None,
     ) -> None:
-        if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
-            raise TypeError(
-                f"the dataset {dataset!r} ({type(dataset).__name__}) cannot be read batch by batch;"
-                " give a list, a loader or a generator"
-            )
+        check_dataset(dataset)
         if initial is not None and not isinstance(initial, Elapsed):
             raise TypeError(
                 f"{initial!r} ({type(initial).__name__}) is not how far a loop has come; give the"
@@ -398,6 +395,27 @@ def elapse(
     return items if watch is None else watch.until_left(items)
 
 
+def check_dataset(dataset: Any) -> None:
+    """Refuses what cannot be read, and what would be read as something else than batches."""
+    if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"the dataset {dataset!r} ({type(dataset).__name__}) cannot be read batch by batch;"
+            " give a list, a loader or a generator"
+        )
+    if hasattr(dataset, "keys") and hasattr(dataset, "values"):
+        raise TypeError(
+            f"the dataset is a {type(dataset).__name__}, and a loop would read its keys; give"
+            " batches, as in [dataset] for one that is all of it"
+        )
+    shapes = [getattr(one, "shape", ()) for one in dataset] if type(dataset) is tuple else []
+    rows, rests = {shape[:1] for shape in shapes}, {tuple(shape[1:]) for shape in shapes}
+    if 2 <= len(shapes) <= 3 and all(shapes) and len(rows) == 1 < len(rests):
+        raise TypeError(
+            "the dataset is a tuple of arrays of as many rows, and a loop would take each for a"
+            " batch; give batches, as in [(x, y)] for one that is all of it"
+        )
+
+
 def samples_in(batch: Any) -> int:
     """How many samples a batch holds: the largest first axis of the arrays in it.
 
@@ -450,7 +468,8 @@ def _shapes(batch: Any) -> list[Shape]:
 def _check_batch_size_fn(batch_size_fn: BatchSize) -> None:
     """One that expects a batch would count something else, in silence: `len(batch)`."""
     code = getattr(batch_size_fn, "__code__", None)
-    if code is not None and code.co_varnames[:1] == ("batch",):
+    is_of_batches = code is not None and code.co_varnames[:1] == ("batch",)
+    if is_of_batches or batch_size_fn is len or not callable(batch_size_fn):
         raise PeriodError(
             "batch_size_fn gets the shapes of the arrays in a batch, not the batch; write"
             " batch_size_fn=lambda shapes: shapes[0][0]"
@@ -482,7 +501,7 @@ def _told(batch_size_fn: BatchSize, batch: Any) -> tuple[int, int]:
 def tokens_in(batch: Any) -> int:
     """How many tokens a batch says it holds, in `num_tokens`, `input_ids` or `tokens`; else 0."""
     kind = type(batch)
-    if kind is int or kind is tuple or kind is list or kind is str:
+    if kind in NO_TOKENS:
         return 0
     if hasattr(batch, "keys"):
         number = batch["num_tokens"] if "num_tokens" in batch else None  # noqa: SIM401  may have no get

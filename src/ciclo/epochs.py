@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from ciclo.elapsed import Period, as_period, clock, samples_of
+from ciclo.elapsed import Period, as_period, check_dataset, clock, samples_of
 from ciclo.errors import CicloError, PeriodError
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class Epochs:
             epoch, count, rest = epoch + 1, 0, None
 
     def _read(self, dataset: Any, can_repeat: bool) -> Iterable[Any]:
+        check_dataset(dataset)
         feed = self.run._feed
         return dataset if feed is None else feed.begin(dataset, can_repeat)
 

@@ -47,10 +47,19 @@ class History:
         self._count = 0
         self._newest: int | None = None  # the step of the last row
         self._columns: dict[str, dict[str, Column]] = {}  # by collection and name
-        for number, row in enumerate(rows):
-            given = row.get("elapsed", {})
-            counts = {name: given[name] for name in FIELDS if name in given}
-            self.commit(Elapsed(**{"steps": number, **counts}), row)
+        self.extend(rows)
+
+    def append(self, row: LogsLike) -> None:
+        """Keeps a row, such as one of another history; its counts are in its `elapsed`."""
+        given = row.get("elapsed", {})
+        counts = {name: given[name] for name in FIELDS if name in given}
+        number = 0 if self._newest is None else self._newest + 1
+        self.commit(Elapsed(**{"steps": number, **counts}), row)
+
+    def extend(self, rows: Iterable[LogsLike]) -> None:
+        """Keeps several rows."""
+        for row in rows:
+            self.append(row)
 
     def commit(self, elapsed: Elapsed, logs: LogsLike) -> None:
         """Keeps the logs of a step; a second commit for the same step goes into the same row."""
@@ -322,6 +331,12 @@ class History:
     def _resolve(self, name: str) -> Column | Sequence[Any]:
         collection, _, rest = name.partition(".")
         count = rest if collection == "elapsed" else name
+        named = [f"{one}.{name}" for one, columns in self._columns.items() if name in columns]
+        if name in INDEX and named:
+            raise ValueError(
+                f"{name!r} is a count of the loop, and was logged; write 'elapsed.{name}' or"
+                f" {' or '.join(map(repr, named))}"
+            )
         if count in INDEX:
             return self._counts(count)
         if count == "date_start":

@@ -9,7 +9,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from ciclo.binding import Offer, arguments_of, name_of
-from ciclo.device_values import describe
+from ciclo.device_values import TARGETS, describe
 from ciclo.errors import CallbackError
 
 if TYPE_CHECKING:
@@ -43,6 +43,23 @@ def named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
                 " or an object that can be called so"
             )
     return found
+
+
+def split(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The inputs of a batch that is a dict, and the targets: what is called so."""
+    key = next((one for one in TARGETS if one in batch), None)
+    inputs = {name: value for name, value in batch.items() if name != key}
+    return inputs, None if key is None else batch[key]
+
+
+def named_outputs(outputs: Any) -> dict[str, Any]:
+    """What a model put out, by name."""
+    if isinstance(outputs, dict):  # those of transformers are dicts, too
+        return dict(outputs)
+    if isinstance(outputs, tuple):
+        names = getattr(outputs, "_fields", None) or [f"outputs_{i}" for i in range(len(outputs))]
+        return dict(zip(names, outputs, strict=True))
+    return {"outputs": outputs}
 
 
 class Asked:

@@ -30,7 +30,9 @@ class Collection(dict[str, Any]):
             return self[name]
         if name.startswith("__"):
             raise AttributeError(name)
-        raise AttributeError(f"there is no {name!r}; there is {list(self)}{_hint(name, self)}")
+        raise AttributeError(
+            f"there is no {name!r}; there is {list(self)}{did_you_mean(name, self)}"
+        )
 
 
 class Logs(dict[str, dict[str, Any]]):
@@ -93,7 +95,7 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add_entries(self, collection: str, /, **values: Any) -> Logs:
         """Adds several values to a collection."""
-        return self._add_all({collection: values})
+        return self.merge({collection: values})
 
     def add_metrics(self, **values: Any) -> Logs:
         """Adds several values of this step."""
@@ -109,17 +111,13 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add_stateful_metrics(self, **values: Any) -> Logs:
         """Adds several values that stand for all steps so far."""
-        return self._add_all({"stateful_metrics": values})
+        return self.merge({"stateful_metrics": values})
 
     def add_outputs(self, **values: Any) -> Logs:
         """Adds several things that a model put out."""
-        return self._add_all({"outputs": values})
+        return self.merge({"outputs": values})
 
-    def _add_all(self, values: LogsLike) -> Logs:
-        self.merge(values)
-        return self
-
-    def merge(self, other: LogsLike) -> None:
+    def merge(self, other: LogsLike) -> Logs:
         """Takes over all values of other logs, over those of the same name."""
         for collection, values in other.items():
             try:
@@ -131,6 +129,7 @@ class Logs(dict[str, dict[str, Any]]):
                 raise CallbackError(
                     f'logs are a dict of dicts; write {{"metrics": {{{collection!r}: ...}}}}'
                 ) from None
+        return self
 
     @property
     def updates(self) -> Logs:
@@ -156,7 +155,7 @@ class Logs(dict[str, dict[str, Any]]):
         """The value of `"loss"` or `"metrics.loss"`; KeyError says what there is."""
         found = self.find(name)
         if found is None:
-            hint = _hint(name, self._readable())
+            hint = did_you_mean(name, self._readable())
             raise KeyError(f"{name!r} is not in the logs, which have {self.names()}{hint}")
         return self[found[0]][found[1]]
 
@@ -202,7 +201,7 @@ class Logs(dict[str, dict[str, Any]]):
         if found is None:
             names = [*self._readable(), *(one for one in dir(Logs) if not one.startswith("_"))]
             raise AttributeError(
-                f"the logs have no {name!r}; they have {self.names()}{_hint(name, names)}"
+                f"the logs have no {name!r}; they have {self.names()}{did_you_mean(name, names)}"
             )
         return self[found[0]][found[1]]
 
@@ -224,7 +223,7 @@ def _is_running(kind: type) -> bool:
     return hasattr(kind, "compute") and (hasattr(kind, "merge") or hasattr(kind, "reset"))
 
 
-def _hint(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, [one for one in names if isinstance(one, str)], 3)

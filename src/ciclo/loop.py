@@ -11,7 +11,18 @@ import re
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ciclo import _seam, _trees, device_values
-from ciclo.binding import Bound, Task, bind, bind_tasks, listed, name_of, owners, read
+from ciclo.binding import (
+    LOGGED,
+    Bound,
+    Task,
+    bind,
+    bind_tasks,
+    check_new_state,
+    listed,
+    name_of,
+    owners,
+    read,
+)
 from ciclo.elapsed import Elapsed, Period, Timeline, as_period
 from ciclo.errors import CallbackError, warn
 from ciclo.history import History
@@ -31,6 +42,10 @@ if TYPE_CHECKING:
     Tasks: TypeAlias = Any  # {schedule: callback or [callbacks]}, or pairs of them
 
 State = TypeVar("State")
+NO_BATCH = (
+    "the dataset has no batch, so nothing ran; an iterator can be read only once: give a list, a"
+    " loader, or a new iterator"
+)
 
 
 class LoopState(Generic[State]):
@@ -48,6 +63,7 @@ class LoopState(Generic[State]):
         "_is_cut",
         "_last",
         "_logged",
+        "_stop",
         "_tasks",
         "_timeline",
         "batch",
@@ -57,7 +73,6 @@ class LoopState(Generic[State]):
         "is_interrupted",
         "metadata",
         "state",
-        "stop",
         "stop_iteration",
     )
 
@@ -70,12 +85,17 @@ class LoopState(Generic[State]):
         stop: Period | None = None,
         metadata: Any = None,
     ) -> None:
+        if history is not None and not isinstance(history, History):
+            raise TypeError(
+                f"history={history!r} ({type(history).__name__}) cannot take what a loop logs; give"
+                " ciclo.history(), or that of another loop"
+            )
         self.state = state
         self.batch: Any = None
         self.history = History() if history is None else history  # the caller's own: it grows
         self.elapsed = Elapsed() if elapsed is None else elapsed
         self.metadata = metadata
-        self.stop = stop  # where the loop was told to end
+        self._stop = stop
         self.stop_iteration = False
         self.is_interrupted = False
         self.epoch: int | None = None  # of a loop that knows epochs
@@ -94,6 +114,15 @@ class LoopState(Generic[State]):
     @property
     def loop_state(self) -> LoopState[State]:
         return self  # what a callback that asks for it is given
+
+    @property
+    def stop(self) -> Period | None:
+        """Where the loop was told to end."""
+        return self._stop
+
+    @stop.setter
+    def stop(self, given: Any) -> None:
+        raise AttributeError("to end a loop, write loop_state.stop_iteration = True")
 
     @property
     def logs(self) -> Logs:
@@ -159,7 +188,10 @@ class LoopState(Generic[State]):
                 else:
                     logged[collection] = {**named}
             else:
-                if state is not None:
+                kind = type(state)
+                if kind is type(self.state) and (kind is not dict or LOGGED.isdisjoint(state)):
+                    self.state = state
+                elif state is not None:
                     self._set_state(name, state)
                 return
         logs, state = read(name, result, self.state)
@@ -179,6 +211,7 @@ class LoopState(Generic[State]):
                 f"{name} returned what a loop returns, which is not a state; log it with"
                 f' ciclo.inner_loop("test", {name}), or return result.state'
             )
+        check_new_state(name, state, self.state)
         self.state = state
 
     def commit(self, watch: _seam.Watch | None = None) -> None:
@@ -576,10 +609,7 @@ def _warn_of_early_end(run: LoopState[Any], is_resumed: bool) -> None:
         return
     if run._timeline is None:
         if not is_resumed and not run.stop_iteration:
-            warn(
-                "the dataset has no batch, so nothing ran; an iterator can be read only"
-                " once: give a list, a loader, or a new iterator"
-            )
+            warn(NO_BATCH)
         return
     counted = {} if stop is None else dict(stop._given())
     for name in ("steps", "samples", "tokens"):

@@ -15,8 +15,8 @@ from ciclo.binding import listed, pairs_of
 from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
-from ciclo.errors import CicloError, PeriodError
-from ciclo.loop import LoopState, Options, Result, State, iterate, loop
+from ciclo.errors import CicloError, PeriodError, warn
+from ciclo.loop import NO_BATCH, LoopState, Options, Result, State, iterate, loop
 from ciclo.moments import (
     on_epoch_end,
     on_epoch_start,
@@ -143,6 +143,8 @@ def fit(
     length = steps_per_epoch if steps_per_epoch is not None else length_of(train)
     if length is None and hasattr(train, "__next__") and epochs is not None and epochs > 1:
         raise CicloError(ONCE)
+    if length == 0:
+        warn(NO_BATCH)
     ends = [] if steps is None else [steps]
     if epochs is not None and length is not None:
         ends.append(epochs * length + (0 if elapsed is None else elapsed.steps))
@@ -192,6 +194,11 @@ class Evaluation:
         if self.dataset is None:
             plan.refuse(on_test_begin, on_test_batch_begin, on_test_step)
             plan.refuse(on_test_batch_end, on_test_end)
+            if plan.tasks[on_test_step]:
+                warn(
+                    "a test step was given and nothing to test on: say test_dataset=, or, in"
+                    " fit, validation="
+                )
             return []
         steps = [
             *plan.all_at(on_test_batch_begin),
@@ -315,8 +322,8 @@ def _pass(
         *listed(options.pop("on_start", None)),
         *plan.callbacks[on_train_start],
         *plan.callbacks[on_epoch_start],
-        *plan.all_at(on_reset_step),
         *(plan.all_at(on_test_begin) if is_test else ()),
+        *plan.all_at(on_reset_step),
     ]
     ends = [
         *(plan.all_at(on_test_end) if is_test else ()),

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 from ciclo.binding import ARGUMENTS, callback_arguments, listed, name_of, pairs_of
 from ciclo.callbacks import adapters
 from ciclo.callbacks.base import LoopCallback
-from ciclo.errors import CallbackError
+from ciclo.errors import CallbackError, warn
+from ciclo.logs import did_you_mean
 from ciclo.moments import ALIASES, MOMENTS, STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ciclo.loop import LoopState, Tasks
+
+
+KNOWN = {*MOMENTS, *ALIASES, "on_loop_start", "on_loop_end", "on_loop_done"}
 
 
 class Plan:
@@ -89,8 +93,12 @@ class Plan:
                 self.callbacks[_moment(moment)].append(callback)
         elif hasattr(callback, "items"):
             self._add(callback, self.callbacks)
-        elif not named:
+        elif not named or isinstance(callback, type):
             raise CallbackError(_no_moment(callback))
+        for name in dir(type(callback)):
+            if name.startswith("on_") and name not in KNOWN:
+                what = f"{name_of(callback)}.{name}"
+                warn(f"{what} is no moment and is never called{did_you_mean(name, MOMENTS)}")
         for moment, method in named:
             self.methods[moment].append(method)
 
@@ -117,6 +125,8 @@ def _called(callback: Any, moment: str) -> Any:
 def _no_moment(callback: Any) -> str:
     name = name_of(callback)
     text = f"{name} in callbacks=[...] does not say when it is due: "
+    if isinstance(callback, type):
+        return text + f"give an object, as {name}()"
     if callable(callback):
         return text + f"give it as {{ciclo.on_epoch_end: {name}}} or {{ciclo.every(100): {name}}}"
     return text + (

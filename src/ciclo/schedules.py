@@ -385,12 +385,18 @@ def after(
 
 
 def piecewise(
-    pieces: Mapping[Any, Predicate] | Iterable[tuple[Any, Predicate]],
+    pieces: Mapping[Any, Predicate] | Iterable[tuple[Any, Predicate]] | Predicate,
+    rest: Mapping[Any, Predicate] | None = None,
 ) -> Schedule:
     """One schedule after the other: from each point on the schedule beside it, counted from there.
 
+    The first may stand alone, with the rest behind it, as in Ciclo 0.1.9.
+
     >>> ciclo.piecewise({0: ciclo.every(10), 1_000: ciclo.every(100)})
+    >>> ciclo.piecewise(ciclo.every(10), {ciclo.at(1_000): ciclo.every(100)})
     """
+    if callable(pieces):
+        pieces = [(0, pieces), *(rest or {}).items()]
     pairs = list(pieces.items() if hasattr(pieces, "items") else pieces)
     if not pairs:
         raise PeriodError("piecewise() needs at least one piece, as in {0: ciclo.every(10)}")

@@ -1,22 +1,26 @@
 """Small programs written for Ciclo 0.1.9, from what its documentation says, run as they are.
 
 Each is in a page of `ciclo_programs/`, under a heading: the program, which asserts what comes of
-it. `fails:` has what it stops with instead: the error says what to write.
+it. `fails:` has what it stops with instead: the error says what to write. `gives:` has the `result`
+that the same program has with 0.1.9 itself, which was run.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 PAGES = Path(__file__).parent / "ciclo_programs"
 PROGRAM = re.compile(
-    r"^## (?P<title>.+?)\n+(?:fails: (?P<fails>.+?)\n+)?```python\n(?P<code>.*?)```", re.M | re.S
+    r"^## (?P<title>.+?)\n+(?:fails: (?P<fails>.+?)\n+)?(?:gives: (?P<gives>.+?)\n+)?"
+    r"```python\n(?P<code>.*?)```",
+    re.M | re.S,
 )
 
 
@@ -24,13 +28,24 @@ class Program(NamedTuple):
     title: str
     code: str
     fails: str | None
+    gives: str | None
 
 
 PROGRAMS = [
-    Program(f"{page.stem}: {found['title']}", found["code"], found["fails"])
+    Program(f"{page.stem}: {found['title']}", found["code"], found["fails"], found["gives"])
     for page in sorted(PAGES.glob("*.md"))
     for found in PROGRAM.finditer(page.read_text("utf-8"))
 ]
+
+
+def plain(result: Any) -> Any:
+    """What a program gives, as JSON has it, to five digits."""
+    result = result.tolist() if hasattr(result, "tolist") else result
+    if isinstance(result, dict):
+        return {str(key): plain(value) for key, value in result.items()}
+    if isinstance(result, (list, tuple)):
+        return [plain(one) for one in result]
+    return float(f"{result:.5g}") if isinstance(result, float) else result
 
 
 def test_all_programs_are_read() -> None:
@@ -57,6 +72,8 @@ def test_program(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pytest.importorskip("tensorflow")  # which that module of clu needs
     if program.fails is None:
         exec(code, vars(module))
+        if program.gives is not None:
+            assert json.loads(program.gives) == plain(vars(module)["result"])
         return
     with pytest.raises(Exception, match=program.fails) as raised:
         exec(code, vars(module))

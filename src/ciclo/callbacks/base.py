@@ -6,21 +6,39 @@ ready-made loops it goes into `callbacks=[...]` and registers itself at its mome
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ciclo.errors import MonitorError
+from ciclo.errors import MonitorError, warn
 from ciclo.schedules import Schedule, always
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Self
 
     from ciclo.logs import Logs, LogsLike
     from ciclo.loop import LoopState
 
 __all__ = ["LoopCallback", "noop"]
 
+# Names of what is better the larger it is.
+RISING = re.compile(r"(^|[_.])(acc|accuracy|auc|f1|iou|precision|recall|top\d+)(_|$)")
 
-class LoopCallback:
+
+class Unpackable:
+    """`{**callback}` is `{ciclo.always(): callback}`, with a key of its own."""
+
+    def keys(self) -> Iterator[Schedule]:
+        yield always()
+
+    def __getitem__(self, schedule: Schedule) -> Self:
+        return self
+
+    def __iter__(self) -> Iterator[Schedule]:
+        return self.keys()
+
+
+class LoopCallback(Unpackable):
     """The base of callbacks that are objects. `on_loop_start` and `on_loop_end` may be added.
 
     >>> class Printer(ciclo.LoopCallback):
@@ -33,17 +51,6 @@ class LoopCallback:
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no __loop_callback__(loop_state)")
-
-    # `{**callback}` is `{ciclo.always(): callback}`, with a key of its own.
-
-    def keys(self) -> Iterator[Schedule]:
-        yield always()
-
-    def __getitem__(self, schedule: Schedule) -> LoopCallback:
-        return self
-
-    def __iter__(self) -> Iterator[Schedule]:
-        return self.keys()
 
 
 class NoOp(LoopCallback):
@@ -85,6 +92,17 @@ def missing(watcher: str, monitor: str, logs: Logs) -> MonitorError:
         f" {', '.join(logs.names()) or 'nothing'}. If an evaluation logs it later, give both the"
         f" same schedule: {{ciclo.every(500): [evaluate, {watcher}]}}"
     )
+
+
+def check_mode(watcher: str, monitor: str | None, mode: str) -> None:
+    """Whether the smallest or the largest value is the best one."""
+    if mode not in ("min", "max"):
+        raise ValueError(f'mode={mode!r} is not valid; use "min" or "max"')
+    if mode == "min" and RISING.search(monitor or ""):
+        warn(
+            f"{watcher} takes the smallest {monitor!r} for the best; if the largest is, say"
+            ' mode="max"'
+        )
 
 
 def may_come(loop_state: LoopState[Any]) -> bool:

@@ -99,7 +99,7 @@ class inner_loop(LoopCallback):  # noqa: N801  a name like the functions beside 
 
     def _summed_up(self, history: History, state: Any) -> Logs:
         logs = Logs()
-        steps, samples = history.collect("steps", "batch_samples")
+        steps, samples = history.collect("elapsed.steps", "elapsed.batch_samples")
         if self.weighted and hasattr(state, "__loop_samples__"):
             samples = state.__loop_samples__(samples)  # of all processes, so that they agree
         weight_of = dict(zip(steps, samples, strict=True))
@@ -108,7 +108,7 @@ class inner_loop(LoopCallback):  # noqa: N801  a name like the functions beside 
             collection, _, name = path.partition(".")
             if collection == "outputs":
                 continue
-            values, logged_at = history.collect(path, "steps")
+            values, logged_at = history.collect(path, "elapsed.steps")
             weights = [weight_of[step] for step in logged_at]
             how = self._how(collection, name)
             if callable(how):

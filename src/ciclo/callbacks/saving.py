@@ -6,7 +6,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from ciclo import device_values
-from ciclo.callbacks.base import LoopCallback, may_come, missing, number
+from ciclo.callbacks.base import LoopCallback, check_mode, may_come, missing, number
 from ciclo.checkpoints import tree
 from ciclo.checkpoints.folder import Folder, Writer
 from ciclo.checkpoints.manifest import HOW_TO_TRUST
@@ -58,8 +58,9 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         trusted: bool = False,
         async_manager: Any = None,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(f'mode={mode!r} is not valid; use "min" or "max"')
+        check_mode("checkpoint", monitor, mode)
+        if mode == "max" and monitor is None:
+            raise ValueError('mode="max" needs a value to look at; say monitor="accuracy"')
         for name, given in (("keep", keep), ("keep_every_n_steps", keep_every_n_steps)):
             if given is not None and given < 1:
                 raise ValueError(f"{name}={given!r} is not valid; use 1 or more, or None")
@@ -97,7 +98,10 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
         self.wait()
         if self.monitor is not None and self._ours and not self._best():
-            warn(f"checkpoint watches {self.monitor!r}, which was logged in no step that was saved")
+            warn(
+                f"checkpoint watches {self.monitor!r}, which was logged in no step that was saved,"
+                " or only as NaN"
+            )
 
     def _save_loop(self, loop_state: LoopState[Any]) -> None:
         self._is_deferred = False

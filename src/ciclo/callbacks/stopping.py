@@ -6,7 +6,7 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Any
 
 from ciclo import device_values
-from ciclo.callbacks.base import LoopCallback, may_come, missing, number, scalars
+from ciclo.callbacks.base import LoopCallback, check_mode, may_come, missing, number, scalars
 from ciclo.elapsed import Elapsed, Period, whole
 from ciclo.errors import CicloError, MonitorError, warn
 from ciclo.logs import Logs
@@ -45,8 +45,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
         *,
         looks: int | None = None,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(f'mode={mode!r} is not valid; use "min" or "max"')
+        check_mode("early_stopping", monitor, mode)
         if (patience is None) == (looks is None):
             raise ValueError(
                 "early_stopping needs patience=100 (steps, or a period as ciclo.at(time=600)) or"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from ciclo.binding import name_of
 from ciclo.errors import CicloError, need
 from ciclo.jax import model
 from ciclo.jax.model import told
@@ -116,12 +117,12 @@ def create_flax_state(
     module: Any,
     inputs: Any,
     tx: Any = None,
-    *,
+    key: Any = None,
     losses: Any = None,
     metrics: Any = None,
+    *,
     strategy: Any = "jit",
     seed: int = 0,
-    key: Any = None,
     unpack: Callable[[Any], Any] | None = None,
     init_training_value: bool = False,
     logs_full_path: bool = False,
@@ -154,7 +155,12 @@ def create_flax_state(
     ... )
     >>> ciclo.fit(state, train, valid, epochs=3)
     """
-    need("flax.linen", "ciclo.create_flax_state()", "flax")
+    linen = need("flax.linen", "ciclo.create_flax_state()", "flax")
+    if not isinstance(module, linen.Module):
+        raise CicloError(
+            f"{name_of(module)} is not a module of flax.linen; give an object, as Model(). For"
+            " flax.nnx there is ciclo.create_nnx_state, for Haiku ciclo.create_haiku_state"
+        )
     phases = _phases(options)
     training = {name: _training(module, phase.get("method")) for name, phase in phases.items()}
     forward = LinenForward(

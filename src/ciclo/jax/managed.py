@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from ciclo.binding import read
+from ciclo.callbacks.base import Unpackable
 from ciclo.device_values import describe, library_of
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CicloError, need
@@ -60,7 +61,7 @@ def static(default: Any = dataclasses.MISSING) -> Any:
 # -- steps ---------------------------------------------------------------------------------------
 
 
-class ManagedStep:
+class ManagedStep(Unpackable):
     """A function of a state and a batch, run as the state's strategy says; a method of one too."""
 
     def __init__(
@@ -239,6 +240,12 @@ class ManagedStep:
         def forward(params: Any) -> Any:
             logs, new, _ = self._call(state.replace(params=params), args)
             total = self._total(logs)
+            if new is not None and new.step is not state.step:
+                raise CallbackError(
+                    f"{self.name} is a train step, which applies the gradients of the losses"
+                    " itself, and moved the state before; leave apply_gradients out, or decorate it"
+                    " with @managed.step"
+                )
             return total, (logs, state if new is None else new)
 
         gradients, (logs, new) = jax.grad(forward, has_aux=True)(state.params)
@@ -311,11 +318,16 @@ def _typed_like(tree: Any, other: Any) -> Any:
 def _with_metrics(
     name: str, logs: Logs, state: Any, new: Any, handle: Callable[[Any], Any]
 ) -> tuple[Logs, Any]:
-    """Logged metrics merged into the state's, unless it keeps its own; their values in the logs."""
+    """Logged metrics merged into the state's, in fields of their names or in `metrics`.
+
+    Their values are in the logs. A state that declares `metrics` itself merges them itself.
+    """
     logged = logs.get("stateful_metrics")
     if not logged:
         return logs, new
     is_kept = "metrics" not in state._redeclared
+    own = {one.name for one in dataclasses.fields(state)} - _OURS
+    fields = {one: getattr(state, one) for one in logged if one in own}
     merged = dict(state.metrics) if is_kept else {}
     values: dict[str, Any] = {}
     for key, value in logged.items():
@@ -323,20 +335,24 @@ def _with_metrics(
             values[key] = value
             continue
         metric = handle(value)
-        if is_kept and key not in merged:
+        held = fields if key in fields else merged
+        if key in held:
+            if new is None:
+                raise CallbackError(
+                    f"{name} logged the metric {key!r}, which is kept in the state; return logs,"
+                    " state"
+                )
+            metric = held[key] = stateful.merged(key, held[key], metric)
+        elif is_kept:
             raise CicloError(
                 f"{name} logged the metric {key!r}, which the state does not keep; declare it:"
                 f" create(..., metrics={{{key!r}: {type(value).__name__}}})"
             )
-        if is_kept and new is None:
-            raise CallbackError(
-                f"{name} logged the metric {key!r}, which is kept in the state; return logs, state"
-            )
-        if is_kept:
-            metric = merged[key] = stateful.merged(key, merged[key], metric)
         values.update(stateful.computed(key, metric))
     logs = Logs({**logs, "stateful_metrics": values})
-    return logs, new.replace(metrics=merged) if is_kept and new is not None else new
+    if new is None:
+        return logs, new
+    return logs, new.replace(**fields, **({"metrics": merged} if is_kept else {}))
 
 
 def _without_padding(result: Any, find_real: Callable[[], Any]) -> Any:
@@ -364,39 +380,31 @@ def _copy(state: Any) -> Any:
     return jax.tree.map(jnp.copy, state)
 
 
-@overload
-def step(function: Callable[..., Any]) -> ManagedStep: ...
-@overload
-def step(*, strategy: str | Strategy) -> Callable[[Callable[..., Any]], ManagedStep]: ...
-def step(
-    function: Callable[..., Any] | None = None, *, strategy: str | Strategy | None = None
-) -> Any:
-    """A step that computes: an evaluation, a prediction. It may log, and return another state.
+class Decorator:
+    """`@managed.step` and `@managed.train_step`, also with a strategy of the step's own."""
 
-    strategy: one of the step's own, instead of the state's
-    """
-    if function is None:
-        return lambda function: ManagedStep(function, False, strategy)
-    return ManagedStep(function, False, strategy)
+    def __init__(self, trains: bool) -> None:
+        self._trains = trains
+
+    @overload
+    def __call__(self, function: Callable[..., Any]) -> ManagedStep: ...
+    @overload
+    def __call__(
+        self, *, strategy: str | Strategy
+    ) -> Callable[[Callable[..., Any]], ManagedStep]: ...
+    def __call__(
+        self, function: Callable[..., Any] | None = None, *, strategy: str | Strategy | None = None
+    ) -> Any:
+        if function is None:
+            return lambda function: ManagedStep(function, self._trains, strategy)
+        return ManagedStep(function, self._trains, strategy)
 
 
+# A step that computes: an evaluation, a prediction. It may log, and return another state.
+step = Decorator(trains=False)
+# A step that trains: the losses that it logs are added up, and the optimizer follows them.
+train_step = Decorator(trains=True)
 _step = step  # inside of ManagedState, `step` is a field
-
-
-@overload
-def train_step(function: Callable[..., Any]) -> ManagedStep: ...
-@overload
-def train_step(*, strategy: str | Strategy) -> Callable[[Callable[..., Any]], ManagedStep]: ...
-def train_step(
-    function: Callable[..., Any] | None = None, *, strategy: str | Strategy | None = None
-) -> Any:
-    """A step that trains: the losses that it logs are added up, and the optimizer follows them.
-
-    strategy: one of the step's own, instead of the state's
-    """
-    if function is None:
-        return lambda function: ManagedStep(function, True, strategy)
-    return ManagedStep(function, True, strategy)
 
 
 # -- the state -----------------------------------------------------------------------------------
@@ -474,9 +482,6 @@ class ManagedState:
         ema_decay: has `state.ema_params` be a moving average of the parameters (optax.ema)
         """
         strategy = get_strategy(strategy)
-        for name, given in (("rngs", rngs), ("metrics", metrics)):
-            if name in cls._redeclared:
-                fields[name] = given
         if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise CicloError(f"tx={tx!r} is no optimizer; give one of optax, as optax.adam(1e-3)")
         unknown = fields.keys() - {one.name for one in dataclasses.fields(cls)}
@@ -498,17 +503,17 @@ class ManagedState:
             tx = optax.chain(optax.clip_by_global_norm(clip_norm), tx)
         average = None if ema_decay is None else need("optax", "ema_decay=").ema(ema_decay)
 
-        def build(params: Any, batch_stats: Any, given: dict[str, Any]) -> Any:
-            fields = dict(given)
+        fields["rngs"] = rngs if "rngs" in cls._redeclared else _keys(rngs)
+        is_own = "metrics" in cls._redeclared
+        fields["metrics"] = metrics if is_own else stateful.declared(metrics)
+        fixed = {name: fields.pop(name) for name in _static_names(cls) if name in fields}
+
+        def build(params: Any, batch_stats: Any, fields: dict[str, Any]) -> Any:
             return cls(
                 step=jnp.zeros((), jnp.int32),
                 params=params,
                 opt_state=None if tx is None else tx.init(params),
                 batch_stats=batch_stats,
-                rngs=fields.pop("rngs") if "rngs" in fields else _keys(rngs),
-                metrics=(
-                    fields.pop("metrics") if "metrics" in fields else stateful.declared(metrics)
-                ),
                 window=None if accumulate is None else _new_window(params),
                 ema_state=None if average is None else average.init(params),
                 apply_fn=apply_fn,
@@ -517,19 +522,16 @@ class ManagedState:
                 policy=Policy.of(policy),
                 accumulate=accumulate,
                 ema_decay=ema_decay,
+                **fixed,
                 **fields,
             )
 
-        fixed = {name: fields.pop(name) for name in _static_names(cls) if name in fields}
         if _makes(params):
-            made = lambda: build(  # noqa: E731  as the other one below
-                params(), batch_stats() if _makes(batch_stats) else batch_stats, {**fields, **fixed}
-            )
-            return _born(made, strategy)  # type: ignore[no-any-return]
+            stats = batch_stats if _makes(batch_stats) else lambda: batch_stats
+            return _born(lambda: build(params(), stats(), fields), strategy)  # type: ignore[no-any-return]
         given = strategy.place(jax.tree.map(jnp.asarray, (params, batch_stats, fields)))
-        if strategy.mesh is None:
-            return build(given[0], given[1], {**given[2], **fixed})  # type: ignore[no-any-return]
-        return _born(lambda p, s, f: build(p, s, {**f, **fixed}), strategy, *given)  # type: ignore[no-any-return]
+        made: Self = build(*given) if strategy.mesh is None else _born(build, strategy, *given)
+        return made
 
     def replace(self, **fields: Any) -> Self:
         """Another state with some fields changed."""

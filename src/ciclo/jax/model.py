@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 import jax
 import jax.numpy as jnp
 
-from ciclo.device_values import TARGETS, describe
+from ciclo.device_values import describe
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CicloError
 from ciclo.jax import managed
 from ciclo.jax import metrics as stateful
 from ciclo.jax.managed import ManagedState
-from ciclo.judging import Asked, named, wants
+from ciclo.judging import Asked, named, named_outputs, split, wants
 from ciclo.logs import Logs
 
 if TYPE_CHECKING:
@@ -128,11 +128,7 @@ class ModelState(ManagedState):
     def predict_step(self, batch: Any) -> Logs:
         """Logs what the model puts out for a batch, with or without targets in it."""
         outputs = self._run(self._unpacked(batch).inputs, False)[0]
-        if isinstance(outputs, dict):
-            return Logs({"outputs": outputs})
-        if isinstance(outputs, tuple):
-            return Logs({"outputs": {f"outputs_{i}": one for i, one in enumerate(outputs)}})
-        return Logs({"outputs": {"outputs": outputs}})
+        return Logs({"outputs": named_outputs(outputs)})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model puts out, not trained."""
@@ -163,7 +159,9 @@ class ModelState(ManagedState):
         values = self._values(outputs, given)
         logs = Logs()
         for name, loss in self.losses:
-            logs.add_loss(name, _averaged(name, _called(name, loss, values)))
+            value = _called(name, loss, values)
+            _check_broadcast(name, value, outputs, given.target)
+            logs.add_loss(name, _averaged(name, value))
         for name, value in written.get("losses", {}).items():
             logs.add_loss(name, _averaged(name, value))
         losses: dict[str, Any] = logs.get("losses", {})
@@ -239,6 +237,19 @@ def _called(name: str, function: Callable[..., Any], values: dict[str, Any]) -> 
     return Asked(name, function, tuple(values), fills_rest=True)(values)
 
 
+def _check_broadcast(name: str, value: Any, outputs: Any, target: Any) -> None:
+    """Of outputs [n,1] and targets [n] JAX makes [n,n], each row against each other."""
+    shape = jnp.shape(value)
+    if len(shape) != 2 or not isinstance(outputs, jax.Array) or not hasattr(target, "shape"):
+        return
+    if shape[0] > 1 and shape == 2 * target.shape and outputs.shape == (*target.shape, 1):
+        raise CicloError(
+            f"the loss {name!r} compares each output with the targets of all rows: outputs are"
+            f" {describe(outputs)}, targets {describe(target)}. Have the model return y[..., 0], or"
+            " give targets[..., None]"
+        )
+
+
 def _averaged(name: str, value: Any) -> Any:
     """One number, from a value a row; a function that averages cannot leave rows out."""
     if jnp.ndim(value) == 0:
@@ -269,10 +280,8 @@ def unpacked(batch: Any) -> Given:
     In a dict, what is called so is the targets.
     """
     if isinstance(batch, dict):
-        key = next((one for one in TARGETS if one in batch), None)
-        inputs = {name: value for name, value in batch.items() if name != key}
-        given = Inputs(*inputs.values()) if len(inputs) == 1 else Inputs(**inputs)
-        return Given(given, None if key is None else batch[key])
+        inputs, target = split(batch)
+        return Given(Inputs(*inputs.values()) if len(inputs) == 1 else Inputs(**inputs), target)
     if not isinstance(batch, (tuple, list)):
         return Given(Inputs(batch))
     if not 1 <= len(batch) <= 3:

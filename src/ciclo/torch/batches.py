@@ -7,16 +7,14 @@ from typing import Any
 import torch
 
 from ciclo._trees import mapped
-from ciclo.device_values import TARGETS
+from ciclo.judging import split
 
 
 def unpacked(batch: Any) -> tuple[Any, Any]:
     """Inputs and targets: the last of a tuple, or what a dict calls so, is the targets."""
     if hasattr(batch, "items"):
-        key = next((one for one in TARGETS if one in batch), None)
-        inputs = {name: value for name, value in batch.items() if name != key}
-        single = tuple(inputs.values()) if len(inputs) == 1 else inputs
-        return single, None if key is None else batch[key]
+        inputs, targets = split(batch)
+        return tuple(inputs.values()) if len(inputs) == 1 else inputs, targets
     if isinstance(batch, (tuple, list)):
         return (tuple(batch[:-1]), batch[-1]) if len(batch) > 1 else (tuple(batch), None)
     return batch, None
@@ -41,15 +39,6 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def detached(outputs: Any) -> Any:
     return mapped(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, outputs)
-
-
-def named_outputs(outputs: Any) -> dict[str, Any]:
-    if isinstance(outputs, dict):  # those of transformers are dicts, too
-        return dict(outputs)
-    if isinstance(outputs, tuple):
-        names = getattr(outputs, "_fields", None) or [f"outputs_{i}" for i in range(len(outputs))]
-        return dict(zip(names, outputs, strict=True))
-    return {"outputs": outputs}
 
 
 def is_number(value: Any) -> bool:

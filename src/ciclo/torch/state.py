@@ -18,8 +18,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from ciclo.device_values import describe
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CheckpointError, CicloError
+from ciclo.judging import named_outputs
 from ciclo.logs import Logs
-from ciclo.torch.batches import detached, is_number, named_outputs, to_device, unpacked
+from ciclo.torch.batches import detached, is_number, to_device, unpacked
 from ciclo.torch.metrics import Running, asked, is_stateful
 from ciclo.torch.strategies import mean_over_processes
 
@@ -168,9 +169,7 @@ class TorchState:
         with torch.no_grad(), self._mode(is_training=False), self._with_average():
             outputs = self._called(self._placed.evaluate, inputs)
             self._placed.evaluated()
-        logs = Logs()
-        logs["outputs"] = named_outputs(outputs)
-        return logs, self
+        return Logs({"outputs": named_outputs(outputs)}), self
 
     def reset_step(self) -> TorchState:
         """Has stateful metrics begin anew, as at the start of an epoch or an evaluation."""

@@ -1,0 +1,211 @@
+"""Mistakes that users make: each is an error or a warning that has the line to write."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import ciclo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOGS = {"metrics": {"x": 1.0}}
+STEP = {ciclo.on_train_step: lambda state: state + 1}
+LAYER = {"dense": {"w": 1.0}}
+X, Y = np.zeros((4, 2)), np.zeros(4)
+
+
+def run(callback: Any, state: Any = 0, data: Any = (1, 2), **options: Any) -> Any:
+    return ciclo.loop(state, data, {ciclo.every(1): callback}, **options)
+
+
+def set_stop(loop_state: Any) -> None:
+    loop_state.stop = True
+
+
+class Typed:
+    """A callback with a method that no loop calls."""
+
+    def on_epoch_end(self, state: Any) -> None: ...
+
+    def on_batch_end(self, state: Any) -> None: ...
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "logs_in_the_place_of_the_state": (
+        lambda: run(lambda state: (LAYER, LOGS), LAYER),
+        r"returned logs in the place of the state:\n    return logs, state",
+    ),
+    "logs_as_the_state_behind_none": (
+        lambda: run(lambda: (None, ciclo.logs(LOGS))),
+        "returned logs in the place of the state",
+    ),
+    "a_loss_as_the_state": (
+        lambda: run(lambda: 0.5, SimpleNamespace()),
+        r"0.5, which would become the state in the place of SimpleNamespace. To log it:\n    return",
+    ),
+    "an_array_of_one_loss_as_the_state": (
+        lambda: run(lambda: np.float32(0.5), {"w": 1.0}),
+        r"float32\[\], which would become the state",
+    ),
+    "true_to_end_the_loop": (
+        lambda: run(lambda: True, {"w": 1.0}),
+        r"To end the loop:\n    loop_state.stop_iteration = True",
+    ),
+    "stop_to_end_the_loop": (lambda: run(set_stop), "write loop_state.stop_iteration = True"),
+    "a_dict_as_a_dataset": (
+        lambda: run(lambda: None, data={"x": X, "y": Y}),
+        "the dataset is a dict, and a loop would read its keys; give batches",
+    ),
+    "arrays_as_a_dataset": (
+        lambda: ciclo.train_loop(0, (X, Y), STEP),
+        r"a tuple of arrays of as many rows, .* as in \[\(x, y\)\]",
+    ),
+    "a_dict_to_test_on": (
+        lambda: ciclo.train_loop(
+            0, [1], {**STEP, ciclo.on_test_step: lambda: LOGS}, test_dataset={"x": X}
+        ),
+        "a loop would read its keys",
+    ),
+    "a_list_as_a_history": (
+        lambda: run(lambda: LOGS, history=[]),
+        r"cannot take what a loop logs; give ciclo.history\(\)",
+    ),
+    "len_as_batch_size_fn": (
+        lambda: run(lambda: None, batch_size_fn=len),
+        r"write batch_size_fn=lambda shapes: shapes\[0\]\[0\]",
+    ),
+    "a_number_as_batch_size_fn": (
+        lambda: run(lambda: None, batch_size_fn=32),
+        r"write batch_size_fn=lambda shapes: shapes\[0\]\[0\]",
+    ),
+    "a_class_in_callbacks": (
+        lambda: ciclo.train_loop(0, [1], STEP, callbacks=[Typed]),
+        r"give an object, as Typed\(\)",
+    ),
+    "the_largest_of_nothing": (
+        lambda: ciclo.checkpoint("folder", mode="max"),
+        'mode="max" needs a value to look at; say monitor="accuracy"',
+    ),
+    "a_value_called_like_a_count": (
+        lambda: run(lambda: {"metrics": {"time": 1.0}}).history.collect("time"),
+        "write 'elapsed.time' or 'metrics.time'",
+    ),
+}
+WARNINGS: dict[str, tuple[Callable[[], Any], str]] = {
+    "the_smallest_accuracy": (
+        lambda: ciclo.early_stopping("accuracy_valid", patience=2),
+        "takes the smallest 'accuracy_valid' for the best; if the largest is, say mode=\"max\"",
+    ),
+    "a_test_step_without_data": (
+        lambda: ciclo.train_loop(0, [1], {**STEP, ciclo.on_test_step: lambda: LOGS}),
+        "a test step was given and nothing to test on: say test_dataset=",
+    ),
+    "an_empty_dataset_for_fit": (
+        lambda: ciclo.fit(0, [], epochs=3, train_step=lambda state: state + 1),
+        "the dataset has no batch, so nothing ran",
+    ),
+    "a_method_that_is_no_moment": (
+        lambda: ciclo.train_loop(0, [1], STEP, callbacks=[Typed()]),
+        "Typed.on_batch_end is no moment and is never called. Did you mean",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", ERRORS)
+def test_a_mistake_is_an_error(mistake: str) -> None:
+    """The error has the line to write."""
+    make, message = ERRORS[mistake]
+    with pytest.raises((ciclo.CicloError, TypeError, ValueError, AttributeError), match=message):
+        make()
+
+
+@pytest.mark.parametrize("mistake", WARNINGS)
+def test_what_may_be_a_mistake_is_a_warning(mistake: str, caplog: Any) -> None:
+    """The run goes on, and the log has the line to write."""
+    make, message = WARNINGS[mistake]
+    make()
+    assert message in caplog.text
+
+
+def test_states_that_look_like_mistakes() -> None:
+    """A state of any kind may become another of its kind; a plain value any plain value."""
+    assert run(lambda state: state + 0.5, 1).state == 2.0
+    assert run(lambda state: state > 0, 1).state is True
+    assert run(lambda batch: batch, None).state == 2
+    assert run(lambda state: state.sum(), np.ones(3)).state == 3.0
+    assert run(lambda state: (None, {"metrics": state["metrics"] + 1}), {"metrics": 0}).state == {
+        "metrics": 2
+    }
+    assert run(lambda state: {"w": state["w"] + 1}, {"w": 0}).state == {"w": 2}
+
+
+class TestJax:
+    def test_a_loss_of_each_row_against_all(self) -> None:
+        """Outputs [n,1] and targets [n] would be broadcast to [n,n]."""
+        linen = pytest.importorskip("flax.linen")
+        optax = pytest.importorskip("optax")
+        state = ciclo.create_flax_state(
+            linen.Dense(1), X, optax.sgd(0.1), losses=lambda preds, target: (preds - target) ** 2
+        )
+        with pytest.raises(ciclo.CicloError, match=r"float32\[4,1\], targets .*\[4\]. Have the"):
+            ciclo.train_loop(state, [(X, Y)])
+        ciclo.train_loop(state, [(X, Y[:, None])])
+
+    def test_gradients_that_are_applied_twice(self) -> None:
+        """A managed train step does it already."""
+        jax = pytest.importorskip("jax")
+        optax = pytest.importorskip("optax")
+        from ciclo import managed
+
+        @managed.train_step
+        def train_step(state: Any, batch: Any) -> Any:
+            loss, grads = jax.value_and_grad(lambda params: params["w"] ** 2)(state.params)
+            return {"losses": {"loss": loss}}, state.apply_gradients(grads=grads)
+
+        state = managed.ManagedState.create(params={"w": 1.0}, tx=optax.sgd(0.1))
+        with pytest.raises(ciclo.CallbackError, match="leave apply_gradients out, or decorate"):
+            train_step(state, 0)
+
+    def test_a_module_of_another_library(self) -> None:
+        """The error names the function that takes it."""
+        pytest.importorskip("flax.linen")
+        with pytest.raises(ciclo.CicloError, match=r"is not a module of flax.linen; .*nnx_state"):
+            ciclo.create_flax_state(object(), X)
+
+
+class TestMoments:
+    def test_on_reset_step_and_on_test_batch_end(self) -> None:
+        """Resetting comes before each test and each epoch, a batch's end after its step."""
+        calls: list[str] = []
+        tasks = {
+            moment: lambda moment=moment: calls.append(moment)
+            for moment in (
+                ciclo.on_reset_step,
+                ciclo.on_train_step,
+                ciclo.on_test_begin,
+                ciclo.on_test_step,
+                ciclo.on_test_batch_end,
+            )
+        }
+        ciclo.train_loop(0, [1], tasks, test_dataset=[1, 2])
+        test = ["on_test_step", "on_test_batch_end"] * 2
+        trained = ["on_reset_step", "on_train_step"]
+        assert calls == [*trained, "on_reset_step", "on_test_begin", *test]
+        calls.clear()
+        ciclo.test_loop(0, [1, 2], tasks)
+
+        assert calls == ["on_test_begin", "on_reset_step", *test]
+
+    def test_clu_action(self) -> None:
+        """It calls an action of clu with the step and the date of each iteration."""
+        seen: list[Any] = []
+        action = ciclo.clu_action(lambda step, t: seen.append((step, t > 0)))
+        run([lambda: None, action], data=range(3))
+        ciclo.train_loop(0, [1], STEP, callbacks=[action])
+
+        assert seen == [(0, True), (1, True), (2, True), (0, True)]
