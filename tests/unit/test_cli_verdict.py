@@ -112,6 +112,38 @@ def test_why(runs: list[str], tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def test_why_names_the_error_that_ended_a_process(tmp_path: Path) -> None:
+    """With the spans that it cut short, and the calls in which it was raised."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import cirron as ci\n"
+        "ci.profile()\n"
+        "def load():\n"
+        "    raise MemoryError('too large')\n"
+        "for epoch in ci.epochs(range(3)):\n"
+        "    for step in range(5):\n"
+        "        with ci.scope('step', index=step):\n"
+        "            try:\n"
+        "                with ci.scope('forward'):\n"
+        "                    raise KeyError('caught')\n"
+        "            except KeyError:\n"
+        "                pass\n"
+        "            if step == 3:\n"
+        "                with ci.scope('data_load'):\n"
+        "                    load()\n"
+    )
+    subprocess.run([sys.executable, script], cwd=tmp_path, check=False, capture_output=True)
+
+    (group,) = as_json("why")["groups"]
+    verdict = as_json("report")["findings"][0]
+
+    assert ("exception", "MemoryError: too large") == (group["state"], group["error"])
+    assert "epoch[0] > step[3] > data_load" == group["where"]
+    assert group["frame"].endswith("train.py:4 in load")
+    assert "died" == verdict["class"]
+    assert "epoch[0] > step[3] > data_load; last step 3: MemoryError" in verdict["evidence"][0]
+
+
 def test_a_run_beside_its_predecessors(tmp_path: Path) -> None:
     """`cirron report` says how the steps compare with those of the same script before."""
     script = tmp_path / "train.py"

@@ -179,8 +179,7 @@ class Process:
 
 def how_it_ends() -> tuple[str, str | None]:
     """Why the interpreter is going down, as far as Python tells."""
-    # A child of `multiprocessing` is still handling its exception; the others have printed it.
-    error = getattr(sys, "last_value", None) or sys.exc_info()[1]
+    error = last_error()
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         return "clean", None  # a prompt goes on after an exception; its last one is not the end
     if error is None or isinstance(error, SystemExit):
@@ -188,3 +187,9 @@ def how_it_ends() -> tuple[str, str | None]:
     if isinstance(error, KeyboardInterrupt):
         return "signal", "SIGINT"
     return "exception", describe_error(type(error), error, MAX_DETAIL_BYTES)
+
+
+def last_error() -> BaseException | None:
+    """The error that ends the program, if one does."""
+    # A child of `multiprocessing` is still handling its exception; the others have printed it.
+    return getattr(sys, "last_value", None) or sys.exc_info()[1]

@@ -22,6 +22,7 @@ MAX_STEPS = 20_000
 # Of all ranks together.
 MAX_RANK_STEPS = 100_000
 MAX_VALUES = 5_000  # of each mark
+MAX_FAILED = 16  # spans inside each other that an error has cut short
 # Fewer settled steps than this say nothing.
 MIN_STEPS = 20
 # Less than this between two batches is what `ci.batches` itself takes.
@@ -80,6 +81,10 @@ class RankStep(NamedTuple):
     optimizer: int | None
     own: int
 
+    def after(self, wait: int) -> RankStep:
+        """The step with the wait for its data, which came before it."""
+        return self._replace(wall=self.wall + wait, data_load=(self.data_load or 0) + wait)
+
 
 class Value(NamedTuple):
     """A mark's value."""
@@ -99,6 +104,7 @@ class Ending(NamedTuple):
     where: str  # the innermost open span, with the path to it
     last_step: int | None
     silent_s: float | None  # None: not longer than `silence_after`
+    error: str = ""  # what ended it
 
 
 @dataclass
@@ -109,6 +115,7 @@ class Facts:
     world_size: int
     steps: list[Step] = field(default_factory=list)  # settled ones
     warm_up: int = 0  # steps cut off
+    is_fetched_between: bool = False  # the steps' data: they are those of `ci.batches`
     account: dict[str, int] = field(default_factory=dict)  # part -> ns, adds up to `window_ns`
     window_ns: int = 0  # from the first settled step to the end of the last
     loader: dict[str, Any] = field(default_factory=dict)
@@ -135,6 +142,12 @@ class Facts:
     @property
     def is_on_gpu(self) -> bool:
         return self.device not in ("cpu", "unknown")
+
+    @property
+    def first_of_epochs(self) -> list[int]:
+        """Which of the steps are the first of an epoch, but for the very first."""
+        pairs = enumerate(itertools.pairwise(self.steps), 1)
+        return [at for at, (one, step) in pairs if one.epoch != step.epoch or step.number == 0]
 
     def is_starved(self, ns: float) -> bool:
         """Whether other work on the machine may be why the steps took so much longer."""
@@ -177,15 +190,18 @@ def leading(run: Run) -> Session | None:
 
 
 def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[Step]:
-    rows = run.query("newest_steps", most=most, **given).fetch().rows
-    steps = [Step(*values) for *values, _ in reversed(rows)]
-    if not steps or any(name != "batch" for *_, name in rows):
+    rows = run.query("newest_steps", most=most, **given).fetch().rows[::-1]
+    steps = [Step(*values) for *values, _, _ in rows]
+    if any(name != "batch" for *_, name, _ in rows):
         return steps
-    # `ci.batches` fetches between its batches, and does nothing else there.
-    waits = [0] + [
-        max(after.start - before.start - before.wall, 0) if before.is_before(after) else 0
-        for before, after in itertools.pairwise(steps)
-    ]
+    # `ci.batches` fetches between its batches, and does nothing else there. What the first one of
+    # an epoch waited is known of a DataLoader.
+    waits = []
+    for before, step, (*_, attrs) in zip([None, *steps], steps, rows, strict=False):
+        if before is not None and before.is_before(step):
+            waits.append(max(step.start - before.start - before.wall, 0))
+        else:
+            waits.append(_attrs(attrs).get("data_load_ns") or 0)
     if sum(waits) < MIN_WAIT_NS * len(steps):
         return steps
     return [step.after(wait) for step, wait in zip(steps, waits, strict=True)]
@@ -282,9 +298,11 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     """
     account: dict[str, int] = {}
     steps = in_steps = beside = 0
+    names = set()
     for name, place, count, ns in run.query("account", **given).fetch().rows:
         if name in ("step", "batch") and place == "beside":
             steps += ns
+            names.add(name)
             continue
         part = name if name in PHASES else ASIDES.get(name)
         if part is None:
@@ -304,6 +322,7 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
         is_named = len(account) < MAX_PARTS and ns >= MIN_PART * facts.window_ns
         part = name if is_named and name not in (*account, *RESTS) else "other scopes"
         account[part] = account.get(part, 0) + ns
+    facts.is_fetched_between = names == {"batch"}
     account["in no phase"] = max(steps - in_steps, 0)
     between = max(facts.window_ns - steps - beside, 0)
     waited = min(max(sum(step.wall for step in facts.steps) - steps, 0), between)
@@ -335,7 +354,9 @@ def fetch_ranks(run: Run, lead: Session, facts: Facts) -> list[RankStep]:
         "first_ns": facts.steps[0].start,
         "every": max(len(facts.steps) * len(run.ranks) // MAX_RANK_STEPS, 1),
     }
-    return [RankStep(*row) for row in run.query("rank_steps", **given).fetch().rows]
+    rows = run.query("rank_steps", **given).fetch().rows
+    is_fetched = facts.is_fetched_between
+    return [RankStep(*row).after(wait or 0 if is_fetched else 0) for *row, wait in rows]
 
 
 def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
@@ -358,7 +379,7 @@ def endings(run: Run) -> list[Ending]:
         if one.attempt != run.attempts[-1]:
             continue
         box = one.box
-        where, silent = "", None
+        where, silent, error = "", None, ""
         last_step = None
         if box is not None:
             spans = {span.id: span for span in box.spans}
@@ -368,15 +389,40 @@ def endings(run: Run) -> list[Ending]:
                 path: list[str] = []
                 span = inner[0]
                 while span is not None and len(path) < 64:
-                    path.append(span.name if span.index is None else f"{span.name}[{span.index}]")
+                    path.append(placed(span.name, span.index))
                     span = spans.get(span.parent_id or "")  # type: ignore[assignment]
                 where = " > ".join(path[::-1])
             since, beat = box.content.get("silent_since_ns"), box.content.get("heartbeat_ns")
             if since is not None and beat is not None:
                 silent = (beat - since) / 1e9
             last_step = (box.content.get("last_step") or {}).get("index")
-        found.append(Ending(one.rank, one.state, where, last_step, silent))
+            if one.state == "exception":
+                error = (box.content.get("ended") or {}).get("detail") or ""
+                where = failed_in(run, one) or where
+        found.append(Ending(one.rank, one.state, where, last_step, silent, error))
     return found
+
+
+FAILED = """
+SELECT name, "index", start_ns FROM spans
+WHERE session = :session AND error IS NOT NULL AND end_ns IS NOT NULL AND in_thread
+ORDER BY end_ns DESC, depth LIMIT :most
+"""
+
+
+def failed_in(run: Run, session: Session) -> str:
+    """The spans that the last error has cut short: it leaves the innermost one first."""
+    path: list[str] = []
+    latest = 0
+    for name, index, start in run.sql(FAILED, session=session.key, most=MAX_FAILED).fetch().rows:
+        if start >= latest:  # else one that failed before, and was caught
+            path.append(placed(name, index))
+            latest = start
+    return " > ".join(path)
+
+
+def placed(name: str, index: int | None) -> str:
+    return name if index is None else f"{name}[{index}]"
 
 
 def _attrs(text: str | None) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Group:
     has_arrived: bool  # at the last step that any rank has begun
     stack: list[str] = field(default_factory=list)
     collective: str | None = None
+    error: str = ""  # of the first rank of them
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -89,6 +90,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
                 has_arrived=has_arrived(ending, latest),
                 stack=stack[-MAX_FRAMES:],
                 collective=collective,
+                error=ending.error,
             )
         group.ranks.append(session.rank)
     ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))

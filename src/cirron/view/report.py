@@ -130,6 +130,8 @@ def reasons(found: Why) -> str:
         late = "" if group.has_arrived else ": never arrived at the last step"
         lines += ["", f"{who} ({group.state}{step}){late}"]
         lines.append(f"  in {text.plain(group.where or 'no open span', 300)}")
+        if group.error:
+            lines.append(f"  {text.plain(group.error, 300)}")
         if group.collective is not None:
             lines.append(f"  collective: {text.plain(group.collective, 200)}")
         lines += [f"    {text.plain(one, 200)}" for one in group.stack[-MAX_STACK:]]

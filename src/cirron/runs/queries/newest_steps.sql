@@ -19,7 +19,8 @@ SELECT
         - sum(CASE WHEN in_step THEN end_ns - start_ns ELSE 0 END), 0) AS BIGINT) AS self_ns,
     CAST(sum(CASE WHEN in_step THEN gpu_ns END) AS BIGINT) AS gpu_ns,
     max(memory_peak_bytes) AS memory_peak_bytes,
-    max(CASE WHEN is_training_step THEN name END) AS name
+    max(CASE WHEN is_training_step THEN name END) AS name,
+    max(CASE WHEN is_training_step AND name = 'batch' THEN attrs END) AS attrs
 FROM spans
 WHERE session = :session AND (is_training_step OR in_step
     OR name = 'compile' AND parent_name IN ('forward', 'backward') AND step_key IS NOT NULL AND NOT in_aside)

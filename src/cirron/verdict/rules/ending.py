@@ -31,6 +31,7 @@ def judge_death(facts: Facts) -> Judged:
         None,
         [told(one) for one in dead[:MAX_RANKS]],
         "cirron why says what each process was doing",
+        is_urgent=True,
     )
 
 
@@ -46,10 +47,12 @@ def judge_hang(facts: Facts) -> Judged:
         None,
         [told(one) for one in silent[:MAX_RANKS]],
         "cirron why shows the stacks",
+        is_urgent=True,
     )
 
 
 def told(one: Ending) -> str:
     rank = "" if one.rank is None else f"rank {one.rank} "
     step = "" if one.last_step is None else f"; last step {one.last_step}"
-    return f"{rank}{one.state} in {one.where or 'no open span'}{step}"
+    error = f": {one.error}" if one.error else ""
+    return f"{rank}{one.state} in {one.where or 'no open span'}{step}{error}"

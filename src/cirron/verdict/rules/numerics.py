@@ -52,6 +52,7 @@ def judge(facts: Facts) -> Judged:
         evidence,
         "lower the learning rate, clip gradients, look at the first bad batch and the layers named;"
         " cirron tensors shows their history",
+        is_urgent=True,
     )
 
 
