@@ -138,7 +138,7 @@ def test_why_names_the_error_that_ended_a_process(tmp_path: Path) -> None:
     verdict = as_json("report")["findings"][0]
 
     assert ("exception", "MemoryError: too large") == (group["state"], group["error"])
-    assert "epoch[0] > step[3] > data_load" == group["where"]
+    assert "cirron.session > epoch[0] > step[3] > data_load" == group["where"]
     assert group["frame"].endswith("train.py:4 in load")
     assert "died" == verdict["class"]
     assert "epoch[0] > step[3] > data_load; last step 3: MemoryError" in verdict["evidence"][0]

@@ -206,6 +206,17 @@ def test_python_in_the_step() -> None:
     assert pytest.approx((6 - 9 * 0.07) / 15.3, abs=0.01) == verdict.gain.share
 
 
+@pytest.mark.parametrize(("own", "found"), [(1600, "healthy"), (6000, "host-bound")])
+def test_what_a_trainer_does_itself_is_no_fault(own: int, found: str) -> None:
+    """Steps of 3 ms, and some of a Trainer's own calls: no more than 2 ms is theirs."""
+    small = {"forward": MS, "backward": 3 * MS // 2, "optimizer": MS // 2, "own": own * 1000}
+    verdict, *_ = judge(facts(every(300, **small), framework="transformers"))
+
+    assert found == verdict.kind
+    if verdict.gain is not None:
+        assert pytest.approx((own / 1000 - 2) / (3.3 + own / 1000), abs=0.01) == verdict.gain.share
+
+
 @pytest.mark.parametrize(
     ("gpu", "found", "said"),
     [
@@ -256,9 +267,11 @@ def test_what_is_beside_the_training_is_named(part: str) -> None:
 
 
 def test_compiles_again_and_again() -> None:
-    made = facts(compiles=[(number, 100 * MS) for number in range(5)])
+    apart = facts(compiles=[(100 * MS * number, 100 * MS) for number in range(5)])
+    at_once = facts(compiles=[(number, 100 * MS) for number in range(5)])
 
-    assert "compile-storm" == judge(made)[0].kind
+    assert "compile-storm" == judge(apart)[0].kind
+    assert "compute-bound" == judge(at_once)[0].kind, "a first evaluation, with all its functions"
 
 
 def test_uneven_steps() -> None:

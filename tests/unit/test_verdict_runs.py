@@ -117,3 +117,53 @@ def test_memory_that_grows_by_half_comes_before_speed(made: Made) -> None:
     report = ci.open(".").report()
 
     assert ["memory-growth", "host-bound"] == [one.kind for one in report.findings]
+
+
+def test_what_is_inside_of_scopes_counts_once(made: Made) -> None:
+    """Phases and checkpoints in a scope of the program are known, and the parts add up."""
+    session, at = made(), 0
+    epoch = session.span("epoch", 0, 60 * 20 * MS, index=0)
+    for number in range(60):
+        step = session.span("step", at, at + 20 * MS, epoch, number)
+        scope = session.span("train", at, at + 15 * MS, step)
+        session.span("forward", at, at + 4 * MS, scope, mode="train")
+        session.span("backward", at + 4 * MS, at + 9 * MS, scope)
+        inner = session.span("save", at + 9 * MS, at + 15 * MS, scope)
+        session.span("checkpoint", at + 10 * MS, at + 15 * MS, inner)
+        at += 20 * MS
+    session.write()
+
+    report = ci.open(".").report()
+
+    assert {
+        "forward": 0.2,
+        "backward": 0.25,
+        "checkpoint": 0.25,
+        "train": 0.05,
+        "in no phase": 0.25,
+    } == {part: pytest.approx(share) for part, _, share in report.account}
+    assert {"checkpoint-heavy", "host-bound"} == {one.kind for one in report.findings}
+
+
+def test_a_first_evaluation_that_compiles_is_neither_a_storm_nor_heavy(made: Made) -> None:
+    session, at = made(), 0
+    for number in range(3):
+        began = at
+        epoch = session.span("epoch", began, at + 1050 * MS, index=number)
+        for index in range(100):
+            step = session.span("step", at, at + 10 * MS, epoch, index)
+            session.span("forward", at, at + 9 * MS, step, mode="train")
+            at += 10 * MS
+        compiles = 400 * MS if number == 0 else 0
+        evaluation = session.span("evaluation", at, at + 50 * MS + compiles)
+        for nth in range(4 if compiles else 0):
+            session.span("compile", at + nth * 100 * MS, at + (nth + 1) * 100 * MS, evaluation)
+        at += 50 * MS + compiles
+    session.write()
+
+    report = ci.open(".").report()
+
+    assert "compute-bound" == report.verdict.kind
+    assert (
+        pytest.approx(400 / 3500, abs=0.01) == dict((p, s) for p, _, s in report.account)["compile"]
+    )

@@ -113,6 +113,7 @@ class Facts:
 
     device: str
     world_size: int
+    framework: str = "unknown"
     steps: list[Step] = field(default_factory=list)  # settled ones
     warm_up: int = 0  # steps cut off
     is_fetched_between: bool = False  # the steps' data: they are those of `ci.batches`
@@ -161,7 +162,8 @@ class Facts:
 def gather(run: Run) -> Facts:
     """The facts of a run."""
     lead = leading(run)
-    facts = Facts(device=device_of(run, lead), world_size=max(len(run.ranks), 1))
+    device, framework = machinery_of(run)
+    facts = Facts(device, world_size=max(len(run.ranks), 1), framework=framework)
     facts.endings = endings(run)
     facts.clock_ns = max((s.info.clock.uncertainty_ns for s in run.sessions if s.info), default=0)
     if lead is None:
@@ -235,13 +237,12 @@ def settled_from(walls: Sequence[int]) -> int:
     return 1 if clipped[0] > 2 else 0
 
 
-def device_of(run: Run, lead: Session | None) -> str:
-    program = run.program
-    if program.gpus:
-        return str(program.gpus[0])
+def machinery_of(run: Run) -> tuple[str, str]:
+    """The device and the framework of a run."""
     rows = run.query("root").fetch().rows
-    found = _attrs(rows[0][0]).get("device") if rows else None
-    return str(found or "unknown")
+    root = _attrs(rows[0][0]) if rows else {}
+    device = run.program.gpus[0] if run.program.gpus else root.get("device")
+    return str(device or "unknown"), str(root.get("framework") or "unknown")
 
 
 def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
@@ -299,6 +300,7 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     account: dict[str, int] = {}
     steps = in_steps = beside = 0
     names = set()
+    nested: list[tuple[str, str, int]] = []
     for name, place, count, ns in run.query("account", **given).fetch().rows:
         if name in ("step", "batch") and place == "beside":
             steps += ns
@@ -316,8 +318,16 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
             in_steps += ns
         elif place == "beside":
             beside += ns
-        else:  # inside of that phase, and not part of it
-            account[place] = account.get(place, 0) - ns
+        else:
+            nested.append((part, place, ns))
+    for part, place, ns in nested:  # inside of that phase, evaluation or scope, and not part of it
+        if place in account:
+            account[place] -= ns
+        elif place in facts.scopes:
+            count, all_ns = facts.scopes[place]
+            facts.scopes[place] = count, all_ns - ns
+        else:  # what it is inside of is not known
+            account[part] -= ns
     for name, (_, ns) in sorted(facts.scopes.items(), key=lambda one: -one[1][1]):
         is_named = len(account) < MAX_PARTS and ns >= MIN_PART * facts.window_ns
         part = name if is_named and name not in (*account, *RESTS) else "other scopes"
@@ -404,21 +414,25 @@ def endings(run: Run) -> list[Ending]:
 
 
 FAILED = """
-SELECT name, "index", start_ns FROM spans
+SELECT path, epoch, step, "index", start_ns FROM spans
 WHERE session = :session AND error IS NOT NULL AND end_ns IS NOT NULL AND in_thread
 ORDER BY end_ns DESC, depth LIMIT :most
 """
 
 
 def failed_in(run: Run, session: Session) -> str:
-    """The spans that the last error has cut short: it leaves the innermost one first."""
-    path: list[str] = []
-    latest = 0
-    for name, index, start in run.sql(FAILED, session=session.key, most=MAX_FAILED).fetch().rows:
+    """The innermost span that the last error has cut short, with the path to it."""
+    where, latest = "", 0
+    rows = run.sql(FAILED, session=session.key, most=MAX_FAILED).fetch().rows
+    for path, epoch, step, index, start in rows:  # it leaves the innermost one first
         if start >= latest:  # else one that failed before, and was caught
-            path.append(placed(name, index))
             latest = start
-    return " > ".join(path)
+            *above, name = path.split("/")
+            known = {"epoch": epoch, "step": step, "batch": step}
+            where = " > ".join(
+                [*(placed(one, known.get(one)) for one in above), placed(name, index)]
+            )
+    return where
 
 
 def placed(name: str, index: int | None) -> str:
