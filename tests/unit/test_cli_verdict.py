@@ -80,6 +80,11 @@ def test_what_if(made: Made) -> None:
 
     assert pytest.approx(80 / 402) == gain["share"]
     assert pytest.approx(0.01, rel=0.02) == gain["replay_error"]
+    assert (
+        "39.8% of the time, 0.16 s of these steps more"
+        in cirron("report", "--what-if", "forward=2x")[1]
+    )
+    assert "too few have data_load" in cirron("report", "--what-if", "data_load=0.5x")[1]
     assert 2 == cirron("report", "--what-if", "nonsense")[0]
 
 
@@ -91,6 +96,7 @@ def test_diff(runs: list[str]) -> None:
     assert "loss: parts in epoch 0, step 3; at the end 1 -> 2" in cirron("diff", *runs)[1]
     assert cirron("diff", *runs, "--fail-on", "900%")[0] in (0, 5)
     assert 2 == cirron("diff", *runs, "--fail-on", "much")[0]
+    assert 2 == cirron("diff", *runs, "--fail-on", "5")[0], "5% or 500%?"
     assert 3 == cirron("diff", runs[0], "nope")[0]
 
 

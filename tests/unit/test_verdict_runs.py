@@ -164,6 +164,5 @@ def test_a_first_evaluation_that_compiles_is_neither_a_storm_nor_heavy(made: Mad
     report = ci.open(".").report()
 
     assert "compute-bound" == report.verdict.kind
-    assert (
-        pytest.approx(400 / 3500, abs=0.01) == dict((p, s) for p, _, s in report.account)["compile"]
-    )
+    shares = {part: share for part, _, share in report.account}
+    assert pytest.approx(400 / 3500, abs=0.01) == shares["compile"]

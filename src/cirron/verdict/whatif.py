@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Gain
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def lasting(facts: Facts, total: float, rare: Mapping[int, float] = NONE) -> Gai
     error = error_of(facts.steps, rare)
     if facts.window_ns < unchanged or error is None or error > MAX_ERROR:
         return None
-    saved = max(unchanged - total, 0.0)
+    saved = unchanged - total
     return Gain(saved / facts.window_ns, saved / 1e9, error)
 
 
@@ -49,8 +50,13 @@ PARTS = ("data_load", "forward", "backward", "optimizer_step", "self")
 
 
 def what_if(facts: Facts, part: str, factor: float) -> Gain | None:
-    """The gain if a part of each step took this many times what it does."""
+    """The gain if a part of each step took this many times what it does; a loss is below 0.
+
+    None: too few steps have it, or the replay does not fit the run.
+    """
     name = {"optimizer_step": "optimizer", "self": "own"}.get(part, part)
+    if sum(getattr(step, name) is not None for step in facts.steps) < MIN_STEPS:
+        return None
     return replay(facts, lambda step: step.wall + (factor - 1) * (getattr(step, name) or 0))
 
 

@@ -106,10 +106,10 @@ def following(verdict: Finding) -> str:
 def what_if(part: str, factor: float, found: Gain | None) -> str:
     """The answer to a user's own question."""
     if found is None:
-        return "the steps cannot be replayed: there are too few, or their parts do not add up"
-    saved = f"{100 * found.share:.1f}% of the time, {found.seconds:.3g} s of these steps"
+        return f"the steps cannot be replayed: too few have {part}, or their parts do not add up"
+    saved = f"{100 * abs(found.share):.1f}% of the time, {abs(found.seconds):.3g} s of these steps"
     return (
-        f"{part} at {factor:g} times what it takes: {saved} less"
+        f"{part} at {factor:g} times what it takes: {saved} {'more' if found.share < 0 else 'less'}"
         f" (replay error {100 * found.replay_error:.1f}%)"
     )
 

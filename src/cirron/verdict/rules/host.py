@@ -5,9 +5,10 @@ needed.
 
 In no phase: what no phase covers in the steps, where a step with a hiccup counts as three usual
 ones at most. From 20 % on it is a finding; the gain is a replay that leaves 7 % of the phases, what
-losses and metrics take. Where a Trainer runs the loop, its own calls are in no phase, too: a
-finding if the quickest tenth of the steps take more than 2 ms, which are left. On a GPU that time may be a wait for the device: it is Python's only if
-what was measured on the device in the phases fills less than half of the steps.
+losses and metrics take. Where a Trainer runs the loop, its own calls are in no phase, too: it is a
+finding if the quickest tenth of the steps take more than 2 ms, which are left. On a GPU that time
+may be a wait for the device: it is Python's only if what was measured on the device in the phases
+fills less than half of the steps.
 
 Small operations: batches of at most 8 samples, and forward, backward and optimizer take less than
 150 us for each tensor of the model in the quickest tenth of the steps, about what calling the
