@@ -377,6 +377,15 @@ def test_a_delay_inside_backward_cannot_be_told(phase: str | None) -> None:
     assert "cannot tell" in next(one.why for one in abstained if one.kind == "slow-rank")
 
 
+def test_a_rank_that_has_the_only_steps_is_not_compared() -> None:
+    """The others died before they had any."""
+    rows = [one for one in of_ranks(lambda _: 2) if one.rank == 0]
+    _, findings, abstained = judge(facts(ranks=rows))
+
+    assert "slow-rank" not in {one.kind for one in findings}
+    assert "0 steps in common" in next(one.why for one in abstained if one.kind == "slow-rank")
+
+
 def test_equal_ranks_raise_no_alarm() -> None:
     """Over 100 seeds, with 2 and with 64 ranks."""
     for seed in range(100):
@@ -395,6 +404,21 @@ def test_a_run_that_died(state: str) -> None:
 
     assert "died" == verdict.kind
     assert "backward" in verdict.summary
+
+
+def test_the_rank_that_died_first_is_named() -> None:
+    """The launcher ends the others by a signal, and some fail when they miss it."""
+    where = "step[3] > backward"
+    ended = [
+        Ending(0, "signal", where, 3, None, last_ns=7),
+        Ending(1, "exception", where, 3, None, "ConnectionError: reset by peer", last_ns=9),
+        Ending(2, "killed", "step[3]", 3, None, last_ns=8),
+        Ending(3, "clean", "", 3, None, last_ns=1),
+    ]
+    verdict, *_ = judge(facts(endings=ended))
+
+    assert "rank 2 was killed in step[3], the first of 3 of 4 processes" == verdict.summary
+    assert ["rank 2", "rank 1", "rank 0"] == [one[:6] for one in verdict.evidence]
 
 
 def test_a_run_that_hangs() -> None:

@@ -22,7 +22,7 @@ def train(session: MadeSession, waits: list[int], epochs: int = 1, **loader: Any
         for wait in waits:
             at += wait * MS + 10 * MS
             work.append((at - 10 * MS, at, wait * MS))
-        used = {"starved_ns": 0, "asleep_ns": sum(waits) * MS}
+        used: dict[str, Any] = {"starved_ns": 0, "asleep_ns": sum(waits) * MS}
         cpu_ns = len(waits) * 10 * MS
         epoch = session.span("epoch", began, at, index=number, cpu_ns=cpu_ns, **used, **loader)
         for index, (start, end, waited) in enumerate(work):

@@ -105,6 +105,7 @@ class Ending(NamedTuple):
     last_step: int | None
     silent_s: float | None  # None: not longer than `silence_after`
     error: str = ""  # what ended it
+    last_ns: int = 0  # when it was last heard of
 
 
 @dataclass
@@ -409,7 +410,7 @@ def endings(run: Run) -> list[Ending]:
             if one.state == "exception":
                 error = (box.content.get("ended") or {}).get("detail") or ""
                 where = failed_in(run, one) or where
-        found.append(Ending(one.rank, one.state, where, last_step, silent, error))
+        found.append(Ending(one.rank, one.state, where, last_step, silent, error, one.last_ns))
     return found
 
 

@@ -19,14 +19,22 @@ MAX_RANKS = 4
 
 
 def judge_death(facts: Facts) -> Judged:
-    dead = [one for one in facts.endings if one.state in DEAD]
+    # The one to blame first: who starts the ranks ends the others by a signal, after one has died.
+    dead = sorted(
+        (one for one in facts.endings if one.state in DEAD),
+        key=lambda one: (one.state == "signal", one.last_ns),
+    )
     if not dead:
         return None
+    first = dead[0]
     how = {"killed": "was killed", "signal": "ended by a signal", "exception": "ended in an error"}
-    who = "the run" if len(facts.endings) == 1 else f"{len(dead)} of {len(facts.endings)} processes"
+    who = "a process" if first.rank is None else f"rank {first.rank}"
+    others = f", the first of {len(dead)} of {len(facts.endings)} processes"
     return Finding(
         "died",
-        f"{who} {how[dead[0].state]}" + (f" in {dead[0].where}" if dead[0].where else ""),
+        f"{'the run' if len(facts.endings) == 1 else who} {how[first.state]}"
+        + (f" in {first.where}" if first.where else "")
+        + (others if len(facts.endings) > 1 else ""),
         None,
         None,
         [told(one) for one in dead[:MAX_RANKS]],
