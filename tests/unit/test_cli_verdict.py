@@ -130,6 +130,11 @@ def test_what_if(made: Made) -> None:
 
     assert pytest.approx(80 / 402) == gain["share"]
     assert pytest.approx(0.01, rel=0.02) == gain["replay_error"]
+    assert (
+        "39.8% of the time, 0.16 s of these steps more"
+        in cirron("report", "--what-if", "forward=2x")[1]
+    )
+    assert "too few have data_load" in cirron("report", "--what-if", "data_load=0.5x")[1]
     assert 2 == cirron("report", "--what-if", "nonsense")[0]
 
 
@@ -141,6 +146,7 @@ def test_diff(runs: list[str]) -> None:
     assert "loss: parts in epoch 0, step 3; at the end 1 -> 2" in cirron("diff", *runs)[1]
     assert cirron("diff", *runs, "--fail-on", "900%")[0] in (0, 5)
     assert 2 == cirron("diff", *runs, "--fail-on", "much")[0]
+    assert 2 == cirron("diff", *runs, "--fail-on", "5")[0], "5% or 500%?"
     assert 3 == cirron("diff", runs[0], "nope")[0]
 
 
@@ -160,6 +166,38 @@ def test_why(runs: list[str], tmp_path: Path) -> None:
     assert ["clean"] == [group["state"] for group in found["groups"]]
     assert "is no dump that can be read" in found["problems"][0]
     assert not (tmp_path / "ran").exists()
+
+
+def test_why_names_the_error_that_ended_a_process(tmp_path: Path) -> None:
+    """With the spans that it cut short, and the calls in which it was raised."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import cirron as ci\n"
+        "ci.profile()\n"
+        "def load():\n"
+        "    raise MemoryError('too large')\n"
+        "for epoch in ci.epochs(range(3)):\n"
+        "    for step in range(5):\n"
+        "        with ci.scope('step', index=step):\n"
+        "            try:\n"
+        "                with ci.scope('forward'):\n"
+        "                    raise KeyError('caught')\n"
+        "            except KeyError:\n"
+        "                pass\n"
+        "            if step == 3:\n"
+        "                with ci.scope('data_load'):\n"
+        "                    load()\n"
+    )
+    subprocess.run([sys.executable, script], cwd=tmp_path, check=False, capture_output=True)
+
+    (group,) = as_json("why")["groups"]
+    verdict = as_json("report")["findings"][0]
+
+    assert ("exception", "MemoryError: too large") == (group["state"], group["error"])
+    assert "cirron.session > epoch[0] > step[3] > data_load" == group["where"]
+    assert group["frame"].endswith("train.py:4 in load")
+    assert "died" == verdict["class"]
+    assert "epoch[0] > step[3] > data_load; last step 3: MemoryError" in verdict["evidence"][0]
 
 
 def test_a_run_beside_its_predecessors(tmp_path: Path) -> None:

@@ -206,6 +206,17 @@ def test_python_in_the_step() -> None:
     assert pytest.approx((6 - 9 * 0.07) / 15.3, abs=0.01) == verdict.gain.share
 
 
+@pytest.mark.parametrize(("own", "found"), [(1600, "healthy"), (6000, "host-bound")])
+def test_what_a_trainer_does_itself_is_no_fault(own: int, found: str) -> None:
+    """Steps of 3 ms, and some of a Trainer's own calls: no more than 2 ms is theirs."""
+    small = {"forward": MS, "backward": 3 * MS // 2, "optimizer": MS // 2, "own": own * 1000}
+    verdict, *_ = judge(facts(every(300, **small), framework="transformers"))
+
+    assert found == verdict.kind
+    if verdict.gain is not None:
+        assert pytest.approx((own / 1000 - 2) / (3.3 + own / 1000), abs=0.01) == verdict.gain.share
+
+
 @pytest.mark.parametrize(
     ("gpu", "found", "said"),
     [
@@ -256,9 +267,11 @@ def test_what_is_beside_the_training_is_named(part: str) -> None:
 
 
 def test_compiles_again_and_again() -> None:
-    made = facts(compiles=[(number, 100 * MS) for number in range(5)])
+    apart = facts(compiles=[(100 * MS * number, 100 * MS) for number in range(5)])
+    at_once = facts(compiles=[(number, 100 * MS) for number in range(5)])
 
-    assert "compile-storm" == judge(made)[0].kind
+    assert "compile-storm" == judge(apart)[0].kind
+    assert "compute-bound" == judge(at_once)[0].kind, "a first evaluation, with all its functions"
 
 
 def test_uneven_steps() -> None:
@@ -368,6 +381,15 @@ def test_a_delay_inside_backward_cannot_be_told(phase: str | None) -> None:
     assert "cannot tell" in next(one.why for one in abstained if one.kind == "slow-rank")
 
 
+def test_a_rank_that_has_the_only_steps_is_not_compared() -> None:
+    """The others died before they had any."""
+    rows = [one for one in of_ranks(lambda _: 2) if one.rank == 0]
+    _, findings, abstained = judge(facts(ranks=rows))
+
+    assert "slow-rank" not in {one.kind for one in findings}
+    assert "0 steps in common" in next(one.why for one in abstained if one.kind == "slow-rank")
+
+
 def test_equal_ranks_raise_no_alarm() -> None:
     """Over 100 seeds, with 2 and with 64 ranks."""
     for seed in range(100):
@@ -386,6 +408,21 @@ def test_a_run_that_died(state: str) -> None:
 
     assert "died" == verdict.kind
     assert "backward" in verdict.summary
+
+
+def test_the_rank_that_died_first_is_named() -> None:
+    """The launcher ends the others by a signal, and some fail when they miss it."""
+    where = "step[3] > backward"
+    ended = [
+        Ending(0, "signal", where, 3, None, last_ns=7),
+        Ending(1, "exception", where, 3, None, "ConnectionError: reset by peer", last_ns=9),
+        Ending(2, "killed", "step[3]", 3, None, last_ns=8),
+        Ending(3, "clean", "", 3, None, last_ns=1),
+    ]
+    verdict, *_ = judge(facts(endings=ended))
+
+    assert "rank 2 was killed in step[3], the first of 3 of 4 processes" == verdict.summary
+    assert ["rank 2", "rank 1", "rank 0"] == [one[:6] for one in verdict.evidence]
 
 
 def test_a_run_that_hangs() -> None:

@@ -47,11 +47,12 @@ def diff(
 
 
 def share_of(text: str) -> float:
-    """`5%` or `0.05` as a share."""
+    """`5%` or `0.05` as a share. A `5` alone would be 500 %, which nobody means."""
+    is_percent = text.endswith("%")
     try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        share = float(text.removesuffix("%")) / (100 if is_percent else 1)
     except ValueError:
         share = -1.0
-    if not 0 <= share < 10:
-        raise click.UsageError(f"--fail-on takes a share such as 5%, not {text!r}")
+    if not 0 <= share < (10 if is_percent else 1):
+        raise click.UsageError(f"--fail-on takes a share such as 5% or 0.05, not {text!r}")
     return share

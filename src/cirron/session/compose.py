@@ -23,7 +23,7 @@ from cirron.record import attrs as attributes
 from cirron.record import clock, hot
 from cirron.record.budget import budget
 from cirron.scheduling import Scheduled
-from cirron.session import identity, program
+from cirron.session import identity, lifecycle, program
 from cirron.ship.blackbox import BlackBox
 from cirron.ship.collect import Collector
 from cirron.ship.flusher import MAX_BATCH_BYTES, Flusher
@@ -269,9 +269,11 @@ class Session:
         if self.pid != os.getpid():
             return  # a forked child that recorded nothing has nothing to end
 
+        error = lifecycle.last_error() if how == "exception" else None
+
         def before_closing() -> None:
             if self.black_box is not None and how != "clean":
-                self.black_box.freeze(with_stacks=how == "signal")
+                self.black_box.freeze(error)
 
         if self.root is not None and self.root in self.state.opened:
             spent = time.process_time_ns() - self._cpu_start_ns

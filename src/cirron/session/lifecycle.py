@@ -182,8 +182,7 @@ class Process:
 
 def how_it_ends() -> tuple[str, str | None]:
     """Why the interpreter is going down, as far as Python tells."""
-    # A child of `multiprocessing` is still handling its exception; the others have printed it.
-    error = getattr(sys, "last_value", None) or sys.exc_info()[1]
+    error = last_error()
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         return "clean", None  # a prompt goes on after an exception; its last one is not the end
     if error is None:
@@ -194,3 +193,9 @@ def how_it_ends() -> tuple[str, str | None]:
     if issubclass(kind, KeyboardInterrupt):
         return "signal", "SIGINT"
     return "exception", describe_error(kind, error, MAX_DETAIL_BYTES)
+
+
+def last_error() -> BaseException | None:
+    """The error that ends the program, if one does."""
+    # A child of `multiprocessing` is still handling its exception; the others have printed it.
+    return getattr(sys, "last_value", None) or sys.exc_info()[1]

@@ -92,11 +92,13 @@ class BlackBox:
         while self._written < wanted and self._worker.is_alive and clock.now() < deadline_ns:
             sleep(0.001)
 
-    def freeze(self, *, with_stacks: bool) -> None:
-        """Keeps what is going on, for the last write: what is open is about to be closed."""
+    def freeze(self, error: BaseException | None = None) -> None:
+        """Keeps what is going on, for the last write: what is open is about to be closed.
+
+        And where the threads are, or where the error that ends the program was raised.
+        """
         self._frozen = self._doing(clock.now())
-        if with_stacks:
-            self._frozen["stacks"] = all_stacks()
+        self._frozen["stacks"] = all_stacks() if error is None else raised_at(error)
 
     def close(self, deadline_ns: int, how: str, detail: str | None = None) -> bool:
         """Has the last state written: how the process ended. False: not by the deadline."""
@@ -235,12 +237,10 @@ def all_stacks() -> list[dict[str, Any]]:
             traceback.walk_stack(stack), limit=64, lookup_lines=False
         )
         inner = itertools.dropwhile(lambda frame: frame.filename.startswith(OUR_FOLDER), frames)
-        calls = [
-            f"{frame.filename[-MAX_PATH:]}:{frame.lineno} in {frame.name[:MAX_PATH]}"
-            for frame in inner
-        ]
+        calls = list(map(_told, inner))
         # Ours are named so, and wait: what is left of their calls is how threads begin.
-        if calls and not names.get(thread, "").startswith("cirron-"):
+        is_ours = names.get(thread, "").startswith("cirron-")
+        if calls and not is_ours and thread != threading.get_ident():
             left -= 400 + sum(map(len, calls))
             if left < 0:
                 break
@@ -248,6 +248,19 @@ def all_stacks() -> list[dict[str, Any]]:
                 {"thread_id": thread, "name": names.get(thread, "?"), "frames": calls[::-1]}
             )
     return found
+
+
+def raised_at(error: BaseException) -> list[dict[str, Any]]:
+    """The calls of the main thread in which an error was raised, innermost last."""
+    frames = traceback.StackSummary.extract(
+        traceback.walk_tb(error.__traceback__), limit=-64, lookup_lines=False
+    )
+    main = threading.main_thread()
+    return [{"thread_id": main.ident, "name": main.name, "frames": list(map(_told, frames))}]
+
+
+def _told(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename[-MAX_PATH:]}:{frame.lineno} in {frame.name[:MAX_PATH]}"
 
 
 def thread_names() -> dict[int | None, str]:

@@ -47,7 +47,6 @@ RULES: tuple[Rule, ...] = (
     ranks.judge,
     memory.judge,
 )
-FIRST = ("died", "hung", "numerics")  # before all that is about speed
 COMPUTE = 0.7  # of the window in forward, backward and optimizer: nothing else is worth naming
 
 
@@ -93,9 +92,9 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
             findings.append(judged)
         elif judged is not None:
             abstained.append(judged)
-    urgent = [one for one in findings if one.kind in FIRST]
+    urgent = [one for one in findings if one.is_urgent]
     rest = sorted(
-        (one for one in findings if one.kind not in FIRST),
+        (one for one in findings if not one.is_urgent),
         key=lambda one: -(one.gain.share if one.gain else one.share or 0.0),
     )
     findings = [*urgent, *blame_rank_first(rest)]

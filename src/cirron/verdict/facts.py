@@ -22,6 +22,7 @@ MAX_STEPS = 20_000
 # Of all ranks together.
 MAX_RANK_STEPS = 100_000
 MAX_VALUES = 5_000  # of each mark
+MAX_FAILED = 16  # spans inside each other that an error has cut short
 # Fewer settled steps than this say nothing.
 MIN_STEPS = 20
 # Less than this between two batches is what `ci.batches` itself takes.
@@ -80,6 +81,10 @@ class RankStep(NamedTuple):
     optimizer: int | None
     own: int
 
+    def after(self, wait: int) -> RankStep:
+        """The step with the wait for its data, which came before it."""
+        return self._replace(wall=self.wall + wait, data_load=(self.data_load or 0) + wait)
+
 
 class Value(NamedTuple):
     """A mark's value."""
@@ -99,7 +104,8 @@ class Ending(NamedTuple):
     where: str  # the innermost open span, with the path to it
     last_step: int | None
     silent_s: float | None  # None: not longer than `silence_after`
-    detail: str = ""  # the exception or the signal that ended it
+    error: str = ""  # the exception or the signal that ended it
+    last_ns: int = 0  # when it was last heard of
 
 
 @dataclass
@@ -108,9 +114,11 @@ class Facts:
 
     device: str
     world_size: int
+    framework: str = "unknown"
     steps: list[Step] = field(default_factory=list)  # settled ones
     step_name: str = "step"  # or `batch`, of `ci.batches`
     warm_up: int = 0  # steps cut off
+    is_fetched_between: bool = False  # the steps' data: they are those of `ci.batches`
     account: dict[str, int] = field(default_factory=dict)  # part -> ns, adds up to `window_ns`
     window_ns: int = 0  # from the first settled step to the end of the last
     loader: dict[str, Any] = field(default_factory=dict)
@@ -138,6 +146,12 @@ class Facts:
     def is_on_gpu(self) -> bool:
         return self.device not in ("cpu", "unknown")
 
+    @property
+    def first_of_epochs(self) -> list[int]:
+        """Which of the steps are the first of an epoch, but for the very first."""
+        pairs = enumerate(itertools.pairwise(self.steps), 1)
+        return [at for at, (one, step) in pairs if one.epoch != step.epoch or step.number == 0]
+
     def is_starved(self, ns: float) -> bool:
         """Whether other work on the machine may be why the steps took so much longer."""
         if self.starved_share is not None:
@@ -150,14 +164,15 @@ class Facts:
 def gather(run: Run) -> Facts:
     """The facts of a run."""
     lead = leading(run)
-    facts = Facts(device=device_of(run, lead), world_size=max(len(run.ranks), 1))
+    device, framework = machinery_of(run)
+    facts = Facts(device, world_size=max(len(run.ranks), 1), framework=framework)
     facts.endings = endings(run)
     facts.clock_ns = max((s.info.clock.uncertainty_ns for s in run.sessions if s.info), default=0)
     if lead is None:
         return facts
     given = {"session": lead.key}
     steps = fetch_steps(run, given)
-    facts.step_name = next((one[-1] for one in newest(run, given, 1)), facts.step_name)
+    facts.step_name = next((one[-2] for one in newest(run, given, 1)), facts.step_name)
     facts.warm_up = settled_from([one.wall - one.beside for one in steps])
     facts.steps = steps[facts.warm_up :]
     describe(facts, run, given)
@@ -184,15 +199,18 @@ def newest(run: Run, given: dict[str, Any], most: int) -> list[tuple[Any, ...]]:
 
 
 def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[Step]:
-    rows = newest(run, given, most)
-    steps = [Step(*values) for *values, _ in reversed(rows)]
-    if not steps or any(name != "batch" for *_, name in rows):
+    rows = newest(run, given, most)[::-1]
+    steps = [Step(*values) for *values, _, _ in rows]
+    if any(name != "batch" for *_, name, _ in rows):
         return steps
-    # `ci.batches` fetches between its batches, and does nothing else there.
-    waits = [0] + [
-        max(after.start - before.start - before.wall, 0) if before.is_before(after) else 0
-        for before, after in itertools.pairwise(steps)
-    ]
+    # `ci.batches` fetches between its batches, and does nothing else there. What the first one of
+    # an epoch waited is known of a DataLoader.
+    waits = []
+    for before, step, (*_, attrs) in zip([None, *steps], steps, rows, strict=False):
+        if before is not None and before.is_before(step):
+            waits.append(max(step.start - before.start - before.wall, 0))
+        else:
+            waits.append(_attrs(attrs).get("data_load_ns") or 0)
     if sum(waits) < MIN_WAIT_NS * len(steps):
         return steps
     return [step.after(wait) for step, wait in zip(steps, waits, strict=True)]
@@ -226,13 +244,12 @@ def settled_from(walls: Sequence[int]) -> int:
     return 1 if clipped[0] > 2 else 0
 
 
-def device_of(run: Run, lead: Session | None) -> str:
-    program = run.program
-    if program.gpus:
-        return str(program.gpus[0])
+def machinery_of(run: Run) -> tuple[str, str]:
+    """The device and the framework of a run."""
     rows = run.query("root").fetch().rows
-    found = _attrs(rows[0][0]).get("device") if rows else None
-    return str(found or "unknown")
+    root = _attrs(rows[0][0]) if rows else {}
+    device = run.program.gpus[0] if run.program.gpus else root.get("device")
+    return str(device or "unknown"), str(root.get("framework") or "unknown")
 
 
 def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
@@ -289,9 +306,12 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     """
     account: dict[str, int] = {}
     steps = in_steps = beside = 0
+    names = set()
+    nested: list[tuple[str, str, int]] = []
     for name, place, count, ns in run.query("account", **given).fetch().rows:
         if name in ("step", "batch") and place == "beside":
             steps += ns
+            names.add(name)
             continue
         part = name if name in PHASES else ASIDES.get(name)
         if part is None:
@@ -305,12 +325,21 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
             in_steps += ns
         elif place == "beside":
             beside += ns
-        else:  # inside of that phase, and not part of it
-            account[place] = account.get(place, 0) - ns
+        else:
+            nested.append((part, place, ns))
+    for part, place, ns in nested:  # inside of that phase, evaluation or scope, and not part of it
+        if place in account:
+            account[place] -= ns
+        elif place in facts.scopes:
+            count, all_ns = facts.scopes[place]
+            facts.scopes[place] = count, all_ns - ns
+        else:  # what it is inside of is not known
+            account[part] -= ns
     for name, (_, ns) in sorted(facts.scopes.items(), key=lambda one: -one[1][1]):
         is_named = len(account) < MAX_PARTS and ns >= MIN_PART * facts.window_ns
         part = name if is_named and name not in (*account, *RESTS) else "other scopes"
         account[part] = account.get(part, 0) + ns
+    facts.is_fetched_between = names == {"batch"}
     account["in no phase"] = max(steps - in_steps, 0)
     between = max(facts.window_ns - steps - beside, 0)
     waited = min(max(sum(step.wall for step in facts.steps) - steps, 0), between)
@@ -342,7 +371,9 @@ def fetch_ranks(run: Run, lead: Session, facts: Facts) -> list[RankStep]:
         "first_ns": facts.steps[0].start,
         "every": max(len(facts.steps) * len(run.ranks) // MAX_RANK_STEPS, 1),
     }
-    return [RankStep(*row) for row in run.query("rank_steps", **given).fetch().rows]
+    rows = run.query("rank_steps", **given).fetch().rows
+    is_fetched = facts.is_fetched_between
+    return [RankStep(*row).after(wait or 0 if is_fetched else 0) for *row, wait in rows]
 
 
 def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
@@ -365,9 +396,8 @@ def endings(run: Run) -> list[Ending]:
         if one.attempt != run.attempts[-1]:
             continue
         box = one.box
-        where, silent = "", None
+        where, silent, error = "", None, ""
         last_step = None
-        detail = ""
         if box is not None:
             spans = {span.id: span for span in box.spans}
             parents = {span.parent_id for span in box.spans}
@@ -376,46 +406,44 @@ def endings(run: Run) -> list[Ending]:
                 path: list[str] = []
                 span = inner[0]
                 while span is not None and len(path) < 64:
-                    path.append(span.name if span.index is None else f"{span.name}[{span.index}]")
+                    path.append(placed(span.name, span.index))
                     span = spans.get(span.parent_id or "")  # type: ignore[assignment]
                 where = " > ".join(path[::-1])
             since, beat = box.content.get("silent_since_ns"), box.content.get("heartbeat_ns")
             if since is not None and beat is not None:
                 silent = (beat - since) / 1e9
             last_step = (box.content.get("last_step") or {}).get("index")
-            detail = str((box.content.get("ended") or {}).get("detail") or "")
-            if detail:
-                where = failed_in(run, one, detail) or where
-        found.append(Ending(one.rank, one.state, where, last_step, silent, detail))
+            error = str((box.content.get("ended") or {}).get("detail") or "")
+            if error:
+                where = failed_in(run, one) or where
+        found.append(Ending(one.rank, one.state, where, last_step, silent, error, one.last_ns))
     return found
 
 
-# Of an exception's text: a span keeps less of it than the black box.
-COMPARED = 60
+FAILED = """
+SELECT path, epoch, step, "index", start_ns FROM spans
+WHERE session = :session AND error IS NOT NULL AND end_ns IS NOT NULL AND in_thread
+ORDER BY end_ns DESC, depth LIMIT :most
+"""
 
 
-def failed_in(run: Run, session: Session, detail: str) -> str:
-    """The path to the innermost span that ended in what ended the process: it is open no more."""
-    error = "KeyboardInterrupt" if detail == "SIGINT" else detail[:COMPARED]
-    failed = (
-        "SELECT key, start_ns, end_ns FROM spans WHERE session = :session"
-        " AND substr(error, 1, :length) = :error"
-    )
-    given: dict[str, Any] = {"session": session.key, "error": error, "length": len(error)}
-    outer = run.sql(f"{failed} ORDER BY end_ns DESC, depth LIMIT 1", **given).fetch().rows
-    if not outer:
-        return ""
-    _, given["start"], given["end"] = outer[0]
-    inside = f"{failed} AND start_ns >= :start AND end_ns <= :end ORDER BY depth DESC LIMIT 1"
-    key = run.sql(inside, **given).fetch().rows[0][0]
-    path: list[str] = []
-    above = 'SELECT parent_key, name, "index" FROM spans WHERE session = :session AND key = :key'
-    while len(path) < 64 and (
-        rows := run.sql(above, session=session.key, key=key).fetch().rows if key else []
-    ):
-        key, name, index = rows[0]
-        path.append(name if index is None else f"{name}[{index}]")
-    return " > ".join(path[::-1])
+def failed_in(run: Run, session: Session) -> str:
+    """The innermost span that the last error has cut short, with the path to it."""
+    where, latest = "", 0
+    rows = run.sql(FAILED, session=session.key, most=MAX_FAILED).fetch().rows
+    for path, epoch, step, index, start in rows:  # it leaves the innermost one first
+        if start >= latest:  # else one that failed before, and was caught
+            latest = start
+            *above, name = path.split("/")
+            known = {"epoch": epoch, "step": step, "batch": step}
+            where = " > ".join(
+                [*(placed(one, known.get(one)) for one in above), placed(name, index)]
+            )
+    return where
+
+
+def placed(name: str, index: int | None) -> str:
+    return name if index is None else f"{name}[{index}]"
 
 
 def _attrs(text: str | None) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class Finding:
     evidence: list[str]
     advice: str
     blames: str = ""  # the part of the account that it is about
+    is_urgent: bool = False  # it comes before all that is about speed
 
     def as_dict(self) -> dict[str, Any]:
         gain = self.gain

@@ -7,16 +7,19 @@ or that take another time later, show there. Above 5 % no number is given.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Gain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cirron.verdict.facts import Facts, Step
 
 MAX_ERROR = 0.05
+NONE: Mapping[int, float] = MappingProxyType({})
 
 
 def replay(facts: Facts, change: Callable[[Step], float]) -> Gain | None:
@@ -24,19 +27,22 @@ def replay(facts: Facts, change: Callable[[Step], float]) -> Gain | None:
     return lasting(facts, sum(max(change(step), 0.0) for step in facts.steps))
 
 
-def lasting(facts: Facts, total: float) -> Gain | None:
-    """The gain if the steps took this long together. None: the replay does not fit the run."""
+def lasting(facts: Facts, total: float, rare: Mapping[int, float] = NONE) -> Gain | None:
+    """The gain if the steps took this long together. None: the replay does not fit the run.
+
+    `rare` is what some of the steps, by place, take beyond the others.
+    """
     unchanged = sum(step.wall for step in facts.steps)
-    error = error_of(facts.steps)
+    error = error_of(facts.steps, rare)
     if facts.window_ns < unchanged or error is None or error > MAX_ERROR:
         return None
-    saved = max(unchanged - total, 0.0)
+    saved = unchanged - total
     return Gain(saved / facts.window_ns, saved / 1e9, error)
 
 
-def without(facts: Facts, ns: float) -> Gain | None:
+def without(facts: Facts, ns: float, rare: Mapping[int, float] = NONE) -> Gain | None:
     """The gain if so much of the window were not there."""
-    return lasting(facts, sum(step.wall for step in facts.steps) - ns)
+    return lasting(facts, sum(step.wall for step in facts.steps) - ns, rare)
 
 
 # What a user may ask about.
@@ -44,25 +50,32 @@ PARTS = ("data_load", "forward", "backward", "optimizer_step", "self")
 
 
 def what_if(facts: Facts, part: str, factor: float) -> Gain | None:
-    """The gain if a part of each step took this many times what it does."""
+    """The gain if a part of each step took this many times what it does; a loss is below 0.
+
+    None: too few steps have it, or the replay does not fit the run.
+    """
     name = {"optimizer_step": "optimizer", "self": "own"}.get(part, part)
+    if sum(getattr(step, name) is not None for step in facts.steps) < MIN_STEPS:
+        return None
     return replay(facts, lambda step: step.wall + (factor - 1) * (getattr(step, name) or 0))
 
 
-def error_of(steps: Sequence[Step]) -> float | None:
+def error_of(steps: Sequence[Step], rare: Mapping[int, float] = NONE) -> float | None:
     """How far the parts of each half of the steps are from the time of the other half, at worst.
 
-    What is done beside the training comes at its own times, so it is as it was.
+    What is done beside the training comes at its own times, so it is as it was; so is what a few
+    steps take beyond the others (`rare`): one of them more in a half is no error.
     """
     half = len(steps) // 2
-    halves = steps[:half], steps[half:]
+    apart = [step.beside + rare.get(at, 0.0) for at, step in enumerate(steps)]
+    rests = [max(parts(step) - rare.get(at, 0.0), 0.0) for at, step in enumerate(steps)]
     errors = []
-    for known, wanted in (halves, halves[::-1]):
-        took = sum(step.wall for step in wanted)
-        if not known or took <= 0:
+    for known, wanted in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):
+        took = sum(step.wall for step in steps[wanted])
+        if not steps[known] or took <= 0:
             return None
-        rebuilt = sum(parts(step) for step in known) / len(known) * len(wanted)
-        errors.append(abs(rebuilt + sum(step.beside for step in wanted) - took) / took)
+        rebuilt = sum(rests[known]) / len(rests[known]) * len(rests[wanted])
+        errors.append(abs(rebuilt + sum(apart[wanted]) - took) / took)
     return max(errors)
 
 
@@ -74,20 +87,30 @@ def parts(step: Step) -> int:
 
 
 def with_workers(
-    loads: Sequence[float], work: Sequence[float], workers: int, ahead: int, handover: float
+    loads: Sequence[float],
+    work: Sequence[float],
+    workers: int,
+    ahead: int,
+    handover: float,
+    firsts: Sequence[int] = (),
 ) -> float:
     """How long the steps take if workers load their batches, each `ahead` of them in advance.
 
     As a DataLoader does it: batch i is loaded by worker i % workers, batches are taken in order,
-    and each one that is taken has the next one asked for. Taking one costs the step `handover`.
+    and each one that is taken has the next one asked for. Taking one costs the step `handover`. At
+    `firsts`, where an epoch begins, nothing is loaded in advance.
     """
+    begins = set(firsts)
     is_free = [0.0] * workers  # when each worker is
     taken: list[float] = []
-    now = 0.0
+    now, first = 0.0, 0
     for number, load in enumerate(loads):
-        worker, asked = number % workers, number - workers * ahead
+        if number in begins:
+            is_free, taken, first = [now] * workers, [], number
+        at = number - first
+        worker, asked = at % workers, at - workers * ahead
         is_free[worker] = max(is_free[worker], taken[asked] if asked >= 0 else 0.0) + load
-        # The first batches are waited for in any case, once.
+        # The first batches of all are waited for in any case, once.
         now = max(now, is_free[worker] if number >= workers else 0.0) + handover
         taken.append(now)
         now += work[number]

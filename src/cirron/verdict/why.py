@@ -41,7 +41,7 @@ class Group:
     has_arrived: bool  # at the last step that any rank has begun
     stack: list[str] = field(default_factory=list)
     collective: str | None = None
-    detail: str = ""  # the exception or the signal that ended the first of them
+    error: str = ""  # the exception or the signal that ended the first of them
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -78,7 +78,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
         stack = stack_of(session)
         place = re.sub(r"\[\d+\]", "", ending.where)
         collective = collectives.get(session.rank) if session.rank is not None else None
-        kind = ending.detail.partition(":")[0]
+        kind = ending.error.partition(":")[0]
         frame = stack[-1] if stack else ""
         key = (ending.state, kind, place, ending.last_step, frame, collective)
         group = groups.get(key)
@@ -92,7 +92,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
                 has_arrived=has_arrived(ending, latest),
                 stack=stack[-MAX_FRAMES:],
                 collective=collective,
-                detail=ending.detail,
+                error=ending.error,
             )
         group.ranks.append(session.rank)
     ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))

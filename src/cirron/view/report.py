@@ -109,10 +109,10 @@ def following(report: Report) -> str:
 def what_if(part: str, factor: float, found: Gain | None) -> str:
     """The answer to a user's own question."""
     if found is None:
-        return "the steps cannot be replayed: there are too few, or their parts do not add up"
-    saved = f"{100 * found.share:.1f}% of the time, {found.seconds:.3g} s of these steps"
+        return f"the steps cannot be replayed: too few have {part}, or their parts do not add up"
+    saved = f"{100 * abs(found.share):.1f}% of the time, {abs(found.seconds):.3g} s of these steps"
     return (
-        f"{part} at {factor:g} times what it takes: {saved} less"
+        f"{part} at {factor:g} times what it takes: {saved} {'more' if found.share < 0 else 'less'}"
         f" (replay error {100 * found.replay_error:.1f}%)"
     )
 
@@ -132,9 +132,9 @@ def reasons(found: Why) -> str:
         step = "" if group.last_step is None else f", last step {group.last_step}"
         late = "" if group.has_arrived else ": never arrived at the last step"
         lines += ["", f"{who} ({group.state}{step}){late}"]
-        if group.detail:
-            lines.append(f"  {text.plain(group.detail, 300)}")
         lines.append(f"  in {text.plain(group.where or 'no open span', 300)}")
+        if group.error:
+            lines.append(f"  {text.plain(group.error, 300)}")
         if group.collective is not None:
             lines.append(f"  collective: {text.plain(group.collective, 200)}")
         lines += [f"    {text.plain(one, 200)}" for one in group.stack[-MAX_STACK:]]

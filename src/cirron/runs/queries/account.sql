@@ -1,16 +1,21 @@
 -- The time between `:first_ns` and `:last_ns` of the session `:session` by name: training steps, what is
--- in them, and what is beside them. What is inside an evaluation or a checkpoint counts for it. A compilation
--- inside of a phase has that phase's name for its place.
-SELECT
-    name,
-    CASE WHEN in_step THEN 'in step' WHEN name = 'compile' AND parent_name IN ('forward', 'backward')
-        AND step_key IS NOT NULL THEN parent_name ELSE 'beside' END AS place,
-    count(*) AS spans,
-    CAST(sum(end_ns - start_ns) AS BIGINT) AS ns
-FROM spans
-WHERE session = :session AND start_ns >= :first_ns AND end_ns <= :last_ns AND NOT in_aside
-    AND (is_training_step OR in_step OR name IN ('evaluation', 'prediction', 'checkpoint', 'compile',
-        'trace', 'lower', 'logging', 'data_setup', 'data_teardown'))
-GROUP BY name, CASE WHEN in_step THEN 'in step' WHEN name = 'compile' AND parent_name IN ('forward', 'backward')
-        AND step_key IS NOT NULL THEN parent_name ELSE 'beside' END
+-- in them, and what is beside them. What is inside an evaluation or a checkpoint counts for it, but for
+-- compilations in evaluations. Of what is inside of something in a step, the place is that thing's name.
+SELECT name, place, count(*) AS spans, CAST(sum(end_ns - start_ns) AS BIGINT) AS ns
+FROM (
+    SELECT
+        name, start_ns, end_ns,
+        CASE WHEN in_step THEN 'in step' WHEN in_evaluation THEN 'evaluation'
+            WHEN step_key IS NOT NULL AND NOT is_training_step THEN regexp_extract(path, '/(?:step|batch)/([^/]+)', 1)
+            ELSE 'beside' END AS place
+    FROM spans
+    WHERE session = :session AND start_ns >= :first_ns AND end_ns <= :last_ns
+        AND (NOT in_aside AND (is_training_step OR in_step OR name IN ('evaluation', 'prediction', 'checkpoint',
+                'compile', 'trace', 'lower', 'logging', 'data_setup', 'data_teardown')
+            OR step_key IS NOT NULL AND in_thread AND name IN ('data_load', 'forward', 'backward', 'optimizer_step')
+                AND parent_name NOT IN ('data_load', 'forward', 'backward', 'optimizer_step'))
+        OR in_evaluation AND name IN ('compile', 'trace', 'lower')
+            AND parent_name NOT IN ('compile', 'trace', 'lower', 'checkpoint'))
+) s
+GROUP BY name, place
 ORDER BY name, place

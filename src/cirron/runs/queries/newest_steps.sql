@@ -1,28 +1,30 @@
 -- The newest `:most` training steps of the session `:session` that ended well, newest first, with what
 -- the verdict rests on: `beside_ns` is what an evaluation, a checkpoint or a compilation took in them. A
--- compilation inside of a forward or a backward is not part of it.
+-- compilation inside of a forward or a backward is not part of it. What is inside of scopes counts, too.
 SELECT
     max(CASE WHEN is_training_step THEN epoch END) AS epoch,
     max(CASE WHEN is_training_step THEN step END) AS step,
     max(CASE WHEN is_training_step THEN start_ns END) AS start_ns,
     max(CASE WHEN is_training_step THEN end_ns - start_ns END) AS wall_ns,
-    CAST(sum(CASE WHEN in_step AND name = 'data_load' THEN end_ns - start_ns END) AS BIGINT) AS data_load_ns,
-    CAST(sum(CASE WHEN in_step AND name = 'forward' THEN end_ns - start_ns
-        WHEN NOT in_step AND name = 'compile' AND parent_name = 'forward' THEN start_ns - end_ns END) AS BIGINT) AS forward_ns,
-    CAST(sum(CASE WHEN in_step AND name = 'backward' THEN end_ns - start_ns
-        WHEN NOT in_step AND name = 'compile' AND parent_name = 'backward' THEN start_ns - end_ns END) AS BIGINT) AS backward_ns,
-    CAST(sum(CASE WHEN in_step AND name = 'optimizer_step' THEN end_ns - start_ns END) AS BIGINT) AS optimizer_step_ns,
-    CAST(COALESCE(sum(CASE WHEN in_step AND name IN
-        ('evaluation', 'prediction', 'checkpoint', 'compile', 'trace', 'lower', 'logging')
-        OR NOT in_step AND name = 'compile' THEN end_ns - start_ns END), 0) AS BIGINT) AS beside_ns,
+    CAST(sum(CASE WHEN name = 'data_load' THEN end_ns - start_ns END) AS BIGINT) AS data_load_ns,
+    CAST(sum(CASE WHEN name = 'forward' THEN end_ns - start_ns
+        WHEN name = 'compile' AND parent_name = 'forward' THEN start_ns - end_ns END) AS BIGINT) AS forward_ns,
+    CAST(sum(CASE WHEN name = 'backward' THEN end_ns - start_ns
+        WHEN name = 'compile' AND parent_name = 'backward' THEN start_ns - end_ns END) AS BIGINT) AS backward_ns,
+    CAST(sum(CASE WHEN name = 'optimizer_step' THEN end_ns - start_ns END) AS BIGINT) AS optimizer_step_ns,
+    CAST(COALESCE(sum(CASE WHEN name IN ('evaluation', 'prediction', 'checkpoint', 'compile', 'trace', 'lower', 'logging')
+        THEN end_ns - start_ns END), 0) AS BIGINT) AS beside_ns,
     CAST(GREATEST(max(CASE WHEN is_training_step THEN end_ns - start_ns END)
         - sum(CASE WHEN in_step THEN end_ns - start_ns ELSE 0 END), 0) AS BIGINT) AS self_ns,
     CAST(sum(CASE WHEN in_step THEN gpu_ns END) AS BIGINT) AS gpu_ns,
     max(memory_peak_bytes) AS memory_peak_bytes,
-    max(CASE WHEN is_training_step THEN name END) AS name
+    max(CASE WHEN is_training_step THEN name END) AS name,
+    max(CASE WHEN is_training_step AND name = 'batch' THEN attrs END) AS attrs
 FROM spans
-WHERE session = :session AND (is_training_step OR in_step
-    OR name = 'compile' AND parent_name IN ('forward', 'backward') AND step_key IS NOT NULL AND NOT in_aside)
+WHERE session = :session AND (is_training_step OR in_step OR step_key IS NOT NULL AND in_thread AND NOT in_aside
+    AND (name IN ('evaluation', 'prediction', 'checkpoint', 'compile', 'trace', 'lower', 'logging')
+        OR name IN ('data_load', 'forward', 'backward', 'optimizer_step')
+            AND parent_name NOT IN ('data_load', 'forward', 'backward', 'optimizer_step')))
 GROUP BY CASE WHEN is_training_step THEN key WHEN in_step THEN parent_key ELSE step_key END
 HAVING max(CASE WHEN is_training_step THEN end_ns END) IS NOT NULL
     AND max(CASE WHEN is_training_step THEN error END) IS NULL

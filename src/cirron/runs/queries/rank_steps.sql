@@ -1,5 +1,6 @@
 -- Training steps of every rank of the attempt `:attempt`, that began at `:first_ns` or later, each
--- `:every`-th of them, by phase: what each rank did in the same step. What no child covers is `self_ns`.
+-- `:every`-th of them, by phase: what each rank did in the same step. What no child covers is `self_ns`;
+-- `wait_ns` is the time since the step before it in the same epoch.
 SELECT
     rank,
     epoch,
@@ -9,8 +10,13 @@ SELECT
     forward_ns,
     backward_ns,
     optimizer_step_ns,
-    GREATEST(end_ns - start_ns - COALESCE(children_ns, 0), 0) AS self_ns
-FROM training_steps
-WHERE attempt = :attempt AND rank IS NOT NULL AND end_ns IS NOT NULL
-    AND start_ns >= :first_ns AND step % :every = 0
+    GREATEST(end_ns - start_ns - COALESCE(children_ns, 0), 0) AS self_ns,
+    wait_ns
+FROM (
+    SELECT *, CASE WHEN step = lag(step) OVER earlier + 1 THEN GREATEST(start_ns - lag(end_ns) OVER earlier, 0) END AS wait_ns
+    FROM training_steps
+    WHERE attempt = :attempt AND rank IS NOT NULL AND end_ns IS NOT NULL AND start_ns >= :first_ns
+    WINDOW earlier AS (PARTITION BY session, pid, thread_id, epoch_key ORDER BY start_ns, key)
+) s
+WHERE step % :every = 0
 ORDER BY epoch, step, rank

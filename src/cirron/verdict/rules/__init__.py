@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
 from cirron.verdict.findings import Abstained, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from cirron.verdict.facts import Facts
 
@@ -32,3 +34,28 @@ def ms(ns: float) -> str:
     """
     found = ns / 1e6
     return f"{found:.0f} ms" if found >= 100 else f"{found:.3g} ms"
+
+
+def longest(times: Sequence[float]) -> list[int]:
+    """Where those are that matter: half as long as the ones that have half of all, or longer.
+
+    >>> longest([1, 80, 1, 3, 80, 1])
+    [1, 4]
+    """
+    left = sum(times) / 2
+    least = next((one for one in sorted(times, reverse=True) if (left := left - one) <= 0), 0.0) / 2
+    return [at for at, one in enumerate(times) if one > least]
+
+
+def period_of(at: Sequence[int]) -> int | None:
+    """The distance between them, if nearly all have the same.
+
+    >>> period_of([9, 19, 29, 39]), period_of([9, 12, 40, 90])
+    (10, None)
+    """
+    gaps = [after - before for before, after in itertools.pairwise(at)]
+    if len(gaps) < 3:
+        return None
+    usual = round(median(gaps))
+    is_periodic = usual > 1 and sum(abs(gap - usual) <= 1 for gap in gaps) > 0.8 * len(gaps)
+    return usual if is_periodic else None

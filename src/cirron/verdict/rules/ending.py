@@ -16,28 +16,36 @@ if TYPE_CHECKING:
 
 DEAD = ("killed", "signal", "exception")
 MAX_RANKS = 4
-MAX_DETAIL = 100  # characters of an exception in the summary, which is one line
+MAX_ERROR = 100  # characters of an exception in the summary, which is one line
 
 
 def judge_death(facts: Facts) -> Judged:
-    dead = [one for one in facts.endings if one.state in DEAD]
+    # The one to blame first: who starts the ranks ends the others by a signal, after one has died.
+    dead = sorted(
+        (one for one in facts.endings if one.state in DEAD),
+        key=lambda one: (one.state == "signal", one.last_ns),
+    )
     if not dead:
         return None
     first = dead[0]
-    detail = first.detail.partition("\n")[0][:MAX_DETAIL]
+    what = first.error.partition("\n")[0][:MAX_ERROR]
     how = {
         "killed": "was killed",
-        "signal": f"ended by {detail or 'a signal'}",
-        "exception": f"ended in {detail or 'an error'}",
+        "signal": f"ended by {what or 'a signal'}",
+        "exception": f"ended in {what or 'an error'}",
     }
-    who = "the run" if len(facts.endings) == 1 else f"{len(dead)} of {len(facts.endings)} processes"
+    who = "a process" if first.rank is None else f"rank {first.rank}"
+    others = f", the first of {len(dead)} of {len(facts.endings)} processes"
     return Finding(
         "died",
-        f"{who} {how[first.state]}" + (f", in {first.where}" if first.where else ""),
+        f"{'the run' if len(facts.endings) == 1 else who} {how[first.state]}"
+        + (f", in {first.where}" if first.where else "")
+        + (others if len(facts.endings) > 1 else ""),
         None,
         None,
         [told(one) for one in dead[:MAX_RANKS]],
         "cirron why says what each process was doing",
+        is_urgent=True,
     )
 
 
@@ -53,10 +61,12 @@ def judge_hang(facts: Facts) -> Judged:
         None,
         [told(one) for one in silent[:MAX_RANKS]],
         "cirron why shows the stacks",
+        is_urgent=True,
     )
 
 
 def told(one: Ending) -> str:
     rank = "" if one.rank is None else f"rank {one.rank} "
     step = "" if one.last_step is None else f"; last step {one.last_step}"
-    return f"{rank}{one.detail or one.state} in {one.where or 'no open span'}{step}"
+    error = f": {one.error}" if one.error else ""
+    return f"{rank}{one.state} in {one.where or 'no open span'}{step}{error}"

@@ -5,28 +5,37 @@ is a replay of a DataLoader with the workers that are advised. Without workers t
 batch takes to load is known. With n of them that cannot keep up, a batch takes n steps to load.
 Loading that keeps a core busy gets no more cores than there are, and no number is given if it needs
 all of them.
+
+Cold start: of three epochs or more, what the first batch is waited for beyond the others, and the
+starting and stopping of workers. It takes 20 % or more, and more than the rest of the loading. The
+gain is all of it, where workers that are started anew can be kept.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from statistics import mean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import Judged, ms, percent
-from cirron.verdict.whatif import lasting, with_workers
+from cirron.verdict.rules import Judged, longest, ms, percent, period_of
+from cirron.verdict.whatif import lasting, with_workers, without
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cirron.verdict.facts import Facts
 
 KIND: Class = "input-bound"
 SHARE = 0.10
 MIN_GAIN = 0.10
+# Short epochs start slowly, in any training: more than the other waits has to be at their start.
+COLD = 0.20
+MIN_EPOCHS = 3
+UNSURE = 0.25
+SET_UP = "loader set-up"
+STARVED = "other work on the machine may be why: it had the processor"
 # With workers, the thread has to be asleep for so much of the time: else it does not wait for them,
 # but takes batches that are there, which costs, and more workers do not help.
 ASLEEP = 0.20
@@ -56,18 +65,27 @@ def judge(facts: Facts) -> Judged:
         return Abstained(KIND, "no data_load was recorded: nothing here knows what loads the data")
     if len(loads) < MIN_STEPS:
         return Abstained(KIND, "too few steps")
-    total = sum(loads)
-    share = total / facts.window_ns
-    if share < SHARE:
-        return None
     typical = median(loads)
-    stalls = [load for load in loads if load > STALL * max(typical, 1)]
+    # What the first batch of an epoch is waited for longer, no worker loads in advance.
+    late = {
+        at: max((facts.steps[at].data_load or 0) - typical, 0.0) for at in facts.first_of_epochs
+    }
+    total = sum(loads) - sum(late.values())
+    cold = sum(late.values()) + facts.account.get(SET_UP, 0)
+    if len(late) >= MIN_EPOCHS and cold > max(COLD * facts.window_ns, total):
+        return judge_cold(facts, cold, late, typical)
+    share = sum(loads) / facts.window_ns
+    if total < SHARE * facts.window_ns:
+        return None
+    limit = STALL * max(typical, 1)
+    waits = [0 if at in late else step.data_load or 0 for at, step in enumerate(facts.steps)]
+    stalls = [wait for wait in waits if wait > limit]
     is_stalling = len(stalls) < 0.5 * len(loads) and sum(stalls) > 0.5 * total
     # Workers are short of a processor as much as the steps' own work is.
     delay = sum(stalls) if is_stalling else min(total, sum(step.work for step in facts.steps))
     may_be_starved = share < MOST and (is_stalling or facts.loader.get("workers"))
     if may_be_starved and facts.is_starved(delay):
-        return Abstained(KIND, "other work on the machine may be why: it had the processor")
+        return Abstained(KIND, STARVED)
     if facts.loader.get("workers") and not is_stalling and (facts.asleep_share or 1.0) < ASLEEP:
         return None
     found = plan(facts, stalls if is_stalling else [])
@@ -82,10 +100,11 @@ def judge(facts: Facts) -> Judged:
     if workers is not None:
         evidence.append(f"the loader has {workers} workers")
     if is_stalling:
-        every = period_of(facts, stalls)
+        at = longest([wait if wait > limit else 0 for wait in waits])
+        every = period_of(at)
         evidence.append(
-            f"{len(stalls)} of {len(loads)} steps wait {ms(median(stalls))}, others {ms(typical)}"
-            + (f"; every {every} steps" if every else "")
+            f"{len(at)} of {len(loads)} steps wait {ms(median(waits[one] for one in at))},"
+            f" others {ms(typical)}" + (f"; every {every} steps" if every else "")
         )
     return Finding(
         KIND,
@@ -95,6 +114,39 @@ def judge(facts: Facts) -> Judged:
         evidence,
         advice(facts, is_stalling, found),
         "data_load",
+    )
+
+
+def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: float) -> Judged:
+    """A loader that is slow at the start of each epoch."""
+    share = cold / facts.window_ns
+    if share < MOST and facts.is_starved(cold):
+        return Abstained(KIND, STARVED)
+    workers, set_up = facts.loader.get("workers"), facts.account.get(SET_UP, 0)
+    wait = median(facts.steps[at].data_load or 0 for at in late)
+    evidence = [
+        f"{percent(share)} of the time is at the start of {len(late)} epochs",
+        f"their first batch is waited for {ms(wait)}, others {ms(typical)}",
+    ]
+    if set_up:
+        each = ms(set_up / len(late))
+        evidence.append(f"starting and stopping {workers} workers takes {each} an epoch")
+    is_anew = bool(workers) and not facts.loader.get("persistent_workers")
+    # Workers that are kept have to load the first batch, too: what that takes is not known, but
+    # not longer than they have for each.
+    usual = mean(step.work for step in facts.steps)
+    is_sure = is_anew and int(workers or 0) * usual * len(late) < UNSURE * cold
+    return Finding(
+        KIND,
+        "each epoch waits for its first batch",
+        share,
+        without(facts, cold, late) if is_sure else None,
+        evidence,
+        "keep the workers, with what they have opened: DataLoader(..., persistent_workers=True)"
+        if is_anew
+        else "look at what the data set does when an epoch begins (opening files, shuffling,"
+        " filling a buffer), and keep what it has made",
+        "data_load" if cold > 2 * set_up else SET_UP,
     )
 
 
@@ -113,7 +165,7 @@ def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
         loads = [load] * len(work)
         # Whether the workers wait or compute is not known: more of them than cores may not help.
         workers = min(max(math.ceil(load / usual) + 1, now + 1), max(cores, now + 1), MAX_WORKERS)
-        total = with_workers(loads, work, workers, AHEAD, HANDOVER_NS)
+        total = with_workers(loads, work, workers, AHEAD, HANDOVER_NS, facts.first_of_epochs)
         return Plan(workers, AHEAD, total, workers <= cores)
     loads = [float(step.data_load or 0) for step in facts.steps]
     is_busy = busy_loading(facts) >= BUSY
@@ -122,7 +174,7 @@ def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
     # A stall is hidden if what was loaded before it lasts as long.
     longest = max(stalls, default=0)
     ahead = min(max(math.ceil(longest / usual / workers) + 1, AHEAD), MAX_AHEAD)
-    total = with_workers(loads, work, workers, ahead, HANDOVER_NS)
+    total = with_workers(loads, work, workers, ahead, HANDOVER_NS, facts.first_of_epochs)
     if is_busy:
         wall = sum(step.wall for step in facts.steps)
         total = max(total, (facts.cpu_share or 0.0) * wall / cores)
@@ -146,21 +198,6 @@ def is_pegged(facts: Facts) -> bool:
     if facts.cpu_share is None or facts.cores is None:
         return False
     return facts.cpu_share > PEGGED * facts.cores
-
-
-def period_of(facts: Facts, stalls: Sequence[int]) -> int | None:
-    """The distance between stalls, if nearly all have the same.
-
-    Of the long ones: half as long as those that have half of the waiting, or longer.
-    """
-    left = sum(stalls) / 2
-    long = next(one for one in sorted(stalls, reverse=True) if (left := left - one) <= 0) / 2
-    at = [number for number, step in enumerate(facts.steps) if (step.data_load or 0) > long]
-    gaps = [after - before for before, after in itertools.pairwise(at)]
-    if len(gaps) < 3:
-        return None
-    usual = round(median(gaps))
-    return usual if sum(abs(gap - usual) <= 1 for gap in gaps) > 0.8 * len(gaps) else None
 
 
 def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:

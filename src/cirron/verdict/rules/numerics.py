@@ -49,7 +49,8 @@ def judge(facts: Facts) -> Judged:
         advice = f"{first} and the layers named; cirron tensors shows their history"
     else:
         advice = f"{first}; ci.watch(model) records weights and gradients, and names sick layers"
-    return Finding(KIND, "the training is numerically sick", None, None, evidence, advice)
+    summary = "the training is numerically sick"
+    return Finding(KIND, summary, None, None, evidence, advice, is_urgent=True)
 
 
 def spike_of(values: Sequence[Value]) -> Value | None:

@@ -80,12 +80,12 @@ def judge(facts: Facts) -> Judged:
 
 
 def together(rows: Sequence[RankStep]) -> list[list[RankStep]]:
-    """The steps that all ranks have, one row a rank."""
+    """The steps that all ranks have, one row a rank; none if only one rank has any."""
     found: dict[tuple[int | None, int | None], list[RankStep]] = {}
     for one in rows:
         found.setdefault((one.epoch, one.number), []).append(one)
     world = len({one.rank for one in rows})
-    return [ranks for ranks in found.values() if len(ranks) == world]
+    return [ranks for ranks in found.values() if len(ranks) == world > 1]
 
 
 def compare(steps: Sequence[Sequence[RankStep]], phase: str) -> Lag:

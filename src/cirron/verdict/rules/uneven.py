@@ -8,13 +8,12 @@ the machine had the processor for half as long as that or longer, the rule absta
 
 from __future__ import annotations
 
-import itertools
 from statistics import median
 from typing import TYPE_CHECKING
 
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import Judged, ms, percent
-from cirron.verdict.whatif import replay
+from cirron.verdict.rules import Judged, longest, ms, percent, period_of
+from cirron.verdict.whatif import without
 
 if TYPE_CHECKING:
     from cirron.verdict.facts import Facts
@@ -30,22 +29,21 @@ def judge(facts: Facts) -> Judged:
     if len(facts.steps) < MIN_STEPS:
         return Abstained(KIND, f"needs {MIN_STEPS} steps")
     typical = median(step.work for step in facts.steps)
-    at = [number for number, step in enumerate(facts.steps) if step.work > RATIO * typical]
-    long = [facts.steps[number].work for number in at]
-    share = sum(work - typical for work in long) / facts.window_ns
-    if len(long) < MIN_LONG or share < SHARE:
+    beyond = [step.work - typical if step.work > RATIO * typical else 0.0 for step in facts.steps]
+    share = sum(beyond) / facts.window_ns
+    if sum(one > 0 for one in beyond) < MIN_LONG or share < SHARE:
         return None
     if facts.is_starved(share * facts.window_ns):
         return Abstained(KIND, "other work on the machine may be why: it had the processor")
-    gaps = [after - before for before, after in itertools.pairwise(at)]
-    usual = round(median(gaps)) if len(gaps) >= 3 else 0
-    is_periodic = usual > 1 and sum(abs(gap - usual) <= 1 for gap in gaps) > 0.8 * len(gaps)
+    at = longest(beyond)
+    long = [facts.steps[number].work for number in at]
+    every = period_of(at)
     evidence = [
         f"{len(long)} of {len(facts.steps)} steps take {ms(median(long))}, others {ms(typical)}",
         f"that is {percent(share)} of the time",
     ]
-    if is_periodic:
-        evidence.append(f"one every {usual} steps")
+    if every:
+        evidence.append(f"one every {every} steps")
     inside = {
         name: ns
         for name, (count, ns) in facts.scopes.items()
@@ -56,12 +54,9 @@ def judge(facts: Facts) -> Judged:
         evidence.append("in them: " + ", ".join(f"{one} ({ms(inside[one])})" for one in named[:4]))
     return Finding(
         KIND,
-        "some steps take far longer" + (f", one every {usual}" if is_periodic else ""),
+        "some steps take far longer" + (f", one every {every}" if every else ""),
         share,
-        replay(
-            facts,
-            lambda step: step.wall - max(step.work - typical, 0) * (step.work > RATIO * typical),
-        ),
+        without(facts, sum(beyond), dict(enumerate(beyond))),
         evidence,
         "look at what those steps do: cirron show --name step; logging, saving, garbage collection,"
         " or other work on the machine",

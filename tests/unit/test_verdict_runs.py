@@ -1,0 +1,168 @@
+"""The verdict on runs that are made by hand, from their records to what is said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import cirron as ci
+
+if TYPE_CHECKING:
+    from tests.conftest import Made, MadeSession
+
+MS = 1_000_000
+
+
+def train(session: MadeSession, waits: list[int], epochs: int = 1, **loader: Any) -> None:
+    """A loop of `ci.epochs` and `ci.batches`: each batch of 10 ms comes after a wait, in ms."""
+    at = 0
+    for number in range(epochs):
+        began, work = at, []
+        for wait in waits:
+            at += wait * MS + 10 * MS
+            work.append((at - 10 * MS, at, wait * MS))
+        used: dict[str, Any] = {"starved_ns": 0, "asleep_ns": sum(waits) * MS}
+        cpu_ns = len(waits) * 10 * MS
+        epoch = session.span("epoch", began, at, index=number, cpu_ns=cpu_ns, **used, **loader)
+        for index, (start, end, waited) in enumerate(work):
+            loaded = {"data_load_ns": waited} if loader else {}
+            batch = session.span("batch", start, end, epoch, index, **loaded)
+            session.span("forward", start, start + 4 * MS, batch, mode="train")
+            session.span("backward", start + 4 * MS, end - MS, batch)
+            session.span("optimizer_step", end - MS, end, batch)
+    session.write()
+
+
+def test_a_slow_rank_that_waits_in_ci_batches(made: Made) -> None:
+    """Its wait is between its batches, and counts as its loading; the others wait in backward."""
+    for rank in range(4):
+        session, at = made(rank=rank), 0
+        epoch = session.span("epoch", 0, 60 * 40 * MS, index=0)
+        for number in range(60):
+            wait = 25 * MS if rank == 2 else MS
+            start = at + wait
+            at += 40 * MS
+            batch = session.span("batch", start, at, epoch, number)
+            session.span("forward", start, start + 5 * MS, batch, mode="train")
+            session.span("backward", start + 5 * MS, at - MS, batch)
+            session.span("optimizer_step", at - MS, at, batch)
+        session.write()
+
+    verdict = ci.open(".").report().verdict
+
+    assert ("slow-rank", "rank 2 holds the others up") == (verdict.kind, verdict.summary)
+    assert "data_load" == verdict.blames
+    assert verdict.gain is not None
+    assert pytest.approx(24 / 40, abs=0.02) == verdict.gain.share
+
+
+def test_a_loader_that_starts_anew_in_each_epoch(made: Made) -> None:
+    """The wait for the first batch is no stall that workers can load in advance."""
+    loader = {"loader_workers": 2, "loader_persistent_workers": False}
+    train(made(), [500] + [0] * 19, epochs=6, **loader)
+
+    report = ci.open(".").report()
+
+    assert "input-bound" == report.verdict.kind
+    assert "first batch is waited for 500 ms" in report.verdict.evidence[1]
+    assert "persistent_workers=True" in report.verdict.advice
+    assert report.verdict.gain is not None
+    assert pytest.approx(5 * 500 / (5 * 500 + 1190), abs=0.01) == report.verdict.gain.share
+    assert "between steps" not in {part for part, _, _ in report.account}
+
+
+def test_workers_that_persist_are_not_advised_again(made: Made) -> None:
+    loader = {"loader_workers": 2, "loader_persistent_workers": True}
+    train(made(), [500] + [0] * 19, epochs=6, **loader)
+
+    verdict = ci.open(".").report().verdict
+
+    assert "when an epoch begins" in verdict.advice
+    assert verdict.gain is None
+
+
+def test_short_epochs_get_less_from_workers(made: Made) -> None:
+    """Nothing is loaded in advance for the first batch: of 5 loads of 20 ms, one is waited for."""
+    train(made(), [20] * 5, epochs=20, loader_workers=0)
+
+    verdict = ci.open(".").report().verdict
+
+    assert "input-bound" == verdict.kind
+    assert verdict.gain is not None
+    assert pytest.approx(4 * 20 / 150, abs=0.02) == verdict.gain.share
+
+
+def test_long_stalls_are_counted_without_the_short_ones(made: Made) -> None:
+    waits = [(300 if n % 20 == 19 else 3 if n % 7 == 3 else 0) for n in range(200)]
+    train(made(), waits, loader_workers=0)
+
+    verdict = ci.open(".").report().verdict
+
+    assert "10 of 200 steps wait 300 ms, others 0 ms; every 20 steps" in verdict.evidence
+
+
+def test_memory_that_grows_by_half_comes_before_speed(made: Made) -> None:
+    """Peaks of a few steps are enough; the last one, after the end, does not count."""
+    session = made()
+    epoch = session.span("epoch", 0, 200 * 10 * MS, index=0)
+    for number in range(200):
+        at = number * 10 * MS
+        memory = (300 + 2 * number) * 2**20 if number % 20 == 10 else None
+        memory = 200 * 2**20 if number == 199 else memory
+        step = session.span("step", at, at + 10 * MS, epoch, number, memory=memory)
+        session.span("forward", at, at + 2 * MS, step, mode="train")
+    session.write()
+
+    report = ci.open(".").report()
+
+    assert ["memory-growth", "host-bound"] == [one.kind for one in report.findings]
+
+
+def test_what_is_inside_of_scopes_counts_once(made: Made) -> None:
+    """Phases and checkpoints in a scope of the program are known, and the parts add up."""
+    session, at = made(), 0
+    epoch = session.span("epoch", 0, 60 * 20 * MS, index=0)
+    for number in range(60):
+        step = session.span("step", at, at + 20 * MS, epoch, number)
+        scope = session.span("train", at, at + 15 * MS, step)
+        session.span("forward", at, at + 4 * MS, scope, mode="train")
+        session.span("backward", at + 4 * MS, at + 9 * MS, scope)
+        inner = session.span("save", at + 9 * MS, at + 15 * MS, scope)
+        session.span("checkpoint", at + 10 * MS, at + 15 * MS, inner)
+        at += 20 * MS
+    session.write()
+
+    report = ci.open(".").report()
+
+    assert {
+        "forward": 0.2,
+        "backward": 0.25,
+        "checkpoint": 0.25,
+        "train": 0.05,
+        "in no phase": 0.25,
+    } == {part: pytest.approx(share) for part, _, share in report.account}
+    assert {"checkpoint-heavy", "host-bound"} == {one.kind for one in report.findings}
+
+
+def test_a_first_evaluation_that_compiles_is_neither_a_storm_nor_heavy(made: Made) -> None:
+    session, at = made(), 0
+    for number in range(3):
+        began = at
+        epoch = session.span("epoch", began, at + 1050 * MS, index=number)
+        for index in range(100):
+            step = session.span("step", at, at + 10 * MS, epoch, index)
+            session.span("forward", at, at + 9 * MS, step, mode="train")
+            at += 10 * MS
+        compiles = 400 * MS if number == 0 else 0
+        evaluation = session.span("evaluation", at, at + 50 * MS + compiles)
+        for nth in range(4 if compiles else 0):
+            session.span("compile", at + nth * 100 * MS, at + (nth + 1) * 100 * MS, evaluation)
+        at += 50 * MS + compiles
+    session.write()
+
+    report = ci.open(".").report()
+
+    assert "compute-bound" == report.verdict.kind
+    shares = {part: share for part, _, share in report.account}
+    assert pytest.approx(400 / 3500, abs=0.01) == shares["compile"]
