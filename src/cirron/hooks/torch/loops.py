@@ -528,8 +528,9 @@ class Loops:
         if driver is not None and is_evaluation_left(driver, is_evaluating=is_evaluating):
             self.end_pass(driver, at=current.loads[0].start)
             driver = None
+            current.above = open_above(current)
             for load in current.loads:
-                load.parent = open_above(current)
+                load.parent = current.above
         if driver is None:
             lane.driver = current
             lane.free.forget()
