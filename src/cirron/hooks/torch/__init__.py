@@ -490,11 +490,14 @@ def is_a_model(module: Any) -> bool | None:
 
 
 def stand_for_parameters(given: Iterable[Any], model: Callable[[], Any] | None) -> bool:
-    """Whether these are as many tensors as a model has parameters, of the same shapes."""
-    module = None if model is None else model()
+    """Whether these are as many tensors as a model has parameters, of the same shapes.
+
+    One alone says nothing: it may be an input.
+    """
+    shapes = [getattr(one, "shape", None) for one in given]
+    module = None if model is None or len(shapes) < 2 else model()
     if module is None:
         return False
-    shapes = [getattr(one, "shape", None) for one in given]
     own = itertools.islice(module.parameters(), len(shapes) + 1)
     return shapes == [one.shape for one in own]
 

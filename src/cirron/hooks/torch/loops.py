@@ -96,6 +96,7 @@ class Pass:
         self.is_ahead = False  # and does
         self.at_once = 1  # items that a `zip` asks for, one after the other
         self.is_over = False  # exhausted, with items that were fetched ahead still to be used
+        self.owed = 0  # those of them that the open step is not for
         self.length: int | None = None  # of the loader; None: it may be endless
         self.round: int | None = None  # the items after which a sampler begins again
         self.is_evaluating = False  # the program was, when it began
@@ -291,7 +292,7 @@ class Loops:
         else:
             hot.close(load)
         if current is not None and current.is_round and current.is_ahead:
-            current.is_over = True  # the last item is still to be used
+            current.is_over, current.owed = True, 1  # the last item is still to be used
             lane.step = None
 
     def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
@@ -315,6 +316,8 @@ class Loops:
             is_owed = current.may_be_ahead and current.items <= MAX_AHEAD
         if is_owed and (current.kind is UNDECIDED or current.items >= current.index):
             current.is_over = True  # the last items are still to be used
+            if current.kind is UNDECIDED:
+                current.owed = current.items - current.index - 1
             lane.step = None
         else:
             self._drop_fresh(lane.driver if current.kind is JOINED else current)
@@ -466,7 +469,7 @@ class Loops:
         with guard.quiet("torch loader"):
             lane = current.lane
             is_used = current.has_stepped if current.kind is TRAINING else lane.has_worked
-            is_owed = current.is_over and (current.items > current.index or not is_used)
+            is_owed = current.is_over and (current.owed > 0 or not is_used)
             if current.kind is UNDECIDED and not current.is_for:
                 is_owed = False  # all items at once, as by `list`; who reads ahead keeps it
             if is_owed or current not in lane.passes:
@@ -494,9 +497,10 @@ class Loops:
         lane.has_worked = True
         driver = lane.driver
         if driver is not None and driver.is_over and driver.has_stepped:
-            if driver.items > driver.index and not is_evaluating:
+            if driver.owed and not is_evaluating:
+                driver.owed -= 1
                 self._next_step(driver)
-            else:
+            elif is_evaluating or driver.iterator() is None:  # else another model of the last step
                 self.end_pass(driver)
         waiting = [one for one in lane.passes if one.kind is UNDECIDED and one.loads]
         for current in waiting:
