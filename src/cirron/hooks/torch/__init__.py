@@ -14,8 +14,9 @@ after torch is.
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,7 @@ class TorchHook:
         self._models: dict[weakref.ref[Any], bool] = {}
         self._empty: dict[weakref.ref[Any], int] = {}  # modules without parameters: their calls
         self._loops = Loops(settings.steps_per_epoch, snapshots)
-        self._compiling = Compiling(self._watch, self._patches)
+        self._compiling = Compiling(self._watch, self._patches, self._loops.close)
         self._saving = Saving(self._watch, self._patches, self._loops)
         self._gpu_times = GpuTimes()
         self._marks_losses = settings.loss_marks
@@ -195,7 +196,8 @@ class TorchHook:
         mode = "train" if module.training else "eval"
         if lane.loading is None:  # else a part of loading, and says nothing of the loop
             lane.model = reference
-            if not lane.has_worked or lane.driver is None or lane.optimizers:
+            driver = lane.driver
+            if not lane.has_worked or driver is None or driver.is_over or lane.optimizers:
                 self._begin_work(lane, reference, mode)
         return is_model, hot.begin("forward", None, MODES[mode], Inner)
 
@@ -221,7 +223,7 @@ class TorchHook:
         """The first forward since a fetch, one without a loader, or inside an optimizer's step."""
         if lane.optimizers:
             end_stale_optimizers(lane)
-        if not lane.has_worked:
+        if not lane.has_worked or (lane.driver is not None and lane.driver.is_over):
             is_evaluating = mode == "eval" or not torch.is_grad_enabled()
             self._loops.saw_work(lane, is_evaluating=is_evaluating, may_be_peek=True)
         if lane.driver is None:
@@ -273,8 +275,12 @@ class TorchHook:
         return backward
 
     def _make_grad(self, original: Any) -> Any:
-        """`torch.autograd.grad` of parameters is a backward; of inputs, a part of some model."""
+        """`torch.autograd.grad` of parameters is a backward; of inputs, a part of some model.
+
+        `torch.func` comes here too, with tensors that stand for the parameters of the last model.
+        """
         backward = self._make_backward(original)
+        this_thread = self._loops.this_thread
 
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
@@ -284,8 +290,10 @@ class TorchHook:
             given = inputs.values() if inputs.__class__ is dict else inputs
             if isinstance(given, Tensor) or not isinstance(given, Iterable):
                 given = (given,)
-            call = backward if any(isinstance(one, Parameter) for one in given) else original
-            return call(outputs, inputs, *args, **kwargs)
+            is_of_weights = any(isinstance(one, Parameter) for one in given)
+            if is_of_weights or stand_for_parameters(given, this_thread.lane.model):
+                return backward(outputs, inputs, *args, **kwargs)
+            return original(outputs, inputs, *args, **kwargs)
 
         return grad
 
@@ -304,7 +312,7 @@ class TorchHook:
             if optimizers:
                 end_stale_optimizers(lane, inner=1)
             if not is_training(lane):
-                self._loops.saw_training(lane)
+                self._loops.saw_training(lane, optimizer=id(optimizer))
             if optimizers and optimizers[-1][0] == id(optimizer):
                 optimizers.append((id(optimizer), None))  # a subclass calls its parent's step
             else:
@@ -322,20 +330,20 @@ class TorchHook:
             if span is not None:
                 (hot.close if span.parent is lane.step else self._loops.close)(span)
             if not lane.optimizers:  # else an optimizer inside another one
-                self._loops.count_step(lane)
+                self._loops.count_step(lane, id(optimizer))
         except Exception as error:  # noqa: BLE001  protects the optimizer
             guard.caught("torch optimizer", error)
 
     def _make_scaler_step(self, original: Any) -> Any:
         this_thread = self._loops.this_thread
 
-        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             lane = this_thread.lane
             before = self._steps_made(lane)
-            result = original(scaler, *args, **kwargs)
+            result = original(scaler, optimizer, *args, **kwargs)
             with guard.quiet("torch scaler"):
                 if self._steps_made(lane) == before and self._is_on:
-                    self._loops.skip_step(lane)
+                    self._loops.skip_step(lane, id(optimizer))
             return result
 
         return step
@@ -481,6 +489,19 @@ def is_a_model(module: Any) -> bool | None:
     return True if next(module.parameters(), None) is not None else None
 
 
+def stand_for_parameters(given: Iterable[Any], model: Callable[[], Any] | None) -> bool:
+    """Whether these are as many tensors as a model has parameters, of the same shapes.
+
+    One alone says nothing: it may be an input.
+    """
+    shapes = [getattr(one, "shape", None) for one in given]
+    module = None if model is None or len(shapes) < 2 else model()
+    if module is None:
+        return False
+    own = itertools.islice(module.parameters(), len(shapes) + 1)
+    return shapes == [one.shape for one in own]
+
+
 def is_training(lane: Lane) -> bool:
     """Whether nothing new is said by a backward or an optimizer step."""
     driver, passes = lane.driver, lane.passes
@@ -502,7 +523,10 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
         return 0
     taken: Any = None
     if loss.is_cpu:
-        taken = loss.item()
+        try:
+            taken = loss.item()
+        except RuntimeError:  # inside `vmap` there is one for each of its items
+            return 0
     elif isinstance(hot.device_clock, GpuClock):
         taken = hot.device_clock.keep(loss)
     if taken is None or taken.__class__ is complex:

@@ -16,15 +16,20 @@ from cirron import guard
 from cirron.record import hot
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cirron.hooks.patch import ImportWatch, Patches
 
 
 class Compiling:
     """Sees compiles, and keeps us out of them."""
 
-    def __init__(self, watch: ImportWatch, patches: Patches) -> None:
+    def __init__(
+        self, watch: ImportWatch, patches: Patches, close: Callable[[hot.Span], None]
+    ) -> None:
         self._watch = watch
         self._patches = patches
+        self._close = close
         self._open: list[hot.Span] = []
 
     def install(self, original: Any) -> None:
@@ -79,7 +84,7 @@ class Compiling:
     def _after(self, *_: Any) -> None:
         with guard.quiet("torch compile"):
             if self._open:
-                hot.close(self._open.pop())
+                self._close(self._open.pop())
 
 
 def ignored_functions() -> set[Any] | None:

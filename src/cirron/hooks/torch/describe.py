@@ -125,6 +125,22 @@ def length_of(loader: Any, batches: Any, dataset: Any) -> int | None:
         return None
 
 
+def round_of(iterator: Any) -> int | None:
+    """After how many items a sampler that never ends begins again: the length of what it repeats.
+
+    The shape of it is YOLO's and timm's: a sampler without a length, round one that has.
+    """
+    repeats = read(iterator, "_index_sampler")
+    inner = read(repeats, "sampler")
+    parts = [one for one in (inner, read(inner, "sampler")) if one is not None]
+    if hasattr(type(repeats), "__len__") or not parts or not all(map(is_quick, parts)):
+        return None
+    try:
+        return len(inner)
+    except Exception:  # noqa: BLE001  protects us from data that has no length
+        return None
+
+
 # -- models --------------------------------------------------------------------------------------
 
 

@@ -37,11 +37,14 @@ class FreeLoop:
         self.step: hot.Span | None = None
         self.evaluation: hot.Span | None = None
         self.is_holding = False
+        self.is_by_hand = False  # a backward was made, and there is no optimizer to use it
         self.losses: list[tuple[Any, int]] = []  # of the first step, with their times
         self._lane = lane
         self._above: hot.Span = hot.IDLE_ROOT  # what the first step was under
         self._held: list[hot.Span] = []
-        self.steps = 0  # of optimizers, in this epoch, or since the last loader
+        self.steps = 0  # of optimizers
+        self._stepped: set[int] = set()  # those that have, since something was trained
+        self._together = 1  # how many do, one right after the other
         self._index = 0  # of the next step
         self._ended_ns = 0  # when the last optimizer step was over
         self._is_due = False  # an epoch, with the next training
@@ -51,19 +54,28 @@ class FreeLoop:
 
     def before_forward(self, loops: Loops, model: weakref.ref[Any], *, is_in_train: bool) -> None:
         """A model runs, with no loader in use."""
+        self._end_by_hand(loops)
         has_grad = torch.is_grad_enabled()
         if is_in_train and has_grad:
             self.saw_training(loops)
             self._trained.add(model)
             return
         is_trained = not is_in_train and not has_grad and model in self._trained
-        if self._goes_on(loops) and is_trained and self.evaluation is None:
+        has_begun = self._goes_on(loops) or self._ended_ns or self._is_due
+        if has_begun and is_trained and self.evaluation is None:
             self.evaluation = engine.begin_long("evaluation")
 
-    def saw_training(self, loops: Loops) -> None:
-        """A forward with gradients, a backward, or an optimizer step."""
-        if self._goes_on(loops):
-            self.end_evaluation()
+    def saw_training(self, loops: Loops, optimizer: int | None = None) -> None:
+        """A forward with gradients, a backward, or the step of an optimizer."""
+        if self._stepped:
+            if optimizer is not None and optimizer not in self._stepped:
+                return  # one more for the same step
+            self._is_step_over = self._is_step_over or self._is_waiting
+            self._together = len(self._stepped)
+            self._stepped.clear()
+        goes_on = self._goes_on(loops)
+        self.end_evaluation()
+        if goes_on:
             self._release()
         elif hot.open_names() & {"epoch", *STEPS} or current_graph_task_id() != -1:
             self._release()  # somebody else has said what a step is
@@ -84,19 +96,20 @@ class FreeLoop:
             hot.suspend(span)
             self._held.append(span)
 
-    def count_step(self, loops: Loops) -> None:
+    def count_step(self, loops: Loops, optimizer: int) -> None:
         """An optimizer has stepped. One inside a backward, on a thread of torch's, is none."""
         if current_graph_task_id() != -1:
             return
         self.steps += 1
         self._lane.step = None
-        if self._goes_on(loops):
-            if self.steps >= loops.steps_per_epoch:
+        self._stepped.add(optimizer)
+        if not self._goes_on(loops):
+            self._ended_ns = hot.now()
+        elif not self._is_waiting:
+            if self._index >= loops.steps_per_epoch:
                 loops.keep_gradients()
             self._is_step_over = True
             self._goes_on(loops)
-        else:
-            self._ended_ns = hot.now()
 
     def end_evaluation(self) -> None:
         """The run of forwards is over, since the last of them."""
@@ -110,25 +123,41 @@ class FreeLoop:
                 hot.close(span, self._last_forward_ns)
 
     def end(self, loops: Loops) -> None:
+        self._end_by_hand(loops)
         self.end_evaluation()
         step, self.step = self.step, None
         self._lane.step = None
-        is_over = self._is_step_over
+        is_over = self._is_step_over or self._is_waiting
         self._release(None if self.epoch is None or is_over else self.epoch.parent)
         if step is not None:
             engine.end_if_used(step, "" if is_over else "rest")
         self._end_epoch(loops)
-        self.steps = self._ended_ns = 0
+        self._ended_ns = 0
         self._is_due = self._is_step_over = False
+        self._stepped.clear()
         self._trained.clear()
 
     def forget(self) -> None:
         """A loader is used: an optimizer step before it was none of a loop without."""
         if self.epoch is None:
+            self.end_evaluation()
             self._release()
-            self.steps = self._ended_ns = 0
+            self._ended_ns = 0
+            self._stepped.clear()
+            self.is_by_hand = False
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _end_by_hand(self, loops: Loops) -> None:
+        """Without an optimizer, what follows a backward is the next step. Program: `full_batch`."""
+        if self.is_by_hand:
+            self.is_by_hand = False
+            self.count_step(loops, 0)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether some optimizers have stepped, and others of the same step are still to."""
+        return 0 < len(self._stepped) < self._together
 
     def _goes_on(self, loops: Loops) -> bool:
         """Whether a step is open; the next one begins here if the last is over."""
@@ -140,7 +169,7 @@ class FreeLoop:
         if self._is_step_over and hot.innermost() is self.step:
             self._is_step_over = False
             self._release()
-            if self.steps >= loops.steps_per_epoch:
+            if self._index >= loops.steps_per_epoch:
                 hot.close(self.step)
                 self.step = None
                 self._end_epoch(loops)
@@ -159,7 +188,7 @@ class FreeLoop:
         self.epoch = engine.begin_long("epoch", None, {"inferred": "steps"})
         loops.name_epoch(self._lane, self.epoch)
         self._is_due = False
-        self.steps = self._index = 0
+        self._index = 0
         self._next_step(hot.begin("step", 0, None, engine.Tentative))
 
     def _begin_with_held(self, loops: Loops) -> None:
@@ -192,7 +221,7 @@ class FreeLoop:
         self.step = hot.insert(epoch, "step", 1, None, engine.Tentative, start=ended_ns)
         for span in held:
             hot.release(span, self.step)  # the others
-        self.steps, self._index = 1, 2
+        self._index = 2
 
     def _hold(self, above: hot.Span) -> None:
         """Has spans that are made under this one wait."""

@@ -51,6 +51,8 @@ UNDECIDED, JOINED, EVALUATION, TRAINING = "undecided", "joined", "evaluation", "
 EVALUATIONS = frozenset(("evaluation", "prediction"))
 # Fetches that may be ahead of the item that is used.
 MAX_AHEAD = 2
+# Items that a `zip` may ask one loader for.
+MAX_AT_ONCE = 64
 # Spans of ours that wait to see whether a fetch by hand was the first of many.
 MAX_PEEK = 16
 # Scopes of a framework's own round what it loads.
@@ -92,9 +94,13 @@ class Pass:
         self.is_for = False  # a `for` asks for the items, not a call of `next`
         self.may_be_ahead = False  # whoever asks may fetch an item before the last one is used
         self.is_ahead = False  # and does
+        self.at_once = 1  # items that a `zip` asks for, one after the other
         self.is_over = False  # exhausted, with items that were fetched ahead still to be used
+        self.owed = 0  # those of them that the open step is not for
         self.length: int | None = None  # of the loader; None: it may be endless
+        self.round: int | None = None  # the items after which a sampler begins again
         self.is_evaluating = False  # the program was, when it began
+        self.has_evaluated = False  # the model that ran first did
         self.is_inside_step = False  # it began when the driver's step had done some work
         self.has_stepped = False  # an optimizer has, since the step began
         self.stepped_ns = 0  # when
@@ -104,6 +110,11 @@ class Pass:
     def may_be_peek(self) -> bool:
         """Whether the one item that was asked for, by hand, may be all that is wanted."""
         return not self.is_for and self.items == 1 and not self.is_over
+
+    @property
+    def is_round(self) -> bool:
+        """Whether all items of a sampler that repeats were asked for. Program: `loader_repeats`."""
+        return self.items == self.round
 
     @property
     def has_spans(self) -> bool:
@@ -204,10 +215,14 @@ class Loops:
             current = passes[-1]
         else:
             current = self._find_pass(lane, iterator)
+        driver = lane.driver
+        if current.kind is JOINED and driver is not None and is_peek(driver, current):
+            self._swap(driver, current)
+            current = driver
         if self.compiled.has_stepped:
             self.compiled.has_stepped = False
             self.saw_training(lane)
-            self.count_step(lane)
+            self.count_step(lane, 0)
         lane.loading = current
         current.items += 1
         if current.kind is UNDECIDED and lane.peek is current:
@@ -225,10 +240,14 @@ class Loops:
 
     def _wait(self, current: Pass) -> None:
         """Another item, with the last one unused: it was, unless this is fetched ahead."""
-        kept = MAX_AHEAD - 1 if current.may_be_ahead else 0
-        while len(current.loads) > kept:
-            hot.release(current.loads.pop(0))
-            current.index += 1
+        kept = max(MAX_AHEAD if current.may_be_ahead else 1, current.at_once)
+        loads = current.loads
+        fetched = sum(one.name == "data_load" for one in loads)
+        while loads and (fetched >= kept or loads[0].name != "data_load"):
+            is_fetch = loads[0].name == "data_load"
+            fetched -= is_fetch
+            current.index += is_fetch
+            hot.release(loads.pop(0))
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
         """A step that has trained is over, and so is a batch that a model has seen."""
@@ -247,11 +266,19 @@ class Loops:
         return self._optimizers_exist
 
     def _next_step(self, current: Pass) -> None:
-        if current.step is not None:
-            hot.close(current.step)
+        """Begins with what other loaders have fetched since the last one did its work."""
+        before = current.step
+        undecided = [one for one in current.lane.passes if one.kind is UNDECIDED]
+        loads = [load for one in undecided for load in one.loads if load.parent is before]
+        at = min((load.start for load in loads), default=0)
+        if before is not None:
+            hot.close(before, at)
         if current.length is None:
             self._split_endless(current)
-        current.step = hot.begin("step" if current.kind is TRAINING else "batch", current.index)
+        name = "step" if current.kind is TRAINING else "batch"
+        current.step = hot.begin(name, current.index, at=at)
+        for load in loads:
+            load.parent = current.step
         current.index += 1
         current.has_stepped = False
         if current.lane.step is not None:
@@ -264,6 +291,9 @@ class Loops:
             current.loads.append(load)
         else:
             hot.close(load)
+        if current is not None and current.is_round and current.is_ahead:
+            current.is_over, current.owed = True, 1  # the last item is still to be used
+            lane.step = None
 
     def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
         current, lane.loading = lane.loading, None
@@ -286,6 +316,8 @@ class Loops:
             is_owed = current.may_be_ahead and current.items <= MAX_AHEAD
         if is_owed and (current.kind is UNDECIDED or current.items >= current.index):
             current.is_over = True  # the last items are still to be used
+            if current.kind is UNDECIDED:
+                current.owed = current.items - current.index - 1
             lane.step = None
         else:
             self._drop_fresh(lane.driver if current.kind is JOINED else current)
@@ -324,21 +356,23 @@ class Loops:
                 for inner in passes[place + 1 :]:
                     if inner.kind is EVALUATION and inner is not lane.driver:
                         self.end_pass(inner)
-                if not found.above.end:
+                if not (found.above.end or found.is_round):
                     return found
                 self.end_pass(found)
                 # The scope that it began in is over. A scope for one fetch is no loop's, but an
                 # epoch is one even if it has a single step.
-                may_drive = found.items > 1 or found.above.name == "epoch"
+                may_drive = found.items > 1 or found.is_round or found.above.name == "epoch"
                 return self._begin_pass(lane, iterator, may_drive=may_drive)
         return self._begin_pass(lane, iterator)
 
     def _begin_pass(self, lane: Lane, iterator: Any, *, may_drive: bool = True) -> Pass:
+        lane.free.end_evaluation()
         current = Pass(lane, hot.innermost())
         asker = find_asker()
         is_fetching = hot.is_fetching()
         current.is_for = is_fetching or is_for(asker)
         current.may_be_ahead = not current.is_for or bool(asker.f_code.co_flags & CO_GENERATOR)
+        current.at_once = times_in_zip(iterator) if current.is_for else 1
         is_told = is_told_to_evaluate(lane)
         # An item that is asked for by hand may be one more to train with.
         has_grad = torch.is_grad_enabled() and not (current.is_for and is_in_eval_mode(lane))
@@ -347,7 +381,7 @@ class Loops:
             if is_left(old, current):
                 self.end_pass(old)
         current.above = hot.innermost()
-        current.iterator = weakref.ref(iterator, lambda _: self.iterator_gone(current))
+        self._follow(current, iterator)
         current.is_inside_step = lane.has_worked
         names = hot.open_names(but=lane.free.epoch)
         if lane.driver is not None:
@@ -359,7 +393,6 @@ class Loops:
                 names -= {lane.free.step.name}
             has_step = not STEPS.isdisjoint(names)
             current.outer_has_epoch = "epoch" in names
-            current.length = length_of(iterator)
             current.makes_steps = not has_step and not is_fetching
             is_whole = current.makes_steps or not current.outer_has_epoch
             current.makes_span = is_whole and not has_step and not is_told
@@ -379,8 +412,21 @@ class Loops:
             lane.driver = lane.driver or current
         return current
 
-    def end_pass(self, current: Pass, *, error: str | None = None) -> None:
-        """`error`: that has cut it short."""
+    def _follow(self, current: Pass, iterator: Any) -> None:
+        current.iterator = weakref.ref(iterator, lambda _: self.iterator_gone(current))
+        current.length = length_of(iterator)
+        current.round = describe.round_of(iterator)
+
+    def _swap(self, driver: Pass, current: Pass) -> None:
+        """Has a pass drive with the iterator of another one."""
+        looked_at, asked = driver.iterator(), current.iterator()
+        self._follow(driver, asked)
+        self._follow(current, looked_at)
+        driver.items, current.items = current.items, driver.items
+        driver.references = references_to(asked)
+
+    def end_pass(self, current: Pass, *, error: str | None = None, at: int = 0) -> None:
+        """Now, or `at` a time. `error`: that has cut it short."""
         lane = current.lane
         lane.step = None
         if current.is_over and not lane.has_worked:
@@ -394,7 +440,7 @@ class Loops:
         if lane.peek is current:
             lane.peek = None
         self._release(current)
-        ended_ns = current.stepped_ns if current.is_over else 0
+        ended_ns = current.stepped_ns if current.is_over else at
         span = current.span
         for one in (current.step, span):
             if one is not None and error is not None:
@@ -423,7 +469,7 @@ class Loops:
         with guard.quiet("torch loader"):
             lane = current.lane
             is_used = current.has_stepped if current.kind is TRAINING else lane.has_worked
-            is_owed = current.is_over and (current.items > current.index or not is_used)
+            is_owed = current.is_over and (current.owed > 0 or not is_used)
             if current.kind is UNDECIDED and not current.is_for:
                 is_owed = False  # all items at once, as by `list`; who reads ahead keeps it
             if is_owed or current not in lane.passes:
@@ -451,13 +497,14 @@ class Loops:
         lane.has_worked = True
         driver = lane.driver
         if driver is not None and driver.is_over and driver.has_stepped:
-            if driver.items > driver.index and not is_evaluating:
+            if driver.owed and not is_evaluating:
+                driver.owed -= 1
                 self._next_step(driver)
-            else:
+            elif is_evaluating or driver.iterator() is None:  # else another model of the last step
                 self.end_pass(driver)
         waiting = [one for one in lane.passes if one.kind is UNDECIDED and one.loads]
-        if waiting and not waiting[0].is_for:
-            waiting.reverse()  # of iterators that are asked by hand, the last one is in use
+        for current in waiting:
+            current.has_evaluated = is_evaluating
         is_training = not is_evaluating and not may_be_peek
         if len(waiting) == 1 and waiting[0].may_be_peek and not is_training and driver is None:
             lane.peek = waiting[0]
@@ -466,21 +513,28 @@ class Loops:
             self._decide(lane, current, is_evaluating=is_evaluating)
 
     def close(self, span: hot.Span) -> None:
-        """Ends a span of ours: outside of any pass it may have to wait for a parent."""
+        """Ends a span of ours: while no pass is decided, it may have to wait for a parent."""
         lane = self.this_thread.lane
-        peek = lane.peek
         if lane.driver is not None or lane.step is span.parent:
             hot.close(span)
-        elif peek is not None and span.parent is peek.above and len(peek.loads) < MAX_PEEK:
-            hot.suspend(span)
-            peek.loads.append(span)
-        else:
-            lane.free.close(span)
+            return
+        for current in lane.passes:
+            if span.parent is current.above and 0 < len(current.loads) < MAX_PEEK:
+                hot.suspend(span)
+                current.loads.append(span)
+                return
+        lane.free.close(span)
 
     def _decide(self, lane: Lane, current: Pass, *, is_evaluating: bool) -> None:
         driver = lane.driver
         lane.peek = None
         current.references = references_to(current.iterator())
+        if driver is not None and is_evaluation_left(driver, is_evaluating=is_evaluating):
+            self.end_pass(driver, at=current.loads[0].start)
+            driver = None
+            current.above = open_above(current)
+            for load in current.loads:
+                load.parent = current.above
         if driver is None:
             lane.driver = current
             lane.free.forget()
@@ -491,7 +545,8 @@ class Loops:
             return
         current.kind = EVALUATION
         current.first_index = current.index
-        current.is_ahead = sum(load.name == "data_load" for load in current.loads) >= MAX_AHEAD
+        fetched = sum(load.name == "data_load" for load in current.loads)
+        current.is_ahead = fetched >= MAX_AHEAD and current.at_once == 1
         above, start = open_above(current), current.loads[0].start
         if current.makes_span:
             setup, current.setup = current.setup, None
@@ -534,14 +589,16 @@ class Loops:
             put_settings(span, describe.of_model(model) | describe.of_mode())
 
     def _join(self, driver: Pass, current: Pass) -> None:
-        current.kind = JOINED
         if driver.kind is TRAINING and driver.has_stepped and driver.makes_steps:
             self._next_step(driver)
+        current.kind = JOINED
         for load in current.loads:
             hot.release(load, None if load.parent.end else driver.step)
         current.loads.clear()
 
-    def saw_training(self, lane: Lane, *, by_backward: bool = False) -> None:
+    def saw_training(
+        self, lane: Lane, *, by_backward: bool = False, optimizer: int | None = None
+    ) -> None:
         """A backward or an optimizer step: the pass that drives is a training epoch."""
         if by_backward and is_in_eval_mode(lane):
             return  # an attack, or a saliency map
@@ -552,8 +609,11 @@ class Loops:
         for inner in [one for one in lane.passes if one.kind is EVALUATION and one is not driver]:
             self.end_pass(inner)  # an evaluation inside the step, left
         if driver is None:
-            lane.free.saw_training(self)
-            lane.step = None if lane.free.is_holding or lane.passes else lane.free.step
+            free = lane.free
+            free.saw_training(self, optimizer)
+            free.is_by_hand = by_backward and not self._has_optimizers()
+            is_known = not (free.is_holding or free.is_by_hand or lane.passes)
+            lane.step = free.step if is_known else None
             return
         if driver.kind is not TRAINING:
             self._name_training(lane, driver)
@@ -561,6 +621,7 @@ class Loops:
 
     def _name_training(self, lane: Lane, current: Pass) -> None:
         current.kind = TRAINING
+        current.is_evaluating = False  # if a model was in eval mode when it began, it was left so
         span, step = current.span, current.step
         if step is not None:
             step.name = "step"
@@ -596,10 +657,11 @@ class Loops:
             self.name_epoch(current.lane, current.span)
             current.optimizer_steps = current.index = 0
 
-    def count_step(self, lane: Lane) -> None:
+    def count_step(self, lane: Lane, optimizer: int) -> None:
+        """`optimizer`: its id; 0 if that is not known."""
         driver = lane.driver
         if driver is None:
-            lane.free.count_step(self)
+            lane.free.count_step(self, optimizer)
         else:
             driver.has_stepped = True
             driver.optimizer_steps += 1
@@ -608,7 +670,7 @@ class Loops:
             if driver.is_over:
                 driver.stepped_ns = hot.now()
 
-    def skip_step(self, lane: Lane) -> None:
+    def skip_step(self, lane: Lane, optimizer: int) -> None:
         """A step all the same, though the scaler found infinity."""
         driver = lane.driver
         step = lane.free.step if driver is None else driver.step
@@ -617,7 +679,7 @@ class Loops:
         if step is not None:
             step.set(optimizer_skipped=True)
         if driver is None:
-            lane.free.count_step(self)
+            lane.free.count_step(self, optimizer)
 
 
 def has_optimizers(kind: type[torch.optim.Optimizer] = torch.optim.Optimizer) -> bool:
@@ -679,10 +741,30 @@ def is_evaluation_in(driver: Pass, inner: Pass, *, is_evaluating: bool) -> bool:
     return inner.is_evaluating or (is_evaluating and driver.kind is TRAINING)
 
 
+def is_peek(driver: Pass, current: Pass) -> bool:
+    """Whether the one item of a pass was only looked at, though it was the first to be fetched.
+
+    Of two iterators that are asked by hand, the one that is asked on and on drives.
+    """
+    by_hand = not (driver.is_for or current.is_for) and driver.iterator() is not None
+    return by_hand and driver.kind is TRAINING and driver.items == 1 and driver.has_stepped
+
+
+def is_evaluation_left(driver: Pass, *, is_evaluating: bool) -> bool:
+    """Whether an evaluation by hand is over, now that an item of another loader is trained with.
+
+    Its second item shows that it is one: a teacher may run, for the training, on the first.
+    """
+    is_one = driver.kind is EVALUATION and driver.has_evaluated and driver.items > 1
+    return is_one and not driver.is_for and not is_evaluating
+
+
 def is_left(old: Pass, new: Pass) -> bool:
     """Whether nobody goes on with a pass, now that another iterator is asked for the first time."""
     if old.iterator() is None or old.is_over or (old.span is not None and old.span.end):
         return True  # also where its spans were ended for us, by a fork
+    if old.is_round and not old.is_ahead and old.lane.has_worked:
+        return True
     if old.is_evaluating and old.above.end:
         return True  # the scope that said so is over
     if old.is_for:
@@ -716,6 +798,8 @@ def is_told_to_evaluate(lane: Lane) -> bool:
 
 def goes_on(current: Pass) -> bool:
     """Whether the scope that it began in is open, or is a step that the next one has followed."""
+    if current.is_round:
+        return False
     above = current.above
     if not above.end:
         return True
@@ -747,6 +831,20 @@ def is_for(asker: FrameType) -> bool:
     whoever asks by hand may go on after an error. Programs: `peek`, `read_ahead`.
     """
     return asker.f_lasti >= 0 and asker.f_code.co_code[asker.f_lasti] == FOR_ITER
+
+
+def times_in_zip(iterator: Any) -> int:
+    """How many items `zip(*[iterator] * n)` takes at once.
+
+    Its tuple of iterators has just been made, so it is among the youngest objects. It is not read
+    but asked what it refers to: a tuple that is still being filled has holes. Program:
+    `zipped_groups`.
+    """
+    if not gc.isenabled():
+        return 1
+    tuples = [one for one in gc.get_objects(0) if type(one) is tuple and len(one) <= MAX_AT_ONCE]
+    held = (sum(one is iterator for one in gc.get_referents(each)) for each in tuples)
+    return max(held, default=1) or 1
 
 
 def error_that_left(frame: FrameType) -> str | None:

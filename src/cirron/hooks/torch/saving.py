@@ -71,8 +71,7 @@ class Saving:
                     span = begin(lane)
                 except Exception as error:  # noqa: BLE001  protects the program's checkpoint
                     guard.caught("torch save", error)
-            end = lane.free.close if lane.driver is None else hot.close
-            return engine.around(span, original, args, kwargs, end)
+            return engine.around(span, original, args, kwargs, self._loops.close)
 
         run_uncompiled(save, with_callees=False)
         return save
