@@ -28,7 +28,7 @@ SMALL_SPANS = 100_000
 
 # Opens a run and asks; its last line is JSON.
 LOOK = """
-import json, resource, sys, time
+import json, re, resource, sys, time
 import cirron as ci
 from cirron.runs import engine
 
@@ -36,24 +36,26 @@ began, cpu = time.perf_counter(), time.process_time()
 run = ci.open(sys.argv[1])
 found = {"open_s": time.perf_counter() - began, "open_cpu_s": time.process_time() - cpu}
 found["open_peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+step = run.sql("SELECT * FROM spans WHERE is_training_step ORDER BY start_ns LIMIT 1").rows()[0]
+window = {"from_ns": run.started_ns, "to_ns": run.ended_ns}
+known = {
+    **window, "session": run.main.key, "most": 500, "width": 1000, "attempt": 0, "first_ns": 0,
+    "last_ns": 2**62, "until_ns": run.ended_ns, "zero_ns": run.started_ns, "at_ns": 0,
+    "name": "loss", "text": "step", "number": 7, "forward": True, "every": 20, "points": 60,
+    "sessions": len(run.sessions), "bins": 40, "own_ns": 0, "first": 0, "last": 2**53,
+    "axis": "step", "all_ranks": True, "rank": 0, "lines": 16,
+    **{key: step[key] for key in ("id", "key", "path", "epoch", "step")},
+}
+other = {
+    "newest_steps": {"most": 20_000},
+    "newest_values": {"most": 5_000},
+    "mark_lines": {"first": float("-inf"), "last": float("inf")},
+}
 for name in sys.argv[2:]:
-    session = {"session": run.main.key}
-    given = {
-        "series": {"name": "loss"},
-        "curves": {"width": 1000},
-        "timeline": {"width": 1200, "from_ns": run.started_ns, "to_ns": run.ended_ns},
-        "newest_steps": session | {"most": 20_000},
-        "account": session | {"first_ns": 0, "last_ns": 2**62},
-        "settings": session,
-        "rank_steps": {"attempt": 0, "first_ns": 0, "every": 20},
-        "newest_values": session | {"most": 5_000},
-        "health": session,
-        "compiles": session | {"first_ns": 0},
-        "newest_spans": session | {"most": 500},
-        "values": session,
-        "norms": session,
-        "ended_epochs": session | {"first_ns": 0, "last_ns": 2**62},
-    }.get(name, {})
+    wanted = re.findall(r"(?<![:\\w]):([a-z_]+)", engine.query(name))
+    given = {key: value for key, value in (known | other.get(name, {})).items() if key in wanted}
+    if name == "timeline":
+        given = {**window, "width": 1200}
     began, cpu = time.perf_counter(), time.process_time()
     # The whole answer of the first three would be the table itself: count, and see the first rows.
     relation = run.query(name, **given)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.questions import given_to
 
 import cirron as ci
 from cirron.runs import engine
@@ -16,22 +17,6 @@ if TYPE_CHECKING:
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reading.md").read_text("utf-8")
 TABLES = list(engine.SCHEMAS)
-GIVEN: dict[str, dict[str, Any]] = {
-    "series": {"name": "loss"},
-    "curves": {"width": 10},
-    "timeline": {"width": 10, "from_ns": 0, "to_ns": 10},
-    "newest_steps": {"session": 0, "most": 10},
-    "rank_steps": {"attempt": 0, "first_ns": 0, "every": 1},
-    "account": {"session": 0, "first_ns": 0, "last_ns": 2**62},
-    "settings": {"session": 0},
-    "newest_values": {"session": 0, "most": 10},
-    "health": {"session": 0},
-    "compiles": {"session": 0, "first_ns": 0},
-    "newest_spans": {"session": 0, "most": 10},
-    "values": {"session": 0},
-    "norms": {"session": 0},
-    "ended_epochs": {"session": 0, "first_ns": 0, "last_ns": 2**62},
-}
 
 
 def documented(name: str) -> list[str]:
@@ -52,5 +37,6 @@ def test_tables_are_documented(table: str) -> None:
 def test_queries_are_documented(query: str, made: Made) -> None:
     """Each column of an answer, in its order."""
     made().write()
+    run = ci.open(".")
 
-    assert ci.open(".").query(query, **GIVEN.get(query, {})).fetch().columns == documented(query)
+    assert run.query(query, **given_to(run, query)).fetch().columns == documented(query)

@@ -15,9 +15,9 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from tests import spools
 
 import cirron as ci
-from cirron.runs import reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,16 +188,25 @@ class Scripts:
 
     # -- what is on disk --------------------------------------------------------------------
 
-    def sessions(self) -> list[reader.SessionRun]:
-        """All sessions, each readable without a problem."""
-        runs = reader.read(self.home)
-        assert [] == [problem for run in runs for problem in run.problems]
-        return runs
+    def sessions(self) -> list[spools.Recorded]:
+        """What all sessions have in the spool."""
+        return spools.read(self.home)
 
-    def session(self) -> reader.SessionRun:
-        """The only session."""
-        (run,) = self.sessions()
-        return run
+    def session(self) -> spools.Recorded:
+        """What the only session has there."""
+        return spools.read_one(self.home)
+
+    def states(self) -> list[str]:
+        """How all sessions stand, by start, as `ci.open` says; every file can be read."""
+        runs = ci.open(self.home).runs
+        assert [] == runs.latest.problems
+        sessions = [one for run in runs.values() for one in run.sessions]
+        return [one.state for one in sorted(sessions, key=lambda one: one.first_ns)]
+
+    def state(self) -> str:
+        """How the only session stands."""
+        (state,) = self.states()
+        return state
 
     def spans(self, name: str) -> list[wire.Span]:
         """The only session's spans of that name, by start."""

@@ -8,9 +8,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import spools
 
+import cirron
 from cirron import wire
-from cirron.runs import reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,9 +69,8 @@ def fill(folder: Path) -> Path:
 
 def indices(home: Path) -> list[int]:
     """The numbers of the steps on disk, each as often as it is there."""
-    (run,) = reader.read(home)
-    assert [] == run.problems
-    return sorted(span.index or 0 for span in run.spans if span.name == "step")
+    spans = spools.read_one(home).spans
+    return sorted(span.index or 0 for span in spans if span.name == "step")
 
 
 def say_how(script: Script) -> list[str]:
@@ -106,8 +106,7 @@ def test_full_and_free_again(scripts: Scripts, small_disk: Path) -> None:
     ended = script.end()
     assert 0 == ended.status
     assert 1 == len(ended.warnings)
-    (run,) = reader.read(small_disk / ".cirron")
-    assert "clean" == run.state
+    assert "clean" == cirron.open(small_disk).state
 
 
 def test_full_to_the_end(scripts: Scripts, small_disk: Path) -> None:
@@ -266,7 +265,7 @@ def test_a_folder_that_is_deleted(scripts: Scripts, removed: str) -> None:
     assert list(range(10, 20)) == indices(scripts.home)
     ended = script.end()
     assert (0, "") == (ended.status, ended.err)
-    assert "clean" == scripts.session().state
+    assert "clean" == scripts.state()
 
 
 def test_a_working_directory_that_changes(scripts: Scripts) -> None:

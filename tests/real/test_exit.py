@@ -244,7 +244,7 @@ print(threading.active_count())
     assert (0, "1\n", "") == ended
     runs = scripts.sessions()
     assert [10, 11, 12] == [sum(span.name == "batch" for span in run.spans) for run in runs]
-    assert ["clean"] * 3 == [run.state for run in runs]
+    assert ["clean"] * 3 == scripts.states()
 
 
 def test_flush_from_many_threads_at_the_end(scripts: Scripts) -> None:

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cirron.runs import reader
-
 if TYPE_CHECKING:
     from tests.real.conftest import Scripts
+    from tests.spools import Recorded
 
-    from cirron.runs.reader import SessionRun
 
 HEAD = """
 import multiprocessing, os, subprocess, sys, threading, time
@@ -31,7 +29,7 @@ def work(number):
 """
 
 
-def by_pid(run: SessionRun, name: str) -> dict[int, list[int | None]]:
+def by_pid(run: Recorded, name: str) -> dict[int, list[int | None]]:
     """The indices of the spans of that name, by process, in order."""
     found: dict[int, list[int | None]] = {}
     for span in sorted(run.spans, key=lambda span: span.start_ns):
@@ -241,7 +239,7 @@ work(4)
     run = scripts.session()
     assert {parent: [0, 4], child: [1, 3], grandchild: [2], other: [2]} == by_pid(run, "work")
     assert silent not in {span.pid for span in run.spans}
-    assert 3 == len(run.forked)
+    assert 4 == len(list((scripts.home / "blackbox").glob("*.json")))
     assert_ids_are_distinct(scripts)
     (root,) = scripts.spans("cirron.session")
     assert {root.id} == {span.parent_id for span in scripts.spans("work")}
@@ -320,7 +318,7 @@ if __name__ == "__main__":
     assert (0, "") == (ended.status, ended.err)
     assert {child: [5, 6]} == by_pid(scripts.session(), "work")
     assert [child] == [span.pid for span in scripts.spans("cirron.session")]
-    assert "clean" == scripts.session().state
+    assert "clean" == scripts.state()
 
 
 def test_a_forked_rank_has_its_own_session(scripts: Scripts) -> None:
@@ -344,9 +342,9 @@ if __name__ == "__main__":
     )
 
     assert (0, "") == (ended.status, ended.err)
-    runs = reader.read(scripts.home)
-    assert {None, 0, 1} == {run.session.rank for run in runs if run.session is not None}
-    assert 1 == len({run.session.run_id for run in runs if run.session is not None})
+    runs = scripts.sessions()
+    assert {None, 0, 1} == {run.session.rank for run in runs}
+    assert 1 == len({run.session.run_id for run in runs})
 
 
 def test_a_process_that_fails(scripts: Scripts) -> None:
@@ -582,7 +580,7 @@ if pid:
     assert 0 == status
     runs = scripts.sessions()
     assert [{parent: [0, 1]}, {child: [1]}] == [by_pid(run, "work") for run in runs]
-    assert ["clean", "clean"] == [run.state for run in runs]
+    assert ["clean", "clean"] == scripts.states()
     assert_ids_are_distinct(scripts)
 
 
@@ -637,8 +635,8 @@ if __name__ == "__main__":
     assert {first: [0], second: [1], parent: [2]} == {
         pid: indices for run in runs for pid, indices in by_pid(run, "work").items()
     }
-    assert ["run-1"] * 3 == [run.run_id for run in runs]
-    assert ["clean"] * 3 == [run.state for run in runs]
+    assert ["run-1"] * 3 == [run.session.run_id for run in runs]
+    assert ["clean"] * 3 == scripts.states()
     assert_ids_are_distinct(scripts)
 
 

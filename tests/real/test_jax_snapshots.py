@@ -13,9 +13,9 @@ import numpy as np
 import optax
 import pytest
 from safetensors import safe_open
+from tests import spools
 
 import cirron as ci
-from cirron.runs import reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 def snapshots() -> list[wire.Snapshot]:
     """What is on disk of this session."""
     ci.flush()
-    (run,) = reader.read(Path(".cirron"))
-    return run.snapshots
+    return spools.read_one(Path(".cirron")).snapshots
 
 
 def named(name: str) -> list[wire.Snapshot]:
@@ -404,8 +403,8 @@ def test_gradients() -> None:
     (gradient,) = named("w.grad")
     assert str(gradient.blob_uri).endswith("/gradients.safetensors")
     ci.flush()
-    (run,) = reader.read(Path(".cirron"))
-    (found,) = [mark for mark in run.marks if mark.name == "training_health"]
+    marks = spools.read_one(Path(".cirron")).marks
+    (found,) = [mark for mark in marks if mark.name == "training_health"]
     assert "dead: w.grad, since 0" == found.value
 
 
@@ -701,7 +700,7 @@ def test_two_processes(scripts: Scripts, free_port: int) -> None:
 
     said = [(one.status, one.out.splitlines()[-1:]) for one in ended]  # the last: Gloo prints too
     assert [(0, ["False False"])] * 2 == said, ended[0].err
-    runs = sorted(scripts.sessions(), key=lambda run: run.session.rank or 0)  # type: ignore[union-attr]
+    runs = sorted(scripts.sessions(), key=lambda run: run.session.rank or 0)
     for rank, run in enumerate(runs):
         found = {one.tensor_name: one for one in run.snapshots}
         assert (rank, [2, 3], [4, 3]) == (

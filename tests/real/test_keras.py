@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from tests.spools import Recorded as InSpool
+from tests.spools import read_one
 
 from cirron import hooks
-from cirron.runs import reader, tree
+from cirron.runs import tree
 
 if TYPE_CHECKING:
     from tests.real.conftest import Scripts
@@ -60,7 +62,7 @@ class Recorded(NamedTuple):
     backend: str
     folder: Path
     facts: dict[str, Any]
-    run: reader.SessionRun
+    run: InSpool
     cases: dict[str, dict[str, Any]]  # the tree of each
 
     @property
@@ -120,8 +122,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     )
     assert 0 == ended.returncode, ended.stderr
     assert "internal error" not in ended.stderr
-    (run,) = reader.read(folder / ".cirron")
-    assert [] == run.problems
+    run = read_one(folder / ".cirron")
     (root,) = tree.to_dict(tree.build(run.spans, run.marks, [], now_ns=0))["roots"]
     facts = json.loads((folder / "facts.json").read_text())
     if release:

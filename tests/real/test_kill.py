@@ -37,7 +37,8 @@ def test_what_is_older_than_a_flush_interval_survives(scripts: Scripts) -> None:
     assert -signal.SIGKILL == script.end().status
     # A span is in the spool under its epoch; number them as the script does.
     run = scripts.session()
-    epochs = {span.id: span.index for span in run.spans + run.open_spans() if span.name == "epoch"}
+    epochs = {span.id: span.index for span in run.spans if span.name == "epoch"}
+    epochs |= {span["id"]: span["index"] for span in scripts.box()["open"]}
     stored = {
         (epochs[span.parent_id or ""] or 0) * 100 + (span.index or 0)
         for span in run.spans
@@ -72,7 +73,7 @@ def test_killed_within_the_first_interval(scripts: Scripts) -> None:
     script.kill(signal.SIGKILL)
     script.end()
 
-    assert "killed" == scripts.session().state
+    assert "killed" == scripts.state()
 
 
 def test_the_black_box_tells_what_was_open(scripts: Scripts) -> None:
@@ -94,7 +95,7 @@ def test_the_black_box_tells_what_was_open(scripts: Scripts) -> None:
     )
     stuck_ns = int(script.wait_for("stuck").split()[1])
     scripts.wait_for_box(lambda box: box["open_count"] == 4, "the inner scope")
-    assert "running" == scripts.session().state
+    assert "running" == scripts.state()
     script.kill(signal.SIGKILL)
     script.end()
 
@@ -108,7 +109,7 @@ def test_the_black_box_tells_what_was_open(scripts: Scripts) -> None:
     assert abs(box["open"][3]["start_ns"] - stuck_ns) < 50e6
     assert {"loss": 0.25} == box["open"][2]["latest"]
     assert ("batch", 7, None) == tuple(box["last_step"][key] for key in ("name", "index", "end_ns"))
-    assert "killed" == scripts.session().state
+    assert "killed" == scripts.state()
     assert 37 == len(scripts.spans("batch"))
     shown = scripts.show()
     assert "killed" in shown
@@ -156,7 +157,7 @@ def test_os_exit_is_a_kill(scripts: Scripts) -> None:
     assert 5 == ended.status
     assert len(scripts.spans("batch")) > 100
     assert None is scripts.box()["ended"]
-    assert "killed" == scripts.session().state
+    assert "killed" == scripts.state()
 
 
 def test_names_that_are_no_unicode_keep_the_black_box_alive(scripts: Scripts) -> None:

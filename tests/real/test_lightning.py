@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests import spools
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cirron as ci
-from cirron.runs import reader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -438,7 +438,7 @@ def test_logged_values_are_marks(lightning: Any, traced: Traced) -> None:
 
 def snapshots(folder: Path) -> list[list[str]]:
     """The names of the tensors in each epoch's snapshot."""
-    (run,) = reader.read(folder / ".cirron")
+    run = spools.read_one(folder / ".cirron")
     taken: dict[str, list[str]] = {}
     for one in run.snapshots:
         taken.setdefault(one.span_id, []).append(one.tensor_name)

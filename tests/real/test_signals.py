@@ -69,7 +69,7 @@ class TestTerm:
             scripts.box()["ended"]["detail"],
         )
         assert ["SIGTERM"] == [one["name"] for one in scripts.box()["signals"]]
-        assert "signal" == scripts.session().state
+        assert "signal" == scripts.state()
         assert "SIGTERM at" in scripts.show()
 
     def test_where_it_was(self, scripts: Scripts) -> None:
@@ -249,7 +249,7 @@ profile(); train()
         assert ["cirron.session", "epoch", "stuck"] == [
             span["name"] for span in scripts.box()["open"]
         ]
-        assert "killed" == scripts.session().state
+        assert "killed" == scripts.state()
 
     def test_a_handler_that_goes_on(self, scripts: Scripts) -> None:
         """A program whose handler only takes note keeps recording, and ends as it likes."""
@@ -273,7 +273,7 @@ with ci.scope("second"):
         assert [1, 1] == [len(scripts.spans(name)) for name in ("first", "second")]
         assert "truncated" not in scripts.spans("first")[0].attrs
         assert [15] == [mark.value for mark in scripts.session().marks]
-        assert "clean" == scripts.session().state
+        assert "clean" == scripts.state()
 
     def test_ignored_stays_ignored(self, scripts: Scripts) -> None:
         """A program that ignores SIGTERM still ignores it."""
@@ -289,7 +289,7 @@ print(signal.getsignal(signal.SIGTERM).name)
 
         assert (0, "ready\nSIG_IGN\n", "") == ended
         assert_all_on_disk(scripts)
-        assert "clean" == scripts.session().state
+        assert "clean" == scripts.state()
 
     def test_a_handler_of_asyncio(self, scripts: Scripts) -> None:
         """A handler that a running event loop has for SIGTERM works as without us."""
@@ -389,7 +389,7 @@ class TestInt:
             scripts.box()["ended"]["how"],
             scripts.box()["ended"]["detail"],
         )
-        assert "signal" == scripts.session().state
+        assert "signal" == scripts.state()
 
     def test_caught(self, scripts: Scripts) -> None:
         """A program that catches KeyboardInterrupt and goes on keeps recording."""
@@ -411,7 +411,7 @@ print(ci.health()["enabled"])
         assert (0, "ready\ncaught\nTrue\n", "") == ended
         assert 1 == len(scripts.spans("afterwards"))
         assert True in [mark.value for mark in scripts.session().marks]
-        assert "clean" == scripts.session().state
+        assert "clean" == scripts.state()
 
     def test_under_asyncio(self, scripts: Scripts) -> None:
         """Under asyncio.run() Ctrl-C cancels the main task, as without us."""

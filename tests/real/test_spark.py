@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.questions import ONE_ROW, given_to
 
 import cirron as ci
 from cirron.runs import derived, engine, opened
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import Made
     from tests.real.conftest import Scripts
-
-    from cirron.runs.opened import Run
 
 pytestmark = [
     pytest.mark.heavy,
@@ -167,26 +166,6 @@ def odd(made: Made) -> None:
             of.write()
 
 
-def given_to(run: Run, query: str) -> dict[str, Any]:
-    given: dict[str, dict[str, Any]] = {
-        "series": {"name": "loss"},
-        "curves": {"width": 7},
-        "timeline": {"width": 20, "from_ns": run.started_ns, "to_ns": run.ended_ns + 1},
-        "newest_steps": {"session": run.main.key, "most": 10},
-        "rank_steps": {"attempt": 0, "first_ns": 0, "every": 1},
-        "account": {"session": run.main.key, "first_ns": 0, "last_ns": 2**62},
-        "settings": {"session": run.main.key},
-        "newest_values": {"session": run.main.key, "most": 10},
-        "health": {"session": run.main.key},
-        "compiles": {"session": run.main.key, "first_ns": 0},
-        "newest_spans": {"session": run.main.key, "most": 10},
-        "values": {"session": run.main.key},
-        "norms": {"session": run.main.key},
-        "ended_epochs": {"session": run.main.key, "first_ns": 0, "last_ns": 2**62},
-    }
-    return given.get(query, {})
-
-
 def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-9) or (math.isnan(one) and math.isnan(other))
@@ -230,7 +209,8 @@ def test_every_query_over_a_generated_run(spark: Any, tmp_path: Path) -> None:
     generated(tmp_path)
 
     counts = assert_same(tmp_path, spark, engine.queries())
-    assert {"compiles", "health"} == {name for name, count in counts.items() if not count}
+    none = {"asides", "compiles", "health", "histograms", "long_steps", "texts"}
+    assert none == {name for name, count in counts.items() if not count}
     executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1  # and the driver
     assert 2 == executors
 
@@ -241,7 +221,8 @@ def test_every_query_over_an_odd_run(spark: Any, made: Made, tmp_path: Path) -> 
     odd(lambda **given: made(folder=folder, **given))
 
     counts = assert_same(folder, spark, engine.queries())
-    assert {"compiles", "health"} == {name for name, count in counts.items() if not count}
+    none = {"compiles", "health", "long_steps"}
+    assert none == {name for name, count in counts.items() if not count}
 
 
 def test_timelines_from_a_pyramid(
@@ -277,7 +258,7 @@ def test_every_query_over_an_empty_run(spark: Any, made: Made, tmp_path: Path) -
 
     counts = assert_same(tmp_path, spark, engine.queries())
     found = {name: count for name, count in counts.items() if count}
-    assert {"goodput": 1, "root": 1, "times": 1} == found
+    assert dict.fromkeys(ONE_ROW, 1) == found
 
 
 def test_killed_run(spark: Any, scripts: Scripts) -> None:

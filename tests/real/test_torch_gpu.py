@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.spools import read_one
 from torch import nn
 from torch.utils.data import DataLoader
 
 import cirron as ci
-from cirron.runs import reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +47,7 @@ def recorded() -> dict[str, list[wire.Span]]:
     """What the session, which ends here, has left on disk, by name."""
     ci.shutdown()
     found: dict[str, list[wire.Span]] = {}
-    (run,) = reader.read(Path(".cirron"))
-    for span in run.spans:
+    for span in read_one(Path(".cirron")).spans:
         found.setdefault(span.name, []).append(span)
     return found
 

@@ -10,8 +10,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
-
-from cirron.runs import reader
+from tests import spools
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +71,7 @@ def test_two_ranks(tmp_path: Path, kind: str) -> None:
     assert 0 == done.returncode, done.stderr
     assert "internal error" not in done.stderr
 
-    runs = reader.read(tmp_path / ".cirron")
+    runs = spools.read(tmp_path / ".cirron")
     ranks = {run.spans[0].rank: run.spans for run in runs}
     assert {0, 1} == set(ranks)
     for rank, spans in ranks.items():

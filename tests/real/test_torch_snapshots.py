@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests import spools
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cirron as ci
 from cirron import guard, session
-from cirron.runs import reader
 from cirron.snapshot import host, stats, taker
 from cirron.snapshot import torch as snapshot_torch
 
@@ -61,11 +61,10 @@ WEIGHTS = ["0.weight", "0.bias", "2.weight", "2.bias"]
 GRADIENTS = [f"{name}.grad" for name in WEIGHTS]
 
 
-def recorded() -> tuple[reader.SessionRun, dict[str, wire.Span]]:
+def recorded() -> tuple[spools.Recorded, dict[str, wire.Span]]:
     """The only session, and its epochs by id."""
     ci.flush()
-    (run,) = reader.read(Path(".cirron"))
-    assert [] == run.problems
+    run = spools.read_one(Path(".cirron"))
     return run, {span.id: span for span in run.spans if span.name == "epoch"}
 
 
@@ -280,7 +279,7 @@ class TestWhen:
             loop.step(batch)
         ci.shutdown()
 
-        runs = reader.read(Path(".cirron"))
+        runs = spools.read(Path(".cirron"))
         assert 3 == len(runs)
         assert [8] * 3 == [len(run.snapshots) for run in runs]
 
@@ -1016,7 +1015,7 @@ class TestRawValues:
             for _ in ci.epochs(range(3)):
                 pass
             ci.shutdown()
-            (run,) = reader.read(Path(f"rate-{rate}"))
+            run = spools.read_one(Path(f"rate-{rate}"))
 
             assert ["sampled"] * 3 == [record.mode for record in run.snapshots]
             assert kept == sum(record.blob_uri is not None for record in run.snapshots)
@@ -1036,7 +1035,7 @@ class TestRawValues:
             pass
         ci.shutdown()
 
-        (run,) = reader.read(Path("a folder/ü#%20?"))
+        run = spools.read_one(Path("a folder/ü#%20?"))
         assert torch.equal(torch.ones(2), raw_values(run.snapshots[0]))
 
     def test_no_output(self) -> None:
@@ -1075,7 +1074,7 @@ class TestRawValues:
             pass
         ci.shutdown()
 
-        (run,) = reader.read(Path(".cirron"))
+        run = spools.read_one(Path(".cirron"))
         (record,) = run.snapshots
         requests = [(method, path) for method, path, _ in server.requests]
         put = ("PUT", f"/api/traces/blobs/snapshots/{record.span_id}/weights.safetensors")
@@ -1317,7 +1316,7 @@ def test_two_ranks(tmp_path: Path, kind: str) -> None:
     assert 0 == done.returncode, done.stderr
     assert "internal error" not in done.stderr
 
-    runs = reader.read(tmp_path / ".cirron")
+    runs = spools.read(tmp_path / ".cirron")
     assert {0, 1} == {run.spans[0].rank for run in runs}
     sizes: dict[str, int] = {}
     for run in runs:

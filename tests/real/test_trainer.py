@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.numpy import load_file
+from tests import spools
 from torch import nn
 from transformers import (
     BertConfig,
@@ -26,7 +27,6 @@ from transformers import (
 
 import cirron as ci
 from cirron.hooks.transformers import CirronCallback
-from cirron.runs import reader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -279,7 +279,7 @@ def test_resuming_a_dataset_without_a_length(traced: Traced, tmp_path: Path) -> 
     new_trainer(**options, max_steps=8).train(resume_from_checkpoint="out/checkpoint-5")
     outline = traced()
     ci.shutdown()
-    (run,) = reader.read(tmp_path / ".cirron")
+    run = spools.read_one(tmp_path / ".cirron")
 
     skipped = f"epoch[0](skipped({' '.join(['data_load'] * 4)}))"
     assert f"{skipped} {epoch(1, *STEPS[:3])}" == outline
@@ -498,7 +498,7 @@ def test_no_loss_that_is_a_number(traced: Traced, strategy: str) -> None:
 
 def snapshots(folder: Path) -> dict[str, list[str]]:
     """The names of the tensors in each epoch's snapshot, by the epoch's id."""
-    (run,) = reader.read(folder / ".cirron")
+    run = spools.read_one(folder / ".cirron")
     taken: dict[str, list[str]] = {}
     for one in run.snapshots:
         taken.setdefault(one.span_id, []).append(one.tensor_name)

@@ -9,8 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
-
-from cirron.runs import reader
+from tests import spools
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +105,7 @@ def test_two_ranks(tmp_path: Path, kind: str, launcher: str) -> None:
     assert 0 == done.returncode, done.stderr
     assert "internal error" not in done.stderr
 
-    ranks = {run.spans[0].rank: run.spans for run in reader.read(tmp_path / ".cirron")}
+    ranks = {run.spans[0].rank: run.spans for run in spools.read(tmp_path / ".cirron")}
     assert {0, 1} == set(ranks)
     for spans in ranks.values():
         (root,) = (span for span in spans if span.parent_id is None)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import spools
 
 from cirron import files, system
-from cirron.runs import reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -708,7 +708,7 @@ def test_the_core_without_what_other_systems_lack() -> None:
         [sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=30, check=False
     )
     assert (0, "") == (ended.returncode, ended.stderr)
-    (run,) = reader.read(Path(".cirron"))
+    run = spools.read_one(Path(".cirron"))
 
     assert {"cirron.session", "outer"} == {span.name for span in run.spans}
     assert [0.5] == [mark.value for mark in run.marks]

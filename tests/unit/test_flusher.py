@@ -9,15 +9,16 @@ import threading
 import weakref
 from asyncio import CancelledError
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import spools
 
 import cirron as ci
 from cirron import guard, wire
 from cirron.record import clock, hot
 from cirron.record.value import Deferred
-from cirron.runs import reader
 from cirron.ship import flusher
 from cirron.ship.collect import Collector
 from cirron.ship.flusher import Flusher
@@ -419,7 +420,7 @@ raise SystemExit(status)
 def test_after_a_fork() -> None:
     """A forked child has a worker of its own once it records, and the parent goes on."""
     subprocess.run([sys.executable, "-c", FORK], check=True)
-    (run,) = reader.read(reader.find("."))
+    run = spools.read_one(Path(".cirron"))
 
     assert ["after", "child", "cirron.session", "parent"] == sorted(s.name for s in run.spans)
 

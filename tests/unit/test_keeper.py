@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import spools
 
 from cirron import files, system, wire
 from cirron.record import clock
-from cirron.runs import reader
 from cirron.ship import keeper as keepers
 from cirron.ship.keeper import Keeper
 from cirron.ship.sinks.base import Sealed
@@ -96,7 +96,7 @@ class Rig:
 
     def indices(self) -> list[Any]:
         """What a reader finds, span by span, in the order of the files."""
-        return [span.index for run in reader.read(self.root) for span in run.spans]
+        return [span.index for run in spools.read(self.root) for span in run.spans]
 
     def size(self) -> int:
         return sum(os.path.getsize(self.folder.path / name) for name in self.files())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import random
@@ -243,6 +244,105 @@ def test_what_is_added_is_all_that_is_read(tmp_path: Path, monkeypatch: pytest.M
     assert len(spans) == len(run.spans)
     # What came before its parents was not placed wrongly for that.
     assert 30 == paths(run)["cirron.session/epoch/step"]
+
+
+def test_runs_and_sessions_are_kept_apart(tmp_path: Path) -> None:
+    """Neither a repeated id of a session nor a claim to replace another file takes records away."""
+    first = Spool(tmp_path, session(0)).write([Spool(tmp_path, session(0)).span("a", None, 0, 1)])
+    taken = msgspec.json.decode(first.read_bytes())["batch_id"]
+    for number, who in enumerate([session(1), session(0, run_id="run-b")]):
+        other = Spool(tmp_path, who, prefix=number + 2)
+        other.write([other.span("b", None, 0, 1)], merged=[taken])
+    runs = cirron.open(tmp_path).runs
+
+    assert {("run-a", 2, 2), ("run-b", 1, 1)} == {
+        (run.id, len(run.sessions), len(run.spans)) for run in runs.values()
+    }
+
+
+def test_a_merge_while_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that vanish between listing and opening are found again where they went."""
+    spool = Spool(tmp_path)
+    spans = spool.training(1)
+    files = [spool.write(spans[:2]), spool.write(spans[2:])]
+    (tmp_path / ".cirron" / "spool" / "half.json.tmp").write_text("{")  # not there yet
+    read_file = untrusted.read_file
+
+    def merge_and_read(path: str, limit_bytes: int) -> bytes:
+        if files:
+            spool.write(spans, merged=["a", "b"])
+            while files:
+                files.pop().unlink()
+        return read_file(path, limit_bytes)
+
+    monkeypatch.setattr(untrusted, "read_file", merge_and_read)
+    run = cirron.open(tmp_path)
+
+    assert (len(spans), []) == (len(run.spans), run.problems)
+
+
+def test_a_listing_that_missed_a_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing that saw a file under neither name is not believed until a second agrees."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    list_files = untrusted.list_files
+    listings: list[Path] = []
+
+    def miss_the_first(folder: Path, suffix: str, limit: int) -> list[str]:
+        listings.append(folder)
+        return [] if listings.count(spool.path) == 1 else list_files(folder, suffix, limit)
+
+    monkeypatch.setattr(untrusted, "list_files", miss_the_first)
+
+    assert 5 == len(cirron.open(tmp_path).spans)
+
+
+def test_a_spool_that_never_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading ends even when files go between every two listings, and says so."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    list_files = untrusted.list_files
+    numbers = itertools.count()
+
+    def never_the_same(folder: Path, suffix: str, limit: int) -> list[str]:
+        found = list_files(folder, suffix, limit)
+        return [*found, f"{next(numbers):020d}-gone.json"] if folder == spool.path else found
+
+    monkeypatch.setattr(untrusted, "list_files", never_the_same)
+    run = cirron.open(tmp_path)
+
+    assert 5 == len(run.spans)
+    assert ["come and go all the time" in one for one in run.problems] == [True]
+
+
+@pytest.mark.parametrize("name", ["step", 7])
+def test_a_newer_version_is_named(tmp_path: Path, name: Any) -> None:
+    """Records of a newer format are read as far as they go; the problem says what to do."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    path = spool.write([spool.span(name, None, 0, 1)], schema_version=2)
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes())))  # as ours are
+    run = cirron.open(tmp_path)
+    (problem,) = run.problems
+
+    assert (6 if name == "step" else 5) == len(run.spans)
+    assert "is of schema version 2, newer than the 1" in problem
+    assert ("what could be read" if name == "step" else "it was left out") in problem
+    assert "pip install -U cirron" in problem
+
+
+@pytest.mark.parametrize(("levels", "is_read"), [(64, True), (65, False)])
+def test_nesting_has_a_limit(tmp_path: Path, levels: int, is_read: bool) -> None:
+    """Attributes nested as deep as no writer of ours does it are refused."""
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    spool.write([spool.span("deep", None, 0, 1, attrs={"a": value})])
+    run = cirron.open(tmp_path)
+
+    assert is_read == (len(run.spans) == 6) == (not run.problems)
 
 
 HOSTILE: dict[str, Callable[[Path, Spool], object]] = {

@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.questions import ONE_ROW, given_to
 
 import cirron as ci
 from cirron import wire
@@ -663,26 +664,8 @@ def test_empty_run(made: Made) -> None:
     made().write()
     run = ci.open(".")
 
-    given: dict[str, dict[str, Any]] = {
-        "series": {"name": "loss"},
-        "curves": {"width": 10},
-        "timeline": {"width": 10, "from_ns": BASE, "to_ns": BASE},
-        "newest_steps": {"session": 0, "most": 10},
-        "rank_steps": {"attempt": 0, "first_ns": 0, "every": 1},
-        "account": {"session": 0, "first_ns": 0, "last_ns": 2**62},
-        "settings": {"session": 0},
-        "newest_values": {"session": 0, "most": 10},
-        "health": {"session": 0},
-        "compiles": {"session": 0, "first_ns": 0},
-        "newest_spans": {"session": 0, "most": 10},
-        "values": {"session": 0},
-        "norms": {"session": 0},
-        "ended_epochs": {"session": 0, "first_ns": 0, "last_ns": 2**62},
-    }
-    counts = {name: len(run.query(name, **given.get(name, {}))) for name in engine.queries()}
-    assert {"goodput": 1, "root": 1, "times": 1} == {
-        name: count for name, count in counts.items() if count
-    }
+    counts = {name: len(run.query(name, **given_to(run, name))) for name in engine.queries()}
+    assert dict.fromkeys(ONE_ROW, 1) == {name: count for name, count in counts.items() if count}
 
 
 def test_whole_numbers_stay_whole_in_frames(made: Made) -> None:

@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import spools
 
 from cirron import files, guard, system, wire
 from cirron.record import clock
-from cirron.runs import reader
 from cirron.ship.keeper import Keeper
 from cirron.ship.sinks import spool as sinks
 from cirron.ship.sinks.base import Outcome, Sealed, Sink
@@ -85,7 +85,7 @@ class Rig:
 
     def indices(self) -> list[Any]:
         """What a reader finds, span by span, in the order of the files."""
-        return [span.index for run in reader.read(self.root) for span in run.spans]
+        return [span.index for run in spools.read(self.root) for span in run.spans]
 
     def counts(self) -> tuple[int, int, int]:
         """Records on disk, held, lost."""

@@ -19,7 +19,7 @@ import msgspec
 from cirron import errors, files, wire
 from cirron.cli import output
 from cirron.record import clock
-from cirron.runs import reader, untrusted
+from cirron.runs import batches, untrusted
 from cirron.view import tables, text
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ def files_of(root: Path, run: Run) -> Iterator[Found]:
 def run_of(path: Path) -> str | None:
     """The run that a batch or a black box says it is of."""
     try:
-        content = msgspec.json.decode(untrusted.read_file(path, reader.MAX_BATCH_BYTES), type=Head)
-    except (OSError, untrusted.UnreadableError, *reader.UNREADABLE):
+        content = msgspec.json.decode(untrusted.read_file(path, batches.MAX_BYTES), type=Head)
+    except (OSError, untrusted.UnreadableError, *batches.UNREADABLE):
         return None
     return None if content.session is None else content.session.run_id
 

@@ -148,6 +148,6 @@ def plural(count: int, noun: str) -> str:
 
 def records_folder(folder: str | None) -> str:
     """The folder with the records themselves: a `.cirron`."""
-    from cirron.runs import reader
+    from cirron.runs import folders
 
-    return os.fspath(reader.find(default_folder() if folder is None else folder))
+    return os.fspath(folders.find(default_folder() if folder is None else folder))

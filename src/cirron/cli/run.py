@@ -103,10 +103,10 @@ def execute(command: list[str]) -> int:
 
 def result(started_ns: int) -> str:
     """Which runs have begun since, and how to see them."""
-    from cirron.runs import reader
+    from cirron.runs import blackboxes
 
     folder = Path(settings.resolve({}).output_dir)
-    boxes, _ = reader.read_boxes(folder / "blackbox")
+    boxes, _ = blackboxes.read(folder / "blackbox")
     ids = {box.session.run_id for box in boxes if box.session.clock.wall_ns >= started_ns}
     if not ids:
         return (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cirron import wire
-    from cirron.runs import reader
+    from cirron.runs import blackboxes
     from cirron.runs.opened import Run, Runs, Session
 
 ROOT = "cirron.session"
@@ -332,7 +332,7 @@ def _path(span: wire.Span, spans: dict[str, wire.Span]) -> str:
     return " > ".join(text.label(one.name, one.index) for one in path[::-1])
 
 
-def stacks(threads: Sequence[reader.Stack]) -> list[str]:
+def stacks(threads: Sequence[blackboxes.Stack]) -> list[str]:
     """The stacks that were taken during a long silence, innermost call last."""
     lines: list[str] = []
     for thread in threads[:MAX_STACKS]:

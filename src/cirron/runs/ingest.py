@@ -14,10 +14,10 @@ from duckdb import IOException
 
 from cirron import wire
 from cirron.record import clock
-from cirron.runs import reader, scan
+from cirron.runs import blackboxes, scan
 from cirron.runs.derived import derive_steps
 from cirron.runs.placement import KNOWN, PLACED, PLACES, Placement
-from cirron.runs.scan import RECORDS, Round, Scan, Source
+from cirron.runs.scan import RECORDS, File, Round, Scan, Source
 from cirron.runs.store import TABLES, Known, Segment, Store, nothing, select
 
 if TYPE_CHECKING:
@@ -117,30 +117,33 @@ class Ingest:
         self._added: list[Segment] = []
         self._replaced: list[str] = []
 
-    def run(self, sources: list[Source]) -> bool:
-        """Brings the store up to date. True: there was something new."""
+    def run(self, sources: list[Source]) -> None:
+        """Brings the store up to date, also while a writer adds, merges and removes files."""
         for _ in range(MAX_TRIES):
             look = self._look()
             files = look.fresh(sources)
-            if not files:
-                return False
-            self._sessions, self._added, self._replaced = {}, [], []
-            self._open(self._boxes(sources))
-            for one in look.rounds(files):
-                self._load(look, one)
-            if self._sessions:
-                self._adopt(sources)
-            if not self._added and not self._sessions:
-                if look.is_missed:
-                    continue
-                return False
-            if self._store.commit(self._added, self._replaced, self._sessions.values()):
-                if look.is_missed:
-                    continue
-                return True
-            # Another process was first: what it has is not new any more.
-            for segment in self._added:
-                self._store.remove(segment)
+            is_taken = not files or self._take(look, files, sources)
+            if is_taken and not look.is_missed:
+                return
+        for source in sources:
+            source.tell(source.spool, "files come and go all the time; look again for the newest")
+
+    def _take(self, look: Scan, files: list[File], sources: list[Source]) -> bool:
+        """Brings files into the store. False: another process was first, and what it has is not
+        new any more.
+        """
+        self._sessions, self._added, self._replaced = {}, [], []
+        self._open(self._boxes(sources))
+        for one in look.rounds(files):
+            self._load(look, one)
+        if self._sessions:
+            self._adopt(sources)
+        elif not self._added:
+            return True
+        if self._store.commit(self._added, self._replaced, self._sessions.values()):
+            return True
+        for segment in self._added:
+            self._store.remove(segment)
         return False
 
     def complete(self, sources: list[Source], stores: list[Store]) -> None:
@@ -183,7 +186,7 @@ class Ingest:
                 session = scan.known(box.session, source)
                 one.sessions.append(session)
                 spans = [*box.spans, *box.closed]
-                for table, records in (("spans", spans), ("marks", reader.latest_marks(box))):
+                for table, records in (("spans", spans), ("marks", blackboxes.latest_marks(box))):
                     if plain := wire.mend(wire.builtins(list(records))):
                         one.add(table, session.key, wire.encode(plain))
         one.close()
@@ -297,7 +300,8 @@ class Ingest:
             for file in one.files if len(one.files) > 1 else ():
                 self._load(look, look.read([file], again=True))
             if len(one.files) == 1:
-                one.files[0].tell(f"was left out ({str(error).partition(chr(10))[0]})")
+                (file,) = one.files
+                file.source.tell(file.name, f"was left out ({str(error).partition(chr(10))[0]})")
             return
         for table in RECORDS:
             self._drop_stored(table)

@@ -12,11 +12,11 @@ import msgspec
 
 from cirron import errors, wire
 from cirron.runs import engine as engines
-from cirron.runs import reader
 from cirron.runs import tree as trees
 from cirron.runs.relation import Relation, Spans
 
 if TYPE_CHECKING:
+    from cirron.runs.blackboxes import Box, State
     from cirron.runs.place import Look, Place
     from cirron.server.notebook import Shown
     from cirron.verdict.findings import Report
@@ -34,12 +34,12 @@ class Session:
     run_id: str
     rank: int | None
     pid: int
-    state: reader.State
+    state: State
     first_ns: int
     last_ns: int
     is_judged_by_silence: bool = False
-    box: reader.Box | None = None
-    forked: list[reader.Box] = field(default_factory=list)
+    box: Box | None = None
+    forked: list[Box] = field(default_factory=list)
 
     @property
     def id(self) -> str:
@@ -97,10 +97,10 @@ class Run:
         return min(self.sessions, key=lambda one: (-one.attempt, one.rank or 0, one.first_ns))
 
     @property
-    def state(self) -> reader.State:
+    def state(self) -> State:
         """How the run stands: as bad as the worst of its last attempt's processes."""
         last = [one.state for one in self.sessions if one.attempt == self.attempts[-1]]
-        order: tuple[reader.State, ...] = (
+        order: tuple[State, ...] = (
             "running",
             "killed",
             "signal",

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from cirron import errors, wire
 from cirron.record import clock
+from cirron.runs import blackboxes, folders
 from cirron.runs import engine as engines
-from cirron.runs import reader
 from cirron.runs.opened import Run, Runs, Session
 from cirron.runs.placement import moment
 from cirron.runs.store import DERIVED, MANIFESTS, TABLES, DamagedError, Known, Segment, Store
@@ -81,9 +81,11 @@ class Place:
         self._db = self._root.cursor()  # ingest's
         self._db.execute(f"SET temp_directory = '{self._scratch}'")
         self._given = [Store.open(one, self._scratch) for one in where if is_store(one)]
-        self._folders = [found for one in where if not is_store(one) for found in folders(one)]
+        self._folders = [
+            found for one in where if not is_store(one) for found in folders.find_all(one)
+        ]
         self._stores: dict[Path, Store] = {}  # of the folders
-        self._boxes: list[reader.Box] = []
+        self._boxes: list[blackboxes.Box] = []
         self._listed: object = None
         self._refreshing = threading.Lock()
         self._look: Look
@@ -124,7 +126,7 @@ class Place:
         """What differs once a folder has grown. Batches never change; black boxes do."""
         found: list[object] = []
         for folder in self._folders:
-            for name in (".", *reader.FOLDERS):
+            for name in (".", *folders.FOLDERS):
                 is_box = name == "blackbox"
                 try:
                     with os.scandir(folder / name) as entries:
@@ -151,9 +153,9 @@ class Place:
         sources = []
         for folder in self._folders:
             # Black boxes first: a span that closes meanwhile is then in both places.
-            boxes, problems = reader.read_boxes(folder / "blackbox")
+            boxes, problems = blackboxes.read(folder / "blackbox")
             self._boxes += boxes
-            is_copied = not any(os.path.lexists(folder / name) for name in reader.FOLDERS)
+            is_copied = not any(os.path.lexists(folder / name) for name in folders.FOLDERS)
             source = Source(folder if is_copied else folder / "spool", boxes, problems)
             store = self._stores.get(folder) or self._store_of(folder)
             try:
@@ -227,11 +229,11 @@ class Place:
         for store, _ in held:
             for one in store.manifest.sessions:
                 known.setdefault(one.key, one)
-        boxes: dict[int, list[reader.Box]] = {}
+        boxes: dict[int, list[blackboxes.Box]] = {}
         for box in self._boxes:
             key = session_key(box.session.id, box.session.run_id)
             boxes.setdefault(key, []).append(box)
-        now_ns, host = clock.wall(), reader.this_host()
+        now_ns, host = clock.wall(), blackboxes.this_host()
         sessions = {}
         for key, one in known.items():
             info = one.session
@@ -240,9 +242,9 @@ class Place:
             )
             content = None if own is None else own.content
             if content is None:
-                state, is_silent = reader.judge_records(one.ended, now_ns - one.last_ns), False
+                state, is_silent = blackboxes.judge_records(one.ended, now_ns - one.last_ns), False
             else:
-                state, is_silent = reader.judge(content, info, now_ns, host)
+                state, is_silent = blackboxes.judge(content, info, now_ns, host)
             ended = (content or {}).get("ended") or {}
             first_ns = moment(info.clock.wall_ns if info else one.first_ns)
             sessions[key] = Session(
@@ -338,17 +340,6 @@ def is_store(where: str | os.PathLike[str]) -> bool:
     """Whether there is a store: an address, or a folder with manifests."""
     text = os.fspath(where)
     return bool(re.match(r"[a-z0-9+]+://", text)) or (Path(text) / MANIFESTS).is_dir()
-
-
-def folders(where: str | os.PathLike[str]) -> list[Path]:
-    """The folders with records at a path: one, or one in each folder of ranks below it."""
-    try:
-        return [reader.find(where)]
-    except errors.SettingError:
-        below = [one for one in sorted(Path(where).glob("*/.cirron")) if one.is_dir()]
-        if not below:
-            raise
-        return below
 
 
 def no_records(problems: Sequence[str]) -> errors.SettingError:

@@ -21,17 +21,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_orig
 import msgspec
 
 from cirron import wire
-from cirron.runs import reader, untrusted
+from cirron.runs import batches, folders, untrusted
 from cirron.runs.store import Known, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from cirron.runs.blackboxes import Box
+
 # A round of files: more takes more memory (600 MB at this size), less takes more time, since each
 # statement and each file costs DuckDB a little.
 ROUND_BYTES = 256 * 2**20
 MAX_RECORD_BYTES = 16 * 2**20
+MAX_LISTINGS = 20  # a merging writer settles after two or three
 FOREIGN = "foreign"  # the run of batches that do not say whose they are
 RECORDS: dict[str, Any] = {"spans": wire.Span, "marks": wire.Mark, "snapshots": wire.Snapshot}
 # Lists and objects inside each other in attributes, where they are checked fast.
@@ -43,9 +46,15 @@ class Source:
     """A folder of batches, and the spans that its black boxes say are open."""
 
     spool: Path
-    boxes: list[reader.Box]
+    boxes: list[Box]
     problems: list[str] = field(default_factory=list)
     whose: str = ""  # stands for the folder where that changes: the writer of unsigned batches
+
+    def tell(self, path: str | Path, problem: str) -> None:
+        """Notes what is wrong with a file. It may be looked at more than once."""
+        said = f"{untrusted.shown(path)}: {problem}"
+        if said not in self.problems:
+            self.problems.append(said)
 
 
 @dataclass
@@ -57,11 +66,6 @@ class File:
     size: int
     source: Source
     is_mended: bool = False  # it is looked at each time, so that its problem is told each time
-
-    def tell(self, problem: str) -> None:
-        said = f"{untrusted.shown(self.name)}: {problem}"
-        if said not in self.source.problems:
-            self.source.problems.append(said)
 
 
 class Batch(NamedTuple):
@@ -111,21 +115,21 @@ class Scan:
         self._store = store
         self._seen = seen  # batches
         self._names = names  # of files
-        self.is_missed = False  # a file went between listing and reading: it was merged, say
+        self.is_missed = False  # a file went before it was read: it was merged, say
 
     def fresh(self, sources: list[Source]) -> list[File]:
         """The files that are not in the store, newest first."""
         found = []
         for source in sources:
             try:
-                names = untrusted.list_files(source.spool, ".json", reader.MAX_FILES + 1)
+                names = self._list(source.spool)
             except FileNotFoundError:
                 continue
             except untrusted.UnreadableError as error:
-                source.problems.append(f"{untrusted.shown(source.spool)}: {error}")
+                source.tell(source.spool, str(error))
                 continue
-            if len(names) > reader.MAX_FILES:
-                source.problems.append(f"{untrusted.shown(source.spool)}: {reader.TOO_MUCH}")
+            if len(names) > folders.MAX_FILES:
+                source.tell(source.spool, folders.TOO_MUCH)
             for name in names:
                 if name not in self._names:
                     path = os.path.join(source.spool, name)
@@ -137,6 +141,21 @@ class Scan:
                     found.append(File(path, name, size, source))
         found.sort(key=lambda one: one.name, reverse=True)
         return found
+
+    def _list(self, spool: Path) -> list[str]:
+        """The names of the files in a spool.
+
+        A merged file is there before its parts go, but one listing may pass by its place too early
+        and come to theirs too late. So this lists until nothing went between two listings.
+        """
+        before: set[str] | None = None
+        for _ in range(MAX_LISTINGS):
+            names = untrusted.list_files(spool, ".json", folders.MAX_FILES + 1)
+            if len(names) > folders.MAX_FILES or (before is not None and before.issubset(names)):
+                return names
+            before = set(names)
+        self.is_missed = True
+        return names
 
     def rounds(self, files: list[File]) -> Iterator[Round]:
         """Reads ahead by one round, while DuckDB works on the one before."""
@@ -202,17 +221,17 @@ class Scan:
 
     def _read_file(self, file: File, *, again: bool) -> tuple[wire.Batch | None, Arrays]:
         try:
-            payload = untrusted.read_file(file.path, reader.MAX_BATCH_BYTES)
+            payload = untrusted.read_file(file.path, batches.MAX_BYTES)
         except FileNotFoundError:
             self.is_missed = True
             return None, {}
         except untrusted.UnreadableError as error:
-            file.tell(str(error))
+            file.source.tell(file.name, str(error))
             return None, {}
         batch, arrays, problem = check(payload, anew=again)
         if problem is not None:
             file.is_mended = True
-            file.tell(problem)
+            file.source.tell(file.name, problem)
         return batch, arrays
 
 
@@ -228,12 +247,12 @@ def check(payload: bytes, *, anew: bool = False) -> tuple[wire.Batch | None, Arr
     cut = None if anew else wire.cut_batch(payload)
     if cut is not None:
         head, sections = cut
-        batch, problem, _ = reader.decode(head)
+        batch, problem = batches.decode(head)
         if batch is not None and problem is None:
             arrays = _narrow(batch, dict(zip(RECORDS, sections, strict=True)))
             if arrays is not None:
                 return batch, arrays, None
-    batch, problem, _ = reader.decode(payload)
+    batch, problem = batches.decode(payload)
     if batch is None:
         return None, {}, problem
     arrays = _narrow(batch, _encode(batch))
@@ -263,7 +282,7 @@ def _narrow(batch: wire.Batch, arrays: Arrays) -> Arrays | None:
         return None
     try:
         return {table: one for table, one in arrays.items() if _decoders[table].decode(one)}
-    except reader.UNREADABLE:
+    except batches.UNREADABLE:
         return None
 
 

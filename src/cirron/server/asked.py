@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cirron import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from cirron.runs.opened import Run, Session
     from cirron.runs.place import Place
@@ -78,6 +78,17 @@ def session_of(run: Run, params: Mapping[str, str]) -> Session:
         if str(one.key) == given:
             return one
     raise BadRequest("the run has no process of this 'session'")
+
+
+def since_start(run: Run, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with their moments as the page has them: since the run began."""
+    names = {"start_ns": "start", "end_ns": "end", "ts_ns": "at"}
+    found = [dict(row) for row in rows]
+    for row in found:
+        for name in names.keys() & row.keys():
+            at_ns = row.pop(name)
+            row[names[name]] = None if at_ns is None else at_ns - run.started_ns
+    return found
 
 
 def attributes(text: str | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from cirron import wire
-from cirron.runs import reader
+from cirron.runs import batches
 from cirron.server.answers import Refusal
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -101,7 +101,7 @@ def batch_id(payload: bytes) -> str:
     """The id of a batch that can be read and stored."""
     try:
         batch = _decoder.decode(payload)
-        reader.refuse_nesting(batch)
-    except reader.UNREADABLE as error:
+        batches.refuse_nesting(batches.attributes(batch))
+    except batches.UNREADABLE as error:
         raise Refusal(422, f"the batch cannot be read: {error}") from None
     return batch.batch_id

@@ -103,7 +103,9 @@ class Compactor:
             pass
 
     def _stored(self, batch_ids: list[str]) -> set[str]:
-        """Which of these the store has."""
+        """Which of these the store has. Asked of the store: to the questions on a run, which Spark
+        answers, too, there are no batches.
+        """
         sql, given = stores.select("batches", self.store.files("batches"))
         rows = self._db.execute(
             f"SELECT DISTINCT batch_id FROM ({sql})"  # noqa: S608  our own; what is sent is bound

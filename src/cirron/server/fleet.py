@@ -24,27 +24,6 @@ MAX_TENSORS = 300
 SPARK_POINTS = 60
 MAX_SNAPSHOTS = 240
 
-_CELLS = """
-SELECT session, CAST(floor((start_ns - :from_ns) * CAST(:width AS DOUBLE)
-    / GREATEST(:to_ns - :from_ns, 1)) AS BIGINT) AS bucket,
-    CAST(avg(end_ns - start_ns) AS BIGINT) AS wall, min(step) AS step
-FROM training_steps
-WHERE attempt = :attempt AND end_ns IS NOT NULL AND start_ns >= :from_ns AND start_ns < :to_ns
-GROUP BY session, bucket
-"""
-_BY_RANK = """
-SELECT session, count(*) AS steps, median(end_ns - start_ns) AS median, max(end_ns - start_ns) AS worst,
-    min(start_ns) AS first, max(end_ns) AS last
-FROM training_steps WHERE attempt = :attempt AND end_ns IS NOT NULL GROUP BY session
-"""  # noqa: E501
-_SLOWEST = """
-SELECT slowest, count(*) AS steps FROM (
-    SELECT max_by(session, (end_ns - start_ns, session)) AS slowest FROM training_steps
-    WHERE attempt = :attempt AND end_ns IS NOT NULL AND COALESCE(step, 0) % :every = 0
-    GROUP BY epoch, step HAVING count(DISTINCT session) = :sessions
-) s GROUP BY slowest
-"""
-
 
 def ranks(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """Step time by rank and time, and each rank beside the others; of the last attempt."""
@@ -57,11 +36,11 @@ def ranks(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 def _ranks(run: Run, wide: int, high: int, attempt: int) -> dict[str, Any]:
     members = [one for one in run.sessions if one.attempt == attempt]
-    by_rank = {row["session"]: row for row in run.sql(_BY_RANK, attempt=attempt).rows()}
+    by_rank = {row["session"]: row for row in run.query("step_times", attempt=attempt).rows()}
     answer: dict[str, Any] = {"attempt": attempt, "attempts": run.attempts, "ranks": []}
     if by_rank:
-        from_ns = min(row["first"] for row in by_rank.values())
-        to_ns = max(row["last"] for row in by_rank.values())
+        from_ns = min(row["first_ns"] for row in by_rank.values())
+        to_ns = max(row["last_ns"] for row in by_rank.values())
         typical = median(row["median"] for row in by_rank.values())
         with_steps = [one for one in members if one.key in by_rank]
         # Fewer cells than steps, or some would have none.
@@ -106,7 +85,7 @@ def _heat(run: Run, members: list[Any], shape: tuple[int, int, int, int], attemp
     walls: list[list[int | None]] = [[None] * wide for _ in range(count)]
     steps: list[int | None] = [None] * wide
     given = {"from_ns": from_ns, "to_ns": to_ns, "width": wide, "attempt": attempt}
-    for session, bucket, wall, step in run.sql(_CELLS, **given).fetch().rows:
+    for session, bucket, wall, step in run.query("heat", **given).fetch().rows:
         row = at.get(session)
         if row is None:
             continue
@@ -127,29 +106,12 @@ def _slowest(run: Run, by_rank: Mapping[int, Any], attempt: int) -> tuple[dict[i
     if len(by_rank) < 2:
         return {}, 0
     total = sum(row["steps"] for row in by_rank.values())
-    rows = (
-        run.sql(_SLOWEST, attempt=attempt, every=total // MAX_COMPARED + 1, sessions=len(by_rank))
-        .fetch()
-        .rows
-    )
+    given = {"every": total // MAX_COMPARED + 1, "sessions": len(by_rank)}
+    rows = run.query("slowest", attempt=attempt, **given).fetch().rows
     return dict(rows), sum(count for _, count in rows)
 
 
 # -- tensors --------------------------------------------------------------------------------------
-
-_HEALTH = """
-SELECT epoch, attrs FROM marks WHERE session = :session AND name = 'training_health'
-    AND attrs IS NOT NULL ORDER BY ts_ns
-"""
-_POINTS = """
-WITH mine AS (SELECT *, row_number() OVER (PARTITION BY tensor ORDER BY ts_ns) - 1 AS nth,
-    count(*) OVER (PARTITION BY tensor) AS total FROM ({tensors}) t WHERE session_id = :session)
-SELECT tensor, epoch, shape, dtype, mean, std, min, max, norm, gradient_norm, change, attrs,
-    nth = total - 1 AS is_last, total
-FROM mine WHERE nth % GREATEST(CAST(ceil(total / CAST(:points AS DOUBLE)) AS BIGINT), 1) = 0
-    OR nth = total - 1
-ORDER BY tensor, nth
-"""
 
 
 def tensors(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
@@ -158,9 +120,8 @@ def tensors(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     session = asked.session_of(run, params)
     search = params.get("search", "").lower()
     sick = _sick(run, session.key)
-    text = _POINTS.format(tensors=run.query("tensors").sql)
     lines: dict[str, dict[str, Any]] = {}
-    for row in run.sql(text, session=session.id, points=SPARK_POINTS).rows():
+    for row in run.query("tensor_lines", session=session.key, points=SPARK_POINTS).rows():
         name = row["tensor"]
         if search not in name.lower():
             continue
@@ -189,7 +150,7 @@ def tensors(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 def _sick(run: Run, session: int) -> dict[str, list[dict[str, Any]]]:
     """By tensor, the problems that it had, each with the epoch that it was first seen in."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for epoch, attrs in run.sql(_HEALTH, session=session).fetch().rows:
+    for epoch, attrs in run.query("health", session=session).fetch().rows:
         said = asked.attributes(attrs)
         for tensor in said.get("tensors") or ():
             problem = {"problem": str(said.get("problem")), "epoch": epoch}
@@ -199,31 +160,13 @@ def _sick(run: Run, session: int) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-_ONE = """
-WITH mine AS (SELECT *, row_number() OVER (PARTITION BY tensor ORDER BY ts_ns, id) - 1 AS nth,
-    count(*) OVER (PARTITION BY tensor) AS total FROM snapshots
-    WHERE session = :session AND tensor IN (:name, :gradient))
-SELECT tensor = :gradient AS is_gradient, epoch, ts_ns - :zero AS at, mean, std, min, max, norm, bins,
-    counts FROM mine
-WHERE nth % GREATEST(CAST(ceil(total / CAST(:most AS DOUBLE)) AS BIGINT), 1) = 0 OR nth = total - 1
-ORDER BY tensor, nth
-"""  # noqa: E501
-
-
 def tensor(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """One tensor's histograms and statistics over the epochs, its gradient's beside them."""
     run = asked.run_of(place, params)
     session = asked.session_of(run, params)
     name = asked.text(params, "name").removesuffix(".grad")
-    rows = run.sql(
-        _ONE,
-        session=session.key,
-        name=name,
-        gradient=f"{name}.grad",
-        zero=run.started_ns,
-        most=MAX_SNAPSHOTS,
-    ).rows()
+    rows = run.query("histograms", session=session.key, name=name, most=MAX_SNAPSHOTS)
     found: dict[str, Any] = {"name": name, "weights": [], "gradients": []}
-    for row in rows:
+    for row in asked.since_start(run, rows):
         found["gradients" if row.pop("is_gradient") else "weights"].append(row)
     return found

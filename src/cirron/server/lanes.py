@@ -75,85 +75,33 @@ def timeline(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-_SPAN = """
-SELECT p.*, s.attempt, s.last_ns FROM spans p JOIN sessions s ON s.session = p.session
-WHERE p.session = :session AND p.id = :id LIMIT 1
-"""
-_MARKS = """
-SELECT name, value, text, kind, ts_ns - :zero AS at FROM marks
-WHERE session = :session AND span_key = :key ORDER BY ts_ns, id LIMIT :most
-"""
-_SELF = """
-SELECT CAST(COALESCE(sum(COALESCE(end_ns, :until) - start_ns), 0) AS BIGINT) FROM spans
-WHERE session = :session AND parent_key = :key AND in_thread
-"""
-_ALIKE = """
-WITH alike AS (
-    SELECT end_ns - start_ns AS ns FROM spans
-    WHERE session = :session AND path = :path AND end_ns IS NOT NULL
-),
-ends AS (SELECT min(ns) AS low, max(ns) AS high FROM alike)
-SELECT CAST(LEAST(floor((ns - low) * CAST(:bins AS DOUBLE) / GREATEST(high - low, 1)), :bins - 1)
-        AS BIGINT) AS bin,
-    count(*) AS spans, count(CASE WHEN ns < :own THEN 1 END) AS faster, any_value(low) AS low,
-    any_value(high) AS high, (SELECT median(ns) FROM alike) AS median
-FROM alike CROSS JOIN ends GROUP BY bin ORDER BY bin
-"""
-_SAME_STEP = """
-SELECT rank, start_ns - :zero AS start, COALESCE(end_ns, :until) - :zero AS "end",
-    CAST(session AS VARCHAR) AS session FROM training_steps
-WHERE attempt = :attempt AND epoch IS NOT DISTINCT FROM :epoch AND step IS NOT DISTINCT FROM :step
-ORDER BY rank NULLS FIRST, start_ns LIMIT :most
-"""
-
-
 def span(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """One span: its times, attributes and marks, others of its path, its step on every rank."""
     run = asked.run_of(place, params)
     session = asked.session_of(run, params)
-    rows = run.sql(_SPAN, session=session.key, id=asked.text(params, "id")).rows()
+    mine = {"session": session.key}
+    rows = asked.since_start(run, run.query("span", id=asked.text(params, "id"), **mine))
     if not rows:
         raise asked.BadRequest("the process has no span of this 'id'")
-    one, zero, key = rows[0], run.started_ns, {"session": session.key}
-    until = one["last_ns"] if one["end_ns"] is None else one["end_ns"]
-    inside = run.sql(_SELF, key=one["key"], until=until, **key).fetch().rows[0][0]
-    alike = run.sql(_ALIKE, path=one["path"], bins=BINS, own=until - one["start_ns"], **key).rows()
+    one = rows[0]
+    wall_ns = one["end"] - one["start"]
+    marks = run.query("span_values", key=one.pop("key"), most=MAX_MARKS, **mine)
     same = []
     if one["step"] is not None and len(run.sessions) > 1:
-        same = run.sql(
-            _SAME_STEP,
-            zero=zero,
-            until=until,
-            most=MAX_RANKS,
-            **{name: one[name] for name in ("attempt", "epoch", "step")},
-        ).rows()
-    plain = ("id", "name", "index", "path", "depth", "epoch", "step", "error", "cpu_ns", "gpu_ns")
+        which = {name: one[name] for name in ("attempt", "epoch", "step")}
+        until_ns = one["end"] + run.started_ns
+        steps = run.query("same_step", until_ns=until_ns, most=MAX_RANKS, **which)
+        same = [{**row, "session": str(row["session"])} for row in asked.since_start(run, steps)]
     return {
-        **{name: one[name] for name in (*plain, "memory_peak_bytes", "thread_id", "pid", "mode")},
+        **one,
         "session": str(session.key),
         "rank": session.rank,
-        "start": one["start_ns"] - zero,
-        "end": until - zero,
-        "is_open": one["end_ns"] is None,
-        "self_ns": max(until - one["start_ns"] - inside, 0),
+        "self_ns": max(wall_ns - one["children_ns"], 0),
         "attrs": asked.attributes(one["attrs"]),
-        "marks": run.sql(_MARKS, key=one["key"], zero=zero, most=MAX_MARKS, **key).rows(),
-        "alike": alike,
+        "marks": asked.since_start(run, marks),
+        "alike": run.query("alike", path=one["path"], bins=BINS, own_ns=wall_ns, **mine).rows(),
         "same_step": same,
     }
-
-
-_FLAME = """
-SELECT path, depth, count(*) AS spans, count(error) AS errors,
-    CAST(sum(LEAST(COALESCE(end_ns, :until), :to_ns) - GREATEST(start_ns, :from_ns)) AS BIGINT) AS ns,
-    CAST(sum(CASE WHEN in_thread THEN LEAST(COALESCE(end_ns, :until), :to_ns)
-        - GREATEST(start_ns, :from_ns) ELSE 0 END) AS BIGINT) AS in_thread,
-    max(COALESCE(end_ns, :until) - start_ns) AS worst, median(COALESCE(end_ns, :until) - start_ns)
-    AS median
-FROM spans
-WHERE session = :session AND start_ns < :to_ns AND COALESCE(end_ns, :until) > :from_ns
-GROUP BY path, depth ORDER BY depth, ns DESC LIMIT :most
-"""  # noqa: E501
 
 
 def flame(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
@@ -161,10 +109,10 @@ def flame(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     run = asked.run_of(place, params)
     session = asked.session_of(run, params)
     from_ns, to_ns = asked.window(params, run)
-    rows = run.sql(
-        _FLAME,
+    rows = run.query(
+        "flame",
         session=session.key,
-        until=session.last_ns,
+        until_ns=session.last_ns,
         from_ns=from_ns,
         to_ns=to_ns,
         most=MAX_PATHS,
@@ -177,20 +125,6 @@ def flame(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
         row["self"] = max(row["ns"] - inside.get(row["path"], 0), 0)
         row["colour"] = colour_of(row["path"].rpartition("/")[2])
     return {"from": from_ns - run.started_ns, "to": to_ns - run.started_ns, "paths": rows}
-
-
-_FIND = """
-SELECT id, name, "index", start_ns - :zero AS start, COALESCE(end_ns, :until) - :zero AS "end"
-FROM spans
-WHERE session = :session AND contains(lower(name), lower(:text))
-    AND (:number IS NULL OR "index" = :number) AND CASE WHEN :forward THEN start_ns > :at
-    ELSE start_ns < :at END
-ORDER BY CASE WHEN :forward THEN start_ns ELSE -start_ns END LIMIT 1
-"""
-_COUNT = """
-SELECT count(*) FROM spans WHERE session = :session AND contains(lower(name), lower(:text))
-    AND (:number IS NULL OR "index" = :number)
-"""
 
 
 def find(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
@@ -206,10 +140,9 @@ def find(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     }
     at = asked.number(params, "at", -(2**53), 2**53, -(2**53)) + run.started_ns
     forward = params.get("back") is None
-    found = run.sql(
-        _FIND, zero=run.started_ns, until=session.last_ns, at=at, forward=forward, **given
-    ).rows()
+    window = {"until_ns": session.last_ns, "at_ns": at, "forward": forward}
+    found = asked.since_start(run, run.query("search", **window, **given))
     return {
         "found": found[0] if found else None,
-        "total": run.sql(_COUNT, **given).fetch().rows[0][0],
+        "total": run.query("search_count", **given).fetch().rows[0][0],
     }

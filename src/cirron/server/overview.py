@@ -151,7 +151,7 @@ def goodput(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
     def ask() -> dict[str, Any]:
         one = found.main
-        times = found.sql(_TIMES, session=one.key).rows()[0]
+        times = found.query("spent", session=one.key).rows()[0]
         wall = max(one.last_ns - one.first_ns, 1)
         times["rest_ns"] = max(wall - sum(ns or 0 for ns in times.values()), 0)
         again = 0
@@ -166,19 +166,6 @@ def goodput(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
         }
 
     return asked.kept(found, ("goodput",), ask)
-
-
-_TIMES = """
-SELECT sum(CASE WHEN is_training_step AND error IS NULL THEN end_ns - start_ns END) AS step_ns,
-    sum(CASE WHEN step_key IS NULL AND name IN ('evaluation', 'prediction')
-        THEN end_ns - start_ns END) AS evaluation_ns,
-    sum(CASE WHEN step_key IS NULL AND name = 'checkpoint' THEN end_ns - start_ns END)
-        AS checkpoint_ns,
-    sum(CASE WHEN step_key IS NULL AND name = 'compile' THEN end_ns - start_ns END) AS compile_ns,
-    sum(CASE WHEN step_key IS NULL AND name IN ('data_load', 'data_setup', 'data_teardown')
-        THEN end_ns - start_ns END) AS loading_ns
-FROM spans WHERE session = :session AND end_ns IS NOT NULL AND NOT in_aside
-"""
 
 
 def why(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
@@ -197,21 +184,10 @@ def diff(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 # -- progress -----------------------------------------------------------------------------------
 
-_DONE = """
-SELECT count(*) AS steps, max(epoch) AS epoch, max_by(step, start_ns) AS step,
-    min(start_ns) AS first_ns, max(end_ns) AS last_ns
-FROM spans WHERE session = :session AND is_training_step AND end_ns IS NOT NULL
-"""
-_BEFORE = """
-SELECT count(*) AS steps FROM spans
-WHERE session = :session AND is_training_step AND end_ns IS NOT NULL AND epoch = :epoch
-"""
-
 
 def progress(run: Run) -> dict[str, Any]:
     """How far the training is; of how much, where its configuration or arguments say so."""
-    given = {"session": run.main.key}
-    done = run.sql(_DONE, **given).rows()[0]
+    done = run.query("progress", session=run.main.key).rows()[0]
     steps, epoch, step = done["steps"], done["epoch"], done["step"]
     planned = _planned(run)
     found = {"steps": steps, "epoch": epoch, "step": step, **planned, "share": None, "left_s": None}
@@ -219,9 +195,7 @@ def progress(run: Run) -> dict[str, Any]:
     if steps and planned["max_steps"]:
         share = steps / planned["max_steps"]
     elif steps and planned["epochs"] and epoch is not None and step is not None:
-        in_epoch = None
-        if epoch > 0:
-            in_epoch = run.sql(_BEFORE, epoch=epoch - 1, **given).rows()[0]["steps"]
+        in_epoch = done["steps_of_epoch_before"]
         share = (epoch + (min(1.0, (step + 1) / in_epoch) if in_epoch else 0.0)) / planned["epochs"]
     if share is not None and 0 < share <= 1:
         taken_s = (done["last_ns"] - done["first_ns"]) / 1e9

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from cirron import errors, files
-from cirron.runs import reader
+from cirron.runs import folders
 from cirron.server import keys as key_rooms
 from cirron.server import login as logins
 from cirron.server.access import Access
@@ -154,7 +154,7 @@ def place_of(options: Options) -> str:
 def depot_of(folder: str) -> str:
     """The depot of a project's folder."""
     try:
-        found = reader.find(folder)
+        found = folders.find(folder)
     except errors.UnknownRunError:
         found = Path(folder) / ".cirron"
     inside = files.Folder(found / FOLDER, re.compile(""))

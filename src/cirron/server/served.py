@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cirron import errors
 from cirron.record import clock
-from cirron.runs.place import Place, folders, is_store
+from cirron.runs import folders
+from cirron.runs.place import Place, is_store
 from cirron.runs.store import MANIFESTS
 
 if TYPE_CHECKING:
@@ -130,6 +131,6 @@ def _there(where: str) -> list[str]:
     if is_store(where):
         return [where]
     try:
-        return [str(one) for one in folders(where)]
+        return [str(one) for one in folders.find_all(where)]
     except errors.UnknownRunError:
         return []

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests import spools
 from torch.utils.data import DataLoader, TensorDataset
 
 import ciclo
 import cirron as ci
-from cirron.runs import reader
 
 if TYPE_CHECKING:
     from cirron import wire
@@ -36,14 +36,12 @@ class Trainer:
         """Evaluates nothing."""
 
 
-def recorded() -> reader.SessionRun:
+def recorded() -> spools.Recorded:
     ci.flush()
-    (run,) = reader.read(Path(".cirron"))
-    assert [] == run.problems
-    return run
+    return spools.read_one(Path(".cirron"))
 
 
-def path_of(span: wire.Span, run: reader.SessionRun) -> str:
+def path_of(span: wire.Span, run: spools.Recorded) -> str:
     by_id = {one.id: one for one in run.spans}
     names = [span.name]
     while span.parent_id in by_id:

@@ -26,7 +26,7 @@ from click.testing import CliRunner
 
 import cirron as ci
 from cirron.cli import main
-from cirron.runs import reader
+from cirron.runs import folders
 from cirron.view.text import escape
 
 if TYPE_CHECKING:
@@ -539,7 +539,7 @@ class TestThings:
 
     def test_many_tiny_files(self, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of more files than it is sensible to open, the newest are read, and this is said."""
-        monkeypatch.setattr(reader, "MAX_FILES", 100)
+        monkeypatch.setattr(folders, "MAX_FILES", 100)
         for number in range(300):
             (folder.spool / f"{number:020d}-{'c' * 32}.json").touch()
 
@@ -550,7 +550,7 @@ class TestThings:
 
         Batches are read a part at a time, however many there are.
         """
-        monkeypatch.setattr(reader, "MAX_FOLDER_BYTES", 100_000)
+        monkeypatch.setattr(folders, "MAX_BOXES_BYTES", 100_000)
         for number in range(20):
             folder.put(folder.boxes / f"{'c' * 32}-{number}.json", bytes(20_000))
             folder.put(folder.spool / f"{number:020d}-{'c' * 32}.json", bytes(20_000))

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cirron.runs import reader
-
 if TYPE_CHECKING:
     from tests.real.conftest import Script, Scripts
 
@@ -90,8 +88,7 @@ def missing(scripts: Scripts, labels: list[str]) -> dict[str, list[str]]:
     """By kind of record, the labels of the values whose record, or a neighbour, is not on disk."""
     spans: dict[str, dict[int, dict[str, Any]]] = {}
     marks: dict[str, set[Any]] = {}
-    for run in reader.read(scripts.home):
-        assert [] == run.problems
+    for run in scripts.sessions():
         for span in run.spans:
             spans.setdefault(span.name, {})[span.index or 0] = span.attrs
         for mark in run.marks:
@@ -164,7 +161,7 @@ def test_a_value_loses_nothing(scripts: Scripts, importable: dict[str, str], gro
     assert 0 == script.end().status
     took_s = time.monotonic() - began
     assert took_s < EXIT_S, f"the exit took {took_s:.2f} s"
-    assert "clean" == scripts.session().state
+    assert "clean" == scripts.state()
 
 
 def test_what_people_pass_keeps_its_meaning(scripts: Scripts, importable: dict[str, str]) -> None:
@@ -556,7 +553,7 @@ def test_ctrl_c_while_a_value_blocks(scripts: Scripts, importable: dict[str, str
 
     assert ends[0] == ends[1] == (-signal.SIGINT, "ready\ncaught\n")
     assert took_s < EXIT_S, f"the exit took {took_s:.2f} s"
-    assert "signal" == scripts.session().state
+    assert "signal" == scripts.state()
     assert 32 == len(scripts.spans("own"))
 
 
@@ -585,4 +582,4 @@ def test_a_worker_that_dies_is_told(scripts: Scripts) -> None:
 
     assert (0, "True True\n", "") == ended
     assert list(range(800)) == [span.index for span in scripts.spans("span")]
-    assert "clean" == scripts.session().state
+    assert "clean" == scripts.state()

@@ -88,7 +88,7 @@ record(5_000)
     script.ask("ci.flush() and None")
     assert list(range(10_000)) == [span.index for span in scripts.spans("span")]
     assert 0 == script.end().status
-    assert "clean" == scripts.session().state
+    assert "clean" == scripts.state()
     assert 10_000 == len(scripts.session().marks)
 
 

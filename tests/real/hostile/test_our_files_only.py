@@ -161,7 +161,7 @@ def test_a_home_that_is_a_link(scripts: Scripts) -> None:
 
     assert 0 == ended.status, ended.err
     assert 99 in {span.index for span in scripts.session().spans}
-    assert "clean" == scripts.session().state
+    assert "clean" == scripts.state()
 
 
 def test_links_at_the_black_boxs_temporary_name(scripts: Scripts) -> None:
@@ -256,7 +256,7 @@ print(open(victim).read(), len(planted))
     run = scripts.session()
     assert list(range(200)) == sorted(span.index or 0 for span in run.spans if span.name == "span")
     assert 200 == len(run.marks)
-    assert "clean" == run.state
+    assert "clean" == scripts.state()
 
 
 def test_every_file_is_created_exclusively(scripts: Scripts) -> None:

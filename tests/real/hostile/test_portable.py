@@ -132,7 +132,7 @@ def test_recording(scripts: Scripts, options: str) -> None:
     assert {"inside": 7} == box["open"][1]["latest"]
     assert 0 == ended.status, ended.err
     run = scripts.session()
-    assert "clean" == run.state
+    assert "clean" == scripts.state()
     if "max_bytes" not in options:
         names = [span.name for span in run.spans]
         assert [3, 60, 1, 1] == [
@@ -151,7 +151,7 @@ def test_the_end(scripts: Scripts) -> None:
 
     assert (0, "open {}\n", "") == ended
     assert 60 == len(scripts.spans("batch"))
-    assert "clean" == scripts.session().state
+    assert "clean" == scripts.state()
     assert "clean" in show(scripts)
 
 

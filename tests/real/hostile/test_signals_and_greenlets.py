@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cirron.runs import reader
+import cirron as ci
 
 if TYPE_CHECKING:
     from tests.real.conftest import Scripts
@@ -84,10 +84,10 @@ def test_sigterm_while_the_main_thread_writes(
     assert [] == slow, f"{len(slow)} of {len(found)} ends took long: {slow}"
     assert [-signal.SIGTERM] * times == [status for status, _ in found]
     if "spool" in output:
-        runs = [run for n in range(times) for run in reader.read(scripts.folder / f"run-{n}")]
-        assert ["signal"] * times == [run.state for run in runs]
-        for run in runs:
-            indices = sorted(span.index or 0 for span in run.spans if span.name == "span")
+        for number in range(times):
+            run = ci.open(scripts.folder / f"run-{number}")
+            assert "signal" == run.state
+            indices = sorted(one["index"] for one in run.spans.rows() if one["name"] == "span")
             assert list(range(len(indices))) == indices
 
 
@@ -161,10 +161,7 @@ def needs(what: str) -> None:
 
 def spans(scripts: Scripts) -> list[int]:
     return sorted(
-        span.index or 0
-        for run in reader.read(scripts.home)
-        for span in run.spans
-        if span.name == "span" and span.end_ns is not None  # the black box knows the open one
+        span.index or 0 for run in scripts.sessions() for span in run.spans if span.name == "span"
     )
 
 
@@ -193,7 +190,7 @@ def test_what_never_yields_is_on_disk(scripts: Scripts, what: str) -> None:
     left = spans(scripts)
     assert list(range(len(left))) == left
     assert len(left) >= len(found)
-    assert "killed" == scripts.session().state
+    assert "killed" == scripts.state()
 
 
 @pytest.mark.parametrize("what", [what for what in BUSY if "gevent" in what])
@@ -222,7 +219,7 @@ print("ended", time.perf_counter() - began < 2)
     )
     assert list(range(3_000)) == spans(scripts)
     assert 3_000 == len(scripts.session().marks)
-    assert "clean" == scripts.session().state
+    assert "clean" == scripts.state()
 
 
 @pytest.mark.parametrize("what", ["gevent before the import", "gevent after profile", "asyncio"])
@@ -245,7 +242,7 @@ def test_sigterm_in_what_never_yields(scripts: Scripts, what: str) -> None:
     found = spans(scripts)
     assert list(range(len(found))) == found
     assert len(found) > 100
-    assert "signal" == scripts.session().state
+    assert "signal" == scripts.state()
 
 
 def test_greenlets_keep_their_scopes_apart(scripts: Scripts) -> None:

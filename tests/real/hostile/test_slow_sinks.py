@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cirron.runs import reader
-
 if TYPE_CHECKING:
     from tests.real.conftest import Script, Scripts
 
@@ -110,7 +108,7 @@ def start(scripts: Scripts, what: str, body: str) -> Script:
 
 
 def spans_on_disk(scripts: Scripts) -> int:
-    runs = reader.read(scripts.home)
+    runs = scripts.sessions()
     return sum(span.name.startswith("a name") for run in runs for span in run.spans)
 
 
@@ -183,7 +181,7 @@ say("ending")
         span.index or 0 for span in run.spans if span.name.startswith("a name")
     )
     assert SPANS == len(run.marks)
-    assert "clean" == run.state
+    assert "clean" == scripts.state()
 
 
 @pytest.mark.parametrize("what", ["stdout", "buffered event stream", "log", "a user's sink"])
@@ -224,7 +222,7 @@ def test_sigterm_while_a_destination_blocks(scripts: Scripts, what: str) -> None
     assert -signal.SIGTERM == ended.status
     assert exit_s < EXIT_S, f"the exit took {exit_s:.2f} s"
     assert SPANS == spans_on_disk(scripts)
-    assert "signal" == scripts.session().state
+    assert "signal" == scripts.state()
 
 
 @pytest.mark.parametrize("what", ["buffered event stream"])
@@ -296,7 +294,7 @@ def test_a_warning_that_nobody_reads(scripts: Scripts) -> None:
 
     assert 0 == script.end().status
     assert time.monotonic() - began < EXIT_S
-    assert "clean" == reader.read(scripts.home)[0].state
+    assert "clean" == scripts.state()
 
 
 # -- sinks that users write -----------------------------------------------------------------
@@ -383,7 +381,7 @@ print(json.dumps([alive, took_s, stored == list(range(1_000)) or {shut}, len(bad
     assert tried >= 1, "the sink was never called"
     if not shut:  # it ended its session early, which was its wish
         assert list(range(1_000)) == [span.index for span in scripts.spans("span")]
-    assert "clean" == scripts.session().state
+    assert "clean" == scripts.state()
 
 
 def test_a_sink_gets_every_batch_in_order(scripts: Scripts) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import cirron as ci
+
 if TYPE_CHECKING:
     from tests.real.conftest import Scripts
 
@@ -44,8 +46,9 @@ def test_a_device_that_hangs(scripts: Scripts) -> None:
     script.wait_for("kept")
     script.kill(signal.SIGKILL)
     script.end()
-    run = scripts.session()
+    run = ci.open(scripts.folder)
+    spans = run.spans.rows()
 
     assert "killed" == run.state
-    assert list(range(20)) == sorted(span.index or 0 for span in run.spans if span.name == "step")
-    assert {None} == {span.gpu_ns for span in run.spans}
+    assert list(range(20)) == sorted(span["index"] for span in spans if span["name"] == "step")
+    assert {None} == {span["gpu_ns"] for span in spans}

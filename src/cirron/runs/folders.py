@@ -1,0 +1,72 @@
+"""Where the records of a run lie: finding the folder, and how much of it is read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from cirron import errors
+
+FOLDERS = ("spool", "blackbox")
+BATCH_FILES = "[0-9]" * 20 + "-*.json"
+
+# Of one folder: the newest files. Of black boxes, which are read at once, so many bytes.
+MAX_FILES = 100_000
+MAX_BOXES_BYTES = 2 * 2**30
+TOO_MUCH = (
+    f"holds more than the {MAX_FILES:,} files or {MAX_BOXES_BYTES:,} bytes that are read at once;"
+    " some were left out. Move files to another folder and show that one"
+)
+
+
+def find(path: str | os.PathLike[str]) -> Path:
+    """The folder with the records, given it, its `spool`, or the project folder it lies in.
+
+    >>> find(".")
+    PosixPath('.cirron')
+    """
+    given = Path(path)
+    inside = given / ".cirron"
+    for folder in (given, inside):
+        if any(_is_folder(folder / name) for name in FOLDERS):
+            return folder
+    if _is_folder(given):
+        if given.name in FOLDERS:
+            return given.parent
+        if given.resolve().name in FOLDERS:  # "." inside of it
+            return given.resolve().parent
+        if any(given.glob(BATCH_FILES)):  # copied elsewhere
+            return given
+        if any(os.path.lexists(inside / name) for name in FOLDERS):
+            return inside  # these are not folders; who reads them says what they are
+        reason = "it holds no .cirron, spool or blackbox folder"
+        if os.path.lexists(inside) and not _is_folder(inside):
+            reason = "its .cirron is not a folder"
+    else:
+        reason = "it is not a folder" if os.path.lexists(given) else "there is no such folder"
+    raise errors.UnknownRunError(
+        f"no run found in {str(given)!r}: {reason}."
+        " Run your program with ci.profile() first, or name the folder that it ran in:"
+        " cirron show FOLDER, cirron report --dir FOLDER"
+    )
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except PermissionError:  # no telling what is there, so it must not count as nothing
+        raise
+    except (OSError, ValueError):  # nothing, a loop of links, or a path with a NUL
+        return False
+
+
+def find_all(where: str | os.PathLike[str]) -> list[Path]:
+    """The folders with records at a path: one, or one in each folder of ranks below it."""
+    try:
+        return [find(where)]
+    except errors.SettingError:
+        below = [one for one in sorted(Path(where).glob("*/.cirron")) if one.is_dir()]
+        if not below:
+            raise
+        return below

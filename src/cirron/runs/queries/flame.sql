@@ -1,0 +1,19 @@
+-- The spans of the session `:session` between `:from_ns` and `:to_ns` by path: how many, how many failed,
+-- how long they took in that time, how much of that was in the thread of their parents, and the longest and
+-- the median of them, in nanoseconds. The `:most` paths of least depth and most time. An open span lasts
+-- until `:until_ns`.
+SELECT
+    path,
+    depth,
+    count(*) AS spans,
+    count(error) AS errors,
+    CAST(sum(LEAST(COALESCE(end_ns, :until_ns), :to_ns) - GREATEST(start_ns, :from_ns)) AS BIGINT) AS ns,
+    CAST(sum(CASE WHEN in_thread
+        THEN LEAST(COALESCE(end_ns, :until_ns), :to_ns) - GREATEST(start_ns, :from_ns) ELSE 0 END) AS BIGINT) AS in_thread,
+    max(COALESCE(end_ns, :until_ns) - start_ns) AS worst,
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY COALESCE(end_ns, :until_ns) - start_ns) AS median
+FROM spans
+WHERE session = :session AND start_ns < :to_ns AND COALESCE(end_ns, :until_ns) > :from_ns
+GROUP BY path, depth
+ORDER BY depth, ns DESC, path
+LIMIT :most

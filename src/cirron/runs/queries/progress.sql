@@ -1,0 +1,20 @@
+-- How far the training of the session `:session` is: its ended steps, the last epoch and the last step, when
+-- the first began and the last ended, and how many steps the epoch before the last had.
+WITH done AS (
+    SELECT epoch, step, start_ns, end_ns, key
+    FROM spans
+    WHERE session = :session AND is_training_step AND end_ns IS NOT NULL
+),
+whole AS (
+    SELECT
+        count(*) AS steps,
+        max(epoch) AS epoch,
+        max_by(step, CASE WHEN step IS NOT NULL THEN (start_ns, key) END) AS step,
+        min(start_ns) AS first_ns,
+        max(end_ns) AS last_ns
+    FROM done
+)
+SELECT w.steps, w.epoch, w.step, w.first_ns, w.last_ns, count(d.key) AS steps_of_epoch_before
+FROM whole w
+LEFT JOIN done d ON d.epoch = w.epoch - 1
+GROUP BY w.steps, w.epoch, w.step, w.first_ns, w.last_ns

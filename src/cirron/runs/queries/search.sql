@@ -1,0 +1,8 @@
+-- The next span of the session `:session` after `:at_ns`, or if not `:forward` the one before it, whose
+-- name has `:text` in it, and the index `:number` if that is not null. An open one lasts until `:until_ns`.
+SELECT id, name, "index", start_ns, COALESCE(end_ns, :until_ns) AS end_ns
+FROM spans
+WHERE session = :session AND contains(lower(name), lower(:text)) AND (:number IS NULL OR "index" = :number)
+    AND CASE WHEN :forward THEN start_ns > :at_ns ELSE start_ns < :at_ns END
+ORDER BY CASE WHEN :forward THEN start_ns ELSE -start_ns END, key
+LIMIT 1
