@@ -6,7 +6,7 @@ FROM (
     SELECT
         name, start_ns, end_ns,
         CASE WHEN in_step THEN 'in step' WHEN in_evaluation THEN 'evaluation'
-            WHEN step_key IS NOT NULL AND NOT is_training_step THEN regexp_extract(path, '/(?:step|batch)/([^/]+)', 1)
+            WHEN step_key IS NOT NULL AND NOT is_training_step THEN regexp_extract(path, '/(step|batch)/([^/]+)', 2)
             ELSE 'beside' END AS place
     FROM spans
     WHERE session = :session AND start_ns >= :first_ns AND end_ns <= :last_ns

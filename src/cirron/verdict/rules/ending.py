@@ -39,7 +39,7 @@ def judge_death(facts: Facts) -> Judged:
     return Finding(
         "died",
         f"{'the run' if len(facts.endings) == 1 else who} {how[first.state]}"
-        + (f", in {first.where}" if first.where else "")
+        + (f"{',' if what else ''} in {first.where}" if first.where else "")
         + (others if len(facts.endings) > 1 else ""),
         None,
         None,
