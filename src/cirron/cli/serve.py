@@ -72,6 +72,8 @@ def serve(
     )
     try:
         server.run()
+    except KeyboardInterrupt:  # uvicorn raises it once all is closed: the end that people give it
+        return
     except SystemExit:
         raise click.ClickException(
             f"{host}:{port} cannot be listened on; another port: cirron serve --port 0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import signal
 import ssl
 import subprocess
 import sys
@@ -150,6 +151,16 @@ def test_the_first_line_is_the_address(serve: Callable[..., Serving]) -> None:
     assert 401 == server.send(batch(session("local")), "another-key").status
     server.stop()
     assert "a-key-of-the-shell" not in "".join(server.said) + server.errors
+
+
+def test_ctrl_c_is_its_end(serve: Callable[..., Serving]) -> None:
+    """It serves until Ctrl-C, which is no failure and leaves no message."""
+    server = serve()
+    server.process.send_signal(signal.SIGINT)
+
+    server.process.wait(60)
+
+    assert (0, "") == (server.stop(), server.errors)
 
 
 def test_a_port_that_is_taken(serve: Callable[..., Serving], tmp_path: Path) -> None:
