@@ -554,7 +554,7 @@ def test_ctrl_c_while_a_value_blocks(scripts: Scripts, importable: dict[str, str
     assert ends[0] == ends[1] == (-signal.SIGINT, "ready\ncaught\n")
     assert took_s < EXIT_S, f"the exit took {took_s:.2f} s"
     assert "signal" == scripts.state()
-    assert 32 == len(scripts.spans("own"))
+    assert 34 == len(scripts.spans("own"))
 
 
 def test_a_worker_that_dies_is_told(scripts: Scripts) -> None:
