@@ -1,5 +1,6 @@
-"""Ranks of DDP over gloo, one of which is late: `slow` (rank 1 loads longer), `rotating` (by turns,
-by chance) or `backward` (rank 1 is late inside of backward, where all wait). Mended: evenly.
+"""Ranks of DDP over gloo, one of which is late: `slow` (rank 1 loads longer), `batches` (the same
+between the batches of `ci.batches`), `rotating` (by turns, by chance) or `backward` (rank 1 is
+late inside of backward, where all wait). Mended: evenly.
 """
 
 import random
@@ -11,6 +12,8 @@ from common import BATCH, IS_FIXED, Loop, mlp, samples
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
+
+import cirron as ci
 
 HOW = sys.argv[1]
 DELAY = 0.03
@@ -34,7 +37,7 @@ class Late:
         if HOW == "rotating":
             # Mended, the same work is shared out.
             time.sleep(DELAY / world if IS_FIXED else DELAY * (whose == rank))
-        elif HOW == "slow" and rank == 1 and not IS_FIXED:
+        elif HOW in ("slow", "batches") and rank == 1 and not IS_FIXED:
             time.sleep(DELAY)
         return self.samples.__getitems__(at)
 
@@ -46,7 +49,8 @@ if __name__ == "__main__":
     model = DistributedDataParallel(plain)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loop = Loop(model)
-    for inputs, labels in DataLoader(Late(), BATCH):
+    loader = DataLoader(Late(), BATCH)
+    for inputs, labels in ci.batches(iter(loader)) if HOW == "batches" else loader:
         with loop.step():
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(inputs), labels).backward()

@@ -281,6 +281,16 @@ def test_uneven_steps() -> None:
     assert "one every 25" in verdict.summary
 
 
+def test_one_long_step_is_no_pattern_and_hides_none() -> None:
+    """A machine that stood still once; beside short hiccups, and beside a pattern."""
+    once = {7: {"backward": 5_000 * MS}}
+    verdict, *_ = judge(facts(once | {9: {"own": 40 * MS}, 50: {"own": 40 * MS}}))
+    assert "uneven-steps" != verdict.kind
+
+    verdict, *_ = judge(facts(once | every(300, 10, backward=250 * MS)))
+    assert "one every 10" in verdict.summary
+
+
 def test_a_machine_that_does_other_work_is_not_the_programs_fault() -> None:
     """Steps that are long, or wait for workers, because others have the processor."""
     uneven = facts(every(300, 25, backward=80 * MS), cpu_share=0.3)
@@ -290,6 +300,16 @@ def test_a_machine_that_does_other_work_is_not_the_programs_fault() -> None:
         _, findings, abstained = judge(made)
         assert kind not in {one.kind for one in findings}
         assert "other work" in next(one.why for one in abstained if one.kind == kind)
+
+
+def test_memory_that_grows_with_the_steps_however_long_they_take() -> None:
+    """Peaks are taken by the clock: where steps are slow, there are more of them."""
+    made = facts()
+    often = [*range(0, 200, 20), *range(200, 240, 2), *range(240, 299, 20)]
+    for at in often:
+        made.steps[at] = made.steps[at]._replace(memory=2**28 + at * 2**20)
+
+    assert "memory-growth" == judge(made)[0].kind
 
 
 def test_memory_that_grows() -> None:

@@ -33,7 +33,7 @@ SHARE = 0.20
 HICCUP = 3.0
 LEFT = 0.07  # of the phases: losses, zero_grad, logs
 # What the loop of a Trainer takes in each step by itself: Lightning's some 1 ms, transformers' 1.6.
-TRAINERS = ("transformers", "lightning", "pytorch_lightning", "keras")
+TRAINERS = ("transformers", "lightning", "pytorch_lightning")
 TRAINER_NS = 2_000_000
 GPU_IDLE, GPU_BUSY = 0.5, 0.7
 SMALL_BATCH = 8

@@ -1,7 +1,7 @@
 """memory-growth: memory goes up and does not stop.
 
-The peaks of the steps, at least 8, or of the epochs, at least 4: the median up by 1 % in each
-quarter, by 10 % and 64 MiB from the first quarter to the last, and in the last quarter by half of
+The peaks of the steps, at least 2 in each quarter of them, or of the epochs, at least 4: the median
+up by 1 % in each quarter, by 10 % and 64 MiB from the first to the last, and in the last by half of
 the mean rise or more. The last step is left out: its memory may be that of the end, after the
 program has let go of all. No gain is given. Up by half, it comes before all that is about speed: it
 will end the run.
@@ -17,6 +17,8 @@ from cirron.verdict import facts as known
 from cirron.verdict.findings import Abstained, Class, Finding
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cirron.verdict.facts import Facts
     from cirron.verdict.rules import Judged
 
@@ -30,15 +32,15 @@ LASTING = 0.5  # of the mean rise: what settles rises less and less
 
 
 def judge(facts: Facts) -> Judged:
-    peaks = [step.memory for step in facts.steps[:-1] if step.memory is not None]
-    what = "steps"
+    peaks = [(at, one.memory) for at, one in enumerate(facts.steps[:-1]) if one.memory is not None]
+    what, least = "steps", MIN_STEPS
     if len(peaks) < MIN_STEPS:
-        peaks = [memory for _, _, memory in facts.epochs if memory is not None]
-        what = "epochs"
-    if len(peaks) < (MIN_STEPS if what == "steps" else MIN_EPOCHS):
+        peaks = [(at, one) for at, (_, _, one) in enumerate(facts.epochs) if one is not None]
+        what, least = "epochs", MIN_EPOCHS
+    quarters = quarter(peaks)
+    if min(map(len, quarters)) < least // 4:
         return Abstained(KIND, "memory was measured too few times")
-    quarter = max(len(peaks) // 4, 1)
-    levels = [median(peaks[at : at + quarter]) for at in range(0, 4 * quarter, quarter)]
+    levels = [median(one) for one in quarters]
     rises = [after - before for before, after in itertools.pairwise(levels)]
     first = max(levels[0], 1)
     if min(rises) < RISE * first or sum(rises) < max(GROWTH * first, MIN_GROWTH_BYTES):
@@ -58,3 +60,15 @@ def judge(facts: Facts) -> Judged:
         " growing caches",
         is_urgent=sum(rises) >= URGENT * first and len(facts.steps) >= known.MIN_STEPS,
     )
+
+
+def quarter(peaks: Sequence[tuple[int, int]]) -> list[list[float]]:
+    """The peaks in each quarter of the steps, those of each of its quarters as their median.
+
+    They are taken by the clock: where the steps are slow, there are more of them.
+    """
+    cells: list[list[int]] = [[] for _ in range(16)]
+    for at, memory in peaks:
+        first, last = peaks[0][0], peaks[-1][0]
+        cells[16 * (at - first) // (last - first + 1)].append(memory)
+    return [[median(one) for one in cells[at : at + 4] if one] for at in range(0, 16, 4)]

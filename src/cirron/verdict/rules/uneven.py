@@ -1,9 +1,10 @@
 """uneven-steps: some steps take much longer than the others, for no reason that another rule names.
 
 Long: the work of a step (without its wait for data, evaluations, checkpoints and compiles) is above
-three times the median. At least 3 long ones, which together take 10 % of the window more than the
-median, are a finding. The gain is a replay with each long step at the median. Where other work on
-the machine had the processor for half as long as that or longer, the rule abstains.
+three times the median. Of those, the longest: half as long as the ones that have half of the time,
+or longer. At least 3 of them, which together take 10 % of the window more than the median, are a
+finding; one or two that are longer than all others are left out. The gain is all of that. Where
+other work on the machine had the processor for half as long or longer, the rule abstains.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ def judge(facts: Facts) -> Judged:
         return Abstained(KIND, f"needs {MIN_STEPS} steps")
     typical = median(step.work for step in facts.steps)
     beyond = [step.work - typical if step.work > RATIO * typical else 0.0 for step in facts.steps]
-    share = sum(beyond) / facts.window_ns
-    if sum(one > 0 for one in beyond) < MIN_LONG or share < SHARE:
+    at = longest(beyond)
+    while at and len(at) < MIN_LONG:  # one or two that are far longer than all others
+        beyond = [0.0 if number in at else one for number, one in enumerate(beyond)]
+        at = longest(beyond)
+    rare = {number: beyond[number] for number in at}
+    share = sum(rare.values()) / facts.window_ns
+    if share < SHARE:
         return None
     if facts.is_starved(share * facts.window_ns):
         return Abstained(KIND, "other work on the machine may be why: it had the processor")
-    at = longest(beyond)
     long = [facts.steps[number].work for number in at]
     every = period_of(at)
     evidence = [
@@ -56,7 +61,7 @@ def judge(facts: Facts) -> Judged:
         KIND,
         "some steps take far longer" + (f", one every {every}" if every else ""),
         share,
-        without(facts, sum(beyond), dict(enumerate(beyond))),
+        without(facts, sum(rare.values()), rare),
         evidence,
         "look at what those steps do: cirron show --name step; logging, saving, garbage collection,"
         " or other work on the machine",
