@@ -384,6 +384,8 @@ class Loops:
         self._follow(current, iterator)
         current.is_inside_step = lane.has_worked
         names = hot.open_names(but=lane.free.epoch)
+        is_in_training = lane.driver is not None and lane.driver.kind is TRAINING
+        current.outer_has_epoch = "epoch" in names and not is_in_training
         if lane.driver is not None:
             # Unless whoever evaluates has opened the batch, too.
             current.makes_steps = not (is_told and hot.innermost().name in STEPS)
@@ -392,7 +394,6 @@ class Loops:
             if lane.free.step is not None:  # a loop without a loader goes on: it has the steps
                 names -= {lane.free.step.name}
             has_step = not STEPS.isdisjoint(names)
-            current.outer_has_epoch = "epoch" in names
             current.makes_steps = not has_step and not is_fetching
             is_whole = current.makes_steps or not current.outer_has_epoch
             current.makes_span = is_whole and not has_step and not is_told
