@@ -12,11 +12,13 @@ merged AS (
     SELECT session, pid, thread_id, depth, key, start_ns, end_ns, spans, busy_ns, last_end_ns, errors, error
     FROM cells
     WHERE level BETWEEN :level - 1 AND :level AND depth <= :max_depth AND start_ns < :to_ns AND last_end_ns >= :from_ns
+        AND session IN (SELECT session FROM shown)
     UNION ALL
     SELECT session, pid, thread_id, depth, key, start_ns, GREATEST(end_ns, start_ns), 1, GREATEST(end_ns - start_ns, 0),
         GREATEST(end_ns, start_ns), CASE WHEN error IS NULL THEN 0 ELSE 1 END, error
     FROM span_levels
     WHERE finest_level > :level AND depth <= :max_depth AND start_ns < :to_ns AND end_ns >= :from_ns
+        AND session IN (SELECT session FROM shown)
     UNION ALL
     SELECT p.session, p.pid, p.thread_id, p.depth, p.key, p.start_ns, GREATEST(s.last_ns, p.start_ns), 1,
         GREATEST(s.last_ns - p.start_ns, 0), GREATEST(s.last_ns, p.start_ns),
@@ -47,11 +49,13 @@ buckets AS (
 named AS (
     SELECT session, key, id, name, "index", start_ns, end_ns
     FROM cells
-    WHERE level BETWEEN :level - 1 AND :level
+    WHERE level BETWEEN :level - 1 AND :level AND start_ns < :to_ns AND end_ns >= :from_ns
+        AND session IN (SELECT session FROM shown)
     UNION ALL
     SELECT session, key, id, name, "index", start_ns, end_ns
     FROM span_levels
-    WHERE finest_level > :level
+    WHERE finest_level > :level AND start_ns < :to_ns AND (end_ns IS NULL OR end_ns >= :from_ns)
+        AND session IN (SELECT session FROM shown)
     UNION ALL
     SELECT session, key, id, name, "index", start_ns, end_ns
     FROM span_levels
