@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -103,3 +105,25 @@ def test_who_is_second_is_told(kind: str, tmp_path: Path, request: pytest.Fixtur
 def test_a_bucket_that_is_not_there(bucket: str) -> None:
     with pytest.raises(errors.SettingError, match=r"the store at 's3://nobody/x' cannot be used"):
         ci.open("s3://nobody/x")
+
+
+def test_two_threads_want_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both get a whole copy, though both fetch it at once."""
+    pytest.importorskip("obstore")
+    bucket = objects.Bucket("memory:///")
+    name = f"run-x/{0:032x}-spans.parquet"
+    (tmp_path / "file").write_bytes(b"x" * 1_000)
+    assert bucket.add(name, tmp_path / "file")
+    both, replace = threading.Barrier(2, timeout=60), os.replace
+
+    def replace_together(*given: Path) -> None:
+        both.wait()
+        replace(*given)
+
+    monkeypatch.setattr(os, "replace", replace_together)
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(bucket.local, [name] * 2))
+
+    assert 1 == len(set(paths))
+    with open(paths[0], "rb") as file:
+        assert b"x" * 1_000 == file.read()

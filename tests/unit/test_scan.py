@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -225,3 +226,23 @@ def test_what_only_duckdb_refuses(tmp_path: Path) -> None:
 
     assert (2, 2) == (len(run.spans), len(run.marks))
     assert [] == run.problems
+
+
+def test_rounds_that_nobody_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stops early leaves no file of the rounds that were read ahead."""
+    monkeypatch.setattr(scan, "ROUND_BYTES", 1)
+    spool, scratch = tmp_path / "spool", tmp_path / "scratch"
+    spool.mkdir()
+    scratch.mkdir()
+    for number in range(5):
+        payload = encoded({}, {}).replace(b'"batch_id":"b"', b'"batch_id":"b%d"' % number)
+        (spool / f"{number:020d}-b.json").write_bytes(payload)
+    look = scan.Scan(store.Store.open(tmp_path / "store", scratch), set(), set())
+    rounds = look.rounds(look.fresh([scan.Source(spool, [])]))
+
+    next(rounds).remove()
+    while not any(scratch.iterdir()):
+        time.sleep(0.01)  # until the next one is read
+    rounds.close()  # type: ignore[attr-defined]
+
+    assert [] == list(scratch.iterdir())

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cirron import errors
 from cirron.record import clock
 from cirron.runs.derived import LEVELS, STEP_PARTS, TRAINING_STEPS
-from cirron.runs.store import DERIVED, NO_LEVEL, TABLES
+from cirron.runs.store import DERIVED, NO_LEVEL, TABLES, nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -349,8 +349,7 @@ def _read_parquet(columns: Mapping[str, str], files: Sequence[str] | None) -> st
     names = ", ".join(f'"{name}"' for name in columns)
     if files:
         return f"SELECT {names} FROM read_parquet([{', '.join(map(_literal, files))}])"
-    nothing = ", ".join(f'CAST(NULL AS {kind}) AS "{name}"' for name, kind in columns.items())
-    return f"SELECT {nothing} WHERE false"
+    return nothing(columns)
 
 
 def _bound(sql: str, given: Mapping[str, Any]) -> str:

@@ -196,7 +196,7 @@ class Bucket:
     def local(self, name: str) -> str:
         path = self._copies / name.replace("/", "_")
         if not path.exists():
-            partial = path.with_suffix(".tmp")
+            partial = self._copies / clock.random_id()  # another thread may want it, too
             partial.write_bytes(self.read(name))
             os.replace(partial, path)
         return str(path)
@@ -215,7 +215,12 @@ def _ends_whole(file: BinaryIO) -> bool:
 def at(where: str | os.PathLike[str]) -> Objects:
     """The files at a path, or at the URL of an object store."""
     text = os.fspath(where)
-    return Bucket(text) if re.match(r"[a-z0-9+]+://", text) else Folder(Path(text))
+    return Bucket(text) if is_url(text) else Folder(Path(text))
+
+
+def is_url(text: str) -> bool:
+    """Whether this is the URL of an object store, and not a path."""
+    return re.match(r"[a-z0-9+]+://", text) is not None
 
 
 def _sync_folder(path: Path) -> None:

@@ -8,7 +8,6 @@ and no batch does (open spans, the last marks of a killed process) is put beside
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 import threading
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cirron import errors, wire
 from cirron.record import clock
-from cirron.runs import blackboxes, folders
+from cirron.runs import blackboxes, folders, objects
 from cirron.runs import engine as engines
 from cirron.runs.opened import Run, Runs, Session
 from cirron.runs.placement import moment
@@ -339,7 +338,7 @@ def of_batch(content: bytes) -> Run:
 def is_store(where: str | os.PathLike[str]) -> bool:
     """Whether there is a store: an address, or a folder with manifests."""
     text = os.fspath(where)
-    return bool(re.match(r"[a-z0-9+]+://", text)) or (Path(text) / MANIFESTS).is_dir()
+    return objects.is_url(text) or (Path(text) / MANIFESTS).is_dir()
 
 
 def no_records(problems: Sequence[str]) -> errors.SettingError:

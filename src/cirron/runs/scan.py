@@ -186,11 +186,13 @@ class Scan:
                 yield one
         finally:
             stop.set()
-            while thread.is_alive():
+            while thread.is_alive() or not ready.empty():
                 try:
-                    ready.get(timeout=0.05)
+                    unused = ready.get(timeout=0.05)
                 except queue.Empty:
-                    pass
+                    continue
+                if isinstance(unused, Round):
+                    unused.remove()
 
     def read(self, files: list[File], *, again: bool = False) -> Round:
         """The new records of files. `again`: they were read before, but DuckDB did not take them;

@@ -301,8 +301,7 @@ class Store:
                 [one for one in self.manifest.sessions if one.run_id not in gone],
             )
         for segment in segments:
-            for table in segment.rows:
-                self.objects.remove(segment.file(table))
+            self.remove(segment)
 
     def _put(self, segments: list[Segment], sessions: list[Known]) -> bool:
         manifest = Manifest(
@@ -431,7 +430,7 @@ class Store:
             raise DamagedError(f"{segment.file(table)} was there already")
 
     def remove(self, segment: Segment) -> None:
-        """Removes the files of a segment that was not committed."""
+        """Removes the files of a segment that no manifest names."""
         for table in segment.rows:
             self.objects.remove(segment.file(table))
 

@@ -50,10 +50,12 @@ named AS (
     SELECT session, key, id, name, "index", start_ns, end_ns
     FROM cells
     WHERE level BETWEEN :level - 1 AND :level AND start_ns < :to_ns AND last_end_ns >= :from_ns
+        AND session IN (SELECT session FROM shown)
     UNION ALL
     SELECT session, key, id, name, "index", start_ns, end_ns
     FROM span_levels
     WHERE finest_level > :level AND start_ns < :to_ns AND end_ns >= :from_ns
+        AND session IN (SELECT session FROM shown)
     UNION ALL
     SELECT session, key, id, name, "index", start_ns, end_ns
     FROM spans
