@@ -46,7 +46,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a_loss_as_the_state": (
         lambda: run(lambda: 0.5, SimpleNamespace()),
-        r"0.5, which would become the state in the place of SimpleNamespace.+\n    return",
+        r"0.5, which would become the state in the place of SimpleNamespace. To log it:\n",
     ),
     "an_array_of_one_loss_as_the_state": (
         lambda: run(lambda: np.float32(0.5), {"w": 1.0}),
