@@ -612,7 +612,9 @@ class Loops:
         if driver is None:
             free = lane.free
             free.saw_training(self, optimizer)
-            free.is_by_hand = by_backward and not self._has_optimizers()
+            # Else somebody has said what a step is: Keras, whose optimizers are none of torch's.
+            is_its_loop = free.is_holding or free.epoch is not None
+            free.is_by_hand = by_backward and is_its_loop and not self._has_optimizers()
             is_known = not (free.is_holding or free.is_by_hand or lane.passes)
             lane.step = free.step if is_known else None
             return
