@@ -75,7 +75,7 @@ class Recorded(NamedTuple):
         return " ".join(outlines(self.cases[case]["children"]))
 
     def batches(self, count: int, kind: str = "train", first: int = 0) -> str:
-        beneath = TORCH[kind] if self.backend == "torch" else ""
+        beneath = {"torch": TORCH[kind], "jax": "(data_load)"}.get(self.backend, "")
         return " ".join(f"batch[{index}]{beneath}" for index in range(first, count))
 
     def epoch(self, index: int, count: int = 3, *more: str) -> str:
@@ -276,7 +276,7 @@ def test_a_callback_that_raises(recorded: Recorded) -> None:
 
 def test_data_that_raises(recorded: Recorded) -> None:
     """So does the batch whose data could not be had."""
-    beneath = "(data_load!)" if recorded.backend == "torch" else ""
+    beneath = "" if recorded.backend == "tensorflow" else "(data_load!)"
 
     count = recorded.until_it_raises
     expected = f"epoch[0]!({recorded.batches(count)} batch[{count}]!{beneath})"
@@ -285,7 +285,7 @@ def test_data_that_raises(recorded: Recorded) -> None:
 
 def test_a_validation_that_raises(recorded: Recorded) -> None:
     """So does the evaluation."""
-    beneath = "(data_load!)" if recorded.backend == "torch" else ""
+    beneath = "" if recorded.backend == "tensorflow" else "(data_load!)"
     count = recorded.until_it_raises
     evaluation = f"evaluation!({recorded.batches(count, 'eval')} batch[{count}]!{beneath})"
 
@@ -417,9 +417,9 @@ def test_in_batches_of_mine(recorded: Recorded) -> None:
 
 def test_in_a_step_of_mine(recorded: Recorded) -> None:
     """Inside a scope named `step` there is neither an epoch nor a batch."""
-    work = " ".join([TORCH["train"][1:-1]] * 3)
+    work = {"torch": TORCH["train"][1:-1], "jax": "data_load"}.get(recorded.backend)
 
-    expected = f"step[7]({work})" if recorded.backend == "torch" else "step[7]"
+    expected = "step[7]" if work is None else f"step[7]({' '.join([work] * 3)})"
     assert expected == recorded.outline("in_a_step_of_mine")
 
 

@@ -38,6 +38,8 @@ SINGLES = {
 }
 # Where Keras has what makes a TensorFlow dataset of a torch loader.
 LOADER_ADAPTER = "keras.src.trainers.data_adapters.torch_data_loader_adapter"
+# And what asks for the batches of an epoch on JAX.
+JAX_TRAINER = "keras.src.backend.jax.trainer"
 
 
 class KerasHook(Wrapper):
@@ -62,6 +64,10 @@ class KerasHook(Wrapper):
             self._wrap(CallbackList, name, functools.partial(self._end_batch, flag), find_run)
         if backend == "torch":  # on the others a step is compiled
             self._wrap(keras.optimizers.Optimizer, "apply", self._make_apply())
+        if backend == "jax":  # fetches inside of a batch
+            iterators = sys.modules.get(JAX_TRAINER)
+            if iterators is not None:
+                self._wrap(iterators.JAXEpochIterator, "_get_iterator", self._get_iterator)
         if backend == "tensorflow":
             dataset = sys.modules["tensorflow"].data.Dataset
             self._wrap_bound(dataset, "from_generator", self._from_generator)
@@ -156,27 +162,34 @@ class KerasHook(Wrapper):
             self._tell(run.await_batch)
         return result
 
-    # -- TensorFlow -------------------------------------------------------------------------
+    # -- loading ----------------------------------------------------------------------------
+
+    def _loads(self, items: Any, kind: type[hot.OwnSpan], end: Any, fail: Any) -> Any:
+        """The same items, each in a `data_load`."""
+        while True:
+            span = hot.begin("data_load", None, None, kind) if self._is_on else None
+            try:
+                item = around(span, next, (items,), None, end, fail)
+            except StopIteration:
+                return
+            yield item
+
+    def _get_iterator(self, original: Any, args: Any, kwargs: Any) -> Any:
+        items = iter(original(*args, **kwargs))
+        return self._loads(items, hot.OwnSpan, hot.close, fail_load)
 
     def _from_generator(self, name: str, original: Any, generator: Any, bound: Any) -> Any:
         """Has the torch hooks leave alone what a thread of TensorFlow's own loads.
 
         There, nothing of a fit is open: to them a DataLoader would be a loop by itself.
         """
-        over = object()
 
         def end(span: hot.Span, error: BaseException | None = None) -> None:
             end_if_used(span)
 
         @functools.wraps(generator)
         def load(*args: Any) -> Any:
-            items = iter(generator(*args))
-            while True:
-                span = hot.begin("data_load", None, None, Tentative) if self._is_on else None
-                item = around(span, next, (items, over), None, end, end)
-                if item is over:
-                    return
-                yield item
+            return self._loads(iter(generator(*args)), Tentative, end, end)
 
         if callable(generator):
             bound.arguments["generator"] = load
@@ -204,6 +217,14 @@ class KerasHook(Wrapper):
             return result
 
         return apply
+
+
+def fail_load(span: hot.Span, error: BaseException) -> None:
+    """A fetch that found nothing was none."""
+    if isinstance(error, StopIteration):
+        hot.drop(span)
+    else:
+        hot.fail(span, error)
 
 
 def look_at_batches(original: Any, args: Any, kwargs: Any) -> Any:

@@ -52,6 +52,7 @@ NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
 MODULE: Callable[[type], Any] = type.__dict__["__module__"].__get__
 # Of an exception:
 ARGS: Callable[[BaseException], tuple[Any, ...]] = BaseException.__dict__["args"].__get__
+TRACEBACK: Callable[[BaseException], Any] = BaseException.__dict__["__traceback__"].__get__
 
 as_text = 0  # values that JSON could not hold
 cut = 0  # values that were shortened to keep the limits
