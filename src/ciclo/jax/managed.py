@@ -503,12 +503,16 @@ class ManagedState:
             tx = optax.chain(optax.clip_by_global_norm(clip_norm), tx)
         average = None if ema_decay is None else need("optax", "ema_decay=").ema(ema_decay)
 
-        fields["rngs"] = rngs if "rngs" in cls._redeclared else _keys(rngs)
-        is_own = "metrics" in cls._redeclared
-        fields["metrics"] = metrics if is_own else stateful.declared(metrics)
+        own = {"rngs": rngs, "metrics": metrics}
+        fields |= {name: own[name] for name in own.keys() & cls._redeclared}
         fixed = {name: fields.pop(name) for name in _static_names(cls) if name in fields}
 
         def build(params: Any, batch_stats: Any, fields: dict[str, Any]) -> Any:
+            # Not placed with the others: keys cannot be, on devices of other processes.
+            if "rngs" not in cls._redeclared:
+                fields = {**fields, "rngs": _keys(rngs)}
+            if "metrics" not in cls._redeclared:
+                fields = {**fields, "metrics": stateful.declared(metrics)}
             return cls(
                 step=jnp.zeros((), jnp.int32),
                 params=params,
