@@ -38,6 +38,7 @@ class FreeLoop:
         self.evaluation: hot.Span | None = None
         self.is_holding = False
         self.is_by_hand = False  # a backward was made, and there is no optimizer to use it
+        self.versions: tuple[int, ...] = ()  # of the weights, then
         self.losses: list[tuple[Any, int]] = []  # of the first step, with their times
         self._lane = lane
         self._above: hot.Span = hot.IDLE_ROOT  # what the first step was under
@@ -149,10 +150,13 @@ class FreeLoop:
     # -- inside -----------------------------------------------------------------------------
 
     def _end_by_hand(self, loops: Loops) -> None:
-        """Without an optimizer, what follows a backward is the next step. Program: `full_batch`."""
+        """Without an optimizer, what follows a backward is the next step, if the weights were
+        changed. Program: `full_batch`.
+        """
         if self.is_by_hand:
             self.is_by_hand = False
-            self.count_step(loops, 0)
+            if versions_of(self._lane) != self.versions:
+                self.count_step(loops, 0)
 
     @property
     def _is_waiting(self) -> bool:
@@ -247,3 +251,9 @@ def is_under(span: hot.Span, above: hot.Span) -> bool:
     while span is not above and span.parent is not span:
         span = span.parent
     return span is above
+
+
+def versions_of(lane: Lane) -> tuple[int, ...]:
+    """What differs once the weights of the last model were changed; not by way of `.data`."""
+    model = None if lane.model is None else lane.model()
+    return () if model is None else tuple(one._version for one in model.parameters())

@@ -34,7 +34,7 @@ from cirron import guard
 from cirron.hooks import engine
 from cirron.hooks.engine import STEPS
 from cirron.hooks.torch import describe
-from cirron.hooks.torch.free import FreeLoop
+from cirron.hooks.torch.free import FreeLoop, versions_of
 from cirron.record import hot
 from cirron.record.attrs import describe_error
 from cirron.record.value import MAX_TEXT_BYTES
@@ -615,6 +615,7 @@ class Loops:
             # Else somebody has said what a step is: Keras, whose optimizers are none of torch's.
             is_its_loop = free.is_holding or free.epoch is not None
             free.is_by_hand = by_backward and is_its_loop and not self._has_optimizers()
+            free.versions = versions_of(lane) if free.is_by_hand else ()
             is_known = not (free.is_holding or free.is_by_hand or lane.passes)
             lane.step = free.step if is_known else None
             return
