@@ -10,7 +10,7 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 data = points(20)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-for _ in range(5):
+for _ in range(3):
     F.cross_entropy(model(data.tensors[0]), data.tensors[1]).backward()
     model.zero_grad()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
