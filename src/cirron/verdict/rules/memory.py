@@ -3,8 +3,8 @@
 The peaks of the steps, at least 2 in each quarter of them, or of the epochs, at least 4: the median
 up by 1 % in each quarter, by 10 % and 64 MiB from the first to the last, and in the last by half of
 the mean rise or more. The last step is left out: its memory may be that of the end, after the
-program has let go of all. No gain is given. Up by half, it comes before all that is about speed: it
-will end the run.
+program has let go of all. Of fewer than 20 steps it has to be up by half. No gain is given. Up by
+half, it comes before all that is about speed: it will end the run.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ GROWTH, RISE = 0.10, 0.01
 # Less may be ours: the records that are kept in memory take up to 32 MB, and as much waits.
 MIN_GROWTH_BYTES = 64 * 2**20
 URGENT = 0.5
+MANY = 20  # steps with a peak; of fewer, which are seconds, a smaller growth is how a run begins
 LASTING = 0.5  # of the mean rise: what settles rises less and less
 
 
@@ -43,7 +44,8 @@ def judge(facts: Facts) -> Judged:
     levels = [median(one) for one in quarters]
     rises = [after - before for before, after in itertools.pairwise(levels)]
     first = max(levels[0], 1)
-    if min(rises) < RISE * first or sum(rises) < max(GROWTH * first, MIN_GROWTH_BYTES):
+    growth = GROWTH if what == "epochs" or len(peaks) >= MANY else URGENT
+    if min(rises) < RISE * first or sum(rises) < max(growth * first, MIN_GROWTH_BYTES):
         return None
     if rises[-1] < LASTING * mean(rises):
         return None
