@@ -235,7 +235,7 @@ class Span:
         return f"<cirron scope {self.name}{index}, {state}>"
 
 
-Span.under = Span.sequence  # type: ignore[method-assign]  # one more name of the same slot
+Span.under = Span.sequence  # type: ignore[misc]  # one more name of the same slot
 
 
 class DeviceSpan(Span):
@@ -798,7 +798,7 @@ def end_phase(span: Span) -> None:
     if phase is not None and not span.end and _get() is span:
         number, name, attrs, start = phase
         append((number, span.sequence, name, None, attrs, start, now(), span.thread))
-        span.phase = span.phase_kind = None
+        span.phase = span.phase_kind = None  # type: ignore[misc]  # it is a step
     else:
         close(open_phase(span))
 
@@ -812,7 +812,7 @@ def open_phase(span: Span) -> Span:
     phase.token = _set(phase)
     if not phase.end:
         opened.add(phase)
-    span.phase = span.phase_kind = None
+    span.phase = span.phase_kind = None  # type: ignore[misc]  # it is a step
     return phase
 
 
@@ -987,9 +987,9 @@ def is_fetching() -> bool:
 def record_of(span: Span) -> Closed:
     """What a span leaves in the ring."""
     parent = span.parent
-    phase = parent.phase
-    is_in_phase = phase and phase[0] < span.sequence and span.thread == parent.thread
-    above = phase[0] if is_in_phase else parent.sequence
+    above, phase = parent.sequence, parent.phase
+    if phase is not None and phase[0] < span.sequence and span.thread == parent.thread:
+        above = phase[0]
     return (
         span.sequence,
         0 if parent is span else above,
