@@ -25,7 +25,7 @@ def depot(folder: str | None, store: str | None) -> Depot:
 
 @click.group()
 def keys() -> None:
-    """Makes, lists and revokes the keys of a server."""
+    """Create, list and revoke the keys of a server."""
 
 
 @keys.command()
@@ -35,7 +35,7 @@ def keys() -> None:
 @output.in_folder
 @store_option
 def create(name: str, scope: Any, rate: int | None, folder: str | None, store: str | None) -> None:
-    """Makes a key and prints it, this once."""
+    """Create a key and print it. It is not shown again."""
     from cirron.server import keys as rooms
 
     output.echo(rooms.create(depot(folder, store), name, [scope], rate))
@@ -46,7 +46,7 @@ def create(name: str, scope: Any, rate: int | None, folder: str | None, store: s
 @store_option
 @output.as_json
 def list_(folder: str | None, store: str | None, is_json: bool) -> None:
-    """Lists the keys, without their secrets."""
+    """List the keys, without their secrets."""
     from cirron.server import keys as rooms
 
     found = rooms.every(depot(folder, store))
@@ -66,7 +66,7 @@ def list_(folder: str | None, store: str | None, is_json: bool) -> None:
 @output.in_folder
 @store_option
 def revoke(key_id: str, folder: str | None, store: str | None) -> None:
-    """Revokes a key by its id; who is logged in by it is logged out."""
+    """Revoke a key by its id, and log out whoever logged in with it."""
     from cirron.server import keys as rooms
 
     rooms.revoke(depot(folder, store), key_id)
@@ -78,7 +78,7 @@ def revoke(key_id: str, folder: str | None, store: str | None) -> None:
 @output.in_folder
 @store_option
 def link(key_id: str, address: str, folder: str | None, store: str | None) -> None:
-    """Prints a link to a server's ADDRESS that logs a browser in once, as a key that may read."""
+    """Print a link to a server's ADDRESS that logs a browser in once, with a read key."""
     from cirron import errors, settings
     from cirron.server import keys as rooms
     from cirron.server import login
