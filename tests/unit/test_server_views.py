@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 import cirron as ci
 from cirron.runs.place import Place
+from cirron.server import asked
 from cirron.server.views import VIEWS, BadRequest
 
 if TYPE_CHECKING:
@@ -54,6 +58,43 @@ def test_a_run_is_described(place: Place) -> None:
     assert [run["main"]] == [one["session"] for one in run["sessions"]]
     assert [] == ask(place, "runs", search="team=text")["runs"]
     assert 1 == len(ask(place, "runs", search="team=<b>vision epochs=2")["runs"])
+
+
+def test_the_list_asks_no_store(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of hundreds of runs, failed ones too, is made of what is known without a query."""
+    engine_of = Mock(side_effect=AssertionError)
+    monkeypatch.setattr(Place, "engine_of", engine_of)
+    (session,) = place.run(place.runs.latest.id).sessions
+    assert session.box is not None
+    session.box.content["ended"] = {"how": "exception", "detail": "OSError: full"}
+
+    assert 1 == ask(place, "runs")["total"]
+    engine_of.assert_not_called()
+
+
+def test_the_same_question_is_worked_on_once(place: Place) -> None:
+    """Who asks while another is being answered waits for that answer; a failure is not kept."""
+    run = place.runs.latest
+    is_asked, may_answer = threading.Event(), threading.Event()
+    asks = []
+
+    def slow() -> str:
+        asks.append(1)
+        is_asked.set()
+        assert may_answer.wait(60)
+        return "slow"
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(asked.kept, run, ("slow",), slow)
+        assert is_asked.wait(60)
+        second = pool.submit(asked.kept, run, ("slow",), slow)
+        may_answer.set()
+        assert ["slow", "slow"] == [first.result(60), second.result(60)]
+    assert [1] == asks
+
+    with pytest.raises(OSError, match="gone"):
+        asked.kept(run, ("fails",), Mock(side_effect=OSError("gone")))
+    assert "well" == asked.kept(run, ("fails",), lambda: "well")
 
 
 def test_verdict_has_its_next_step(place: Place) -> None:
