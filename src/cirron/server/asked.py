@@ -125,4 +125,5 @@ def kept(run: Run, key: tuple[Any, ...], ask: Callable[[], Answer]) -> Answer:
             with _lock:
                 _kept.pop(key, None)
             answer.set_exception(error)
+            raise
     return answer.result()  # type: ignore[no-any-return]
