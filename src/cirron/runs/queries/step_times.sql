@@ -1,9 +1,10 @@
 -- The ended training steps of each session of the attempt `:attempt`: how many, their median and longest, in
--- nanoseconds, when the first began and when the last ended.
+-- nanoseconds, the median of what is outside of backward, when the first began and when the last ended.
 SELECT
     session,
     count(*) AS steps,
     percentile_cont(0.5) WITHIN GROUP (ORDER BY end_ns - start_ns) AS median,
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY end_ns - start_ns - COALESCE(backward_ns, 0)) AS own,
     max(end_ns - start_ns) AS worst,
     min(start_ns) AS first_ns,
     max(end_ns) AS last_ns
