@@ -19,7 +19,10 @@ from cirron.server.views import VIEWS, BadRequest
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.conftest import Made
+
 STEPS = 40
+MS = 1_000_000
 
 
 @pytest.fixture
@@ -222,55 +225,28 @@ def test_unknown_run(place: Place) -> None:
         ask(place, "report", run="nothing")
 
 
-def test_a_slow_rank_is_seen_outside_of_backward(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [True, False], ids=["between steps", "in its forward"])
+def test_a_slow_rank_is_seen_outside_of_backward(made: Made, tmp_path: Path, waits: bool) -> None:
     """Ranks wait for each other in backward, so that their steps are equally long: who is slow is
     said by what they do outside of it, as the verdict says it.
     """
-    spool = tmp_path / "spool"
-    spool.mkdir()
     for rank in range(3):
-        content = rank_batch(rank, own_ns=6_000_000 if rank == 1 else 2_000_000)
-        (spool / f"{rank:020d}-{rank:032x}.json").write_text(json.dumps(content))
+        session = made(rank=rank)
+        own = 6 * MS if rank == 1 else 2 * MS
+        epoch = session.span("epoch", 0, STEPS * 10 * MS, index=0)
+        for number in range(STEPS):
+            at = number * 10 * MS
+            name = "batch" if waits else "step"
+            step = session.span(name, at + waits * own, at + 10 * MS, epoch, number)
+            session.span("backward", at + own, at + 10 * MS, step)
+        session.write()
     place = Place([tmp_path])
-    whole, own = ask(place, "ranks", width=10), ask(place, "ranks", width=10, own=1)
+    found = ask(place, "ranks", width=10, own=1)
 
-    assert [False, True, False] == [one["is_odd"] for one in own["ranks"]]
-    assert [2_000_000, 6_000_000, 2_000_000] == [one["own"] for one in own["ranks"]]
-    assert {(10_000_000,) * 10} == {tuple(one) for one in whole["walls"]}
-    assert [2_000_000, 6_000_000, 2_000_000] == [one[0] for one in own["walls"]]
+    assert [False, True, False] == [one["is_odd"] for one in found["ranks"]]
+    assert [2 * MS, 6 * MS, 2 * MS] == [one["own"] for one in found["ranks"]]
+    assert [2 * MS, 6 * MS, 2 * MS] == [one[5] for one in found["walls"]]
     assert "rank 1 holds the others up" == ask(place, "report")["primary"]["summary"]
-
-
-def rank_batch(rank: int, own_ns: int) -> dict[str, Any]:
-    """Steps of 10 ms: what is this rank's own, and the rest in backward."""
-    zero_ns, step_ns = 1_790_000_000_000_000_000, 10_000_000
-    spans = []
-    for number in range(STEPS):
-        start_ns = zero_ns + number * step_ns
-        end_ns = start_ns + step_ns
-        step_id, backward_id = (f"{rank:016x}{2 * number + one:016x}" for one in range(2))
-        for id_, name, index, parent_id, began_ns in (
-            (backward_id, "backward", None, step_id, start_ns + own_ns),
-            (step_id, "step", number, None, start_ns),
-        ):
-            spans.append(
-                {
-                    **{"id": id_, "name": name, "index": index, "parent_id": parent_id},
-                    **{"start_ns": began_ns, "end_ns": end_ns, "cpu_ns": None, "gpu_ns": None},
-                    **{"memory_peak_bytes": None, "thread_id": 1, "pid": rank, "rank": rank},
-                    **{"attrs": {}, "mark_ids": []},
-                }
-            )
-    clock = {"wall_ns": zero_ns, "monotonic_ns": 1, "uncertainty_ns": 100}
-    session = {
-        **{"id": f"{rank + 1:032x}", "run_id": "ranks", "attempt": 0, "host": "a", "pid": rank},
-        **{"rank": rank, "local_rank": rank, "world_size": 3, "clock": clock},
-    }
-    return {
-        **{"schema_version": 1, "sdk_version": "test", "batch_id": f"{rank:032x}"},
-        **{"created_ns": zero_ns, "session": session, "spans": spans, "marks": []},
-        "snapshots": [],
-    }
 
 
 def test_diff_names_the_settings_that_differ(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """All ranks beside each other: a heat map of their steps, who is slow and how surely; and tensors.
 
 In data-parallel training ranks wait for each other in backward, so that their steps take the same
-time: who is slow is seen outside of it, in a rank's own time. A heat map has as many cells as the page has room for. A cell is the mean of its steps; where one
-row stands for several ranks, the slowest counts.
+time: who is slow is seen outside of it, in a rank's own time. A heat map has as many cells as the
+page has room for. A cell is the mean of its steps; where one row stands for several ranks, the
+slowest counts.
 """
 
 from __future__ import annotations
