@@ -95,7 +95,7 @@ class Diff:
     """What differs between runs, and whether they can be compared at all."""
 
     runs: tuple[list[str], list[str]]
-    differences: list[str]  # of device, batch size, versions: said first
+    differences: list[str]  # of device, batch size, versions, configuration: said first
     warnings: list[str]
     changes: list[Change]  # the largest first
     marks: list[dict[str, Any]]  # where the values of a mark part
@@ -323,6 +323,8 @@ def setting(run: Run) -> dict[str, str]:
         found["version of Python"] = run.program.python
     if run.program.commit:
         found["commit"] = run.program.commit[:10]
+    found |= {f"config {name}": str(value)[:200] for name, value in run.program.config.items()}
+    found["arguments"] = " ".join(run.program.arguments)[:200] or "none"
     return found
 
 

@@ -396,7 +396,7 @@ def endings(run: Run) -> list[Ending]:
         if one.attempt != run.attempts[-1]:
             continue
         box = one.box
-        where, silent, error = "", None, ""
+        where, error = "", ""
         last_step = None
         if box is not None:
             spans = {span.id: span for span in box.spans}
@@ -409,15 +409,20 @@ def endings(run: Run) -> list[Ending]:
                     path.append(placed(span.name, span.index))
                     span = spans.get(span.parent_id or "")  # type: ignore[assignment]
                 where = " > ".join(path[::-1])
-            since, beat = box.content.get("silent_since_ns"), box.content.get("heartbeat_ns")
-            if since is not None and beat is not None:
-                silent = (beat - since) / 1e9
             last_step = (box.content.get("last_step") or {}).get("index")
             error = str((box.content.get("ended") or {}).get("detail") or "")
             if error:
                 where = failed_in(run, one) or where
+        silent = silent_s(one)
         found.append(Ending(one.rank, one.state, where, last_step, silent, error, one.last_ns))
     return found
+
+
+def silent_s(session: Session) -> float | None:
+    """How long a process that should have recorded something has not; None: it did."""
+    content = {} if session.box is None else session.box.content
+    since, beat = content.get("silent_since_ns"), content.get("heartbeat_ns")
+    return None if since is None or beat is None else float(beat - since) / 1e9
 
 
 FAILED = """
