@@ -88,6 +88,11 @@ def value(given: Any) -> str:
     return _integer(given) if type(given) is int else plain(str(given))
 
 
+def plural(count: int, noun: str) -> str:
+    """`1 run`, `2 runs`, `3 batches`."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
 def plain(text: str, limit: int = MAX_TEXT) -> str:
     """The text on one line, cut, with what a terminal would act on escaped."""
     return escape(text if len(text) <= limit else text[: limit - 3] + "...")
