@@ -209,8 +209,9 @@ def test_every_query_over_a_generated_run(spark: Any, tmp_path: Path) -> None:
     generated(tmp_path)
 
     counts = assert_same(tmp_path, spark, engine.queries())
-    none = {"asides", "compiles", "health", "histograms", "long_steps", "texts"}
-    assert none == {name for name, count in counts.items() if not count}
+    none = {name for name, count in counts.items() if not count}
+    rare = {"asides", "compiles", "failed", "health", "histograms", "long_steps", "marks_since"}
+    assert rare | {"texts"} == none
     executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1  # and the driver
     assert 2 == executors
 

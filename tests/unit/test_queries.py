@@ -692,6 +692,14 @@ def test_whole_numbers_stay_whole_in_frames(made: Made) -> None:
         assert "int64" == str(run.query(name).df()[column].dtype)
 
 
+def test_footers_are_read_once(made: Made) -> None:
+    """The files of a store never change: also a question's own cursor keeps what it knows of them."""
+    made().write()
+
+    rows = ci.open(".").sql("SELECT current_setting('parquet_metadata_cache') AS on_").rows()
+    assert [{"on_": True}] == rows
+
+
 def test_runs_do_not_share_their_tables(made: Made) -> None:
     """Two runs that are open at once each answer for themselves."""
     for run_id, count in (("first", 1), ("second", 2)):

@@ -151,10 +151,13 @@ def duckdb() -> Any:
     import duckdb
 
     connection = duckdb.connect(":memory:")
+    # GLOBAL: for its cursors, too.
     connection.execute(
-        "SET autoinstall_known_extensions = false; SET autoload_known_extensions = false;"
-        "SET preserve_insertion_order = false; SET enable_progress_bar = false;"
-        "SET parquet_metadata_cache = true;"  # a file of a store never changes
+        "SET GLOBAL autoinstall_known_extensions = false;"
+        "SET GLOBAL autoload_known_extensions = false;"
+        "SET GLOBAL preserve_insertion_order = false; SET enable_progress_bar = false;"
+        "SET GLOBAL python_enable_replacements = false;"  # a table is no variable of this file
+        "SET GLOBAL parquet_metadata_cache = true;"  # a file of a store never changes
         # As Spark has them.
         "CREATE MACRO try_sum(x) AS TRY_CAST(sum(x) AS BIGINT);"
         "CREATE MACRO try_add(a, b) AS TRY(a + b)"
