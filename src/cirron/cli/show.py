@@ -230,11 +230,11 @@ def header(shown: Shown, one: Session) -> list[str]:
     what = [
         f"started {moment(one.first_ns)}",
         f"{text.duration(one.last_ns - one.first_ns)} long",
-        output.plural(shown.count_of("spans", one), "span"),
-        output.plural(shown.count_of("marks", one), "mark"),
+        text.plural(shown.count_of("spans", one), "span"),
+        text.plural(shown.count_of("marks", one), "mark"),
     ]
     if snapshots := shown.count_of("snapshots", one):
-        what.append(output.plural(snapshots, "snapshot"))
+        what.append(text.plural(snapshots, "snapshot"))
     lines = [", ".join(who), ", ".join(what)]
     if lost := losses(one):
         lines.append(f"lost: {lost}")
