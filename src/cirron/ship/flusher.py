@@ -37,12 +37,12 @@ LOOK_S = 0.1
 # is not: this thread would have it back before the other one is awake.
 PAUSE_S = 0.0001
 
-# With so many records in the ring, the worker is behind. When the interval is nearly over, its
-# slices then grow with what waits: each of the few calls of C that work one off is a turn that busy
-# threads cannot cut short. Until then there is time for short ones.
+# With so many records in the ring, the worker is behind, and pauses no more.
 BEHIND = 10 * SLICE
 # Where the worker had to wait longer than two threads may keep the lock, it is crowded out. Short
-# slices get nowhere then; with so many records to take, all threads are given shorter turns.
+# slices get nowhere then: they grow with what waits, since each of the few calls of C that work one
+# off is a turn that busy threads cannot cut short, though a record then takes half as long again:
+# it is no longer in the processor's caches. With so many to take, all threads get shorter turns.
 CROWDED_TURNS = 2
 CROWDED_NS = 1_000_000_000  # for which it is then taken to be
 BEHIND_IF_CROWDED = 2 * SLICE
@@ -211,7 +211,8 @@ class Flusher:
         limit = self._max_batch_bytes
         while True:
             is_behind = self._is_behind(left)
-            left = collector.step(min(left, MAX_SLICE) if is_behind else SLICE)
+            is_long = is_behind and self._is_crowded
+            left = collector.step(min(left, MAX_SLICE) if is_long else SLICE)
             is_done = not left or collector.seen >= target
             is_due = not is_done and clock.now() >= self._tick_ns  # else the flush is next
             is_full = collector.pending_bytes > limit * (BEHIND_BATCH if is_behind else 1)
