@@ -103,6 +103,11 @@ class Flusher:
     def is_alive(self) -> bool:
         return self._worker.is_alive
 
+    @property
+    def problem(self) -> str | None:
+        """Why there is no thread, while there is none."""
+        return self._worker.problem
+
     def flush(self, timeout_s: float) -> bool:
         """Waits until all that was recorded before the call is handed on. False: not in time."""
         if threading.get_ident() == self._worker.ident:
@@ -113,7 +118,7 @@ class Flusher:
         self._worker.wake()
         if self._worker.is_stopping:  # it may have released its last waiter
             return self._worker.wait_for_end(clock.now() + int(timeout_s * 1e9))
-        return done.acquire(timeout=timeout_s)
+        return self._worker.is_alive and done.acquire(timeout=timeout_s)
 
     def stop(self, deadline_ns: int, before_closing: Callable[[], None] = lambda: None) -> bool:
         """One last flush, then the sinks close and the thread ends. False: not by the deadline.
@@ -123,7 +128,7 @@ class Flusher:
         self._deadline_ns = deadline_ns
         self._before_closing = before_closing
         self._worker.stop()
-        return self._worker.wait_for_end(deadline_ns)
+        return self._worker.start() and self._worker.wait_for_end(deadline_ns)
 
     # -- the worker's own thread ------------------------------------------------------------
 
