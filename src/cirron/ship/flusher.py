@@ -41,8 +41,8 @@ PAUSE_S = 0.0001
 BEHIND = 10 * SLICE
 # Where the worker had to wait longer than two threads may keep the lock, it is crowded out. Short
 # slices get nowhere then: they grow with what waits, since each of the few calls of C that work one
-# off is a turn that busy threads cannot cut short, though a record then takes half as long again:
-# it is no longer in the processor's caches. With so many to take, all threads get shorter turns.
+# off is a turn that busy threads cannot cut short, though a record then takes a third as long
+# again. With so many to take, all threads get shorter turns.
 CROWDED_TURNS = 2
 CROWDED_NS = 1_000_000_000  # for which it is then taken to be
 BEHIND_IF_CROWDED = 2 * SLICE
