@@ -229,6 +229,12 @@ class Session:
         for sink in self.sinks.all:
             sink.start()
         self.flusher.start()
+        if self.flusher.problem is not None:
+            guard.warn(
+                "%s; training goes on, records wait in memory, and are stored by ci.flush(), or at"
+                " the end, if one can be started then",
+                self.flusher.problem,
+            )
         if self.black_box is not None:
             self.black_box.start()
 
@@ -291,8 +297,9 @@ class Session:
         if self.sinks.spool is not None:
             left += self.sinks.spool.held_records  # by a disk that hangs
         if left:
-            limit_s = self.settings.exit_timeout
-            guard.warn("%d records were not stored within exit_timeout=%gs", left, limit_s)
+            problem = self.flusher.problem
+            why = f"within exit_timeout={self.settings.exit_timeout:g}s"
+            guard.warn("%d records were not stored%s", left, f": {problem}" if problem else f" {why}")
         if self.black_box is not None:
             self.black_box.close(deadline, how, detail)
         speaker.settle(SPEAK_S)
@@ -355,12 +362,13 @@ class Session:
         lost = self.collector.dropped() if dropped is None else dropped
         lost += self.collector.encoder.failed
         on_disk = held = 0
-        why = None
+        why = self.flusher.problem
         spool = self.sinks.spool
         if spool is not None:
             lost += spool.lost_records
             on_disk, held = spool.written_records, spool.held_records
-            why = spool.problem and f"cannot write to {spool.folder.path}: {spool.problem}"
+            if spool.problem is not None:
+                why = f"cannot write to {spool.folder.path}: {spool.problem}"
         if lost and not why:
             why = f"{lost} records were lost: see ci.health()"
         return Flushed(why is None, on_disk, self.sinks.sent_records, held, lost, why)
