@@ -248,7 +248,11 @@ class ManagedStep(Unpackable):
                 )
             return total, (logs, state if new is None else new)
 
-        gradients, (logs, new) = jax.grad(forward, has_aux=True)(state.params)
+        total, pull_back, (logs, new) = jax.vjp(forward, state.params, has_aux=True)
+        one = jnp.ones_like(total)
+        if state.strategy.is_compiled or not int(state.step):  # once, not in each eager step
+            self._check_dependence(pull_back, one, logs, state.params)
+        (gradients,) = pull_back(one)
         is_real = mask()
         rows = samples_in(args[0] if args else 0) if is_real is None else is_real.sum()
         new = _as_before(state, new)
@@ -256,6 +260,27 @@ class ManagedStep(Unpackable):
         stats = strategy.handle_batch_stats(new.batch_stats)
         new = new.replace(params=state.params, batch_stats=stats)
         return logs, new.apply_gradients(strategy.handle_grads(gradients), rows), True
+
+    def _check_dependence(self, pull_back: Any, one: Any, logs: Any, params: Any) -> None:
+        """Refuses losses that do not depend on the parameters: their gradients are all zero."""
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                raise CicloError(
+                    f"params{jax.tree_util.keystr(path)} is {describe(leaf)}, which cannot be"
+                    " trained; keep it in batch_stats, or in a field of your own state class"
+                )
+        backward = jax.make_jaxpr(pull_back)(one).jaxpr
+        reached = set(map(id, backward.invars))
+        for equation in backward.eqns:
+            if not reached.isdisjoint(map(id, equation.invars)):
+                reached.update(map(id, equation.outvars))
+        if backward.outvars and reached.isdisjoint(map(id, backward.outvars)):
+            raise CallbackError(
+                f"{self.name}: the losses {list(logs['losses'])} do not depend on state.params, so"
+                " nothing would be trained; compute them from the state that the step is given, as"
+                ' in state.apply_fn({"params": state.params}, batch["x"]), without argmax, round or'
+                " stop_gradient on the way"
+            )
 
     def _total(self, logs: LogsLike | None) -> Any:
         losses: Mapping[str, Any] = (logs or {}).get("losses", {})
