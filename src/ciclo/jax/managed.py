@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_
 import jax
 import jax.numpy as jnp
 
+from ciclo import averages
+from ciclo.averages import EmaState
 from ciclo.binding import read
 from ciclo.callbacks.base import Unpackable
 from ciclo.device_values import describe, library_of
@@ -460,7 +462,7 @@ class ManagedState:
     rngs: dict[str, jax.Array]
     metrics: dict[str, Any]
     window: Window | None
-    ema_state: Any
+    ema_state: EmaState | None
     apply_fn: Callable[..., Any] | None = field(default=None, metadata=STATIC)
     tx: Any = field(default=None, metadata=STATIC)
     strategy: Strategy = field(default=None, metadata=STATIC)  # type: ignore[assignment]
@@ -504,7 +506,7 @@ class ManagedState:
         accumulate: how many train steps make one update, each counted by its rows
         policy: "bfloat16" to compute in that
         clip_norm: the longest that a gradient may be (optax.clip_by_global_norm)
-        ema_decay: has `state.ema_params` be a moving average of the parameters (optax.ema)
+        ema_decay: has `state.ema_params` be a moving average of the parameters
         """
         strategy = get_strategy(strategy)
         if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
@@ -526,7 +528,6 @@ class ManagedState:
         if clip_norm is not None:
             optax = need("optax", "clip_norm=")
             tx = optax.chain(optax.clip_by_global_norm(clip_norm), tx)
-        average = None if ema_decay is None else need("optax", "ema_decay=").ema(ema_decay)
 
         own = {"rngs": rngs, "metrics": metrics}
         fields |= {name: own[name] for name in own.keys() & cls._redeclared}
@@ -544,7 +545,7 @@ class ManagedState:
                 opt_state=None if tx is None else tx.init(params),
                 batch_stats=batch_stats,
                 window=None if accumulate is None else _new_window(params),
-                ema_state=None if average is None else average.init(params),
+                ema_state=None if ema_decay is None else _new_average(params),
                 apply_fn=apply_fn,
                 tx=tx,
                 strategy=strategy,
@@ -639,11 +640,13 @@ class ManagedState:
         """The moving average of the parameters; before the first update, these."""
         if self.ema_state is None:
             raise CicloError("the state keeps no average; say create(..., ema_decay=0.999)")
-        count = self.ema_state.count
-        corrected = need("optax", "ema_params").tree.bias_correction(
-            self.ema_state.ema, self.ema_decay, jnp.maximum(count, 1)
+        count, total = self.ema_state
+        share = averages.share(jnp.maximum(count, 1), self.ema_decay, jnp.expm1)  # type: ignore[arg-type]
+        return jax.tree.map(
+            lambda one, now: jnp.where(count > 0, (one / share).astype(now.dtype), now),
+            total,
+            self.params,
         )
-        return jax.tree.map(lambda a, b: jnp.where(count > 0, a, b), corrected, self.params)
 
     def apply_gradients(self, grads: Any, rows: Any = 1, **fields: Any) -> Self:
         """The state after a train step with these gradients, which are a mean over so many rows.
@@ -683,7 +686,7 @@ class ManagedState:
         params = optax.apply_updates(self.params, updates)
         average = self.ema_state
         if average is not None:
-            _, average = optax.ema(self.ema_decay).update(params, average)
+            average = averages.moved(average, params, self.ema_decay, jax.tree.map)  # type: ignore[arg-type]
         return self.replace(params=params, opt_state=opt_state, ema_state=average)
 
 
@@ -695,6 +698,13 @@ def _move_by_window(state: State) -> State:
 
 def _new_window(params: Any) -> Window:
     return Window(jax.tree.map(jnp.zeros_like, params), jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+
+def _new_average(params: Any) -> EmaState:
+    def zeros(leaf: Any) -> Any:
+        return jnp.zeros_like(leaf, jnp.promote_types(leaf.dtype, jnp.float32))
+
+    return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(zeros, params))
 
 
 def _keys(given: Any) -> dict[str, jax.Array]:
