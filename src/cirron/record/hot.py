@@ -100,6 +100,7 @@ device_clock: DeviceClock | None = None
 losses: dict[Span, tuple[tuple[Any, int], ...] | None] = {}
 watches_losses = False
 keeps_names = False  # whether a span keeps the names of its marks
+hears_marks = False  # either of these two: `mark` asks once
 span_type: type[Span]  # what `scope` makes; set below
 
 
@@ -367,11 +368,9 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
         span = root
     elif span.end:
         span = _open_ancestor(span)
-    if keeps_names:
-        _keep_name(span, name)
+    if hears_marks:
+        _hear(span, name)
     append((next(sequence), span.under, name, value, kind, settle(attrs) if attrs else None, now()))
-    if watches_losses and name == "loss":
-        own_loss(span)
 
 
 def epochs(iterable: Iterable[T]) -> Iterator[T]:
@@ -537,13 +536,16 @@ def _capture(name: str, given: Any) -> Any:
         raise errors.not_a_value(name, given) from None
 
 
-def _keep_name(span: Span, name: str) -> None:
-    try:
-        names = span.marked
-    except AttributeError:
-        names = span.marked = {}
-    if len(names) < MAX_MARKED:
-        names[name] = None
+def _hear(span: Span, name: str) -> None:
+    if watches_losses and name == "loss":
+        own_loss(span)
+    if keeps_names:
+        try:
+            names = span.marked
+        except AttributeError:
+            names = span.marked = {}
+        if len(names) < MAX_MARKED:
+            names[name] = None
 
 
 def _open_ancestor(span: Span) -> Span:
@@ -668,8 +670,9 @@ def use_device_clock(clock: DeviceClock | None) -> None:
 
 def keep_names(is_on: bool) -> None:
     """Has spans keep the names of their marks, from now on, or no longer."""
-    global keeps_names
+    global keeps_names, hears_marks
     keeps_names = is_on
+    hears_marks = is_on or watches_losses
 
 
 def begin(
@@ -882,8 +885,9 @@ def drop(span: Span) -> None:
 
 def watch_losses(is_on: bool) -> None:
     """Has steps get the losses that hooks see, unless they are marked by somebody else."""
-    global watches_losses
+    global watches_losses, hears_marks
     watches_losses = is_on
+    hears_marks = is_on or keeps_names
     losses.clear()
 
 

@@ -15,7 +15,7 @@ from cirron import system
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
 from cirron.record.value import Deferred, Polled, Several
-from cirron.ship.encode import MAX_MARK_IDS, Encoder, have_attrs, transpose, weigh
+from cirron.ship.encode import MAX_MARK_IDS, Encoder, keys_of, transpose, weigh, weigh_all
 from cirron.ship.threads import new_lock, sleep
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ MAX_HELD = 100_000
 SETTLE_S = 2.0
 LOCK_S = 0.5
 
+_IS_SPAN, _IS_MARK = (bytes(length == fields for length in range(256)) for fields in (8, 7))
 _NO_ATTRS: dict[str, Any] = {}
 _NO_MARKS: list[str] = []
 
@@ -180,7 +181,7 @@ class Collector:
         self._rest = []
         closed, marks = by_kind(records)
         columns, mark_columns = transpose(closed), transpose(marks)
-        if have_attrs(columns, 4) or have_attrs(mark_columns, 5):
+        if weigh_all(columns[4]) + weigh_all(mark_columns[5]) > MAX_SLICE_BYTES:
             records = self._cut(records)
             closed, marks = by_kind(records)
             columns, mark_columns = transpose(closed), transpose(marks)
@@ -196,8 +197,8 @@ class Collector:
         if any(issubclass(kind, Deferred) for kind in set(map(type, mark_columns[3]))):
             marks = self._take_known(marks)
             mark_columns = transpose(marks)
-        is_waiting = have_attrs(columns, 4) and self._ask_for_times(closed)
-        if is_waiting or self._held:
+        is_timed = not DEVICE_TIMES.isdisjoint(keys_of(columns[4]))
+        if (is_timed and self._ask_for_times(closed)) or self._held:
             closed = self._let_through(closed)
             columns = transpose(closed)
         if closed or marks or late or self._snapshots:
@@ -506,8 +507,8 @@ def by_kind(records: list[Any]) -> tuple[list[hot.Closed], list[hot.Mark]]:
     if 7 not in lengths:
         return records, []
     return (
-        list(compress(records, map((8).__eq__, lengths))),
-        list(compress(records, map((7).__eq__, lengths))),
+        list(compress(records, lengths.translate(_IS_SPAN))),
+        list(compress(records, lengths.translate(_IS_MARK))),
     )
 
 
