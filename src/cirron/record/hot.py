@@ -757,7 +757,7 @@ def fail(span: Span, error: BaseException) -> None:
 
 
 def within(
-    step: Step,
+    step: Span,
     name: str,
     attrs: Settled | None,
     kind: type[OwnSpan],
@@ -779,14 +779,14 @@ def within(
 
 
 def begin_phase(
-    step: Step, name: str, attrs: Settled | None = None, kind: type[OwnSpan] = OwnSpan, at: int = 0
+    step: Span, name: str, attrs: Settled | None = None, kind: type[OwnSpan] = OwnSpan, at: int = 0
 ) -> Span:
     """Begins a phase, now or `at` a time, of a step that is current and in none.
 
     What it returns is what ends it: the step, or where a device measures it, a span.
     """
-    step.phase_kind = kind
-    step.phase = (next(sequence), name, attrs, at or now())
+    step.phase_kind = kind  # type: ignore[misc]  # of a step it is a slot
+    step.phase = (next(sequence), name, attrs, at or now())  # type: ignore[misc]
     if device_clock is None or not getattr(step, "device", None):
         return step
     span = open_phase(step)

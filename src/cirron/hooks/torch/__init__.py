@@ -162,10 +162,11 @@ class TorchHook:
         lane = self._this_thread.lane
         if lane.is_inside:
             return call(*args, **kwargs)
+        step = lane.step
         if (
-            span is None
-            or span is not lane.step
-            or span.phase is not None
+            step is None
+            or step is not span
+            or step.phase is not None
             or lane.described() is not module
             or not module.training
             or current_graph_task_id() != -1
@@ -175,7 +176,7 @@ class TorchHook:
         lane.is_inside = lane.has_worked = True
         lane.model = lane.described
         try:
-            return hot.within(span, "forward", TRAIN, Inner, 0, call, args, kwargs)
+            return hot.within(step, "forward", TRAIN, Inner, 0, call, args, kwargs)
         finally:
             lane.is_inside = False
 
@@ -257,12 +258,12 @@ class TorchHook:
             ):
                 return original(*args, **kwargs)
             loss = args[0] if args else kwargs.get("tensors")
-            step = lane.step
-            is_known = step is not None and step is current() and step.phase is None
-            span = None if is_known else self._begin_backward(lane, loss)
+            step, span = lane.step, None
+            if step is None or step is not current() or step.phase is not None:
+                step, span = None, self._begin_backward(lane, loss)
             lane.is_inside = True
             try:
-                if not is_known:
+                if step is None:
                     return engine.around(span, original, args, kwargs, self._loops.close)
                 at = note_loss(lane, step, loss)
                 lane.has_worked = True

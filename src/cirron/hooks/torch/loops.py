@@ -82,7 +82,7 @@ class Pass:
         self.setup: hot.Span | None = None  # of workers; it waits for a parent
         self.loads: list[hot.Span] = []  # fetches that do
         self.span: hot.Span | None = None  # the epoch or evaluation, where it is ours to make
-        self.step: hot.Step | None = None
+        self.step: hot.Span | None = None
         self.index = 0  # of the next step
         self.first_index = 0
         self.items = 0  # asked for
@@ -132,7 +132,7 @@ class Lane:
         self.teardown: hot.Span | None = None  # of workers, at the end of that fetch
         # The open step of the loop that trains. While it is the innermost span, no forward,
         # backward or optimizer step says anything new of the loop.
-        self.step: hot.Step | None = None
+        self.step: hot.Span | None = None
         self.has_worked = False  # a model has run, since the last fetch
         self.is_inside = False  # a module's forward, or a backward
         self.model: Callable[[], Any] | None = None  # the last one that did
