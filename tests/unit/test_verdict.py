@@ -295,13 +295,35 @@ def test_one_long_step_is_no_pattern_and_hides_none() -> None:
 
 def test_a_machine_that_does_other_work_is_not_the_programs_fault() -> None:
     """Steps that are long, or wait for workers, because others have the processor."""
-    uneven = facts(every(300, 25, backward=80 * MS), cpu_share=0.3)
+    chance = random.Random(1)
+    at_random = {chance.randrange(300): {"backward": 80 * MS} for _ in range(12)}
+    uneven = facts(at_random, cpu_share=0.3)
     waiting = facts(every(300, data_load=4 * MS), loader={"workers": 2}, cpu_share=0.1)
 
     for made, kind in ((uneven, "uneven-steps"), (waiting, "input-bound")):
         _, findings, abstained = judge(made)
         assert kind not in {one.kind for one in findings}
         assert "other work" in next(one.why for one in abstained if one.kind == kind)
+
+
+def test_what_comes_with_a_period_is_not_other_work() -> None:
+    """On a busy machine, too: hiccups and stalls every 25 steps are the program's."""
+    uneven = facts(every(300, 25, backward=80 * MS), starved_share=0.9)
+    stalls = facts(every(300, 25, data_load=200 * MS), starved_share=0.9)
+
+    assert "one every 25" in judge(uneven)[0].summary
+    assert "backward" == judge(uneven)[0].blames
+    assert "every 25 steps" in judge(stalls)[0].evidence[-1]
+
+
+def test_a_thread_that_sleeps_does_not_wait_for_the_processor() -> None:
+    """Stalls without a period, of a loader without workers, on a busy machine."""
+    chance = random.Random(1)
+    stalls = {chance.randrange(300): {"data_load": 200 * MS} for _ in range(12)}
+    made = facts(stalls, loader={"workers": 0}, starved_share=0.5)
+
+    assert "input-bound" != judge(made)[0].kind
+    assert "input-bound" == judge(replace(made, asleep_share=0.4))[0].kind
 
 
 def test_memory_that_grows_with_the_steps_however_long_they_take() -> None:

@@ -48,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     memory.judge,
 )
 COMPUTE = 0.7  # of the window in forward, backward and optimizer: nothing else is worth naming
+BUSY = 0.1  # of the time: from here on the report says that the machine did other work
 
 
 def report(run: Run) -> Report:
@@ -127,13 +128,14 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
             "nothing beside it is worth mending; a faster model, device or precision is",
         )
         return verdict, [verdict], abstained
+    is_closed = not any(step.forward is not None for step in facts.steps) and not facts.scopes
     verdict = Finding(
         "healthy",
-        "nothing stands out",
+        "nothing stands out" + (", but what the steps do was not recorded" if is_closed else ""),
         None,
         None,
         [f"no rule finds a fault in the {len(facts.steps)} steps compared"],
-        "none",
+        'with ci.scope("name"): around parts of the step says more' if is_closed else "none",
     )
     return verdict, findings, abstained
 
@@ -172,4 +174,6 @@ def basis(facts: Facts, run: Run) -> list[str]:
         said.append(f"device time on {timed} of {len(facts.steps)} steps")
     if not facts.loader:
         said.append("the loader's settings are not known")
+    if (facts.starved_share or 0.0) >= BUSY:
+        said.append(f"other work had the processor for {percent(facts.starved_share or 0.0)} of the time")
     return said

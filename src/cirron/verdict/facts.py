@@ -152,8 +152,13 @@ class Facts:
         pairs = enumerate(itertools.pairwise(self.steps), 1)
         return [at for at, (one, step) in pairs if one.epoch != step.epoch or step.number == 0]
 
-    def is_starved(self, ns: float) -> bool:
-        """Whether other work on the machine may be why the steps took so much longer."""
+    def is_starved(self, ns: float, is_own_wait: bool = False) -> bool:
+        """Whether other work on the machine may be why the steps took so much longer.
+
+        A thread that waits for a disk itself is asleep: it does not want the processor.
+        """
+        if is_own_wait and (self.asleep_share or 0.0) * self.window_ns >= STARVED * ns:
+            return False
         if self.starved_share is not None:
             return self.starved_share * self.window_ns > STARVED * ns
         if self.cpu_share is None or self.is_on_gpu:

@@ -75,6 +75,11 @@ def judge(facts: Facts) -> Judged:
             return Abstained(KIND, f"kernels fill {percent(busy)} of the steps: {how}")
         evidence.append(f"kernels fill {percent(busy)} of {len(timed)} timed steps")
 
+    loading = facts.account.get("data_load", 0) / facts.window_ns
+    if (facts.asleep_share or 0.0) - loading >= share / 2 and not facts.is_on_gpu:
+        evidence.append("the thread is asleep for most of it: it waits for a file, network or lock")
+    has_loader = any(step.data_load is not None for step in facts.steps)
+
     def mended(step: Step) -> float:
         left = LEFT * sum(one or 0 for one in (step.forward, step.backward, step.optimizer))
         left = max(left, least)
@@ -87,7 +92,8 @@ def judge(facts: Facts) -> Judged:
         replay(facts, mended),
         evidence,
         'find it: with ci.scope("name"): around parts of the loop. Usual causes: .item(), prints,'
-        " loops over parameters, metrics in Python, loading or augmentation in the loop",
+        " files, loops over parameters, metrics in Python, augmentation in the loop, callbacks"
+        + ("" if has_loader else "; batches that are loaded there: for batch in ci.batches(loader)"),
         "in no phase",
     )
 

@@ -24,6 +24,12 @@ MIN_STEPS = 100
 RATIO = 3.0
 MIN_LONG = 3
 SHARE = 0.10
+PARTS = {
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer_step",
+    "own": "in no phase",
+}
 
 
 def judge(facts: Facts) -> Judged:
@@ -39,21 +45,28 @@ def judge(facts: Facts) -> Judged:
     share = sum(rare.values()) / facts.window_ns
     if share < SHARE:
         return None
-    if facts.is_starved(share * facts.window_ns):
+    every = period_of(at)  # other work on the machine has none
+    if not every and facts.is_starved(share * facts.window_ns):
         return Abstained(KIND, "other work on the machine may be why: it had the processor")
     long = [facts.steps[number].work for number in at]
-    every = period_of(at)
-    evidence = [
-        f"{len(long)} of {len(facts.steps)} steps take {ms(median(long))}, others {ms(typical)}",
-        f"that is {percent(share)} of the time",
-    ]
-    if every:
-        evidence.append(f"one every {every} steps")
+    excess = {
+        part: sum(
+            (getattr(facts.steps[number], name) or 0)
+            - median(getattr(step, name) or 0 for step in facts.steps)
+            for number in at
+        )
+        for name, part in PARTS.items()
+    }
     inside = {
         name: ns
         for name, (count, ns) in facts.scopes.items()
         if len(long) / 2 <= count <= 2 * len(long) and ns > SHARE * share * facts.window_ns
     }
+    where = max(inside or excess, key=(inside or excess).__getitem__)
+    evidence = [
+        f"{len(long)} of {len(facts.steps)} steps take {ms(median(long))}, others {ms(typical)}:"
+        f" that is {percent(share)} of the time, most of it {where}"
+    ]
     if inside:
         named = sorted(inside, key=inside.__getitem__, reverse=True)
         evidence.append("in them: " + ", ".join(f"{one} ({ms(inside[one])})" for one in named[:4]))
@@ -63,7 +76,12 @@ def judge(facts: Facts) -> Judged:
         share,
         without(facts, sum(rare.values()), rare),
         evidence,
-        "look at what those steps do: cirron show --name step; logging, saving, garbage collection,"
-        " or other work on the machine",
-        max(inside, key=inside.__getitem__, default="in no phase"),
+        f"look at what those steps do: cirron show --name {facts.step_name}; "
+        + (
+            "logging, saving, garbage collection"
+            if where == "in no phase"
+            else "larger batches, garbage collection"
+        )
+        + ("" if every else ", or other work on the machine"),
+        where,
     )
