@@ -6,7 +6,6 @@ diagnosis: what ended the run, then what makes it worthless, then what would giv
 
 from __future__ import annotations
 
-import os
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -54,8 +53,6 @@ BUSY = 0.1  # of the time: from here on the report says that the machine did oth
 def report(run: Run) -> Report:
     """The verdict on a run, and what it rests on."""
     facts = gather(run)
-    if facts.cores is None:
-        facts.cores = os.cpu_count()
     found = judge(facts)
     return Report(
         run={
@@ -117,14 +114,17 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
     if rest:
         return findings[0], findings, abstained
     work = sum(facts.account.get(part, 0) for part in ("forward", "backward", "optimizer_step"))
-    share = work / facts.window_ns
+    share, evidence = work / facts.window_ns, "forward, backward and optimizer"
+    if facts.device_ns > work:  # the host waits for it, in no phase
+        work, evidence = facts.device_ns, "forward, backward and optimizer on the device"
+        share = min(work / facts.window_ns, 1.0)
     if share >= COMPUTE:
         verdict = Finding(
             "compute-bound",
             f"the model's own work takes {percent(share)} of the time",
             share,
             None,
-            [f"forward, backward and optimizer: {ms(work / len(facts.steps))} a step"],
+            [f"{evidence}: {ms(work / len(facts.steps))} a step"],
             "nothing beside it is worth mending; a faster model, device or precision is",
         )
         return verdict, [verdict], abstained

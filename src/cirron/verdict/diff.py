@@ -246,6 +246,7 @@ def differences(before: Run, after: Run) -> list[str]:
 def setting(run: Run) -> dict[str, str]:
     facts = gather(run)
     found = {"device": facts.device, "world size": str(facts.world_size)}
+    found |= {} if facts.cores is None else {"processors": str(facts.cores)}
     found |= {f"loader {name}": str(value) for name, value in facts.loader.items()}
     found |= {f"model {name}": str(value) for name, value in facts.model.items()}
     found |= {f"version of {name}": text for name, text in run.program.versions.items()}

@@ -147,6 +147,24 @@ class Facts:
         return self.device not in ("cpu", "unknown")
 
     @property
+    def device_times(self) -> list[tuple[int, int]]:
+        """Of the steps in which the device was timed: how long it worked, and the step."""
+        timed = [(one.gpu, one.work) for one in self.steps if one.gpu is not None and one.work]
+        return timed if len(timed) >= MIN_STEPS else []
+
+    @property
+    def device_share(self) -> float | None:
+        """What the device's time fills of the work of a step, in the median; None: not measured."""
+        shares = [min(gpu / work, 1.0) for gpu, work in self.device_times]
+        return median(shares) if shares else None
+
+    @property
+    def device_ns(self) -> float:
+        """What the device needs for the steps: however quick the host gets, they take that."""
+        times = [gpu for gpu, _ in self.device_times]
+        return len(self.steps) * median(times) if times else 0.0
+
+    @property
     def first_of_epochs(self) -> list[int]:
         """Which of the steps are the first of an epoch, but for the very first."""
         pairs = enumerate(itertools.pairwise(self.steps), 1)
@@ -169,8 +187,12 @@ class Facts:
 def gather(run: Run) -> Facts:
     """The facts of a run."""
     lead = leading(run)
-    device, framework = machinery_of(run)
-    facts = Facts(device, world_size=max(len(run.ranks), 1), framework=framework)
+    rows = run.query("root").fetch().rows
+    root = _attrs(rows[0][0]) if rows else {}
+    device = run.program.gpus[0] if run.program.gpus else root.get("device")
+    facts = Facts(str(device or "unknown"), world_size=max(len(run.ranks), 1))
+    facts.framework = str(root.get("framework") or "unknown")
+    facts.cores = root.get("cpu_count")
     facts.endings = endings(run)
     facts.clock_ns = max((s.info.clock.uncertainty_ns for s in run.sessions if s.info), default=0)
     if lead is None:
@@ -247,14 +269,6 @@ def settled_from(walls: Sequence[int]) -> int:
     if at and best > 0.1 * spread:
         return at
     return 1 if clipped[0] > 2 else 0
-
-
-def machinery_of(run: Run) -> tuple[str, str]:
-    """The device and the framework of a run."""
-    rows = run.query("root").fetch().rows
-    root = _attrs(rows[0][0]) if rows else {}
-    device = run.program.gpus[0] if run.program.gpus else root.get("device")
-    return str(device or "unknown"), str(root.get("framework") or "unknown")
 
 
 def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:

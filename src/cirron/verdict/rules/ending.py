@@ -28,7 +28,8 @@ def judge_death(facts: Facts) -> Judged:
     if not dead:
         return None
     first = dead[0]
-    what = first.error.partition("\n")[0][:MAX_ERROR]
+    # A KeyError has its text as repr, with newlines written out.
+    what = first.error.replace("\\n", "\n").partition("\n")[0][:MAX_ERROR]
     how = {
         "killed": "was killed",
         "signal": f"ended by {what or 'a signal'}",

@@ -93,7 +93,7 @@ def judge(facts: Facts) -> Judged:
     if workers and not is_stalling and (facts.asleep_share or 1.0) < ASLEEP:
         return None
     found = plan(facts, stalls if is_stalling else [])
-    saved = sum(step.wall for step in facts.steps) - found.left
+    saved = sum(step.wall for step in facts.steps) - max(found.left, facts.device_ns)
     if saved < MIN_GAIN * facts.window_ns and not is_pegged(facts):
         return None
     evidence = [
