@@ -49,7 +49,7 @@ def test_report(runs: list[str]) -> None:
 
     assert (1, runs[0]) == (report["schema"], report["run"]["id"])
     assert {"class", "summary"} == set(report["verdict"])
-    assert "input-bound" in {one["class"] for one in report["abstained"]}
+    assert "uneven-steps" in {one["class"] for one in report["abstained"]}
     assert "VERDICT" in cirron("report")[1]
 
 

@@ -583,3 +583,10 @@ def test_runs_that_differ_by_themselves_make_no_change() -> None:
 
     assert "unknown" == diff.judge([diff.compare("step", restless, new)])[0].outcome
     assert "slower" == diff.judge([diff.compare("step", quiet, new)])[0].outcome
+
+
+@pytest.mark.parametrize(("freedom", "expected"), [(2, 4.303), (3, 3.182), (10, 2.228), (30, 2.042)])
+def test_students_distribution(freedom: float, expected: float) -> None:
+    """Of few runs the interval is as wide as the tables say, and not four times that."""
+    assert pytest.approx(expected, rel=0.05) == diff.quantile(0.975, freedom)
+    assert pytest.approx(0.05, rel=0.1) == diff.chance(expected, freedom)

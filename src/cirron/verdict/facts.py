@@ -200,6 +200,8 @@ def gather(run: Run) -> Facts:
     given = {"session": lead.key}
     steps = fetch_steps(run, given)
     facts.step_name = next((one[-2] for one in newest(run, given, 1)), facts.step_name)
+    if facts.step_name == "batch" and facts.framework != "keras":  # which fetches inside of them
+        steps = [one.after(0) for one in steps]
     facts.warm_up = settled_from([one.wall - one.beside for one in steps])
     facts.steps = steps[facts.warm_up :]
     describe(facts, run, given)
