@@ -318,8 +318,8 @@ def test_what_is_beside_the_training_is_named(part: str) -> None:
 
 
 def test_compiles_again_and_again() -> None:
-    apart = facts(compiles=[(100 * MS * number, 100 * MS) for number in range(5)])
-    at_once = facts(compiles=[(number, 100 * MS) for number in range(5)])
+    apart = facts(compiles=[(100 * MS * number, 100 * MS, "") for number in range(5)])
+    at_once = facts(compiles=[(number, 100 * MS, "") for number in range(5)])
 
     assert "compile-storm" == judge(apart)[0].kind
     assert "compute-bound" == judge(at_once)[0].kind, "a first evaluation, with all its functions"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -132,7 +133,9 @@ class Facts:
     clock_ns: int = 0
     values: dict[str, list[Value]] = field(default_factory=dict)  # of marks, by name
     sick: list[tuple[str, int | None, str]] = field(default_factory=list)  # tensor, epoch, what
-    compiles: list[tuple[int, int]] = field(default_factory=list)  # (start, ns) after warm-up
+    compiles: list[tuple[int, int, str]] = field(
+        default_factory=list
+    )  # after warm-up: start, ns, and why
     epochs: list[tuple[int | None, int, int | None]] = field(
         default_factory=list
     )  # index, ns, memory
@@ -141,6 +144,7 @@ class Facts:
     scopes: dict[str, tuple[int, int]] = field(
         default_factory=dict
     )  # the program's own in steps: name -> how many, ns
+    outside: dict[str, int] = field(default_factory=dict)  # and between them: name -> ns
 
     @property
     def is_on_gpu(self) -> bool:
@@ -305,6 +309,8 @@ PHASES = ("data_load", "forward", "backward", "optimizer_step")
 ASIDES = {
     "evaluation": "evaluation",
     "prediction": "evaluation",
+    # Scopes that programs name so.
+    **dict.fromkeys(("evaluate", "eval", "validation", "validate", "val", "test"), "evaluation"),
     "checkpoint": "checkpoint",
     "compile": "compile",
     "trace": "compile",
@@ -328,13 +334,17 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     account: dict[str, int] = {}
     steps = in_steps = beside = 0
     names = set()
-    nested: list[tuple[str, str, int]] = []
+    nested: list[tuple[str, str, int, int]] = []
     for name, place, count, ns in run.query("account", **given).fetch().rows:
         if name in ("step", "batch") and place == "beside":
             steps += ns
             names.add(name)
             continue
         part = name if name in PHASES else ASIDES.get(name)
+        if part is None and place == "beside":
+            facts.outside[name] = ns
+            beside += ns
+            continue
         if part is None:
             facts.scopes[name] = count, ns
             in_steps += ns
@@ -347,16 +357,24 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
         elif place == "beside":
             beside += ns
         else:
-            nested.append((part, place, ns))
-    for part, place, ns in nested:  # inside of that phase, evaluation or scope, and not part of it
-        if place in account:
+            nested.append((part, place, count, ns))
+    # Inside of that phase, evaluation or scope, and not part of it.
+    for part, place, count, ns in nested:
+        scope = place.removeprefix("beside/")
+        if scope != place and scope in facts.outside:
+            facts.outside[scope] -= ns
+        elif scope != place and scope not in ASIDES:  # it holds the steps, too
+            beside += ns
+        elif place in account:
             account[place] -= ns
         elif place in facts.scopes:
-            count, all_ns = facts.scopes[place]
-            facts.scopes[place] = count, all_ns - ns
-        else:  # what it is inside of is not known
+            known, all_ns = facts.scopes[place]
+            facts.scopes[place] = known, all_ns - ns
+        else:  # of the same kind, or what it is inside of is not known
             account[part] -= ns
-    for name, (_, ns) in sorted(facts.scopes.items(), key=lambda one: -one[1][1]):
+            facts.asides[part] = facts.asides.get(part, 0) - count
+    own = Counter(facts.outside) + Counter({name: ns for name, (_, ns) in facts.scopes.items()})
+    for name, ns in own.most_common():
         is_named = len(account) < MAX_PARTS and ns >= MIN_PART * facts.window_ns
         part = name if is_named and name not in (*account, *RESTS) else "other scopes"
         account[part] = account.get(part, 0) + ns
@@ -407,7 +425,8 @@ def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
             for tensor in found.get("tensors") or ():
                 facts.sick.append((str(tensor), epoch, str(found.get("problem"))))
     first = facts.steps[0].start if facts.steps else 0
-    facts.compiles = run.query("compiles", first_ns=first, **given).fetch().rows
+    rows = run.query("compiles", first_ns=first, **given).fetch().rows
+    facts.compiles = [(start, ns, str(_attrs(attrs).get("cause", ""))) for start, ns, attrs in rows]
 
 
 def endings(run: Run) -> list[Ending]:

@@ -45,15 +45,35 @@ def judge(facts: Facts) -> Judged:
     if len(facts.steps) < MIN_STEPS:
         return Abstained(KIND, "too few steps")
     between = facts.account.get("between steps", 0) / facts.window_ns
-    if between >= SHARE:
+    name, ns = max(facts.outside.items(), key=lambda one: one[1], default=("", 0))
+    if ns >= max(SHARE, between) * facts.window_ns:
+        share = ns / facts.window_ns
         return Finding(
             KIND,
-            "the time is between the steps",
+            f"{name} takes {percent(share)} of the time, between the steps",
+            share,
+            None,
+            [f"{ns / 1e9:.3g} s are in the scope {name}, which holds no step"],
+            f"do {name} less often, or beside the training",
+            name,
+        )
+    if between >= SHARE:
+        ends = [step.start + step.wall for step in facts.steps]
+        gaps = {at: facts.steps[at].start - ends[at - 1] for at in range(1, len(ends))}
+        at_starts = sum(gaps[at] for at in facts.first_of_epochs)
+        where = "epochs" if at_starts > sum(gaps.values()) / 2 else "steps"
+        return Finding(
+            KIND,
+            f"the time is between the {where}",
             between,
             None,
-            [f"{percent(between)} of the time is between steps, in nothing that was recorded"],
-            'find it: with ci.scope("name"): around what is there; batches that are loaded there:'
-            " for batch in ci.batches(loader)",
+            [f"{percent(between)} of the time is between {where}, in nothing that was recorded"],
+            'find it: with ci.scope("name"): around what is there'
+            + (
+                " (validation, saving, shuffling, making the loader)"
+                if where == "epochs"
+                else "; batches that are loaded there: for batch in ci.batches(loader)"
+            ),
             "between steps",
         )
     if not any(step.forward is not None for step in facts.steps):
