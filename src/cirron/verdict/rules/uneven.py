@@ -30,6 +30,11 @@ PARTS = {
     "optimizer": "optimizer_step",
     "own": "in no phase",
 }
+# What may be behind it, if it is in a phase, and if not.
+CAUSES = (
+    "longer samples or larger batches than the others', garbage collection",
+    "logging, saving, garbage collection",
+)
 
 
 def judge(facts: Facts) -> Judged:
@@ -65,23 +70,16 @@ def judge(facts: Facts) -> Judged:
     where = max(inside or excess, key=(inside or excess).__getitem__)
     evidence = [
         f"{len(long)} of {len(facts.steps)} steps take {ms(median(long))}, others {ms(typical)}:"
-        f" that is {percent(share)} of the time, most of it {where}"
+        f" that is {percent(share)} of the time, most of it "
+        + (where if where == "in no phase" else f"in {where}")
     ]
-    if inside:
-        named = sorted(inside, key=inside.__getitem__, reverse=True)
-        evidence.append("in them: " + ", ".join(f"{one} ({ms(inside[one])})" for one in named[:4]))
+    what = f"cirron show --name {where}" if inside else CAUSES[where == "in no phase"]
     return Finding(
         KIND,
         "some steps take far longer" + (f", one every {every}" if every else ""),
         share,
         without(facts, sum(rare.values()), rare),
         evidence,
-        f"look at what those steps do: cirron show --name {facts.step_name}; "
-        + (
-            "logging, saving, garbage collection"
-            if where == "in no phase"
-            else "larger batches, garbage collection"
-        )
-        + ("" if every else ", or other work on the machine"),
+        f"look at what those steps do: {what}" + ("" if every else ", or other work on the machine"),
         where,
     )
