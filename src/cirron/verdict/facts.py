@@ -108,6 +108,11 @@ class Ending(NamedTuple):
     error: str = ""  # the exception or the signal that ended it
     last_ns: int = 0  # when it was last heard of
 
+    @property
+    def blamed(self) -> tuple[bool, int]:
+        """Who is to blame first: whoever starts the ranks ends the others by a signal."""
+        return self.state == "signal", self.last_ns
+
 
 @dataclass
 class Facts:
