@@ -422,7 +422,9 @@ def test_a_jump_below_where_the_loss_began_is_well() -> None:
 
 
 def test_layers_without_gradients_need_no_smaller_learning_rate() -> None:
-    dead, exploding = (judge(facts(sick=[("0.weight.grad", 0, what)]))[0] for what in ("dead", "exploding"))
+    dead, exploding = (
+        judge(facts(sick=[("0.weight.grad", 0, what)]))[0] for what in ("dead", "exploding")
+    )
 
     assert "learning rate" not in dead.advice
     assert "learning rate" in exploding.advice
@@ -596,7 +598,9 @@ def test_runs_that_differ_by_themselves_make_no_change() -> None:
     assert "slower" == diff.judge([diff.compare("step", quiet, new)])[0].outcome
 
 
-@pytest.mark.parametrize(("freedom", "expected"), [(2, 4.303), (3, 3.182), (10, 2.228), (30, 2.042)])
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(2, 4.303), (3, 3.182), (10, 2.228), (30, 2.042)]
+)
 def test_students_distribution(freedom: float, expected: float) -> None:
     """Of few runs the interval is as wide as the tables say, and not four times that."""
     assert pytest.approx(expected, rel=0.05) == diff.quantile(0.975, freedom)

@@ -175,5 +175,7 @@ def basis(facts: Facts, run: Run) -> list[str]:
     if not facts.loader:
         said.append("the loader's settings are not known")
     if (facts.starved_share or 0.0) >= BUSY:
-        said.append(f"other work had the processor for {percent(facts.starved_share or 0.0)} of the time")
+        said.append(
+            f"other work had the processor for {percent(facts.starved_share or 0.0)} of the time"
+        )
     return said

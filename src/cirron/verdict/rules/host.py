@@ -112,7 +112,9 @@ def judge(facts: Facts) -> Judged:
         'find it: with ci.scope("name"): around parts of the loop. Usual causes: .item(), prints,'
         " files, loops over parameters, metrics in Python, augmentation in the loop, callbacks"
         + (", copies to and from the device (pin_memory, non_blocking)" if facts.is_on_gpu else "")
-        + ("" if has_loader else "; batches that are loaded there: for batch in ci.batches(loader)"),
+        + (
+            "" if has_loader else "; batches that are loaded there: for batch in ci.batches(loader)"
+        ),
         "in no phase",
     )
 

@@ -80,6 +80,7 @@ def judge(facts: Facts) -> Judged:
         share,
         without(facts, sum(rare.values()), rare),
         evidence,
-        f"look at what those steps do: {what}" + ("" if every else ", or other work on the machine"),
+        f"look at what those steps do: {what}"
+        + ("" if every else ", or other work on the machine"),
         where,
     )
