@@ -113,7 +113,9 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         return verdict, findings, abstained
     if rest:
         return findings[0], findings, abstained
-    work = sum(facts.account.get(part, 0) for part in ("forward", "backward", "optimizer_step"))
+    work: float = sum(
+        facts.account.get(part, 0) for part in ("forward", "backward", "optimizer_step")
+    )
     share, evidence = work / facts.window_ns, "forward, backward and optimizer"
     if facts.device_ns > work:  # the host waits for it, in no phase
         work, evidence = facts.device_ns, "forward, backward and optimizer on the device"

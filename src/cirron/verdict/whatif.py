@@ -30,7 +30,8 @@ def replay(facts: Facts, change: Callable[[Step], float]) -> Gain | None:
 def lasting(facts: Facts, total: float, rare: Mapping[int, float] = NONE) -> Gain | None:
     """The gain if the steps took this long together. None: the replay does not fit the run.
 
-    They take no less than the device needs for them. `rare` is what some of the steps, by place, take beyond the others.
+    They take no less than the device needs for them. `rare` is what some of the steps, by place,
+    take beyond the others.
     """
     unchanged = sum(step.wall for step in facts.steps)
     error = error_of(facts.steps, rare)

@@ -130,7 +130,7 @@ def check_memo(payload: bytes) -> None:
     Nine bytes can ask for 64 GB.
     """
     for opcode, argument, _ in pickletools.genops(payload):
-        if opcode.name in ("PUT", "LONG_BINPUT") and argument > len(payload):
+        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(payload):
             raise pickle.UnpicklingError("its memo is larger than the file")
 
 
