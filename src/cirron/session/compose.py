@@ -264,6 +264,7 @@ class Session:
         self._program.look_again()
         if self.black_box is not None:
             self.black_box.session = self.identity
+            self.black_box.start()  # if it could not be started before
             self.black_box.wake()
 
     # -- ending -----------------------------------------------------------------------------

@@ -115,6 +115,7 @@ class Flusher:
         done = new_lock()
         done.acquire()
         self._waiters.append(done)
+        self._worker.start()  # if it could not be started before
         self._worker.wake()
         if self._worker.is_stopping:  # it may have released its last waiter
             return self._worker.wait_for_end(clock.now() + int(timeout_s * 1e9))
@@ -136,6 +137,7 @@ class Flusher:
         try:
             with guard.contained("starting the sinks"):
                 for sink in self._sinks:
+                    sink.start()  # unless it has been
                     sink.tick()  # makes folders, and begins with what an earlier run left to send
             self._set_tick()
             while not self._worker.is_stopping:
