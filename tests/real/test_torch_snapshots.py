@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import cirron as ci
 from cirron import guard, session
 from cirron.snapshot import host, stats, taker
+from cirron.snapshot import records as snapshot_records
 from cirron.snapshot import torch as snapshot_torch
 
 if TYPE_CHECKING:
@@ -415,24 +416,24 @@ class TestTheCopy:
     def test_memory_is_used_again(self) -> None:
         """Epoch after epoch the same memory is copied into, and it goes with the session."""
         model = holding(weight=torch.zeros(1000))
-        reader = snapshot_torch.TorchReader()
+        reader, copier = snapshot_torch.TorchReader(), host.HostCopier()
 
         def copy_of(one: nn.Module) -> Any:
-            copies = reader.copy(list(reader.read(one, "")), raw=False)
+            copies = copier.copy(list(reader.read(one, "")), raw=False, in_step=False)
             assert copies is not None
             assert 1 == len(copies)
             return copies[0]
 
-        reader.prepare([(model, "")])()
-        (prepared,) = reader._host._free
+        copier.prepare(list(reader.read(model, "")))()
+        (prepared,) = copier._free
         for _ in range(3):
             copy = copy_of(model)
-            assert [] == reader._host._free
+            assert [] == copier._free
             copy.release()
-            (again,) = reader._host._free
+            (again,) = copier._free
             assert prepared is again
         copy_of(nn.Linear(1, 1, bias=False).to("meta"))
-        assert [] == reader._host._free  # the model is elsewhere now
+        assert [] == copier._free  # the model is elsewhere now
 
 
 class TestKeptGradients:
@@ -485,8 +486,8 @@ class TestKeptGradients:
         loop = Loop()
         one = self.start(loop.model)
         ci.flush()
-        (reader,) = one._readers.values()
-        memory = {id(buffer) for buffer in reader._host._free}  # type: ignore[attr-defined]
+        assert one._host is not None
+        memory = {id(buffer) for buffer in one._host._free}
         for _ in ci.epochs(range(3)):
             ci.flush()  # the worker has given the memory back
             self.step(loop)
@@ -495,7 +496,7 @@ class TestKeptGradients:
         ci.flush()
 
         assert 2 == len(memory)
-        assert memory == {id(buffer) for buffer in reader._host._free}  # type: ignore[attr-defined]
+        assert memory == {id(buffer) for buffer in one._host._free}
         assert 3 == ci.health()["snapshot_count"]
 
     def test_a_later_gradient_wins(self) -> None:
@@ -626,7 +627,7 @@ class TestKeptGradients:
         for _ in ci.epochs(range(1)):
             self.step(loop)
             with monkeypatch.context() as patch:
-                patch.setattr(host.HostCopier, "has_room", lambda self, size: False)
+                patch.setattr(host, "has_room", lambda size, kept: False)
                 one.keep_gradients()
             loop.optimizer.zero_grad()
 
@@ -1052,7 +1053,7 @@ class TestRawValues:
 
     def test_large(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         """More than the limit in one epoch is one warning with bytes and parameters."""
-        monkeypatch.setattr(taker, "LARGE_BYTES", 8000)
+        monkeypatch.setattr(snapshot_records, "LARGE_BYTES", 8000)
         model = nn.Linear(1000, 2)
         model(torch.ones(1000)).sum().backward()
         ci.profile(snapshots="full")

@@ -506,7 +506,7 @@ class TestTrouble:
 
         assert 3 == result.exit_code
         assert result.output.startswith("Error: no run found in ")
-        assert "Run your program with ci.profile() first" in result.output
+        assert "Record one with `cirron run train.py` or ci.profile()" in result.output
 
     def test_no_records_yet(self, tmp_path: Path) -> None:
         """A run that has just begun has nothing on disk; the message says to wait."""

@@ -41,7 +41,7 @@ MAX_PROBLEM = 500  # a file's name may have 255 characters
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", required=False)
-@click.option("--name", help="Only spans of this name, and what is inside them.")
+@click.option("--name", help="Only spans with this name, and what is inside them.")
 @click.option("--last", type=click.IntRange(min=1), help="Only the N spans that closed last.")
 @click.option(
     "--format",
@@ -49,9 +49,9 @@ MAX_PROBLEM = 500  # a file's name may have 255 characters
     type=click.Choice(["tree", "json"]),
     default="tree",
     show_default=True,
-    help="Text for people, or JSON for programs, as --json.",
+    help="Text, or the same JSON as --json.",
 )
-@click.option("--run", "wanted", metavar="ID", help="This run, by its id or the start of it.")
+@click.option("--run", "wanted", metavar="ID", help="Show this run: its id, or the start of it.")
 @click.option("--rank", type=int, help="Only this rank of the run.")
 @click.option("--all", "is_all", is_flag=True, help="All runs, oldest first.")
 @output.as_json
@@ -65,10 +65,10 @@ def show(
     is_all: bool,
     is_json: bool,
 ) -> None:
-    """Shows the latest run in DIR: how it ended or where it is, and the tree of its spans.
+    """Show the latest run in DIR: how it ended or where it is now, and the tree of its spans.
 
-    DIR is the folder that the program ran in, or its .cirron folder. By default it is where a
-    program started here would write: as CIRRON_OUTPUT_DIR or pyproject.toml says, else here.
+    DIR is the folder that the program ran in, or its .cirron folder. By default it is the folder
+    that CIRRON_OUTPUT_DIR or pyproject.toml names, else the current one.
     """
     try:
         place = output.open_place(folder)
@@ -230,11 +230,11 @@ def header(shown: Shown, one: Session) -> list[str]:
     what = [
         f"started {moment(one.first_ns)}",
         f"{text.duration(one.last_ns - one.first_ns)} long",
-        output.plural(shown.count_of("spans", one), "span"),
-        output.plural(shown.count_of("marks", one), "mark"),
+        text.plural(shown.count_of("spans", one), "span"),
+        text.plural(shown.count_of("marks", one), "mark"),
     ]
     if snapshots := shown.count_of("snapshots", one):
-        what.append(output.plural(snapshots, "snapshot"))
+        what.append(text.plural(snapshots, "snapshot"))
     lines = [", ".join(who), ", ".join(what)]
     if lost := losses(one):
         lines.append(f"lost: {lost}")

@@ -42,11 +42,12 @@ if TYPE_CHECKING:
 
     from cirron.ship.sinks.base import Emitter, Sink
     from cirron.ship.sinks.http import HttpSink
-    from cirron.snapshot.taker import Taken
+    from cirron.snapshot.records import Taken
 
 ROOT = "cirron.session"
 
-# Of the time that an exit may take, what is kept for storing records when snapshots take long.
+# Of the time that an exit or a flush may take, what is kept for storing records when snapshots
+# take long.
 STORE_NS = 1_000_000_000
 
 # What a flush waits for lanes and for the black box, once the spool has its batches.
@@ -332,16 +333,17 @@ class Session:
 
     def flush(self, deadline_ns: int) -> Flushed:
         """Has everything stored that was recorded before the call, and says what became of it."""
-        self.taker.settle(deadline_ns)
+        is_settled = self.taker.settle(deadline_ns - STORE_NS)
         in_time = self.store(deadline_ns)
         for sink in self.sinks.all:
             if not sink.is_patient:
                 sink.settle(min(deadline_ns, clock.now() + SETTLE_NS))
         speaker.settle(SPEAK_S)
         stored = self.stored()
-        if in_time or stored.why is not None:
+        if (is_settled and in_time) or stored.why is not None:
             return stored
-        why = f"{self.sinks.folder.path} did not answer in time"
+        late = self.sinks.folder.path if is_settled else "the worker that measures snapshots"
+        why = f"{late} did not answer in time"
         guard.warn("ci.flush() did not store everything: %s", why)
         return stored._replace(ok=False, why=why)
 

@@ -119,7 +119,7 @@ class Flusher:
         self._worker.wake()
         if self._worker.is_stopping:  # it may have released its last waiter
             return self._worker.wait_for_end(clock.now() + int(timeout_s * 1e9))
-        return self._worker.is_alive and done.acquire(timeout=timeout_s)
+        return self._worker.is_alive and done.acquire(timeout=max(0.0, timeout_s))
 
     def stop(self, deadline_ns: int, before_closing: Callable[[], None] = lambda: None) -> bool:
         """One last flush, then the sinks close and the thread ends. False: not by the deadline.

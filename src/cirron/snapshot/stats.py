@@ -49,7 +49,12 @@ class Summary(NamedTuple):
 
 
 def summarize(values: Any, decode: Callable[[Any], Any] | None = None) -> Summary:
-    """The summary of a flat array; `decode` makes numbers of a block that NumPy has no type for."""
+    """The summary of an array; `decode` makes numbers of a block that NumPy has no type for."""
+    values = values.reshape(-1)
+    if values.dtype.kind == "c":
+        values = values.view(values.real.dtype)
+    elif decode is None and values.dtype.isbuiltin != 1:  # of ml_dtypes: bfloat16, 8-bit floats
+        decode = as_float32
     with np.errstate(all="ignore"):  # NaN and infinity are what we count, not news
         table = np.array([extremes(block) for block in blocks(values, decode)]).reshape(-1, 8)
         inner = np.array(histogram_edges(table)[1:-1])[:, None]
@@ -74,6 +79,10 @@ def blocks(values: Any, decode: Callable[[Any], Any] | None) -> Iterator[Any]:
     for first in range(0, values.size, BLOCK):
         block = values[first : first + BLOCK]
         yield block if decode is None else decode(block)
+
+
+def as_float32(block: Any) -> Any:
+    return block.astype(np.float32)
 
 
 def extremes(block: Any) -> list[float]:

@@ -429,7 +429,9 @@ def _outline(run: Run) -> str:
         f"SELECT o.*, n.name FROM ({engine.query('outline')}) o JOIN"  # noqa: S608
         " (SELECT path, min(name) AS name FROM spans GROUP BY path) n ON n.path = o.path"
     ).rows()
-    kept = sorted(rows, key=lambda row: -row["total_ns"])[:MAX_ROWS]
+    kept = sorted(rows, key=lambda row: -(2**63 if row["total_ns"] is None else row["total_ns"]))[
+        :MAX_ROWS
+    ]
     kept.sort(key=lambda row: row["path"].split("/"))
     lines = [
         [

@@ -166,7 +166,8 @@ class Loops:
         self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
         # Of new iterators: the loader, and what it was made with.
         self.loaders: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
-        self._described: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders and models
+        # Loaders and models: without gradients, and with. An evaluation may come before the epoch.
+        self._described: tuple[weakref.WeakSet[Any], ...] = weakref.WeakSet(), weakref.WeakSet()
         self._optimizers_exist = False
         self.steps_per_epoch = steps_per_epoch
         self.on_epoch_end = snapshots.take
@@ -567,7 +568,7 @@ class Loops:
 
     def met(self, loader: Any, iterator: Any) -> None:
         """Notes the settings of a loader. A `for` may hold its iterator alone: it is gone then."""
-        if loader not in self._described:
+        if loader not in self._described[torch.is_grad_enabled()]:
             self.loaders[iterator] = weakref.ref(loader), describe.of_loader(loader)
 
     def _describe(self, iterator: Any) -> dict[str, Any] | None:
@@ -576,17 +577,19 @@ class Loops:
         reference, settings = self.loaders.pop(iterator, (nothing, None))
         loader = reference()
         if loader is not None:
-            if loader in self._described:
+            described = self._described[torch.is_grad_enabled()]
+            if loader in described:
                 return None
-            self._described.add(loader)
+            described.add(loader)
         return settings
 
     def describe_model(self, lane: Lane, model: Any) -> None:
-        """Puts the settings of a model on the epoch or evaluation that it first runs in."""
+        """Puts the settings of a model on the first epoch and the first evaluation of it."""
         span = lane.free.epoch if lane.driver is None else lane.driver.span
         span = span or settled_in()
-        if span is not None and model not in self._described:
-            self._described.add(model)
+        described = self._described[torch.is_grad_enabled()]
+        if span is not None and model not in described:
+            described.add(model)
             put_settings(span, describe.of_model(model) | describe.of_mode())
 
     def _join(self, driver: Pass, current: Pass) -> None:
