@@ -252,7 +252,7 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("wanted", "expected"),
         [
-            ("nope", "--run 'nope' is no run here; known: run-old, run-new"),
+            ("nope", "--run 'nope' is not a run here; known: run-old, run-new"),
             ("run-", "--run 'run-' is the start of several runs; known: run-old, run-new"),
         ],
     )
