@@ -95,7 +95,7 @@ class Diff:
     """What differs between runs, and whether they can be compared at all."""
 
     runs: tuple[list[str], list[str]]
-    differences: list[str]  # of device, batch size, versions: said first
+    differences: list[str]  # of device, batch size, versions, configuration: said first
     warnings: list[str]
     changes: list[Change]  # the largest first
     marks: list[dict[str, Any]]  # where the values of a mark part
@@ -320,7 +320,7 @@ def setting(run: Run) -> dict[str, str]:
     facts, program = gather(run), run.program
     found = {
         "script": program.script or "unknown",
-        "arguments": " ".join(program.arguments) or "none",
+        "arguments": " ".join(program.arguments)[:200] or "none",
         "ended": run.state,
         "framework": facts.framework,
         "device": facts.device,
@@ -331,7 +331,7 @@ def setting(run: Run) -> dict[str, str]:
     }
     found |= {f"loader {name}": str(value) for name, value in facts.loader.items()}
     found |= {f"model {name}": str(value) for name, value in facts.model.items()}
-    found |= {f"config {name}": str(value) for name, value in program.config.items()}
+    found |= {f"config {name}": str(value)[:200] for name, value in program.config.items()}
     found |= {f"version of {name}": text for name, text in program.versions.items()}
     if program.python:
         found["version of Python"] = program.python

@@ -7,7 +7,7 @@ WITH above AS (
     SELECT string_agg(path, ' ') AS paths
     FROM (SELECT DISTINCT path FROM spans WHERE session = :session AND is_training_step) p
 )
-SELECT name, place, count(*) AS spans, CAST(sum(end_ns - start_ns) AS BIGINT) AS ns
+SELECT name, place, count(*) AS spans, COALESCE(try_sum(end_ns - start_ns), 9223372036854775807) AS ns
 FROM (
     SELECT
         name, start_ns, end_ns,

@@ -64,7 +64,7 @@ def judge_hang(facts: Facts) -> Judged:
 
 def told(one: Ending) -> str:
     rank = "" if one.rank is None else f"rank {one.rank} "
-    step = "" if one.last_step is None else f"; last step {one.last_step}"
+    step = "" if one.last_step is None else f"; last {one.step_name} {one.last_step}"
     error = f": {one.error}" if one.error else ""
     is_late = one.silent_s is not None and one.state in DEAD
     silent = f"; nothing happened for {one.silent_s:.0f} s before" if is_late else ""

@@ -21,6 +21,7 @@ from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding
 from cirron.verdict.rules import Judged, longest, ms, percent, period_of
 from cirron.verdict.whatif import lasting, with_workers, without
+from cirron.view.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,7 +87,7 @@ def judge(facts: Facts) -> Judged:
     every = period_of(at)  # other work on the machine has none
     # Workers are short of a processor as much as the steps' own work is.
     delay = sum(stalls) if is_stalling else min(total, sum(step.work for step in facts.steps))
-    workers = facts.loader.get("workers")
+    workers = facts.workers
     may_be_starved = share < MOST and not every and (is_stalling or workers)
     if may_be_starved and facts.is_starved(delay, is_own_wait=not workers):
         return Abstained(KIND, STARVED)
@@ -101,7 +102,7 @@ def judge(facts: Facts) -> Judged:
         f" {ms(median(step.wall for step in facts.steps))} (median)"
     ]
     if workers is not None:
-        evidence.append(f"the loader has {workers} worker{'' if workers == 1 else 's'}")
+        evidence.append(f"the loader has {plural(workers, 'worker')}")
     if is_stalling:
         evidence.append(
             f"{len(at)} of {len(loads)} steps wait {ms(median(waits[one] for one in at))},"
@@ -123,7 +124,7 @@ def judge(facts: Facts) -> Judged:
 def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: float) -> Judged:
     """A loader that is slow at the start of each epoch."""
     share = cold / facts.window_ns
-    workers, set_up = facts.loader.get("workers"), facts.account.get(SET_UP, 0)
+    workers, set_up = facts.workers, facts.account.get(SET_UP, 0)
     # Keeping the workers saves that time on a busy machine, too.
     is_anew = bool(workers) and not facts.loader.get("persistent_workers")
     may_be_starved = share < MOST and not is_anew
@@ -131,16 +132,18 @@ def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: fl
         return Abstained(KIND, STARVED)
     wait = median(facts.steps[at].data_load or 0 for at in late)
     evidence = [
-        f"{percent(share)} of the time is at the start of {len(late)} epochs",
+        f"{percent(share)} of the time is at the start of {plural(len(late), 'epoch')}",
         f"their first batch is waited for {ms(wait)}, others {ms(typical)}",
     ]
     if set_up:
         each = ms(set_up / len(late))
-        evidence.append(f"starting and stopping {workers} workers takes {each} an epoch")
+        evidence.append(
+            f"starting and stopping {plural((workers or 0), 'worker')} takes {each} an epoch"
+        )
     # Workers that are kept have to load the first batch, too: what that takes is not known, but
     # not longer than they have for each.
     usual = mean(step.work for step in facts.steps)
-    is_sure = is_anew and int(workers or 0) * usual * len(late) < UNSURE * cold
+    is_sure = is_anew and (workers or 0) * usual * len(late) < UNSURE * cold
     return Finding(
         KIND,
         "each epoch waits for its first batch",
@@ -158,7 +161,7 @@ def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: fl
 
 def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
     """How many workers to try, and what they would give."""
-    now = int(facts.loader.get("workers") or 0)
+    now = facts.workers or 0
     cores = facts.cores or 4
     work = [step.wall - (step.data_load or 0) for step in facts.steps]
     usual = max(mean(work), 1.0)
@@ -208,7 +211,7 @@ def is_pegged(facts: Facts) -> bool:
 
 
 def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
-    workers = facts.loader.get("workers")
+    workers = facts.workers
     if is_pegged(facts):
         return (
             "make loading cheaper (cache, smaller or pre-decoded samples):"
