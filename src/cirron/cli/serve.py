@@ -22,11 +22,11 @@ PORT = 8321
     default="all",
     help="Only receive batches, only show runs, or both.",
 )
-@click.option("--max-inbox-mb", default=1024, help="Refuse batches while more than this waits to be stored.")
-@click.option("--allow-host", "hosts", multiple=True, help="A host name that the server is reached by.")
-@click.option("--trust-proxy", "proxies", multiple=True, help="Address of a proxy that logs users in.")
+@click.option("--max-inbox-mb", default=1024, help="Refuse batches above this backlog.")
+@click.option("--allow-host", "hosts", multiple=True, help="A host name of the server.")
+@click.option("--trust-proxy", "proxies", multiple=True, help="A proxy that logs users in.")
 @click.option("--user-header", help="The header in which that proxy names the user.")
-@click.option("--certificate", metavar="FILE", help="TLS certificate, for https://; needs --private-key.")
+@click.option("--certificate", metavar="FILE", help="For https://, with --private-key.")
 @click.option("--private-key", metavar="FILE", help="The key of the certificate.")
 def serve(
     folders: tuple[str, ...],

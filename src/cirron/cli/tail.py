@@ -30,7 +30,9 @@ WHERE m.ts_ns > :since AND NOT (m.name = 'loss' AND m.step_key IS NOT NULL) ORDE
 @click.command()
 @click.argument("wanted", metavar="[RUN]", required=False)
 @output.in_folder
-@click.option("--interval", type=click.FloatRange(0.05, 60), default=1.0, help="Seconds between updates.")
+@click.option(
+    "--interval", type=click.FloatRange(0.05, 60), default=1.0, help="Seconds between updates."
+)
 @output.as_json
 def tail(wanted: str | None, folder: str | None, interval: float, is_json: bool) -> None:
     """Follow a run, the newest by default: its steps, values and process states.
