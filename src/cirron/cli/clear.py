@@ -89,7 +89,7 @@ def clear(
         if not is_json:
             for run in chosen:
                 output.echo(f"{text.plain(run.id)}, ended {tables.moment(run.ended_ns)}")
-        what = f"{output.plural(len(chosen), 'run')}, {output.plural(len(found), 'file')}, {total}"
+        what = f"{text.plural(len(chosen), 'run')}, {text.plural(len(found), 'file')}, {total}"
         click.confirm(f"Remove {what}, for good?", abort=True, err=True)
     removed = remove(root, place, chosen, found)
     if is_json:
@@ -97,9 +97,7 @@ def clear(
             {"runs": [run.id for run in chosen], "files": removed, "left": len(found) - removed}
         )
     else:
-        output.echo(
-            f"removed {output.plural(removed, 'file')} of {output.plural(len(chosen), 'run')}"
-        )
+        output.echo(f"removed {text.plural(removed, 'file')} of {text.plural(len(chosen), 'run')}")
 
 
 def files_of(root: Path, run: Run) -> Iterator[Found]:

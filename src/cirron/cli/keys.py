@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 store_option = click.option("--store", metavar="URL", help="The store that is served.")
 
 
-def depot(folder: str | None, store: str | None) -> Depot:
+def depot(folder: str | None, store: str | None, *, make: bool = False) -> Depot:
     """What a server of this folder or store keeps."""
     from cirron.server.depot import Depot
     from cirron.server.process import depot_of
 
-    return Depot(store or depot_of(output.default_folder() if folder is None else folder))
+    where = output.default_folder() if folder is None else folder
+    return Depot(store or depot_of(where, make=make))
 
 
 @click.group()
@@ -38,7 +39,7 @@ def create(name: str, scope: Any, rate: int | None, folder: str | None, store: s
     """Create a key and print it. It is not shown again."""
     from cirron.server import keys as rooms
 
-    output.echo(rooms.create(depot(folder, store), name, [scope], rate))
+    output.echo(rooms.create(depot(folder, store, make=True), name, [scope], rate))
 
 
 @keys.command(name="list")

@@ -141,11 +141,6 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def records_folder(folder: str | None) -> str:
     """The folder with the records themselves: a `.cirron`."""
     from cirron.runs import folders

@@ -42,6 +42,6 @@ def sql(query: str, wanted: str | None, folder: str | None, is_json: bool, is_cs
         output.echo(lines)
     else:
         left = len(rows) - MAX_ROWS
-        more = f"and {output.plural(left, 'more row')}: --json or --csv has all" if left > 0 else ""
+        more = f"and {text.plural(left, 'more row')}: --json or --csv has all" if left > 0 else ""
         names = [text.plain(name) for name in columns]
         output.table(names, output.cells(columns, rows[:MAX_ROWS]), more)

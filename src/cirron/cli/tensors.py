@@ -73,7 +73,7 @@ def tensors(
     elif name is None:
         shown = found if is_all else found[:MAX_ROWS]
         left = len(found) - len(shown)
-        more = f"and {output.plural(left, 'more tensor')}: --all shows them" if left else ""
+        more = f"and {text.plural(left, 'more tensor')}: --all shows them" if left else ""
         output.table(COLUMNS, [row(one) for one in shown], more)
     else:
         for one in found:

@@ -66,7 +66,12 @@ def find_all(where: str | os.PathLike[str]) -> list[Path]:
     try:
         return [find(where)]
     except errors.SettingError:
-        below = [one for one in sorted(Path(where).glob("*/.cirron")) if one.is_dir()]
+        # Not those that a server keeps its own things in, and nobody has recorded into.
+        below = [
+            one
+            for one in sorted(Path(where).glob("*/.cirron"))
+            if any(_is_folder(one / name) for name in FOLDERS)
+        ]
         if not below:
             raise
         return below
