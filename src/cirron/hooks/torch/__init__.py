@@ -454,6 +454,7 @@ class TorchHook:
         loops = self._loops
         ours: tuple[Any, ...] = (
             *(hot.begin, hot.close, hot.fail, hot.drop, hot.follow),
+            *(hot.begin_phase, hot.end_phase, hot.open_phase),
             *(torch.autograd.backward, torch.autograd.grad),
             *(
                 loops.begin_step,
@@ -476,7 +477,7 @@ class TorchHook:
         stay_out_of_graphs()
         # What a module or a dataset does inside of these is not ours.
         loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
-        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._outermost)
+        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._outermost, self._forward)
         outer += (engine.around, hot.within)
         for function in (*outer, loader.__iter__, iterator.__next__):
             run_uncompiled(function, with_callees=False)
