@@ -58,13 +58,7 @@ class Age(click.ParamType[int]):
 @click.command()
 @click.argument("folder", metavar="[DIR]", required=False)
 @click.option("--run", "wanted", metavar="ID", help="Delete this run: its id, or the start of it.")
-@click.option(
-    "--older-than",
-    "age_ns",
-    type=Age(),
-    metavar="AGE",
-    help="Delete runs that ended longer ago than this: 7d.",
-)
+@click.option("--older-than", "age_ns", type=Age(), metavar="AGE", help="Delete runs that ended longer ago than this: 7d.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output.as_json
 def clear(
