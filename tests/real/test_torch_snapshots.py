@@ -748,7 +748,7 @@ class TestKinds:
                 raise RuntimeError("nor me")
 
         odd = {
-            "refusing": torch.Tensor._make_wrapper_subclass(Refusing, (3,)),  # type: ignore[attr-defined]
+            "refusing": torch.Tensor._make_wrapper_subclass(Refusing, (3,)),
             "overriding": torch.ones(3).as_subclass(Overriding),
             "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
             "negative": torch.tensor([1 + 2j])

@@ -306,7 +306,12 @@ class Taker:
             if not tensor.is_gradient
         ]
         groups = self._by_copier(weights)
-        self._do(lambda: [copier.prepare(its) for copier, its in groups.items()])
+
+        def make_ready() -> None:
+            for copier, its in groups.items():
+                copier.prepare(its)
+
+        self._do(make_ready)
 
     def _reader_of(self, model: Any) -> Reader:
         file, kind = check(model)
@@ -347,7 +352,7 @@ class Taker:
 
     # -- the worker -------------------------------------------------------------------------
 
-    def _do(self, work: Callable[[], object], size: int = 0) -> None:
+    def _do(self, work: Callable[[], None], size: int = 0) -> None:
         def counted() -> None:
             try:
                 with guard.quiet("snapshot"):
