@@ -51,7 +51,7 @@ class Age(click.ParamType[int]):
     ) -> int:
         match = re.fullmatch(r"([0-9]{1,6})([mhdw])", str(value))
         if match is None:
-            self.fail(f"{value!r} is no age; write 30m, 12h, 7d or 2w", param, ctx)
+            self.fail(f"{value!r} is not an age; write 30m, 12h, 7d or 2w", param, ctx)
         return int(match[1]) * UNITS_S[match[2]] * 10**9
 
 
@@ -79,7 +79,7 @@ def clear(
     chosen = [run for run in runs if run not in running and run.ended_ns <= before_ns]
     if not chosen:
         raise errors.UnknownRunError(
-            "there is no run to remove" + (": one is running" if running else "")
+            "there is no run to delete" + (": one is running" if running else "")
         )
     found = [file for run in chosen for file in files_of(root, run)]
     total = text.size(sum(file.size for file in found))

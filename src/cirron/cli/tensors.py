@@ -66,7 +66,7 @@ def tensors(
     if not found:
         what = "no snapshots" if name is None else f"no tensor called {text.plain(name)!r}"
         raise errors.UnknownRunError(
-            f"run {text.plain(run.id)} has {what}. ci.watch(model) has them taken"
+            f"run {text.plain(run.id)} has {what}; call ci.watch(model) before training to record them"
         )
     if is_json:
         output.echo_json({"run_id": run.id, "tensors": [one._asdict() for one in found]})
