@@ -301,7 +301,9 @@ class Session:
         if left:
             problem = self.flusher.problem
             why = f"within exit_timeout={self.settings.exit_timeout:g}s"
-            guard.warn("%d records were not stored%s", left, f": {problem}" if problem else f" {why}")
+            guard.warn(
+                "%d records were not stored%s", left, f": {problem}" if problem else f" {why}"
+            )
         if self.black_box is not None:
             self.black_box.close(deadline, how, detail)
         speaker.settle(SPEAK_S)
