@@ -1,4 +1,4 @@
-# make demo    a training with a fault: the verdict, what mending gave, and the page
+# make demo    a training with a fault: the verdict, what fixing it saved, and the page
 # make page    builds the web page from viewer/ into the package; needs Node
 # make test    everything the tests need, then the tests
 # make test-programs training scripts of many kinds: the same results as without us, the right tree; examples
@@ -83,11 +83,14 @@ test-hostile: .venv/.test
 	  tests/real/server/test_peers_flaws.py $(addprefix --ignore ,$(TIMED)) --numprocesses auto
 	$(BIN)/pytest -m "not heavy" $(TIMED)
 
-# The older release of transformers looks for everything that it could work with.
+# The page by itself: what is on it within two seconds is a test. The older release of transformers
+# looks for everything that it could work with.
 test-heavy: .venv/.test-heavy
-	$(BIN)/pytest -m heavy
+	$(BIN)/pytest -m heavy --ignore tests/real/test_page.py --numprocesses auto --dist loadfile
+	$(BIN)/pytest -m heavy tests/real/test_page.py
 	USE_TF=0 USE_FLAX=0 PYTHONPATH=$(CURDIR)/.venv/oldest-trainers $(BIN)/pytest \
-	  tests/real/test_trainer.py tests/real/test_trainer_processes.py tests/real/test_lightning.py
+	  tests/real/test_trainer.py tests/real/test_trainer_processes.py tests/real/test_lightning.py \
+	  --numprocesses auto --dist loadfile
 
 # Recording processes that are killed 200 times: nothing older than the flush interval is lost. Ten
 # minutes of everything at once (SECONDS=60 makes it one): each record is stored or counted. Runs

@@ -2,9 +2,9 @@
 in one phase is found: `python bench/diffs.py`.
 
 Made-up runs of 300 steps: five names of spans whose times depend on the step before (two time
-constants), have heavy tails, and differ from run to run as a whole and by name. Then a few real
-runs of a real program (torch, in a process of its own), half of them with a loader that takes 5 %
-longer. Prints the figures and writes `bench/results/diffs.json`.
+constants), have heavy tails, and differ from run to run as a whole and by name. Then real runs of
+three torch programs, each in a process of its own: 198 pairs of equal ones, and one with a loader
+that takes 5 % longer. Prints the figures and writes `bench/results/diffs.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from pathlib import Path
 
@@ -30,30 +29,50 @@ STEPS = 300
 PHASES = {"data_load": 2.0, "forward": 3.0, "backward": 5.0, "optimizer_step": 1.0}  # ms
 SLOWER = 1.05
 
-# The real program: its phases wait, so that a busy machine adds noise and not another result.
-PROGRAM = """
+# Real programs: one whose loader and forward wait, so that a busy machine adds noise, and not
+# another result; and two that compute.
+HEAD = """
 import sys, time
 import torch
+from torch import nn
 import cirron as ci
-
+torch.set_num_threads(1)
+torch.manual_seed(0)
+ci.profile(report=False)
+"""
+LOOP = """
+for batch in torch.utils.data.DataLoader(data, batch_size=size):
+    optimizer.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+PROGRAMS = {
+    "waits": """
 class Items(torch.utils.data.Dataset):
     def __len__(self):
         return 300
     def __getitem__(self, at):
         time.sleep(0.004 * float(sys.argv[1]))
         return torch.ones(8)
-
-torch.set_num_threads(1)
-ci.profile(report=False)
-model = torch.nn.Linear(8, 1)
+class Model(nn.Linear):
+    def forward(self, x):
+        time.sleep(0.004)
+        return super().forward(x)
+data, size, model = Items(), 1, Model(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for batch in torch.utils.data.DataLoader(Items(), batch_size=1):
-    loss = model(batch).sum()
-    time.sleep(0.004)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
+""",
+    "dense": """
+data, size = torch.randn(300 * 64, 256), 64
+model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
+optimizer = torch.optim.Adam(model.parameters())
+""",
+    "convolves": """
+data, size = torch.randn(300 * 16, 3, 32, 32), 16
+model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+""",
+}
 
 
 def made_up(noise: random.Random, factors: dict[str, float]) -> dict[str, list[int]]:
@@ -114,38 +133,44 @@ def on_made_up(pairs: int, changed: int, baselines: int) -> dict[str, object]:
 
 
 def on_real(runs: int) -> dict[str, object]:
-    """Every pair of real runs: of the same program, and of one and the slower one."""
+    """Every pair of equal runs, with one run before and with all others; then a slower loader."""
+    alarms: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "train.py").write_text(textwrap.dedent(PROGRAM))
-        kinds: dict[str, list[str]] = {"1": [], str(SLOWER): []}
+        folders = {program: Path(name) / program for program in PROGRAMS}
         for _ in range(runs):
-            for factor in kinds:  # in turn, so that a machine that gets busy is no bias
-                subprocess.run([sys.executable, "train.py", factor], cwd=folder, check=True)
-                kinds[factor].append(list(opened(folder))[-1])
-        every = opened(folder)
-        same = [pair for ids in kinds.values() for pair in itertools.combinations(ids, 2)]
-        slowed = list(itertools.product(*kinds.values()))
-        # Each run beside all others of its kind, which say how much such runs differ.
-        alone = [(set(ids) - {one}, one) for ids in kinds.values() for one in ids]
-        said = {
-            "pairs": [compared(every, {old}, new) for old, new in same],
-            "with_the_others_before": [compared(every, old, new) for old, new in alone],
-            "slowed": [compared(every, {old}, new) for old, new in slowed],
-        }
+            for program, folder in folders.items():  # in turn: a busy machine is no bias
+                train(folder, PROGRAMS[program], "1")
+        for program, folder in folders.items():
+            every = opened(folder)
+            pairs = [compared(every, {old}, new) for old, new in itertools.combinations(every, 2)]
+            alone = [compared(every, set(every) - {one}, one) for one in every]
+            alarms[program] = {"pairs": false_alarms(pairs), "others_before": false_alarms(alone)}
+        equal = set(every := opened(folders["waits"]))
+        for _ in range(runs // 3):
+            train(folders["waits"], PROGRAMS["waits"], str(SLOWER))
+        every = opened(folders["waits"])
+        slowed = [
+            compared(every, {old}, new)["data_load"]
+            for old, new in itertools.product(equal, set(every) - equal)
+        ]
     return {
-        "runs": 2 * runs,
+        "runs": runs,
         "load": os.getloadavg()[0],
-        **{kind: len(each) for kind, each in said.items()},
-        **{
-            f"{kind}_with_a_false_alarm": sum(
-                bool({"slower", "faster"} & set(one.values())) for one in said[kind]
-            )
-            for kind in ("pairs", "with_the_others_before")
-        },
-        "slowed_found": sum(one["data_load"] == "slower" for one in said["slowed"]),
-        "slowed_unclear": sum(one["data_load"] == "unknown" for one in said["slowed"]),
+        "with_a_false_alarm": alarms,
+        "slowed": len(slowed),
+        "found": slowed.count("slower"),
+        "unclear": slowed.count("unknown"),
     }
+
+
+def train(folder: Path, program: str, factor: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(HEAD + program + LOOP)
+    subprocess.run([sys.executable, "train.py", factor], cwd=folder, check=True)
+
+
+def false_alarms(said: list[dict[str, str]]) -> str:
+    return f"{sum(bool({'slower', 'faster'} & set(one.values())) for one in said)} of {len(said)}"
 
 
 def opened(folder: Path):
@@ -163,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--changed", type=int, default=100)
-    parser.add_argument("--real", type=int, default=4, help="runs of each kind")
+    parser.add_argument("--real", type=int, default=12, help="runs of each real program")
     parser.add_argument("--save", type=Path, default=RESULTS)
     given = parser.parse_args()
     figures: dict[str, object] = {

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from cirron.runs import engine
 
 if TYPE_CHECKING:
+    from tests.conftest import Made
+
     from cirron.runs.opened import Run
 
 GIVEN: dict[str, Any] = {
@@ -27,10 +29,12 @@ GIVEN: dict[str, Any] = {
     "most": 10,
     "name": "loss",
     "number": None,
+    "own": True,
     "own_ns": 50,
     "path": "cirron.session/epoch/step",
     "points": 3,
     "rank": 0,
+    "since_ns": 0,
     "step": 3,
     "text": "o",
     "width": 7,
@@ -43,6 +47,24 @@ OF_QUERY: dict[str, dict[str, Any]] = {
 }
 # Which answer with a row where nothing was recorded.
 ONE_ROW = ("goodput", "progress", "root", "search_count", "spent", "step_buckets", "times")
+
+LONG = 2**57  # four years and a half, of which 64 bits cannot hold the sum of 64
+
+
+def outsize(made: Made) -> None:
+    """A run of 70 ranks whose sums and indices do not fit into 64 bits."""
+    for rank in (-(2**63), 2**63 - 1, *range(68)):
+        of = made(rank=rank, uncertainty_ns=2**63 - 1)
+        root = of.span("cirron.session", 0, LONG)
+        for index in (-(2**63), 2**63 - 1):
+            epoch = of.span("epoch", 0, LONG, root, index)
+            step = of.span("step", 0, LONG, epoch, index, gpu_ns=LONG, memory=2**63 - 1)
+            for name in ("data_load", "forward", "evaluation", "other"):
+                for _ in range(70 if rank == 0 else 1):
+                    of.span(name, 0, LONG, step, gpu_ns=LONG)
+            of.mark(step, "loss", 1e308, LONG)
+            of.span("checkpoint", 0, LONG, epoch)
+        of.write()
 
 
 def given_to(run: Run, query: str) -> dict[str, Any]:

@@ -110,7 +110,7 @@ for number in range(20_000):
         most = max(most, len(os.listdir(".cirron/spool")))
 print(most, keeper.bytes, keeper.evicted_files)
 """,
-        timeout_s=60,
+        timeout_s=300,
     )
 
     most_files, counted_bytes, dropped = map(int, ended.out.split())
@@ -138,26 +138,27 @@ def test_reading_while_files_are_merged(scripts: Scripts) -> None:
         + """
 keepers.MERGE_FILES = 4
 spool.start()
-for number in range(2_000):
+for number in itertools.count():
     put(number)
     print(number)
+    if number >= 2_000 and os.path.exists("enough"):
+        break
 close()
 """
     )
     scripts.wait_until(lambda: written(script) > 10, "the first batches")
-    reads = 0
-    while script.process.poll() is None:
+    for _ in range(8):  # whichever of the two the machine is slow to run
         known = written(script)
         (found,) = opened(scripts).values()
 
         assert len(set(found)) == len(found)
         assert set() == set(range(known + 1)) - set(found)
-        reads += 1
 
-    assert reads > 5
+    (scripts.folder / "enough").touch()
     assert 0 == script.end().status
-    assert list(range(2_000)) == numbers(scripts) == sorted(*opened(scripts).values())
-    assert len(scripts.batch_files()) < 1_000
+    every = list(range(written(script) + 1))
+    assert every == numbers(scripts) == sorted(*opened(scripts).values())
+    assert len(scripts.batch_files()) < len(every) / 2
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -241,7 +241,7 @@ class TestDoctor:
 
         assert 1 == result.exit_code
         assert any(line.startswith(f"problem: {problem}") for line in said), result.output
-        assert said[-1].startswith("  mend it: ")
+        assert said[-1].startswith("  fix: ")
 
     def test_the_endpoint(self, home: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is asked with --network only, and what it answers is judged."""
@@ -254,7 +254,7 @@ class TestDoctor:
         assert 0 == call("doctor", "--network").exit_code
         server.status = 401
         result = call("doctor", "--network")
-        assert (1, True) == (result.exit_code, "mend it: export CIRRON_API_KEY" in result.output)
+        assert (1, True) == (result.exit_code, "fix: export CIRRON_API_KEY" in result.output)
 
 
 def test_compact(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,3 +270,19 @@ def test_compact(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "files_before 9, files_after 1\n" == call("compact", "a").output
     assert 1 == json.loads(call("compact", "--store", "s3://b", "--json").output)["files_after"]
     assert [("a", None), (".", "s3://b")] == given
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("show", "ls", "report", "why", "tail", "tensors", "compact", "send", "doctor"),
+        *("keys list", "keys revoke x", "sql SELECT", "export chrome out.json", "clear --yes"),
+    ],
+)
+def test_commands_leave_an_empty_folder_empty(home: Path, command: str) -> None:
+    """Each says that there is nothing, and makes nothing."""
+    result = call(*command.split())
+
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.output
+    assert [] == list(home.iterdir())

@@ -157,9 +157,10 @@ class TestSql:
         assert (1, True) == (result.exit_code, '"nope" not found' in result.output)
         assert 2 == call("sql", "SELECT 1", "--json", "--csv", "--dir", steps).exit_code
 
-    def test_a_table_that_is_not_there(self, steps: Path) -> None:
-        """The error names those that are."""
-        found = call("sql", "SELECT * FROM span", "--dir", steps)
+    @pytest.mark.parametrize("name", ["span", "connection", "nothing", "sql"])
+    def test_a_table_that_is_not_there(self, steps: Path, name: str) -> None:
+        """The error names those that are, also where a variable of ours has that name."""
+        found = call("sql", f"SELECT * FROM {name}", "--dir", steps)
 
         assert 1 == found.exit_code
         assert "The tables are spans, marks, snapshots, sessions." in found.output

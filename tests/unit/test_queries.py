@@ -10,11 +10,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.questions import ONE_ROW, given_to
+from tests.questions import LONG, ONE_ROW, given_to, outsize
 
 import cirron as ci
 from cirron import wire
-from cirron.runs import derived, engine, opened, scan, store
+from cirron.runs import derived, engine, scan, store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -392,9 +392,8 @@ def test_timeline(
     of = training(made, 3)
     if is_merged:
         monkeypatch.setattr(derived, "MIN_SPANS", 1)
+        monkeypatch.setattr(derived, "MIN_MERGED", 1)
         monkeypatch.setattr(derived, "LEVELS", range(3, 47))
-        ci.open(".")
-        opened.compact(".")
     found = rows("timeline", width=width, from_ns=BASE + low, to_ns=BASE + high)
 
     end = last_ns(of)
@@ -440,9 +439,10 @@ def test_pyramid_answers_as_the_spans_do(made: Made, monkeypatch: pytest.MonkeyP
         training(made, rank or 0, rank=rank, run_id="r")
     monkeypatch.setattr(derived, "LEVELS", range(3, 47))
     plain = ci.open(".")
+    shutil.copytree(".cirron/spool", "levels/.cirron/spool")
     monkeypatch.setattr(derived, "MIN_SPANS", 1)
-    opened.compact(".")
-    with_levels = ci.open(".")
+    monkeypatch.setattr(derived, "MIN_MERGED", 1)
+    with_levels = ci.open("levels")
     levels = with_levels.sql("SELECT DISTINCT level FROM cells").fetch().rows
     assert len(levels) > 5
     assert not plain.sql("SELECT level FROM cells").fetch().rows
@@ -467,9 +467,8 @@ def test_pyramid_answers_as_the_spans_do(made: Made, monkeypatch: pytest.MonkeyP
     late.span("late", 500, 900, None)
     late.write()
     monkeypatch.setattr(derived, "MIN_SPANS", 10**9)
-    after = ci.open(".")
-    shutil.copytree(".cirron/spool", "copy/.cirron/spool")
-    again = ci.open("copy")
+    shutil.copytree(".cirron/spool", "levels/.cirron/spool", dirs_exist_ok=True)
+    after, again = ci.open("levels"), ci.open(".")
     assert after.sql("SELECT level FROM cells").fetch().rows
     assert not again.sql("SELECT level FROM cells").fetch().rows
     for given in windows(again):
@@ -668,6 +667,22 @@ def test_empty_run(made: Made) -> None:
     assert dict.fromkeys(ONE_ROW, 1) == {name: count for name, count in counts.items() if count}
 
 
+def test_sums_that_64_bits_cannot_hold(made: Made) -> None:
+    """Every query answers, with null for such a sum; what stands beside it is right."""
+    outsize(made)
+    run = ci.open(".")
+
+    assert all(run.query(name, **given_to(run, name)).fetch().columns for name in engine.queries())
+    phases = {row["name"]: row for row in run.phases.rows()}
+    root = phases["cirron.session"]
+    assert (None, float(LONG), 1.0) == (root["total_ns"], root["median_ns"], root["share"])
+    outline = {row["path"]: row for row in run.query("outline").rows()}
+    root = outline["cirron.session"]
+    assert (None, None, LONG) == (root["total_ns"], root["self_ns"], root["worst_ns"])
+    one = next(row for row in run.steps.rows() if row["rank"] == 0)
+    assert (LONG, None, 2**63 - 1) == (one["wall_ns"], one["forward_ns"], one["memory_peak_bytes"])
+
+
 def test_whole_numbers_stay_whole_in_frames(made: Made) -> None:
     """A sum of nanoseconds is an integer in pandas, too."""
     training(made)
@@ -675,6 +690,14 @@ def test_whole_numbers_stay_whole_in_frames(made: Made) -> None:
 
     for name, column in (("phases", "total_ns"), ("stalls", "data_load_ns"), ("times", "step_ns")):
         assert "int64" == str(run.query(name).df()[column].dtype)
+
+
+def test_footers_are_read_once(made: Made) -> None:
+    """The files of a store never change: what a cursor knows of them, the next one knows, too."""
+    made().write()
+
+    rows = ci.open(".").sql("SELECT current_setting('parquet_metadata_cache') AS on_").rows()
+    assert [{"on_": True}] == rows
 
 
 def test_runs_do_not_share_their_tables(made: Made) -> None:

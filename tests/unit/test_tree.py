@@ -574,6 +574,15 @@ class TestWhatIsKeptOutOfFolds:
         assert ["epoch"] * 50 == [row.item.name for row in rows]
         assert {30} == {trees.span_count(row.rows[0].item) for row in rows}
 
+    def test_of_many_epochs_inside_a_session_the_outer_ones_are_shown(self) -> None:
+        """The tree of a long training is a screen: the epochs in between are one row."""
+        spans = [span("s", "cirron.session")]
+        spans += [span(f"e{n}", "epoch", "s", index=n, start=n * 100) for n in range(30)]
+        spans += [span(f"b{n}-{k}", "batch", f"e{n}") for n in range(30) for k in range(30)]
+        (root,) = trees.outline(trees.build(spans, []))
+
+        assert [1, 1, 26, 1, 1] == [trees.span_count(row.item) for row in root.rows]
+
     def test_a_truncated_one_stands_alone(self) -> None:
         """The step that the end of the process cut short is not lost among the others."""
         spans = [span(str(n), "step", start=n) for n in range(40)]

@@ -33,8 +33,8 @@ STYLES = {
     "exception": "red",
 }
 
-as_json = click.option("--json", "is_json", is_flag=True, help="JSON for programs.")
-in_folder = click.option("--dir", "folder", metavar="DIR", help="Where the runs are.")
+as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON.")
+in_folder = click.option("--dir", "folder", metavar="DIR", help="The folder with the runs.")
 
 
 def default_folder() -> str:
@@ -139,11 +139,6 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def records_folder(folder: str | None) -> str:

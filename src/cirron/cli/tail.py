@@ -18,22 +18,14 @@ if TYPE_CHECKING:
 FIRST_LINES = 10  # of what was there before
 MAX_LINES = 20  # of one look and process: a fast loop is told by the last of its steps
 
-STEPS = """SELECT session_id, rank, epoch, step, end_ns, wall_ns, data_load_ns, loss, error
-FROM ({steps}) q WHERE end_ns > :since ORDER BY end_ns"""
-# A step's own loss is on its line.
-MARKS = """SELECT s.session_id, m.rank, m.epoch, m.step, m.span_name, m.ts_ns AS end_ns, m.name,
-    m.value, m.text
-FROM marks m JOIN sessions s ON s.session = m.session
-WHERE m.ts_ns > :since AND NOT (m.name = 'loss' AND m.step_key IS NOT NULL) ORDER BY m.ts_ns"""
-
 
 @click.command()
 @click.argument("wanted", metavar="[RUN]", required=False)
 @output.in_folder
-@click.option("--interval", type=click.FloatRange(0.05, 60), default=1.0, help="Seconds.")
+@click.option("--interval", type=click.FloatRange(0.05, 60), default=1.0, help="Seconds between updates.")
 @output.as_json
 def tail(wanted: str | None, folder: str | None, interval: float, is_json: bool) -> None:
-    """Follows a run, the newest by default: steps, values and how its processes stand.
+    """Follow a run, the newest by default: its steps, values and process states.
 
     Ends when the run does, or with Ctrl-C. With --json each line is an object.
     """
@@ -64,17 +56,27 @@ class Seen:
         self._steps: dict[str, int] = {}
         self._marks: dict[str, int] = {}
         self._states: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # of its steps: `step`, or `batch`
 
     def look(self, run: Run) -> Iterator[dict[str, Any]]:
         """What is new, by time; the states last."""
         limit = MAX_LINES if self._states else FIRST_LINES
-        steps = run.sql(STEPS.format(steps=run.steps.sql), since=_since(self._steps))
-        marks = run.sql(MARKS, since=_since(self._marks))
+        steps = run.query("steps_since", since_ns=_since(self._steps))
+        marks = run.query("marks_since", since_ns=_since(self._marks))
         events = [
             *_newest("step", steps, self._steps, limit),
             *_newest("mark", marks, self._marks, limit),
         ]
-        yield from sorted(events, key=lambda event: event["end_ns"])
+        for event in sorted(events, key=lambda event: event["end_ns"]):
+            whose = event["session_id"]
+            if event["event"] == "step":
+                self._names[whose] = event["step_name"]
+            elif event["event"] == "mark":
+                is_in_step = event["span_name"] in ("step", "batch")
+                event["step_name"] = (
+                    event["span_name"] if is_in_step else self._names.get(whose, "step")
+                )
+            yield event
         for session in run.sessions:
             if self._states.get(session.id) != session.state:
                 self._states[session.id] = session.state
@@ -95,7 +97,8 @@ def _newest(what: str, rows: Any, told: dict[str, int], limit: int) -> Iterator[
         left = len(fresh) - limit
         if left > 0:
             first = {name: fresh[left][name] for name in ("session_id", "rank", "end_ns")}
-            yield {"event": "skipped", "what": what, "count": left, **first}
+            named = fresh[left].get("step_name", what)
+            yield {"event": "skipped", "what": named, "count": left, **first}
         told[session_id] = fresh[-1]["end_ns"]
         yield from ({"event": what, **row} for row in fresh[-limit:])
 
@@ -115,10 +118,9 @@ def line(event: dict[str, Any]) -> str:
     if event["event"] == "state":
         return f"{rank}pid {event['pid']}: {event['state']}"
     if event["event"] == "skipped":
-        return f"{rank}... {output.plural(event['count'], event['what'])}"
-    places = [
-        text.label(name, event[name]) for name in ("epoch", "step") if event[name] is not None
-    ]
+        return f"{rank}... {text.plural(event['count'], event['what'])}"
+    names = {"epoch": "epoch", "step": event["step_name"]}
+    places = [text.label(names[one], event[one]) for one in names if event[one] is not None]
     if event["event"] == "mark":
         where = " > ".join(places) or text.plain(event["span_name"] or "outside any span")
         value = text.value(event["value"] if event["text"] is None else event["text"])
@@ -129,4 +131,4 @@ def line(event: dict[str, Any]) -> str:
     if event["error"] is not None:
         parts.append(f"error={text.plain(event['error'])}")
     loss = "" if event["loss"] is None else f" {{loss={text.value(event['loss'])}}}"
-    return f"{rank}{' > '.join(places) or 'step'} - {', '.join(parts)}{loss}"
+    return f"{rank}{' > '.join(places) or event['step_name']} - {', '.join(parts)}{loss}"

@@ -42,16 +42,16 @@ class Tensor(NamedTuple):
 @click.argument("wanted", metavar="[RUN]", required=False)
 @click.argument("name", metavar="[NAME]", required=False)
 @output.in_folder
-@click.option("--all", "is_all", is_flag=True, help=f"More than {MAX_ROWS} tensors.")
+@click.option("--all", "is_all", is_flag=True, help=f"Show more than {MAX_ROWS} tensors.")
 @output.as_json
 def tensors(
     wanted: str | None, name: str | None, folder: str | None, is_all: bool, is_json: bool
 ) -> None:
-    """Shows the tensors of a run: norm, mean and spread over the epochs, and the gradients'.
+    """Show the tensors of a run: norm, mean, std and gradient norm over the epochs.
 
-    With NAME, one of them, epoch by epoch, with the histograms of the last. A single argument that
-    is no run is the name of a tensor of the newest. Sick ones come first: not finite, dead,
-    exploding, vanishing, without a gradient.
+    With NAME, show one tensor epoch by epoch, with the histograms of the last epoch. A single
+    argument that is not a run is a tensor of the newest run. Unhealthy tensors come first: not
+    finite, dead, exploding, vanishing, without a gradient.
     """
     runs = output.open_place(folder).runs
     try:
@@ -66,14 +66,14 @@ def tensors(
     if not found:
         what = "no snapshots" if name is None else f"no tensor called {text.plain(name)!r}"
         raise errors.UnknownRunError(
-            f"run {text.plain(run.id)} has {what}. ci.watch(model) has them taken"
+            f"run {text.plain(run.id)} has {what}; call ci.watch(model) before training to record them"
         )
     if is_json:
         output.echo_json({"run_id": run.id, "tensors": [one._asdict() for one in found]})
     elif name is None:
         shown = found if is_all else found[:MAX_ROWS]
         left = len(found) - len(shown)
-        more = f"and {output.plural(left, 'more tensor')}: --all shows them" if left else ""
+        more = f"and {text.plural(left, 'more tensor')}: --all shows them" if left else ""
         output.table(COLUMNS, [row(one) for one in shown], more)
     else:
         for one in found:

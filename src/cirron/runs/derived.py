@@ -3,17 +3,17 @@
 `steps`, at ingest: training steps with the sums of their children. A step whose children are in
 several segments has a row in each; `start_ns` is null where the step itself is in another one.
 
-`cells`, at compaction: the pyramid that timelines are drawn from. At a level, a span of at least
-`2 ** level` ns is a row of its own; shorter ones of the same thread and depth that begin in the
-same bucket of `2 ** level` ns are one row, which has the longest of them. Every second level is
-written, from the finest that has at most a quarter as many rows as there are spans.
+`cells`: the pyramid that timelines are drawn from. At a level, a span of at least `2 ** level` ns
+is a row of its own; shorter ones of the same thread and depth that begin in the same bucket of
+`2 ** level` ns are one row, which has the longest of them. Every second level is written, from one
+at which each thread and depth has about as many buckets as make `MIN_MERGED` spans a row; where
+nothing is left to merge, a level has the rows of the one below it.
 
 Small segments have neither: queries read their spans.
 """
 
 from __future__ import annotations
 
-import bisect
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MIN_SPANS = 50_000
 LEVELS = range(10, 47)  # buckets of 1 us to 20 h
-MIN_MERGED = 4  # spans for each row of the finest level
+MIN_MERGED = 16  # spans for each row of the finest level
 
 # In the SQL that DuckDB and Spark both take. The last of several losses at one moment has the
 # highest id, which is needed where they are in several segments. To find it by `max_by` with
@@ -31,20 +31,18 @@ WITH children AS (
     SELECT
         session,
         parent_key AS key,
-        CAST(sum(CASE WHEN name = 'data_load' THEN end_ns - start_ns END) AS BIGINT)
-            AS data_load_ns,
-        CAST(sum(CASE WHEN name = 'forward' THEN end_ns - start_ns END) AS BIGINT) AS forward_ns,
-        CAST(sum(CASE WHEN name = 'backward' THEN end_ns - start_ns END) AS BIGINT) AS backward_ns,
-        CAST(sum(CASE WHEN name = 'optimizer_step' THEN end_ns - start_ns END) AS BIGINT)
-            AS optimizer_step_ns,
-        CAST(sum(CASE WHEN name IN ('evaluation', 'prediction') THEN end_ns - start_ns END)
-            AS BIGINT) AS evaluation_ns,
-        CAST(sum(CASE WHEN name NOT IN ('data_load', 'forward', 'backward', 'optimizer_step',
-            'evaluation', 'prediction') THEN end_ns - start_ns END) AS BIGINT) AS other_ns,
-        CAST(sum(CASE WHEN name IN ('checkpoint', 'compile', 'trace', 'lower', 'logging')
-            THEN end_ns - start_ns END) AS BIGINT) AS aside_ns,
-        CAST(sum(end_ns - start_ns) AS BIGINT) AS children_ns,
-        CAST(sum(gpu_ns) AS BIGINT) AS children_gpu_ns,
+        try_sum(CASE WHEN name = 'data_load' THEN end_ns - start_ns END) AS data_load_ns,
+        try_sum(CASE WHEN name = 'forward' THEN end_ns - start_ns END) AS forward_ns,
+        try_sum(CASE WHEN name = 'backward' THEN end_ns - start_ns END) AS backward_ns,
+        try_sum(CASE WHEN name = 'optimizer_step' THEN end_ns - start_ns END) AS optimizer_step_ns,
+        try_sum(CASE WHEN name IN ('evaluation', 'prediction') THEN end_ns - start_ns END)
+            AS evaluation_ns,
+        try_sum(CASE WHEN name NOT IN ('data_load', 'forward', 'backward', 'optimizer_step',
+            'evaluation', 'prediction') THEN end_ns - start_ns END) AS other_ns,
+        try_sum(CASE WHEN name IN ('checkpoint', 'compile', 'trace', 'lower', 'logging')
+            THEN end_ns - start_ns END) AS aside_ns,
+        try_sum(end_ns - start_ns) AS children_ns,
+        try_sum(gpu_ns) AS children_gpu_ns,
         max(memory_peak_bytes) AS children_memory_bytes
     FROM {spans}
     WHERE in_step
@@ -80,7 +78,9 @@ _SUMS = (
     *("data_load_ns", "forward_ns", "backward_ns", "optimizer_step_ns", "evaluation_ns"),
     *("other_ns", "aside_ns", "children_ns", "children_gpu_ns"),
 )
-_ADDED = ", ".join(f"COALESCE(p.{one} + m.{one}, p.{one}, m.{one}) AS {one}" for one in _SUMS)
+_ADDED = ", ".join(
+    f"COALESCE(try_add(p.{one}, m.{one}), p.{one}, m.{one}) AS {one}" for one in _SUMS
+)
 # The steps that train: in no evaluation, and of steps inside each other the outermost. Parts
 # without the step itself are few: what the last files of a round hold, the children of open steps.
 # A loss in one of them was written before those beside the step.
@@ -104,7 +104,7 @@ FROM (
     LEFT JOIN (
         SELECT
             session, key,
-            {", ".join(f"CAST(sum({one}) AS BIGINT) AS {one}" for one in _SUMS)},
+            {", ".join(f"try_sum({one}) AS {one}" for one in _SUMS)},
             max(children_memory_bytes) AS children_memory_bytes,
             max_by(loss, CASE WHEN loss IS NOT NULL THEN (loss_ns, loss_id) END) AS loss,
             max(loss_ns) AS loss_ns
@@ -133,23 +133,30 @@ _CELL = """session, pid, thread_id, depth, start_ns >> {level},
     CASE WHEN (end_ns - start_ns) >> {level} > 0 THEN key END"""
 _ROLL_UP = """
 SELECT session, pid, thread_id, depth, max_by(key, (end_ns - start_ns, -start_ns, key)) AS key,
-    CAST(sum(spans) AS BIGINT) AS spans, CAST(sum(busy_ns) AS BIGINT) AS busy_ns,
-    max(last_end_ns) AS last_end_ns, CAST(sum(errors) AS BIGINT) AS errors, min(error) AS error
+    try_sum(spans) AS spans, COALESCE(try_sum(busy_ns), 9223372036854775807) AS busy_ns,
+    max(last_end_ns) AS last_end_ns, try_sum(errors) AS errors, min(error) AS error
 FROM {rows}
 GROUP BY {cell}
 """
 _NAMED = """
-SELECT CAST({level} AS INTEGER) AS level, c.*, s.id, s.name, s."index", s.start_ns,
-    GREATEST(s.end_ns, s.start_ns) AS end_ns
+SELECT c.*, s.id, s.name, s."index", s.start_ns, GREATEST(s.end_ns, s.start_ns) AS end_ns
 FROM rolled c
 JOIN {named} s ON s.session = c.session AND s.key = c.key
 """
+_LANES = """
+SELECT approx_count_distinct(hash(session, pid, thread_id, depth)), max(start_ns) - min(start_ns)
+FROM read_parquet($spans)
+"""
 
 
-def derive_steps(store: Store, connection: Any, segment: Segment) -> None:
-    """Writes the training steps of a segment, if it is large."""
-    if segment.rows.get("spans", 0) < MIN_SPANS:
-        return
+def derive(store: Store, connection: Any, segment: Segment) -> None:
+    """Writes the training steps and the pyramid of a segment, if it is large."""
+    if segment.rows.get("spans", 0) >= MIN_SPANS:
+        _derive_steps(store, connection, segment)
+        _derive_cells(store, connection, segment)
+
+
+def _derive_steps(store: Store, connection: Any, segment: Segment) -> None:
     given = {table: store.files(table, segments=[segment]) for table in ("spans", "marks")}
     sources = {table: f"read_parquet(${table})" for table in given}
     if not given["marks"]:
@@ -160,39 +167,31 @@ def derive_steps(store: Store, connection: Any, segment: Segment) -> None:
     store.write(connection, segment, "steps", sql, given)
 
 
-def lacks_cells(segment: Segment) -> bool:
-    """Whether a segment is large and has no pyramid yet."""
-    return segment.rows.get("spans", 0) >= MIN_SPANS and "cells" not in segment.rows
-
-
-def derive_cells(store: Store, connection: Any, segment: Segment) -> None:
-    """Writes the pyramid of a segment, if it is large and spans can be merged."""
-    if not lacks_cells(segment):
-        return
-    segment.rows["cells"] = 0  # also where spans cannot be merged
+def _derive_cells(store: Store, connection: Any, segment: Segment) -> None:
+    spans = segment.rows["spans"]
     db, given = connection, {"spans": store.files("spans", segments=[segment])}
-
-    def is_small(level: int) -> bool:
-        cell = _CELL.format(level=level)
-        count = db.execute(f"SELECT approx_count_distinct(hash({cell})) FROM ({_ROWS})", given)
-        return bool(MIN_MERGED * count.fetchone()[0] <= segment.rows["spans"])
-
-    at = bisect.bisect_left(LEVELS, True, key=is_small)
-    if at == len(LEVELS):
-        return
-    finest = LEVELS[at]
+    lanes, length_ns = db.execute(_LANES, given).fetchone()
+    first = max((lanes * length_ns * MIN_MERGED // spans).bit_length(), LEVELS.start)
     rows, named = f"({_ROWS}) r", "read_parquet($spans)"
-    levels = range(finest, LEVELS.stop, 2)
-    for level in levels:
-        rolled = _ROLL_UP.format(rows=rows, cell=_CELL.format(level=level))
-        sql = _NAMED.format(level=level, named=named)
-        rows = named = f"cells_{level}"
-        # In one statement DuckDB would build its hash table from the spans, in twice the time.
-        for table, made in (("rolled", rolled), (rows, sql)):
-            db.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS {made}", given)
-        given = {}
-    every = " UNION ALL ".join(f"SELECT * FROM cells_{level}" for level in levels)
-    store.write(db, segment, "cells", f"{every} ORDER BY level, start_ns", {})
-    for table in ("rolled", *(f"cells_{level}" for level in levels)):
-        db.execute(f"DROP TABLE {table}")
-    segment.finest_level = finest
+    made: list[str] = []
+    written: dict[int, str] = {}
+    count = spans
+    for level in range(first, LEVELS.stop, 2):
+        if count > lanes:  # else nothing is left to merge
+            rolled = _ROLL_UP.format(rows=rows, cell=_CELL.format(level=level))
+            # Together, DuckDB would build its hash table from the spans, in twice the time.
+            db.execute(f"CREATE OR REPLACE TEMP TABLE rolled AS {rolled}", given)
+            sql = _NAMED.format(named=named)
+            rows = named = f"cells_{level}"
+            done = db.execute(f"CREATE OR REPLACE TEMP TABLE {rows} AS {sql}", given)
+            count = done.fetchone()[0]
+            made.append(rows)
+            given = {}
+        if MIN_MERGED * count <= spans:
+            written[level] = f"SELECT CAST({level} AS INTEGER) AS level, * FROM {rows}"
+    if written:
+        every = " UNION ALL ".join(written.values())
+        store.write(db, segment, "cells", f"{every} ORDER BY level, start_ns", {})
+        segment.finest_level = min(written)
+    for table in ("rolled", *made):
+        db.execute(f"DROP TABLE IF EXISTS {table}")

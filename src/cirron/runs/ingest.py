@@ -15,7 +15,7 @@ from duckdb import IOException
 from cirron import wire
 from cirron.record import clock
 from cirron.runs import blackboxes, scan
-from cirron.runs.derived import derive_steps
+from cirron.runs.derived import derive
 from cirron.runs.placement import KNOWN, PLACED, PLACES, Placement
 from cirron.runs.scan import RECORDS, File, Round, Scan, Source
 from cirron.runs.store import TABLES, Known, Segment, Store, nothing, select
@@ -72,7 +72,7 @@ _FIELDS: dict[str, dict[str, str]] = {
 _READ = {
     "spans": """SELECT session, COALESCE(rank, session_rank) AS rank, pid, thread_id, id,
         key_of(id) AS key, parent_id, key_of(parent_id) AS parent_key,
-        short(name) AS name, index, moment(start_ns) AS start_ns,
+        short(name) AS name, ordinal(index) AS index, moment(start_ns) AS start_ns,
         moment(start_ns) + length_of_time(moment(end_ns) - moment(start_ns)) AS end_ns,
         length_of_time(cpu_ns) AS cpu_ns, length_of_time(gpu_ns) AS gpu_ns, memory_peak_bytes,
         CASE WHEN attrs <> '{}' THEN attrs->>'mode' END AS mode,
@@ -356,7 +356,7 @@ class Ingest:
                     segment.first_ns = min(segment.first_ns or first, first)
                     segment.last_ns = max(segment.last_ns, last)
         if segment.rows:
-            derive_steps(self._store, self._db, segment)
+            derive(self._store, self._db, segment)
             self._added.append(segment)
         return count
 

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import weakref
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from cirron.record import clock
 from cirron.runs import blackboxes, folders, objects
 from cirron.runs import engine as engines
 from cirron.runs.opened import Run, Runs, Session
-from cirron.runs.placement import moment
+from cirron.runs.placement import LAST_NS, LONGEST_NS, moment
 from cirron.runs.store import DERIVED, MANIFESTS, TABLES, DamagedError, Known, Segment, Store
 
 if TYPE_CHECKING:
@@ -39,11 +40,15 @@ class Look:
     problems: list[str]
     runs: dict[str, Run] = field(default_factory=dict)
 
-    def sessions_of(self, run_id: str) -> list[Session]:
-        mine = [one for one in self.sessions.values() if one.run_id == run_id]
-        return sorted(
-            mine, key=lambda one: (one.attempt, one.rank is None, one.rank or 0, one.first_ns)
-        )
+    @cached_property
+    def sessions_by_run(self) -> dict[str, list[Session]]:
+        found: dict[str, list[Session]] = {}
+        for one in sorted(
+            self.sessions.values(),
+            key=lambda one: (one.attempt, one.rank is None, one.rank or 0, one.first_ns),
+        ):
+            found.setdefault(one.run_id, []).append(one)
+        return found
 
     def files_of(self, run_id: str) -> engines.Files:
         found = engines.Files({table: [] for table in (*TABLES, *DERIVED)}, [], [], {})
@@ -160,7 +165,7 @@ class Place:
             try:
                 store.read_newest()
                 Ingest(store, self._db).run([source])
-                if store.tidy(self._db, with_pyramids=False):
+                if store.tidy(self._db):
                     store.clean()
                 store.check(self._db)
             except (DamagedError, DatabaseError) as error:
@@ -199,14 +204,6 @@ class Place:
             except OSError:  # a folder that we may only read
                 pass
         return self._new_store()
-
-    def tidy(self) -> bool:
-        """A piece of what `compact` does for the stores of the folders. True: there may be more."""
-        with self._refreshing:
-            is_done = any(one.tidy(self._db, with_pyramids=True) for one in self._stores.values())
-            if is_done:
-                self._listed = None  # the next look reads what was written
-            return is_done
 
     def compact(self, target: str | os.PathLike[str] | None) -> dict[str, int]:
         """Merges small segments, in each store or all into another one."""
@@ -303,7 +300,7 @@ class Place:
                 "session_id": one.id,
                 "run_id": one.run_id,
                 "attempt": one.attempt,
-                "rank": one.rank,
+                "rank": None if one.rank is None else max(one.rank, -LAST_NS),
                 "pid": one.pid,
                 "state": one.state,
                 "first_ns": one.first_ns,
@@ -312,7 +309,7 @@ class Place:
             }
             if info is not None:
                 row |= {name: getattr(info, name) for name in ("local_rank", "world_size", "host")}
-                row["uncertainty_ns"] = info.clock.uncertainty_ns
+                row["uncertainty_ns"] = min(moment(info.clock.uncertainty_ns), LONGEST_NS)
             rows.append(wire.encode(row))
         lines.write_bytes(b"\n".join(rows))
         kinds = ", ".join(f"'{name}': '{kind}'" for name, kind in engines.SESSIONS.items())

@@ -16,7 +16,7 @@ MAX_LEVELS = 128
 SLACK_NS = 10_000_000
 
 # What columns are cut to, so that no query fails for a number that no clock has shown: the year
-# 2116, and a length of which 63 can be added up.
+# 2116, and a length of which 63 can be added up. Of an index, queries also take the one before.
 LAST_NS = 2**62
 LONGEST_NS = 2**57
 # Of a span: its path has its own name after those of all that it is inside of.
@@ -27,10 +27,11 @@ MAX_NAME = 1_000
 _MACROS = f"""
 CREATE OR REPLACE TEMP MACRO key_of(id) AS
     CASE WHEN id IS NOT NULL THEN CAST(hash(id) >> 1 AS BIGINT) END;
-CREATE OR REPLACE TEMP MACRO within(number, most) AS
-    CASE WHEN number IS NOT NULL THEN GREATEST(LEAST(number, most), 0) END;
-CREATE OR REPLACE TEMP MACRO moment(ns) AS within(ns, {LAST_NS});
-CREATE OR REPLACE TEMP MACRO length_of_time(ns) AS within(ns, {LONGEST_NS});
+CREATE OR REPLACE TEMP MACRO within(number, least, most) AS
+    CASE WHEN number IS NOT NULL THEN GREATEST(LEAST(number, most), least) END;
+CREATE OR REPLACE TEMP MACRO moment(ns) AS within(ns, 0, {LAST_NS});
+CREATE OR REPLACE TEMP MACRO length_of_time(ns) AS within(ns, 0, {LONGEST_NS});
+CREATE OR REPLACE TEMP MACRO ordinal(number) AS within(number, -{LAST_NS}, {LAST_NS});
 CREATE OR REPLACE TEMP MACRO short(name) AS left(name, {MAX_NAME});
 CREATE OR REPLACE TEMP MACRO is_step(name) AS name IN ('step', 'batch');
 CREATE OR REPLACE TEMP MACRO is_evaluation(name) AS name IN ('evaluation', 'prediction');

@@ -24,7 +24,7 @@ import msgspec
 from cirron import errors, wire
 from cirron.record import clock
 from cirron.runs import objects, untrusted
-from cirron.runs.derived import derive_cells, derive_steps, lacks_cells
+from cirron.runs.derived import derive
 
 if TYPE_CHECKING:
     import os
@@ -319,8 +319,7 @@ class Store:
         return False
 
     def compact(self, connection: Any, target: Store | None = None) -> int:
-        """Rewrites the segments of each run that has many small ones as few, with their pyramids.
-        Says how many were.
+        """Rewrites the small segments of each run as few large ones. Says how many were.
 
         `target`: another store, which gets all of it, with what it has not seen before.
         """
@@ -328,12 +327,12 @@ class Store:
         seen = set() if target is None else store.seen(connection)
         by_run: dict[str, list[Segment]] = {}
         for segment in self.manifest.segments:
-            is_small = segment.bytes < SMALL_BYTES or lacks_cells(segment)
-            if target is not None or (is_small and not segment.is_of_orphans):
+            is_small = segment.bytes < SMALL_BYTES and not segment.is_of_orphans
+            if target is not None or is_small:
                 by_run.setdefault(segment.run_id, []).append(segment)
         merged = 0
         for segments in by_run.values():
-            if target is None and len(segments) < 2 and not lacks_cells(segments[0]):
+            if target is None and len(segments) < 2:
                 continue
             if target is not None:
                 segments = [
@@ -345,17 +344,13 @@ class Store:
                 merged += len(group)
         return merged
 
-    def tidy(self, connection: Any, *, with_pyramids: bool) -> bool:
-        """Merges the segments of a run that are alike in size, where there are many, or gives a
-        large one its pyramid. One group a call. True: there may be more to do.
+    def tidy(self, connection: Any) -> bool:
+        """Merges the segments of a run that are alike in size, where there are many. One group a
+        call. True: there may be more to do.
         """
         alike: dict[tuple[str, int], list[Segment]] = {}
         for segment in self.manifest.segments:
-            if segment.is_of_orphans:
-                continue
-            if with_pyramids and lacks_cells(segment):
-                return self._replace(connection, [segment], self)
-            if segment.bytes < SMALL_BYTES:
+            if segment.bytes < SMALL_BYTES and not segment.is_of_orphans:
                 # Of a growing run a record is written anew some three times, not each time.
                 size = segment.bytes.bit_length() // 4
                 alike.setdefault((segment.run_id, size), []).append(segment)
@@ -403,8 +398,7 @@ class Store:
                     )
                     given["old"] = old
                 store.write(connection, merged, table, f"{sql} ORDER BY {order}", given)
-        derive_steps(store, connection, merged)
-        derive_cells(store, connection, merged)
+        derive(store, connection, merged)
         return merged
 
     def write(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 FOLD_ABOVE = 20
 # Steps are alike, and each has its phases inside: of them, and inside of a folded row, so many.
 FOLD_STEPS_ABOVE = 5
+# Each epoch has a few rows inside: of more than this, all but the outer ones are one row.
+FOLD_EPOCHS_ABOVE = 10
+OUTER_EPOCHS = 2
 # When that leaves too many rows, these are tried.
 FOLD_HARDER = (5, 1)
 # What at most one in so many folded siblings has inside is shown with the one that has it.
@@ -367,16 +370,18 @@ def fold(
     nodes: Sequence[Node],
     threshold: int = FOLD_ABOVE,
     now_ns: int = 0,
-    step_threshold: int = FOLD_ABOVE,
+    *,
+    is_inside: bool = False,
 ) -> list[Item]:
     """The rows that these siblings make, by first start; alike siblings past `threshold` are one.
 
     A span that is open, failed or was cut short is never folded into those that ended well: of a
     thousand steps it is the one to see. Nor are those of different modes: what a forward takes in
-    training says nothing of an evaluation. Epochs are folded only when they would fill the page.
-    Past `MAX_SIBLINGS` rows the rest is only counted.
+    training says nothing of an evaluation. Of many epochs inside of something the outer ones
+    are rows of their own; at the top they were asked for by name, and are folded only when they
+    would fill the page. Past `MAX_SIBLINGS` rows the rest is only counted.
     """
-    step_threshold = min(threshold, step_threshold)
+    step_threshold = min(threshold, FOLD_STEPS_ABOVE if is_inside else FOLD_ABOVE)
     limits = {"epoch": MAX_SIBLINGS, "step": step_threshold, "batch": step_threshold}
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in sorted(nodes, key=attrgetter("start_ns")):
@@ -386,7 +391,10 @@ def fold(
         groups.setdefault(key, []).append(node)
     items: list[Item] = []
     for members in groups.values():
-        if len(members) > limits.get(members[0].name, threshold):
+        if is_inside and members[0].name == "epoch" and len(members) > FOLD_EPOCHS_ABOVE:
+            items += members[:OUTER_EPOCHS] + members[-OUTER_EPOCHS:]
+            items.append(Folded(members[OUTER_EPOCHS:-OUTER_EPOCHS], threshold, now_ns))
+        elif len(members) > limits.get(members[0].name, threshold):
             items.append(Folded(members, threshold, now_ns))
         else:
             items += members
@@ -460,7 +468,7 @@ def _expand(tree: Tree, threshold: int, max_rows: int, *, may_cut: bool) -> list
             if isinstance(row.item, Folded):
                 items = row.item.children
             else:
-                items = fold(inner, threshold, tree.now_ns, FOLD_STEPS_ABOVE)
+                items = fold(inner, threshold, tree.now_ns, is_inside=True)
             if count + len(items) > max_rows:
                 if not may_cut:
                     return None

@@ -52,7 +52,7 @@ class Compactor:
         self._clean()
         waiting = self._depot.objects.sizes(INBOX)
         if not waiting:
-            return self.store.tidy(self._db, with_pyramids=True)
+            return self.store.tidy(self._db)
         taken: list[str] = []
         size = 0
         for name in sorted(waiting):
@@ -90,7 +90,7 @@ class Compactor:
                 self._depot.objects.remove(name)
             elif name.removeprefix(INBOX) in bad:  # kept, for it was acknowledged
                 self._refuse(name)
-        self.store.tidy(self._db, with_pyramids=False)
+        self.store.tidy(self._db)
         return True
 
     def _fetch(self, name: str, path: Path) -> None:

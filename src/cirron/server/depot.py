@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,14 +39,18 @@ class Depot:
     def __init__(self, where: str | os.PathLike[str]) -> None:
         self.where = os.fspath(where)
         self.objects = objects.at(where)
-        self.folder: Path | None = None  # None: object storage
-        if isinstance(self.objects, objects.Folder):
-            self.folder = self.objects.root
-            self.scratch = self.folder / TMP
-            os.makedirs(self.scratch, mode=0o700, exist_ok=True)
-        else:
-            self.scratch = Path(tempfile.mkdtemp(prefix="cirron-"))
-            weakref.finalize(self, shutil.rmtree, self.scratch, ignore_errors=True)
+        # None: object storage
+        self.folder = self.objects.root if isinstance(self.objects, objects.Folder) else None
+
+    @cached_property
+    def scratch(self) -> Path:
+        """Where files are written. Made when it is first wanted: who only reads writes nothing."""
+        if self.folder is not None:
+            os.makedirs(self.folder / TMP, mode=0o700, exist_ok=True)
+            return self.folder / TMP
+        made = Path(tempfile.mkdtemp(prefix="cirron-"))
+        weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
+        return made
 
     def new_file(self) -> Path:
         """A path to write at."""

@@ -151,15 +151,16 @@ def place_of(options: Options) -> str:
     return depot_of(options.folders[0])
 
 
-def depot_of(folder: str) -> str:
-    """The depot of a project's folder."""
+def depot_of(folder: str, *, make: bool = True) -> str:
+    """The depot of a project's folder, made where there is none."""
     try:
         found = folders.find(folder)
     except errors.UnknownRunError:
         found = Path(folder) / ".cirron"
     inside = files.Folder(found / FOLDER, re.compile(""))
     try:
-        inside.make()
+        if make:
+            inside.make()
     except OSError as error:
         raise errors.SettingError(
             f"{str(found)!r} cannot be written ({error.strerror}); name a place for what is"

@@ -77,8 +77,7 @@ class Served:
             try:
                 began_ns = clock.now()
                 is_more = self._compactor.run()
-                if not self._look():
-                    is_more = self.place.tidy() or is_more
+                self._look()
                 # Not all of a core for a place that takes long to look at.
                 took_s = (clock.now() - began_ns) / 1e9
                 pause_s = 0.0 if is_more else max(pause_s, min(took_s, 5.0))
@@ -89,17 +88,15 @@ class Served:
                 time.sleep(GATHER_S)
                 self._wake.clear()
 
-    def _look(self) -> bool:
-        """Whether something is new."""
+    def _look(self) -> None:
         where = [found for one in self._folders for found in _there(one)]
         if self._depot.objects.list(MANIFESTS):
             where.append(self._depot.where)
         if where != self.place.where:
             self.place = Place(where, may_be_empty=True)
         elif not self.place.refresh():
-            return False
+            return
         self._tell()
-        return True
 
     def _tell(self) -> None:
         """Counts up the versions of the runs that have changed, and says so."""

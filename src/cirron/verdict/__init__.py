@@ -26,6 +26,7 @@ from cirron.verdict.rules import (
     ranks,
     uneven,
 )
+from cirron.view.text import plural
 
 if TYPE_CHECKING:
     from cirron.runs.opened import Run
@@ -101,7 +102,7 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
     if urgent:
         return urgent[0], findings, abstained
     if len(facts.steps) < MIN_STEPS:
-        why = f"{len(facts.steps)} steps after warm-up; {MIN_STEPS} are needed"
+        why = f"{plural(len(facts.steps), 'step')} after warm-up; {MIN_STEPS} are needed"
         advice = "let it run longer"
         if not facts.steps:
             why = "no steps were recorded, and the verdict rests on them"

@@ -2,9 +2,10 @@
 
 By span name: the ratio of medians, with an interval by a seeded bootstrap that draws runs, ranks
 and blocks of steps that follow each other (steps are not independent of their neighbours). Few runs
-say little of how runs of the same program differ, so each draw adds what they do at least. Over all
-names the rate of false discoveries is held at 5 % (Benjamini and Hochberg). A change fails a limit
-only if all of its interval is past it.
+say little of how runs of the same program differ: each draw adds what they do at least, and what
+has moved all phases at once is taken for the machine. Over all names the rate of false discoveries
+is held at 5 % (Benjamini and Hochberg). A change fails a limit only if all of its interval is past
+it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
-from statistics import NormalDist, median, stdev
+from statistics import NormalDist, median, median_low, quantiles, stdev, variance
 from typing import TYPE_CHECKING, Any, Literal
 
 from cirron.verdict.facts import fetch_steps, gather, leading, settled_from
@@ -27,9 +28,22 @@ DRAWS = 200
 LEVEL = 0.05
 # The deviation of a program's medians from run to run, on a quiet machine.
 RUN_NOISE = 0.007
+# Fewer runs a side do not say how much they differ. Then it is a little less, and to that comes:
+LEAST_NOISE = 0.0055
+FEW_RUNS = 3
+# - what the parts of a run differ by beyond chance, taken as so often its variance;
+PARTS = 4
+BY_CHANCE = 3.0
+# - if most other phases have moved by so many deviations, the machine's doing, up to so much;
+MOVED = 2.0
+MOST_NOISE = 0.2
+# - what is common: for a name without others, and for phases of microseconds.
+LONE_NOISE = 0.03
+FLOOR_NS = 3_000
 # No change was found: if the interval is within this, there is none; else it cannot be told.
 CLOSE = 0.05
 MIN_SPANS = 30  # of a name on each side
+MIN_PART = 5  # spans
 MAX_SPANS = 500  # of a name and rank: the newest
 MAX_RANKS = 8
 # Names whose spans are long or few on purpose: their totals are compared by people, not by tests.
@@ -58,12 +72,30 @@ class Change:
     outcome: Outcome
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """One name of spans on both sides, by itself: what a change is judged by."""
+
+    name: str
+    before_ns: float
+    after_ns: float
+    spread: float  # the deviation of the ratio's logarithm
+    drift: float  # what the parts of a run differ by beyond chance, as a deviation; else 0
+    freedom: float
+    spans: tuple[int, int]
+    has_few_runs: bool
+
+    @property
+    def log(self) -> float:
+        return math.log(max(self.after_ns, 1.0) / max(self.before_ns, 1.0))
+
+
 @dataclass
 class Diff:
     """What differs between runs, and whether they can be compared at all."""
 
     runs: tuple[list[str], list[str]]
-    differences: list[str]  # of device, batch size, versions: said first
+    differences: list[str]  # of device, batch size, versions, configuration: said first
     warnings: list[str]
     changes: list[Change]  # the largest first
     marks: list[dict[str, Any]]  # where the values of a mark part
@@ -105,10 +137,11 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
         if min(counts) >= MIN_SPANS:
             found.append(compare(name, old[name], new[name]))
     warnings = []
-    if max(len(before), len(after)) < 3:
+    if max(len(before), len(after)) < FEW_RUNS:
         warnings.append(
             "fewer than three runs a side: how much runs of the same program differ by themselves"
-            f" is not known, and is taken as {100 * RUN_NOISE:g}%; --baseline adds runs"
+            " is not known; what differs in all phases at once is taken for the machine;"
+            " --baseline adds runs"
         )
     return Diff(
         runs=([run.id for run in before], [run.id for run in after]),
@@ -139,30 +172,40 @@ def sample(runs: Sequence[Run]) -> Sample:
     return found
 
 
-def compare(name: str, old: list[list[list[int]]], new: list[list[list[int]]]) -> Change:
-    """The ratio of medians, its interval, and the chance of one as far from 1 with no change."""
+def compare(name: str, old: list[list[list[int]]], new: list[list[list[int]]]) -> Estimate:
+    """The medians, and how far their ratio may be off."""
     draw = random.Random(f"{SEED} {name}")  # noqa: S311  not a secret
-    before, after = middle(old), middle(new)
     noise, freedom = between(old, new)
     noise *= math.sqrt(1 / len(old) + 1 / len(new))
     spread = stdev(
         math.log(max(drawn(draw, new), 1.0) / max(drawn(draw, old), 1.0)) + draw.gauss(0, noise)
         for _ in range(DRAWS)
     )
-    log = math.log(max(after, 1.0) / max(before, 1.0))
-    half = spread * quantile(1 - LEVEL / 2, freedom)
-    counts = tuple(sum(len(rank) for run in side for rank in run) for side in (old, new))
-    return Change(
+    counts = [sum(len(rank) for run in side for rank in run) for side in (old, new)]
+    return Estimate(
         name,
-        before,
-        after,
-        after / max(before, 1.0),
-        math.exp(log - half),
-        math.exp(log + half),
-        chance(log / (spread or 1e-12), freedom),
-        (counts[0], counts[1]),
-        "unknown",
+        middle(old),
+        middle(new),
+        spread or 1e-12,
+        drift([rank for side in (old, new) for run in side for rank in run]),
+        freedom,
+        spans=(counts[0], counts[1]),
+        has_few_runs=max(len(old), len(new)) < FEW_RUNS,
     )
+
+
+def drift(ranks: list[list[int]]) -> float:
+    """The deviation of the medians of a run's parts, beyond what so many spans differ by."""
+    seen, by_chance = [], []
+    for walls in ranks:
+        size = len(walls) // PARTS
+        if size >= MIN_PART:
+            parts = [median(walls[at * size : (at + 1) * size]) for at in range(PARTS)]
+            seen.append(variance(math.log(max(one, 1.0)) for one in parts))
+            low, _, high = (max(one, 1.0) for one in quantiles(walls, n=4))
+            # Of the median of as many normal values, whose quartiles are 1.35 deviations apart.
+            by_chance.append((1.25 * math.log(high / low) / 1.35) ** 2 / size)
+    return math.sqrt(max(sum(seen) - BY_CHANCE * sum(by_chance), 0.0) / max(len(seen), 1))
 
 
 def between(*sides: list[list[list[int]]]) -> tuple[float, float]:
@@ -174,9 +217,13 @@ def between(*sides: list[list[list[int]]]) -> tuple[float, float]:
     blocks = sum(len(rank) / block_of(rank) for side in sides for run in side for rank in run)
     freedom = max(blocks - 2, 2.0)
     seen = [
-        stdev(math.log(max(middle([run]), 1.0)) for run in side) for side in sides if len(side) > 2
+        stdev(math.log(max(middle([run]), 1.0)) for run in side)
+        for side in sides
+        if len(side) >= FEW_RUNS
     ]
-    if max(seen, default=0.0) <= 2 * RUN_NOISE:
+    if not seen:
+        return LEAST_NOISE, freedom
+    if max(seen) <= 2 * RUN_NOISE:
         return RUN_NOISE, freedom
     return max(seen), max(min(freedom, sum(map(len, sides)) - len(sides)), 2.0)
 
@@ -216,21 +263,44 @@ def drawn(draw: random.Random, side: list[list[list[int]]]) -> float:
     return float(median(walls)) if walls else 1.0
 
 
-def judge(found: list[Change]) -> list[Change]:
+def judge(found: list[Estimate]) -> list[Change]:
     """Says which changes are there, with the rate of false discoveries held."""
-    ordered = sorted(found, key=lambda one: one.p)
-    passed = 0
-    for place, one in enumerate(ordered, 1):
-        if one.p <= LEVEL * place / len(ordered):
-            passed = place
+    spreads = [widened(one, found) if one.has_few_runs else one.spread for one in found]
+    chances = [
+        chance(one.log / spread, one.freedom) for one, spread in zip(found, spreads, strict=True)
+    ]
+    allowed = max(
+        (p for place, p in enumerate(sorted(chances), 1) if p <= LEVEL * place / len(chances)),
+        default=-1.0,
+    )
     judged = []
-    for place, one in enumerate(ordered, 1):
-        is_close = one.low > 1 - CLOSE and one.high < 1 + CLOSE
-        outcome: Outcome = "same" if is_close else "unknown"
-        if place <= passed:
-            outcome = "slower" if one.ratio > 1 else "faster"
-        judged.append(Change(**{**vars(one), "outcome": outcome}))
+    for one, spread, p in zip(found, spreads, chances, strict=True):
+        half = spread * quantile(1 - LEVEL / 2, one.freedom)
+        low, high = math.exp(one.log - half), math.exp(one.log + half)
+        outcome: Outcome = "same" if low > 1 - CLOSE and high < 1 + CLOSE else "unknown"
+        if p <= allowed:
+            outcome = "slower" if one.log > 0 else "faster"
+        ratio = one.after_ns / max(one.before_ns, 1.0)
+        judged.append(
+            Change(one.name, one.before_ns, one.after_ns, ratio, low, high, p, one.spans, outcome)
+        )
     return sorted(judged, key=lambda one: -abs(math.log(max(one.ratio, 1e-9))))
+
+
+def widened(one: Estimate, found: list[Estimate]) -> float:
+    """The deviation of a name's ratio where few runs say how much runs differ.
+
+    What changes in a program changes some of its phases; a machine that is slower for a while, or a
+    process that lies elsewhere in memory, changes all of them. So where most of the other phases
+    have moved, a name has to move by more than they did.
+    """
+    others = [each for each in found if each.name not in (one.name, "step")]
+    moved = median_low([abs(each.log) / each.spread for each in others] or [0.0])
+    spread = one.spread
+    if moved > MOVED:
+        spread = max(min(spread * moved, MOST_NOISE), spread)
+    noise = math.hypot(one.drift, FLOOR_NS / max(one.before_ns, 1.0), 0 if others else LONE_NOISE)
+    return math.hypot(spread, noise * 2**0.5)
 
 
 def differences(before: Run, after: Run) -> list[str]:
@@ -253,6 +323,8 @@ def setting(run: Run) -> dict[str, str]:
         found["version of Python"] = run.program.python
     if run.program.commit:
         found["commit"] = run.program.commit[:10]
+    found |= {f"config {name}": str(value)[:200] for name, value in run.program.config.items()}
+    found["arguments"] = " ".join(run.program.arguments)[:200] or "none"
     return found
 
 

@@ -106,6 +106,7 @@ class Ending(NamedTuple):
     silent_s: float | None  # None: not longer than `silence_after`
     error: str = ""  # the exception or the signal that ended it
     last_ns: int = 0  # when it was last heard of
+    step_name: str = "step"  # or `batch`, of `ci.batches`
 
 
 @dataclass
@@ -151,6 +152,12 @@ class Facts:
         """Which of the steps are the first of an epoch, but for the very first."""
         pairs = enumerate(itertools.pairwise(self.steps), 1)
         return [at for at, (one, step) in pairs if one.epoch != step.epoch or step.number == 0]
+
+    @property
+    def workers(self) -> int | None:
+        """Of the loader. None: not recorded, or by somebody else and not as a number."""
+        found = self.loader.get("workers")
+        return found if isinstance(found, int) else None
 
     def is_starved(self, ns: float) -> bool:
         """Whether other work on the machine may be why the steps took so much longer."""
@@ -396,8 +403,8 @@ def endings(run: Run) -> list[Ending]:
         if one.attempt != run.attempts[-1]:
             continue
         box = one.box
-        where, silent, error = "", None, ""
-        last_step = None
+        where, error = "", ""
+        step: dict[str, Any] = {}
         if box is not None:
             spans = {span.id: span for span in box.spans}
             parents = {span.parent_id for span in box.spans}
@@ -409,28 +416,36 @@ def endings(run: Run) -> list[Ending]:
                     path.append(placed(span.name, span.index))
                     span = spans.get(span.parent_id or "")  # type: ignore[assignment]
                 where = " > ".join(path[::-1])
-            since, beat = box.content.get("silent_since_ns"), box.content.get("heartbeat_ns")
-            if since is not None and beat is not None:
-                silent = (beat - since) / 1e9
-            last_step = (box.content.get("last_step") or {}).get("index")
+            step = box.content.get("last_step") or {}
             error = str((box.content.get("ended") or {}).get("detail") or "")
             if error:
                 where = failed_in(run, one) or where
-        found.append(Ending(one.rank, one.state, where, last_step, silent, error, one.last_ns))
+        found.append(
+            Ending(
+                one.rank,
+                one.state,
+                where,
+                step.get("index"),
+                silent_s(one),
+                error,
+                one.last_ns,
+                step.get("name", "step"),
+            )
+        )
     return found
 
 
-FAILED = """
-SELECT path, epoch, step, "index", start_ns FROM spans
-WHERE session = :session AND error IS NOT NULL AND end_ns IS NOT NULL AND in_thread
-ORDER BY end_ns DESC, depth LIMIT :most
-"""
+def silent_s(session: Session) -> float | None:
+    """How long a process that should have recorded something has not; None: it did."""
+    content = {} if session.box is None else session.box.content
+    since, beat = content.get("silent_since_ns"), content.get("heartbeat_ns")
+    return None if since is None or beat is None else float(beat - since) / 1e9
 
 
 def failed_in(run: Run, session: Session) -> str:
     """The innermost span that the last error has cut short, with the path to it."""
     where, latest = "", 0
-    rows = run.sql(FAILED, session=session.key, most=MAX_FAILED).fetch().rows
+    rows = run.query("failed", session=session.key, most=MAX_FAILED).fetch().rows
     for path, epoch, step, index, start in rows:  # it leaves the innermost one first
         if start >= latest:  # else one that failed before, and was caught
             latest = start

@@ -37,6 +37,7 @@ class Group:
     state: str
     where: str
     last_step: int | None
+    step_name: str  # `step`, or `batch`, of `ci.batches`
     frame: str  # the innermost call of the program's own thread
     has_arrived: bool  # at the last step that any rank has begun
     stack: list[str] = field(default_factory=list)
@@ -88,6 +89,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
                 state=ending.state,
                 where=ending.where,
                 last_step=ending.last_step,
+                step_name=ending.step_name,
                 frame=frame,
                 has_arrived=has_arrived(ending, latest),
                 stack=stack[-MAX_FRAMES:],

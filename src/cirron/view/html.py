@@ -154,12 +154,7 @@ def _problems(run: Run) -> str:
             place = f"it was in {places[one.key]}" if one.key in places else None
             said = "; ".join(str(part) for part in (detail, place) if part) or "no more is known"
             found.append(f"{_who(one)}: {one.state}: {said}")
-        lost = [
-            f"{name}={count}"
-            for name, count in (content.get("counters") or {}).items()
-            if "drop" in name and count
-        ]
-        if lost:
+        if lost := tables.losses(one):
             found.append(f"{_who(one)}: lost: {', '.join(lost)}")
     errors = run.sql(
         "SELECT name, error, count(*) AS spans FROM spans WHERE error IS NOT NULL"
@@ -429,7 +424,9 @@ def _outline(run: Run) -> str:
         f"SELECT o.*, n.name FROM ({engine.query('outline')}) o JOIN"  # noqa: S608
         " (SELECT path, min(name) AS name FROM spans GROUP BY path) n ON n.path = o.path"
     ).rows()
-    kept = sorted(rows, key=lambda row: -row["total_ns"])[:MAX_ROWS]
+    kept = sorted(rows, key=lambda row: -(2**63 if row["total_ns"] is None else row["total_ns"]))[
+        :MAX_ROWS
+    ]
     kept.sort(key=lambda row: row["path"].split("/"))
     lines = [
         [

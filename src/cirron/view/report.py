@@ -129,8 +129,16 @@ def reasons(found: Why) -> str:
         ranks = ", ".join(str(one) for one in group.ranks[:MAX_RANKS] if one is not None)
         more = f" and {len(group.ranks) - MAX_RANKS} more" if len(group.ranks) > MAX_RANKS else ""
         who = f"rank {ranks}{more}" if ranks else "the process"
-        step = "" if group.last_step is None else f", last step {group.last_step}"
-        late = "" if group.has_arrived else ": never arrived at the last step"
+        step = (
+            ""
+            if group.last_step is None
+            else f", last {text.plain(group.step_name)} {group.last_step}"
+        )
+        late = (
+            ""
+            if group.has_arrived
+            else f": never arrived at the last {text.plain(group.step_name)}"
+        )
         lines += ["", f"{who} ({group.state}{step}){late}"]
         lines.append(f"  in {text.plain(group.where or 'no open span', 300)}")
         if group.error:

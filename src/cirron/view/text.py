@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 PARTIAL = "(older spans are no longer in memory; `cirron show` has them, where there is a spool)"
+EPOCHS = '(the epochs in between are one row: --name epoch, or name="epoch", shows each)'
 EMPTY = (
     'No spans here: record some with ci.profile() or `with ci.scope("name"):`,'
     " or ask for another name= or last=."
@@ -86,6 +87,11 @@ def value(given: Any) -> str:
     if isinstance(given, float):
         return f"{given:.4g}"
     return _integer(given) if type(given) is int else plain(str(given))
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 run`, `2 runs`, `3 batches`."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def plain(text: str, limit: int = MAX_TEXT) -> str:
@@ -178,6 +184,7 @@ def render(tree: trees.Tree, *, is_detailed: bool = False) -> str:
     """
     lines = []
     above: list[trees.Row] = []  # the rows that the next one may be below
+    has_folded_epochs = False
     for row in trees.flatten(trees.outline(tree)):
         words = cells(row, tree.now_ns)
         if is_detailed and not isinstance(row.item, trees.Rest):
@@ -186,8 +193,12 @@ def render(tree: trees.Tree, *, is_detailed: bool = False) -> str:
             words = words._replace(time=words.time + share, notes=words.notes + details)
         lines.append("  " * row.depth + _join(words))
         above[row.depth :] = [row]
+        if row.depth and row.item.name == "epoch" and isinstance(row.item, trees.Folded):
+            has_folded_epochs = True
     if tree.marks:
         lines.append(outside(tree.marks))
+    if has_folded_epochs:
+        lines.append(EPOCHS)
     if tree.is_partial:
         lines.append(PARTIAL)
     return "\n".join(lines) if lines else EMPTY

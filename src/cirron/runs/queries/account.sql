@@ -1,7 +1,7 @@
 -- The time between `:first_ns` and `:last_ns` of the session `:session` by name: training steps, what is
 -- in them, and what is beside them. What is inside an evaluation or a checkpoint counts for it, but for
 -- compilations in evaluations. Of what is inside of something in a step, the place is that thing's name.
-SELECT name, place, count(*) AS spans, CAST(sum(end_ns - start_ns) AS BIGINT) AS ns
+SELECT name, place, count(*) AS spans, COALESCE(try_sum(end_ns - start_ns), 9223372036854775807) AS ns
 FROM (
     SELECT
         name, start_ns, end_ns,

@@ -16,7 +16,7 @@ steps AS (
         pid,
         thread_id,
         count(end_ns) AS steps,
-        CAST(COALESCE(sum(end_ns - start_ns), 0) AS BIGINT) AS step_ns
+        COALESCE(try_sum(end_ns - start_ns), 0) AS step_ns
     FROM training_steps
     GROUP BY session, epoch_key, pid, thread_id
 ),
@@ -26,8 +26,8 @@ inside AS (
         epoch_key,
         pid,
         thread_id,
-        CAST(sum(CASE WHEN name = 'data_load' THEN end_ns - start_ns END) AS BIGINT) AS data_load_ns,
-        CAST(sum(CASE WHEN name <> 'data_load' THEN end_ns - start_ns END) AS BIGINT) AS evaluation_ns
+        try_sum(CASE WHEN name = 'data_load' THEN end_ns - start_ns END) AS data_load_ns,
+        try_sum(CASE WHEN name <> 'data_load' THEN end_ns - start_ns END) AS evaluation_ns
     FROM spans
     WHERE name IN ('data_load', 'evaluation', 'prediction') AND NOT in_evaluation AND epoch_key IS NOT NULL
     GROUP BY session, epoch_key, pid, thread_id

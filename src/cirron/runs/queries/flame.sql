@@ -7,9 +7,9 @@ SELECT
     depth,
     count(*) AS spans,
     count(error) AS errors,
-    CAST(sum(LEAST(COALESCE(end_ns, :until_ns), :to_ns) - GREATEST(start_ns, :from_ns)) AS BIGINT) AS ns,
-    CAST(sum(CASE WHEN in_thread
-        THEN LEAST(COALESCE(end_ns, :until_ns), :to_ns) - GREATEST(start_ns, :from_ns) ELSE 0 END) AS BIGINT) AS in_thread,
+    COALESCE(try_sum(LEAST(COALESCE(end_ns, :until_ns), :to_ns) - GREATEST(start_ns, :from_ns)), 9223372036854775807) AS ns,
+    COALESCE(try_sum(CASE WHEN in_thread
+        THEN LEAST(COALESCE(end_ns, :until_ns), :to_ns) - GREATEST(start_ns, :from_ns) ELSE 0 END), 9223372036854775807) AS in_thread,
     max(COALESCE(end_ns, :until_ns) - start_ns) AS worst,
     percentile_cont(0.5) WITHIN GROUP (ORDER BY COALESCE(end_ns, :until_ns) - start_ns) AS median
 FROM spans

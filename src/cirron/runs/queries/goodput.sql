@@ -39,9 +39,9 @@ SELECT
     count(CASE WHEN k.attempt < k.last_attempt THEN 1 END) AS steps_done_again,
     c.last_ns - c.first_ns AS wall_ns,
     c.gap_ns,
-    CAST(COALESCE(sum(k.ns), 0) AS BIGINT) AS step_ns,
-    CAST(COALESCE(sum(CASE WHEN k.attempt = k.last_attempt AND k.error IS NULL THEN k.ns END), 0) AS BIGINT) AS good_ns,
-    CAST(COALESCE(sum(CASE WHEN k.attempt = k.last_attempt AND k.error IS NULL THEN k.ns END), 0) AS DOUBLE)
+    COALESCE(try_sum(k.ns), 0) AS step_ns,
+    COALESCE(try_sum(CASE WHEN k.attempt = k.last_attempt AND k.error IS NULL THEN k.ns END), 0) AS good_ns,
+    COALESCE(sum(CASE WHEN k.attempt = k.last_attempt AND k.error IS NULL THEN CAST(k.ns AS DOUBLE) END), 0)
         / NULLIF(c.last_ns - c.first_ns, 0) AS goodput
 FROM chosen c
 LEFT JOIN kept k ON k.session = c.session

@@ -6,17 +6,17 @@ SELECT
     max(CASE WHEN is_training_step THEN step END) AS step,
     max(CASE WHEN is_training_step THEN start_ns END) AS start_ns,
     max(CASE WHEN is_training_step THEN end_ns - start_ns END) AS wall_ns,
-    CAST(sum(CASE WHEN name = 'data_load' THEN end_ns - start_ns END) AS BIGINT) AS data_load_ns,
-    CAST(sum(CASE WHEN name = 'forward' THEN end_ns - start_ns
-        WHEN name = 'compile' AND parent_name = 'forward' THEN start_ns - end_ns END) AS BIGINT) AS forward_ns,
-    CAST(sum(CASE WHEN name = 'backward' THEN end_ns - start_ns
-        WHEN name = 'compile' AND parent_name = 'backward' THEN start_ns - end_ns END) AS BIGINT) AS backward_ns,
-    CAST(sum(CASE WHEN name = 'optimizer_step' THEN end_ns - start_ns END) AS BIGINT) AS optimizer_step_ns,
-    CAST(COALESCE(sum(CASE WHEN name IN ('evaluation', 'prediction', 'checkpoint', 'compile', 'trace', 'lower', 'logging')
-        THEN end_ns - start_ns END), 0) AS BIGINT) AS beside_ns,
-    CAST(GREATEST(max(CASE WHEN is_training_step THEN end_ns - start_ns END)
-        - sum(CASE WHEN in_step THEN end_ns - start_ns ELSE 0 END), 0) AS BIGINT) AS self_ns,
-    CAST(sum(CASE WHEN in_step THEN gpu_ns END) AS BIGINT) AS gpu_ns,
+    try_sum(CASE WHEN name = 'data_load' THEN end_ns - start_ns END) AS data_load_ns,
+    try_sum(CASE WHEN name = 'forward' THEN end_ns - start_ns
+        WHEN name = 'compile' AND parent_name = 'forward' THEN start_ns - end_ns END) AS forward_ns,
+    try_sum(CASE WHEN name = 'backward' THEN end_ns - start_ns
+        WHEN name = 'compile' AND parent_name = 'backward' THEN start_ns - end_ns END) AS backward_ns,
+    try_sum(CASE WHEN name = 'optimizer_step' THEN end_ns - start_ns END) AS optimizer_step_ns,
+    COALESCE(try_sum(CASE WHEN name IN ('evaluation', 'prediction', 'checkpoint', 'compile', 'trace', 'lower', 'logging')
+        THEN end_ns - start_ns END), 0) AS beside_ns,
+    GREATEST(max(CASE WHEN is_training_step THEN end_ns - start_ns END)
+        - COALESCE(try_sum(CASE WHEN in_step THEN end_ns - start_ns END), 0), 0) AS self_ns,
+    try_sum(CASE WHEN in_step THEN gpu_ns END) AS gpu_ns,
     max(memory_peak_bytes) AS memory_peak_bytes,
     max(CASE WHEN is_training_step THEN name END) AS name,
     max(CASE WHEN is_training_step AND name = 'batch' THEN attrs END) AS attrs
@@ -28,5 +28,5 @@ WHERE session = :session AND (is_training_step OR in_step OR step_key IS NOT NUL
 GROUP BY CASE WHEN is_training_step THEN key WHEN in_step THEN parent_key ELSE step_key END
 HAVING max(CASE WHEN is_training_step THEN end_ns END) IS NOT NULL
     AND max(CASE WHEN is_training_step THEN error END) IS NULL
-ORDER BY 3 DESC, 4 DESC
+ORDER BY 3 DESC, 4 DESC, max(CASE WHEN is_training_step THEN key END)
 LIMIT :most

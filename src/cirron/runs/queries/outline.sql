@@ -1,6 +1,6 @@
 -- The tree of a run with all spans of one path as one row, parents before children: how many, how long,
 -- and what no child in the same thread covers. An open span lasts until the last that is known of its
--- session.
+-- session. A sum that 64 bits cannot hold (292 years) is null.
 WITH timed AS (
     SELECT p.*, GREATEST(COALESCE(p.end_ns, s.last_ns) - p.start_ns, 0) AS ns
     FROM spans p
@@ -12,10 +12,10 @@ own AS (
         depth,
         count(*) AS spans,
         count(*) - count(end_ns) AS open_spans,
-        CAST(sum(ns) AS BIGINT) AS total_ns,
+        try_sum(ns) AS total_ns,
         percentile_cont(0.5) WITHIN GROUP (ORDER BY ns) AS median_ns,
         max(ns) AS worst_ns,
-        CAST(sum(gpu_ns) AS BIGINT) AS gpu_ns,
+        try_sum(gpu_ns) AS gpu_ns,
         max(memory_peak_bytes) AS memory_peak_bytes,
         count(error) AS errors,
         min(start_ns) AS first_ns
@@ -23,8 +23,8 @@ own AS (
     GROUP BY path, depth
 ),
 inside AS (
-    SELECT substr(path, 1, length(path) - length(name) - 1) AS path, depth - 1 AS depth, sum(ns) AS ns
-    FROM (SELECT path, name, depth, CAST(sum(ns) AS BIGINT) AS ns FROM timed WHERE in_thread GROUP BY path, name, depth) c
+    SELECT substr(path, 1, length(path) - length(name) - 1) AS path, depth - 1 AS depth, try_sum(ns) AS ns
+    FROM (SELECT path, name, depth, try_sum(ns) AS ns FROM timed WHERE in_thread GROUP BY path, name, depth) c
     GROUP BY substr(path, 1, length(path) - length(name) - 1), depth - 1
 )
 SELECT
@@ -35,7 +35,7 @@ SELECT
     own.total_ns,
     own.median_ns,
     own.worst_ns,
-    CAST(GREATEST(own.total_ns - COALESCE(inside.ns, 0), 0) AS BIGINT) AS self_ns,
+    own.total_ns - LEAST(COALESCE(inside.ns, 0), own.total_ns) AS self_ns,
     own.gpu_ns,
     own.memory_peak_bytes,
     own.errors,

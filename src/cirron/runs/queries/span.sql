@@ -7,7 +7,7 @@ WITH one AS (
     WHERE p.session = :session AND p.id = :id
 ),
 inside AS (
-    SELECT CAST(COALESCE(sum(COALESCE(c.end_ns, o.until_ns) - c.start_ns), 0) AS BIGINT) AS ns
+    SELECT COALESCE(try_sum(COALESCE(c.end_ns, o.until_ns) - c.start_ns), 0) AS ns
     FROM spans c
     JOIN one o ON o.key = c.parent_key
     WHERE c.session = :session AND c.in_thread

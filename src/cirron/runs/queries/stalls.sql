@@ -5,10 +5,10 @@ SELECT
     rank,
     session_id,
     count(*) AS steps,
-    CAST(sum(end_ns - start_ns) AS BIGINT) AS step_ns,
-    CAST(sum(COALESCE(data_load_ns, 0)) AS BIGINT) AS data_load_ns,
-    CAST(sum(COALESCE(data_load_ns, 0)) AS DOUBLE) / NULLIF(sum(end_ns - start_ns), 0) AS share,
-    count(CASE WHEN 2 * data_load_ns > end_ns - start_ns THEN 1 END) AS stalled_steps,
+    try_sum(end_ns - start_ns) AS step_ns,
+    try_sum(COALESCE(data_load_ns, 0)) AS data_load_ns,
+    sum(CAST(COALESCE(data_load_ns, 0) AS DOUBLE)) / NULLIF(sum(CAST(end_ns - start_ns AS DOUBLE)), 0) AS share,
+    count(CASE WHEN data_load_ns > end_ns - start_ns - data_load_ns THEN 1 END) AS stalled_steps,
     max(data_load_ns) AS worst_ns
 FROM training_steps
 WHERE end_ns IS NOT NULL

@@ -30,14 +30,14 @@ buckets AS (
         max(end_ns) AS end_ns,
         avg(wall) AS wall,
         max(wall) AS worst,
-        CAST(sum(COALESCE(data_load_ns, 0)) AS DOUBLE) / count(*) AS data_load,
-        CAST(sum(COALESCE(forward_ns, 0)) AS DOUBLE) / count(*) AS forward,
-        CAST(sum(COALESCE(backward_ns, 0)) AS DOUBLE) / count(*) AS backward,
-        CAST(sum(COALESCE(optimizer_step_ns, 0)) AS DOUBLE) / count(*) AS optimizer_step,
-        CAST(sum(COALESCE(evaluation_ns, 0)) AS DOUBLE) / count(*) AS evaluation,
-        CAST(sum(COALESCE(other_ns, 0)) AS DOUBLE) / count(*) AS other,
-        CAST(sum(GREATEST(wall - COALESCE(children_ns, 0), 0)) AS DOUBLE) / count(*) AS self,
-        CAST(sum(gpu_ns) AS DOUBLE) / NULLIF(count(gpu_ns), 0) AS gpu,
+        avg(COALESCE(data_load_ns, 0)) AS data_load,
+        avg(COALESCE(forward_ns, 0)) AS forward,
+        avg(COALESCE(backward_ns, 0)) AS backward,
+        avg(COALESCE(optimizer_step_ns, 0)) AS optimizer_step,
+        avg(COALESCE(evaluation_ns, 0)) AS evaluation,
+        avg(COALESCE(other_ns, 0)) AS other,
+        avg(GREATEST(wall - COALESCE(children_ns, 0), 0)) AS self,
+        avg(gpu_ns) AS gpu,
         max(memory_peak_bytes) AS memory
     FROM seen
     GROUP BY bucket

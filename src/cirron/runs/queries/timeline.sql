@@ -34,12 +34,12 @@ buckets AS (
         thread_id,
         depth,
         CAST(floor((GREATEST(start_ns, :from_ns) - :from_ns) / :bucket_ns) AS BIGINT) AS bucket,
-        CAST(sum(spans) AS BIGINT) AS spans,
-        CAST(sum(CASE WHEN end_ns - start_ns >= :bucket_ns
-            THEN LEAST(end_ns, :to_ns) - GREATEST(start_ns, :from_ns) ELSE busy_ns END) AS BIGINT) AS busy_ns,
+        try_sum(spans) AS spans,
+        COALESCE(try_sum(CASE WHEN end_ns - start_ns >= :bucket_ns
+            THEN LEAST(end_ns, :to_ns) - GREATEST(start_ns, :from_ns) ELSE busy_ns END), 9223372036854775807) AS busy_ns,
         max_by(key, (end_ns - start_ns, -start_ns, key)) AS longest,
         max(last_end_ns) AS last_end_ns,
-        CAST(sum(errors) AS BIGINT) AS errors,
+        try_sum(errors) AS errors,
         min(error) AS error
     FROM merged
     WHERE start_ns >= :from_ns OR (end_ns > :from_ns AND end_ns - start_ns >= :bucket_ns)

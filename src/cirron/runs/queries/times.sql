@@ -5,12 +5,12 @@
 -- that is known of its session.
 WITH ended AS (
     SELECT session, pid, thread_id, min(depth) AS depth, min(start_ns) AS start_ns,
-        sum(CASE WHEN key = step_key THEN end_ns - start_ns ELSE 0 END) AS step_ns
+        sum(CASE WHEN key = step_key THEN CAST(end_ns - start_ns AS DOUBLE) END) AS step_ns
     FROM spans
     GROUP BY session, pid, thread_id
 ),
 opened AS (
-    SELECT p.session, p.pid, p.thread_id, sum(s.last_ns - p.start_ns) AS step_ns
+    SELECT p.session, p.pid, p.thread_id, sum(CAST(s.last_ns - p.start_ns AS DOUBLE)) AS step_ns
     FROM spans p
     JOIN sessions s ON s.session = p.session
     WHERE p.end_ns IS NULL AND p.key = p.step_key
@@ -60,18 +60,18 @@ parts AS (
 summed AS (
     SELECT
         session,
-        CAST(sum(CASE WHEN part = 'step' THEN ns WHEN is_in_step THEN -ns ELSE 0 END) AS BIGINT) AS step_ns,
-        CAST(sum(CASE WHEN part = 'evaluation' THEN ns ELSE 0 END) AS BIGINT) AS evaluation_ns,
-        CAST(sum(CASE WHEN part = 'checkpoint' THEN ns ELSE 0 END) AS BIGINT) AS checkpoint_ns,
-        CAST(sum(CASE WHEN part = 'compile' THEN ns ELSE 0 END) AS BIGINT) AS compile_ns,
-        CAST(sum(CASE WHEN part = 'snapshot' THEN ns ELSE 0 END) AS BIGINT) AS snapshot_ns,
-        CAST(sum(CASE WHEN part = 'loading' THEN ns ELSE 0 END) AS BIGINT) AS loading_ns,
-        CAST(sum(CASE WHEN part = 'step' OR NOT is_in_step THEN ns ELSE 0 END) AS BIGINT) AS ns
+        try_sum(CASE WHEN part = 'step' THEN ns WHEN is_in_step THEN -ns ELSE 0 END) AS step_ns,
+        try_sum(CASE WHEN part = 'evaluation' THEN ns ELSE 0 END) AS evaluation_ns,
+        try_sum(CASE WHEN part = 'checkpoint' THEN ns ELSE 0 END) AS checkpoint_ns,
+        try_sum(CASE WHEN part = 'compile' THEN ns ELSE 0 END) AS compile_ns,
+        try_sum(CASE WHEN part = 'snapshot' THEN ns ELSE 0 END) AS snapshot_ns,
+        try_sum(CASE WHEN part = 'loading' THEN ns ELSE 0 END) AS loading_ns,
+        try_sum(CASE WHEN part = 'step' OR NOT is_in_step THEN ns ELSE 0 END) AS ns
     FROM parts
     GROUP BY session
 ),
 covered AS (
-    SELECT session, CAST(sum(GREATEST(end_ns - GREATEST(start_ns, COALESCE(before_ns, start_ns)), 0)) AS BIGINT) AS ns
+    SELECT session, try_sum(GREATEST(end_ns - GREATEST(start_ns, COALESCE(before_ns, start_ns)), 0)) AS ns
     FROM (
         SELECT session, start_ns, end_ns,
             max(end_ns) OVER (

@@ -67,6 +67,6 @@ def judge_hang(facts: Facts) -> Judged:
 
 def told(one: Ending) -> str:
     rank = "" if one.rank is None else f"rank {one.rank} "
-    step = "" if one.last_step is None else f"; last step {one.last_step}"
+    step = "" if one.last_step is None else f"; last {one.step_name} {one.last_step}"
     error = f": {one.error}" if one.error else ""
     return f"{rank}{one.state} in {one.where or 'no open span'}{step}{error}"

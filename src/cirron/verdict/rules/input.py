@@ -21,6 +21,7 @@ from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding
 from cirron.verdict.rules import Judged, longest, ms, percent, period_of
 from cirron.verdict.whatif import lasting, with_workers, without
+from cirron.view.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,10 +84,10 @@ def judge(facts: Facts) -> Judged:
     is_stalling = len(stalls) < 0.5 * len(loads) and sum(stalls) > 0.5 * total
     # Workers are short of a processor as much as the steps' own work is.
     delay = sum(stalls) if is_stalling else min(total, sum(step.work for step in facts.steps))
-    may_be_starved = share < MOST and (is_stalling or facts.loader.get("workers"))
+    may_be_starved = share < MOST and (is_stalling or facts.workers)
     if may_be_starved and facts.is_starved(delay):
         return Abstained(KIND, STARVED)
-    if facts.loader.get("workers") and not is_stalling and (facts.asleep_share or 1.0) < ASLEEP:
+    if facts.workers and not is_stalling and (facts.asleep_share or 1.0) < ASLEEP:
         return None
     found = plan(facts, stalls if is_stalling else [])
     saved = sum(step.wall for step in facts.steps) - found.left
@@ -96,9 +97,9 @@ def judge(facts: Facts) -> Judged:
         f"data_load is {percent(share)} of the time: {ms(typical)} of a step of"
         f" {ms(median(step.wall for step in facts.steps))} (median)"
     ]
-    workers = facts.loader.get("workers")
+    workers = facts.workers
     if workers is not None:
-        evidence.append(f"the loader has {workers} workers")
+        evidence.append(f"the loader has {plural(workers, 'worker')}")
     if is_stalling:
         at = longest([wait if wait > limit else 0 for wait in waits])
         every = period_of(at)
@@ -124,20 +125,22 @@ def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: fl
     share = cold / facts.window_ns
     if share < MOST and facts.is_starved(cold):
         return Abstained(KIND, STARVED)
-    workers, set_up = facts.loader.get("workers"), facts.account.get(SET_UP, 0)
+    workers, set_up = facts.workers, facts.account.get(SET_UP, 0)
     wait = median(facts.steps[at].data_load or 0 for at in late)
     evidence = [
-        f"{percent(share)} of the time is at the start of {len(late)} epochs",
+        f"{percent(share)} of the time is at the start of {plural(len(late), 'epoch')}",
         f"their first batch is waited for {ms(wait)}, others {ms(typical)}",
     ]
     if set_up:
         each = ms(set_up / len(late))
-        evidence.append(f"starting and stopping {workers} workers takes {each} an epoch")
+        evidence.append(
+            f"starting and stopping {plural((workers or 0), 'worker')} takes {each} an epoch"
+        )
     is_anew = bool(workers) and not facts.loader.get("persistent_workers")
     # Workers that are kept have to load the first batch, too: what that takes is not known, but
     # not longer than they have for each.
     usual = mean(step.work for step in facts.steps)
-    is_sure = is_anew and int(workers or 0) * usual * len(late) < UNSURE * cold
+    is_sure = is_anew and (workers or 0) * usual * len(late) < UNSURE * cold
     return Finding(
         KIND,
         "each epoch waits for its first batch",
@@ -154,7 +157,7 @@ def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: fl
 
 def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
     """How many workers to try, and what they would give."""
-    now = int(facts.loader.get("workers") or 0)
+    now = facts.workers or 0
     cores = facts.cores or 4
     work = [step.wall - (step.data_load or 0) for step in facts.steps]
     usual = max(mean(work), 1.0)
@@ -203,7 +206,7 @@ def is_pegged(facts: Facts) -> bool:
 
 
 def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
-    workers = facts.loader.get("workers")
+    workers = facts.workers
     if is_pegged(facts):
         return (
             "make loading cheaper (cache, smaller or pre-decoded samples):"
