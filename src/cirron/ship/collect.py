@@ -178,6 +178,8 @@ class Collector:
         if records and not self._oldest_ns:
             self._oldest_ns = records[0][6]
         late = self._take_ready() if self._waiting else []
+        if not (records or late or self._held or self._snapshots):
+            return 0  # as at most looks
         self._rest = []
         closed, marks = by_kind(records)
         columns, mark_columns = transpose(closed), transpose(marks)
@@ -391,7 +393,9 @@ class Collector:
 
     def _unrecorded(self) -> list[hot.Span]:
         # copy() is one step for the interpreter; sorting the set itself could meet a change
-        return sorted(self._opened.copy(), key=lambda span: span.sequence)
+        spans = self._opened.copy()
+        spans |= {phase for span in spans if (phase := hot.phase_of(span)) is not None}
+        return sorted(spans, key=lambda span: span.sequence)
 
     def dropped(self) -> int:
         """Records that a full ring pushed out: numbers given out, less those that were seen.
@@ -482,7 +486,7 @@ class Collector:
                 del listed[: -MAX_MARK_IDS - 1]  # one more tells that there were more
         lists.pop(0, None)  # of marks outside any span
         if len(lists) > MAX_MARKED:  # a task that outlives its span marks it all the same
-            is_open = {span.sequence for span in self._opened.copy()}
+            is_open = {span.sequence for span in self._unrecorded()}
             for of_spans in (lists, self.latest, self.marked_at):
                 for number in of_spans.keys() - is_open:
                     del of_spans[number]

@@ -82,7 +82,7 @@ class Pass:
         self.setup: hot.Span | None = None  # of workers; it waits for a parent
         self.loads: list[hot.Span] = []  # fetches that do
         self.span: hot.Span | None = None  # the epoch or evaluation, where it is ours to make
-        self.step: hot.Span | None = None
+        self.step: hot.Step | None = None
         self.index = 0  # of the next step
         self.first_index = 0
         self.items = 0  # asked for
@@ -132,11 +132,12 @@ class Lane:
         self.teardown: hot.Span | None = None  # of workers, at the end of that fetch
         # The open step of the loop that trains. While it is the innermost span, no forward,
         # backward or optimizer step says anything new of the loop.
-        self.step: hot.Span | None = None
+        self.step: hot.Step | None = None
         self.has_worked = False  # a model has run, since the last fetch
         self.is_inside = False  # a module's forward, or a backward
         self.model: Callable[[], Any] | None = None  # the last one that did
-        # Those that step, by id, with their spans; the one that was called by another is last.
+        # Those that step, by id, with what `hot.begin_phase` has returned, or their spans; the one
+        # that was called by another is last.
         self.optimizers: list[tuple[int, hot.Span | None]] = []
         self.described: Callable[[], Any] = nothing  # the last model that was
         self.epochs = 0  # made so far
@@ -185,12 +186,13 @@ class Loops:
 
     def begin_step(self, lane: Lane, iterator: Any) -> hot.Span | None:
         """Begins the next step of the loop that trains; None: this is no fetch for one."""
-        current, step = lane.driver, lane.step
+        step, current = lane.step, lane.driver
         if (
-            current is None
-            or step is None
-            or not current.has_stepped
+            step is None
             or step is not hot.current()
+            or step.phase is not None
+            or current is None
+            or not current.has_stepped
             or current.iterator() is not iterator
             or current.length is None  # it may be time for another epoch
             or current.above.end
@@ -199,10 +201,11 @@ class Loops:
             return None
         lane.loading = current
         lane.has_worked = current.has_stepped = False
-        current.items += 1
         current.is_fresh = True
-        step = lane.step = current.step = hot.follow(step, current.index)
-        current.index += 1
+        current.items += 1
+        index = current.index
+        current.index = index + 1
+        step = lane.step = current.step = hot.follow(step, index)
         return step
 
     def begin_load(self, lane: Lane, iterator: Any) -> hot.Span | None:
@@ -277,7 +280,7 @@ class Loops:
         if current.length is None:
             self._split_endless(current)
         name = "step" if current.kind is TRAINING else "batch"
-        current.step = hot.begin(name, current.index, at=at)
+        current.step = hot.begin(name, current.index, None, hot.Step, at)
         for load in loads:
             load.parent = current.step
         current.index += 1
@@ -560,7 +563,9 @@ class Loops:
                 hot.release(setup, current.span)
         parent = current.span
         if current.makes_steps:
-            parent = current.step = hot.insert(parent or above, "batch", current.index, start=start)
+            above = parent or above
+            parent = hot.insert(above, "batch", current.index, None, hot.Step, start=start)
+            current.step = parent
             current.index += 1
         for load in current.loads:
             hot.release(load, None if load.parent.end else parent)
@@ -711,7 +716,8 @@ def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
 
 def end_optimizers(lane: Lane, running: int) -> None:
     while len(lane.optimizers) > running:
-        span = lane.optimizers.pop()[1]
+        phase = lane.optimizers.pop()[1]
+        span = None if phase is None else hot.open_phase(phase)
         if span is not None and not span.end:
             span.set(error="the step raised")
             hot.close(span)
