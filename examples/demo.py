@@ -80,7 +80,7 @@ def main():
     fixed = train(workers=2)
     before, after = step_ms(slow), step_ms(fixed)
     gain = report.verdict.gain
-    said = f"predicted: {100 * gain.share:.0f}%" if gain else "nothing predicted: the machine is busy"
+    said = f"predicted: {100 * gain.share:.0f}%" if gain else "no prediction: the machine is busy"
     print(f"\nwith two workers a step takes {after:.3g} ms instead of {before:.3g} ms,")
     print(f"{100 * (1 - after / before):.0f}% less ({said})")
     if os.environ.get("DEMO_SERVE") == "0":

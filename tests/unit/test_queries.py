@@ -693,7 +693,7 @@ def test_whole_numbers_stay_whole_in_frames(made: Made) -> None:
 
 
 def test_footers_are_read_once(made: Made) -> None:
-    """The files of a store never change: also a question's own cursor keeps what it knows of them."""
+    """The files of a store never change: what a cursor knows of them, the next one knows, too."""
     made().write()
 
     rows = ci.open(".").sql("SELECT current_setting('parquet_metadata_cache') AS on_").rows()

@@ -157,7 +157,7 @@ class TestStory:
 
         assert (
             f"killed: no sign of life since {clock_of(HEARTBEAT_NS)}; it was in"
-            " epoch[3] > step[812] > backward, 41.00s in; last step: step[811]; memory 3.00 GiB"
+            " epoch[3] > step[812] > backward, 41.00s in; last step: step[811]; memory 3.0 GiB"
         ) in found
         assert "  also in worker, 10.00s in" in found
         assert "      step[812] - 42.00s (open)" in [f"  {line}" for line in found]
@@ -252,7 +252,7 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("wanted", "expected"),
         [
-            ("nope", "--run 'nope' is no run here; known: run-old, run-new"),
+            ("nope", "--run 'nope' is not a run here; known: run-old, run-new"),
             ("run-", "--run 'run-' is the start of several runs; known: run-old, run-new"),
         ],
     )

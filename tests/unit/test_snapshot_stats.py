@@ -274,7 +274,7 @@ def test_memory_of_copies_is_used_again() -> None:
 
     weights = arrays(3, 144)
     weights[1].attrs["frozen"] = True  # it will have no gradient
-    copier.prepare(weights)()
+    copier.prepare(weights)
     assert [640, 64] == [len(one) for one in copier._free]
     small = copier._free[-1]
     first, second = copy(3), copy(100, 3)

@@ -17,7 +17,7 @@ import cirron as ci
 from cirron import errors, files, guard, hooks, session
 from cirron.record import clock, hot
 from cirron.snapshot import health, records, stats, taker
-from cirron.snapshot.host import Reader, Tensor
+from cirron.snapshot.host import Copier, Reader, Tensor
 from cirron.snapshot.taker import Taker
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class FakeCopy:
         self._reader.released += 1
 
 
-class FakeReader(Reader):
+class FakeReader(Reader, Copier):
     """Copies what it reads, too."""
 
     made: FakeReader
@@ -89,9 +89,8 @@ class FakeReader(Reader):
     def names(self, model: Any) -> list[str]:
         return list(model.values)
 
-    def prepare(self, tensors: list[Tensor]) -> Callable[[], None]:
-        names = [tensor.name for tensor in tensors]
-        return lambda: self.prepared.append(names)
+    def prepare(self, weights: list[Tensor]) -> None:
+        self.prepared.append([tensor.name for tensor in weights])
 
     def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> Iterator[Tensor]:
         if self.error is not None:
@@ -920,6 +919,27 @@ class TestSession:
         ci.flush()
 
         assert (2, 0) == tuple(ci.health()[name] for name in ("snapshot_count", "snapshot_pending"))
+
+    def test_flush_is_bounded(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Where the worker does not get done, `ci.flush()` stores the rest and says so."""
+        monkeypatch.setattr(session, "FLUSH_WAIT_S", 1.0)
+        model = Model(weight=[1.0])
+        ci.profile()
+        ci.watch(model)
+        FakeReader.made.go_on.clear()
+        for _ in ci.epochs(range(1)):
+            pass
+        flushed = ci.flush()
+        FakeReader.made.go_on.set()
+
+        assert (False, "the worker that measures snapshots did not answer in time") == (
+            flushed.ok,
+            flushed.why,
+        )
+        (warning,) = warnings(caplog)
+        assert "ci.flush() did not store everything: the worker that measures" in warning
 
     def test_a_second_session(self) -> None:
         """Models belong to the session that they were given to; its thread ends with it."""

@@ -21,10 +21,10 @@ from ciclo.averages import EmaState
 from ciclo.device_values import describe
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CheckpointError, CicloError
-from ciclo.judging import named_outputs
+from ciclo.judging import crossed_shape, named_outputs
 from ciclo.logs import Logs
 from ciclo.torch.batches import detached, is_number, to_device, unpacked
-from ciclo.torch.metrics import Running, asked, is_stateful
+from ciclo.torch.metrics import Crossing, Running, asked, is_stateful
 from ciclo.torch.strategies import mean_over_processes
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class TorchState:
         self._dtype = None if policy in (None, "float32") else getattr(torch, str(policy))
         self._scaler = torch.amp.GradScaler(self.device.type) if policy == "float16" else None
         self._clip_norm = clip_norm
+        self._looked_at: set[str] = set()  # losses that have run once
         self._ema_decay = ema_decay
         self._average: EmaState | None = None
         if ema_decay is not None:
@@ -215,7 +216,10 @@ class TorchState:
         total: Any = None
         with self._autocast():
             for name, function in self._losses.items():
-                loss = function(found)
+                is_new = name not in self._looked_at and crossed_shape(outputs, targets) is not None
+                self._looked_at.add(name)
+                with Crossing(name, outputs, targets) if is_new else nullcontext():
+                    loss = function(found)
                 if not isinstance(loss, torch.Tensor) or loss.dim():
                     raise CallbackError(
                         f"the loss {name!r} is {describe(loss)}; it must be one number, a tensor"

@@ -51,14 +51,16 @@ class Age(click.ParamType[int]):
     ) -> int:
         match = re.fullmatch(r"([0-9]{1,6})([mhdw])", str(value))
         if match is None:
-            self.fail(f"{value!r} is no age; write 30m, 12h, 7d or 2w", param, ctx)
+            self.fail(f"{value!r} is not an age; write 30m, 12h, 7d or 2w", param, ctx)
         return int(match[1]) * UNITS_S[match[2]] * 10**9
 
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", required=False)
 @click.option("--run", "wanted", metavar="ID", help="Delete this run: its id, or the start of it.")
-@click.option("--older-than", "age_ns", type=Age(), metavar="AGE", help="Delete runs that ended longer ago than this: 7d.")
+@click.option(
+    "--older-than", "age_ns", type=Age(), metavar="AGE", help="Ended longer ago than this: 7d."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output.as_json
 def clear(
@@ -79,7 +81,7 @@ def clear(
     chosen = [run for run in runs if run not in running and run.ended_ns <= before_ns]
     if not chosen:
         raise errors.UnknownRunError(
-            "there is no run to remove" + (": one is running" if running else "")
+            "there is no run to delete" + (": one is running" if running else "")
         )
     found = [file for run in chosen for file in files_of(root, run)]
     total = text.size(sum(file.size for file in found))

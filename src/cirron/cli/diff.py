@@ -19,7 +19,7 @@ UNCLEAR = 5
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="AFTER")
 @click.option("--baseline", multiple=True, metavar="RUN", help="More runs like BEFORE.")
-@click.option("--fail-on", metavar="5%", help="Exit with 4 if anything is slower by more than this.")
+@click.option("--fail-on", metavar="5%", help="Exit with 4 if anything is slower by more.")
 @output.in_folder
 @output.as_json
 def diff(

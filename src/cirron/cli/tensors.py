@@ -64,10 +64,10 @@ def tensors(
     if name is not None:
         found = [one for one in found if one.name == name.removesuffix(".grad")]
     if not found:
-        what = "no snapshots" if name is None else f"no tensor called {text.plain(name)!r}"
-        raise errors.UnknownRunError(
-            f"run {text.plain(run.id)} has {what}. ci.watch(model) has them taken"
-        )
+        what = "no snapshots; call ci.watch(model) before the training to have some"
+        if name is not None:
+            what = f"no tensor called {text.plain(name)!r}; cirron tensors lists those that it has"
+        raise errors.UnknownRunError(f"run {text.plain(run.id)} has {what}")
     if is_json:
         output.echo_json({"run_id": run.id, "tensors": [one._asdict() for one in found]})
     elif name is None:

@@ -47,8 +47,8 @@ def find(path: str | os.PathLike[str]) -> Path:
         reason = "it is not a folder" if os.path.lexists(given) else "there is no such folder"
     raise errors.UnknownRunError(
         f"no run found in {str(given)!r}: {reason}."
-        " Record one with `cirron run train.py` or ci.profile(), or name the folder that the program"
-        ' ran in: cirron show FOLDER, cirron report --dir FOLDER, ci.open("FOLDER")'
+        " Record one with `cirron run train.py` or ci.profile(), or name the folder that it ran in:"
+        ' cirron show FOLDER, cirron report --dir FOLDER, ci.open("FOLDER")'
     )
 
 

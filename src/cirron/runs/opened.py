@@ -286,7 +286,7 @@ class Runs(Mapping[str, Run]):
         )
         if len(matching) != 1:
             known = ", ".join((matching or self._ids)[-8:]) or "none"
-            what = "is the start of several runs" if matching else "is no run here"
+            what = "is the start of several runs" if matching else "is not a run here"
             raise errors.UnknownRunError(f"{wanted!r} {what}; known: {known}")
         return self._place.run(matching[0])
 

@@ -121,7 +121,7 @@ def kept(run: Run, key: tuple[Any, ...], ask: Callable[[], Answer]) -> Answer:
     if known is None:  # who asks the same meanwhile waits for this answer
         try:
             answer.set_result(ask())
-        except BaseException as error:
+        except BaseException as error:  # who waits for it must be told, whatever it is
             with _lock:
                 _kept.pop(key, None)
             answer.set_exception(error)

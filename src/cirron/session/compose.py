@@ -265,6 +265,7 @@ class Session:
         self._program.look_again()
         if self.black_box is not None:
             self.black_box.session = self.identity
+            self.black_box.start()  # if it could not be started before
             self.black_box.wake()
 
     # -- ending -----------------------------------------------------------------------------
@@ -300,7 +301,9 @@ class Session:
         if left:
             problem = self.flusher.problem
             why = f"within exit_timeout={self.settings.exit_timeout:g}s"
-            guard.warn("%d records were not stored%s", left, f": {problem}" if problem else f" {why}")
+            guard.warn(
+                "%d records were not stored%s", left, f": {problem}" if problem else f" {why}"
+            )
         if self.black_box is not None:
             self.black_box.close(deadline, how, detail)
         speaker.settle(SPEAK_S)

@@ -178,6 +178,8 @@ class Collector:
         if records and not self._oldest_ns:
             self._oldest_ns = records[0][6]
         late = self._take_ready() if self._waiting else []
+        if not (records or late or self._held or self._snapshots):
+            return 0  # as at most looks
         self._rest = []
         closed, marks = by_kind(records)
         columns, mark_columns = transpose(closed), transpose(marks)

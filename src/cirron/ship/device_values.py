@@ -33,6 +33,7 @@ class Resolver:
         self._asked.append(value)
         if self._worker is None:
             self._worker = Worker(self._run, "cirron-values")
+            self._worker.start()
         self._worker.wake()
 
     def settle(self, values: list[Deferred], timeout_s: float) -> bool:

@@ -41,7 +41,6 @@ _NO_ATTRS: dict[str, Any] = {}
 _NO_MARKS: list[str] = []
 _PLAIN = frozenset((str, bool, type(None)))
 _SCALARS = frozenset((*TYPES, type(None)))
-_INT64 = range(-(2**63), 2**64)
 MAX_INT = 2**63 - 1
 
 
@@ -198,7 +197,7 @@ class Encoder:
         if kind in _PLAIN:
             return value
         if kind is int:
-            if value in _INT64:
+            if value in wire.INTEGERS:
                 return value
             self.texts_made += self.asks
             return large(value)
@@ -321,7 +320,7 @@ def typed(value: Any) -> tuple[str, Any, str | None]:
     if kind is bool:
         return "bool", value, None
     if kind is int:
-        return ("int", value, None) if value in _INT64 else typed(as_float(value))
+        return ("int", value, None) if value in wire.INTEGERS else typed(as_float(value))
     return "string", value, None
 
 

@@ -115,6 +115,7 @@ class Flusher:
         done = new_lock()
         done.acquire()
         self._waiters.append(done)
+        self._worker.start()  # if it could not be started before
         self._worker.wake()
         if self._worker.is_stopping:  # it may have released its last waiter
             return self._worker.wait_for_end(clock.now() + int(timeout_s * 1e9))
@@ -136,6 +137,7 @@ class Flusher:
         try:
             with guard.contained("starting the sinks"):
                 for sink in self._sinks:
+                    sink.start()  # unless it has been
                     sink.tick()  # makes folders, and begins with what an earlier run left to send
             self._set_tick()
             while not self._worker.is_stopping:
@@ -163,14 +165,18 @@ class Flusher:
         look_s = LOOK_S / 2 if self._is_crowded else LOOK_S
         rest_s = max(0.0, min((self._tick_ns - began) / 1e9, look_s))
         self._worker.rest(rest_s)
-        now = clock.now()
-        if (now - began) / 1e9 - rest_s > CROWDED_TURNS * sys.getswitchinterval():
-            self._crowded_ns = now
-        self._is_crowded = now - self._crowded_ns < CROWDED_NS
+        self._note_wait(clock.now() - began - int(rest_s * 1e9))
         if not self._is_crowded:
             turns.restore()
         elif self._collector.pending > BEHIND_IF_CROWDED:
             turns.shorten()
+
+    def _note_wait(self, waited_ns: int) -> None:
+        """Finds out whether the worker is crowded out, from what it just waited for the lock."""
+        now = clock.now()
+        if waited_ns / 1e9 > CROWDED_TURNS * sys.getswitchinterval():
+            self._crowded_ns = now
+        self._is_crowded = now - self._crowded_ns < CROWDED_NS
 
     def _take_waiters(self) -> list[_thread.LockType]:
         waiters = []
@@ -217,7 +223,9 @@ class Flusher:
         while True:
             is_behind = self._is_behind(left)
             is_long = is_behind and self._is_crowded
+            began, began_cpu = clock.now(), time.thread_time_ns()
             left = collector.step(min(left, MAX_SLICE) if is_long else SLICE)
+            self._note_wait(clock.now() - began - time.thread_time_ns() + began_cpu)
             is_done = not left or collector.seen >= target
             is_due = not is_done and clock.now() >= self._tick_ns  # else the flush is next
             is_full = collector.pending_bytes > limit * (BEHIND_BATCH if is_behind else 1)

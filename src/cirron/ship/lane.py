@@ -55,6 +55,7 @@ class Lane(Sink):
             while self._queued_bytes > self._max_bytes and len(self._queue) > 1:
                 self._queued_bytes -= self._queue.popleft().size
                 self._count_drop("does not keep up")
+        self._worker.start()
         self._worker.wake()
         return Outcome.HELD
 

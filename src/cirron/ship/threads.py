@@ -95,11 +95,7 @@ class Worker:
         return self.has_started and not self.has_ended
 
     def wake(self) -> None:
-        """Ends a `rest`, the present one or the next; starts what could not be started before."""
-        self.start()
-        self._end_rest()
-
-    def _end_rest(self) -> None:
+        """Ends a `rest`, the present one or the next."""
         try:
             self._wake.release()
         except RuntimeError:  # it is awake already
@@ -108,7 +104,7 @@ class Worker:
     def stop(self) -> None:
         """Asks the function to return."""
         self.is_stopping = True
-        self._end_rest()
+        self.wake()
 
     def wait_for_end(self, deadline_ns: int) -> bool:
         """False: it has not ended by the deadline.

@@ -17,11 +17,11 @@ from torch._utils import _flatten_dense_tensors
 
 from cirron import captures
 from cirron.snapshot import host, stats
-from cirron.snapshot.host import PART, HostCopy, Tensor
+from cirron.snapshot.host import PART, Copier, HostCopy, Tensor
 from cirron.snapshot.records import paced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from cirron.snapshot.host import Copy
     from cirron.snapshot.stats import Summary
@@ -35,24 +35,18 @@ SLAB_ROWS = 2048
 WINDOW = 2**24
 
 
-class GpuCopier:
+class GpuCopier(Copier):
     """Copies tensors of torch's on GPUs: one copy for each device and dtype.
 
     What is on a device of another kind comes to the host at once.
     """
 
-    def prepare(self, tensors: list[Tensor]) -> Callable[[], None]:
-        kinds = {
-            (array.device, array.dtype)
-            for array in (tensor.array for tensor in tensors)
-            if array.is_cuda and array.is_floating_point()
-        }
-
-        def make_ready() -> None:
-            for device, dtype in kinds:
+    def prepare(self, weights: list[Tensor]) -> None:
+        arrays = [tensor.array for tensor in weights]
+        on_gpus = {(one.device, one.dtype) for one in arrays if one.is_cuda}
+        for device, dtype in on_gpus:
+            if dtype.is_floating_point:
                 load_kernels(device, dtype)
-
-        return make_ready
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         groups: dict[Any, list[Tensor]] = defaultdict(list)

@@ -119,17 +119,18 @@ class Copy(Protocol):
         """Lets go of the memory."""
 
 
-class Copier(Protocol):
+class Copier:
     """Copies arrays of one kind."""
 
-    def prepare(self, tensors: list[Tensor]) -> Callable[[], None]:
-        """Returns what makes ready for copies of these weights; for the worker."""
+    def prepare(self, weights: list[Tensor]) -> None:
+        """Makes ready for copies of these. On the worker."""
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         """Copies the tensors; `raw`: their values will be saved. None: there is no memory for it.
 
         `in_step`: the epoch goes on, so a copy that would wait for a device is not made either.
         """
+        raise NotImplementedError
 
 
 class HostCopy:
@@ -161,26 +162,22 @@ class HostCopy:
         self._give_back()
 
 
-class HostCopier:
+class HostCopier(Copier):
     """Copies arrays in the host's memory; keeps that of the copies for the next time."""
 
     def __init__(self) -> None:
         # The largest first. Two threads may take from it, and the worker gives back.
         self._free: list[Any] = []
 
-    def prepare(self, tensors: list[Tensor]) -> Callable[[], None]:
-        will_have = [its for its in tensors if "frozen" not in its.attrs]  # a gradient
-        sizes = [size for size in (size_of(tensors), size_of(will_have)) if size]
-
-        def make_ready() -> None:
-            if sum(sizes) <= free_bytes():
-                self._free.clear()
-                for size in sizes:
-                    buffer = np.empty(size, np.uint8)
-                    buffer.fill(0)  # the pages are there from now on
-                    self._give_back(buffer)
-
-        return make_ready
+    def prepare(self, weights: list[Tensor]) -> None:
+        will_have = [its for its in weights if "frozen" not in its.attrs]  # a gradient
+        sizes = [size for size in (size_of(weights), size_of(will_have)) if size]
+        if sum(sizes) <= free_bytes():
+            self._free.clear()
+            for size in sizes:
+                buffer = np.empty(size, np.uint8)
+                buffer.fill(0)  # the pages are there from now on
+                self._give_back(buffer)
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         size = sum(tensor.size_bytes for tensor in tensors)

@@ -26,7 +26,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from cirron import errors, guard
 from cirron.snapshot import host
-from cirron.snapshot.host import HostCopy, Reader, Tensor
+from cirron.snapshot.host import Copier, HostCopy, Reader, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -330,6 +330,8 @@ def describe(array: Any, name: str, attrs: dict[str, Any], *, is_gradient: bool 
         attrs["unmeasured"] = "a random key is no number"
     elif array.dtype == jax.dtypes.float0:
         attrs["unmeasured"] = "the gradient of an integer has no values"
+    elif not is_number(array.dtype):  # NumPy's: text, dates, objects, records
+        attrs["unmeasured"] = "its values are no numbers"
     else:
         found.array, found.copier = parts, COPIER
         if np.issubdtype(array.dtype, np.complexfloating):
@@ -337,14 +339,17 @@ def describe(array: Any, name: str, attrs: dict[str, Any], *, is_gradient: bool 
     return found
 
 
+def is_number(dtype: Any) -> bool:
+    if dtype.kind in "bm":  # durations (m) are integers to NumPy
+        return bool(dtype.kind == "b")
+    return bool(jnp.issubdtype(dtype, np.number))
+
+
 # -- copying ---------------------------------------------------------------------------------
 
 
-class JaxCopier:
+class JaxCopier(Copier):
     """Copies the arrays on their devices: the program may donate its own to the next step."""
-
-    def prepare(self, tensors: list[Tensor]) -> Callable[[], None]:
-        return lambda: None
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         arrays = [tensor.take_array() for tensor in tensors]
@@ -375,12 +380,11 @@ def has_room(parts: list[Any]) -> bool:
                 sizes[None if device.platform == "cpu" else device] += shard_bytes
         else:
             sizes[None] += part.nbytes
-    return all(size <= free_bytes(place, size) for place, size in sizes.items())
+    on_host = sizes.pop(None, 0)
+    return host.has_room(on_host) and all(size <= free_bytes(on) for on, size in sizes.items())
 
 
-def free_bytes(device: Any, wanted: int) -> float:
-    if device is None:
-        return math.inf if wanted <= host.SMALL_BYTES else host.free_bytes()
+def free_bytes(device: Any) -> float:
     known = device.memory_stats() or {}
     if "bytes_limit" not in known:
         return math.inf

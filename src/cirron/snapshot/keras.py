@@ -42,9 +42,6 @@ def reader() -> Reader:
     from cirron.snapshot.torch import TorchReader
 
     class KerasTorchReader(TorchReader):
-        def unwrap(self, model: Any) -> Any:
-            return model
-
         def named(self, model: Any) -> Iterator[tuple[str, Any]]:
             return ((name, weight.value) for name, weight in named_weights(model))
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from cirron import errors, guard
 from cirron.record import clock
-from cirron.snapshot.records import Job, Recorder, Taken, load_saver
+from cirron.snapshot.records import Job, Recorder, load_saver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from cirron.record.hot import Span
     from cirron.snapshot.host import Copier, Copy, HostCopier, Reader, Tensor
+    from cirron.snapshot.records import Taken
 
 # Who reads which models: the module that a program with such a model has imported and the class of
 # its models, then the reader's file, and what makes one there.
@@ -304,8 +305,13 @@ class Taker:
             for tensor in one.reader.read(own, one.prefix)
             if not tensor.is_gradient
         ]
-        ready = [copier.prepare(its) for copier, its in self._by_copier(weights).items()]
-        self._do(lambda: [make() for make in ready])
+        groups = self._by_copier(weights)
+
+        def make_ready() -> None:
+            for copier, its in groups.items():
+                copier.prepare(its)
+
+        self._do(make_ready)
 
     def _reader_of(self, model: Any) -> Reader:
         file, kind = check(model)
@@ -346,7 +352,7 @@ class Taker:
 
     # -- the worker -------------------------------------------------------------------------
 
-    def _do(self, work: Callable[[], object], size: int = 0) -> None:
+    def _do(self, work: Callable[[], None], size: int = 0) -> None:
         def counted() -> None:
             try:
                 with guard.quiet("snapshot"):

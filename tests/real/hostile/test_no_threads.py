@@ -40,9 +40,7 @@ def test_flush_does_not_wait_for_a_thread_that_could_not_be_started(scripts: Scr
     script = scripts.start(NO_THREADS, driven=True)
 
     assert [False, 0, WHY, True] == script.ask("flush()")
-    assert [WHY, 20] == script.ask(
-        "[ci.health()['flush_problem'], ci.health()['records_pending']]"
-    )
+    assert [WHY, 20] == script.ask("[ci.health()['flush_problem'], ci.health()['records_pending']]")
     ended = script.end()
     assert 0 == ended.status
     assert f"cirron: {WHY}; training goes on" in ended.err

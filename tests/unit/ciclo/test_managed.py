@@ -707,3 +707,27 @@ except ciclo.MissingDependencyError as error:
     )
 
     assert "ciclo.managed needs jax, which is not installed: pip install jax" in ended.stdout
+
+
+@pytest.mark.parametrize(("outputs", "targets"), [((4, 1), (4,)), ((4,), (4, 1))])
+def test_a_loss_of_each_output_and_all_targets_is_said(
+    outputs: Any, targets: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Outputs [n,1] and targets [n] become [n,n]: its mean is told of, itself is refused."""
+    linen = pytest.importorskip("flax.linen")
+
+    class Model(linen.Module):  # type: ignore[misc, name-defined]
+        @linen.compact  # type: ignore[untyped-decorator]
+        def __call__(self, x: Any) -> Any:
+            return linen.Dense(1)(x).reshape(len(x), *outputs[1:])
+
+    def fitted(loss: Any) -> None:
+        state = ciclo.create_flax_state(Model(), np.ones((1, 2)), optax.sgd(0.1), losses=loss)
+        ciclo.fit(state, [(np.ones((4, 2), "float32"), np.ones(targets, "float32"))], epochs=1)
+
+    fitted(lambda preds, target: ((preds.reshape(-1) - target.reshape(-1)) ** 2).mean())
+    assert "" == caplog.text
+    fitted(lambda preds, target: ((preds - target) ** 2).mean())
+    assert "the loss 'loss' compares each output with the targets of all rows" in caplog.text
+    with pytest.raises(ciclo.CicloError, match="compares each output with the targets of all rows"):
+        fitted(lambda preds, target: (preds - target) ** 2)

@@ -293,6 +293,35 @@ def test_moving_average() -> None:
     assert torch.equal(outputs.outputs["outputs"], state.module.eval()(X[:8]))
 
 
+def test_a_loss_of_each_output_and_all_targets_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Outputs [n,1] and targets [n] become [n,n] in silence: a warning says what to write, once."""
+    module = nn.Linear(3, 1)
+    state = ciclo.create_torch_state(
+        module,
+        torch.optim.SGD(module.parameters(), 0.1),
+        losses=lambda outputs, targets: ((outputs - targets) ** 2).mean(),
+    )
+    ciclo.fit(state, [(torch.ones(4, 3), torch.ones(4))] * 2, epochs=1)
+
+    assert 1 == caplog.text.count("compares each output with the targets of all rows")
+    assert "outputs are float32[4,1], targets float32[4]. Have the model return y[..., 0]" in (
+        caplog.text
+    )
+
+
+def test_a_loss_that_takes_the_column_is_right(caplog: pytest.LogCaptureFixture) -> None:
+    """One that makes rows of outputs [n,1] itself is left alone."""
+    module = nn.Linear(3, 1)
+    state = ciclo.create_torch_state(
+        module,
+        torch.optim.SGD(module.parameters(), 0.1),
+        losses=lambda outputs, targets: functional.mse_loss(outputs[:, 0], targets),
+    )
+    ciclo.fit(state, [(torch.ones(4, 3), torch.ones(4))], epochs=1)
+
+    assert "" == caplog.text
+
+
 def make_like(state: TorchState) -> TorchState:
     return ciclo.create_torch_state(copy.deepcopy(state.module), losses=nn.CrossEntropyLoss())
 

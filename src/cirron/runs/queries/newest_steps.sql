@@ -28,5 +28,5 @@ WHERE session = :session AND (is_training_step OR in_step OR step_key IS NOT NUL
 GROUP BY CASE WHEN is_training_step THEN key WHEN in_step THEN parent_key ELSE step_key END
 HAVING max(CASE WHEN is_training_step THEN end_ns END) IS NOT NULL
     AND max(CASE WHEN is_training_step THEN error END) IS NULL
-ORDER BY 3 DESC, 4 DESC, max(CASE WHEN is_training_step THEN key END)
+ORDER BY 3 DESC, 4 DESC, 2 NULLS FIRST, 1 NULLS FIRST
 LIMIT :most

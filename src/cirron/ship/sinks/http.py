@@ -176,6 +176,7 @@ class HttpSink(Sink):
     def emit(self, batch: Sealed) -> Outcome:
         """Notes that a batch has to be sent."""
         outcome = self._outbox.put(batch)
+        self._worker.start()
         self._worker.wake()
         return outcome
 
