@@ -1,4 +1,4 @@
-# make demo    a training with a fault: the verdict, what mending gave, and the page
+# make demo    a training with a fault: the verdict, what fixing it saved, and the page
 # make page    builds the web page from viewer/ into the package; needs Node
 # make test    everything the tests need, then the tests
 # make test-programs training scripts of many kinds: the same results as without us, the right tree; examples

@@ -1,8 +1,8 @@
 """Trains a small model on handwritten digits with a slow dataset, and says what is wrong with it.
 
 The dataset takes its time to decode an image, and the DataLoader has no workers: training waits
-for data. The verdict says so, and what mending it will give. The same training with the advice
-followed shows what it gave.
+for data. The verdict says so, and what fixing it would save. The same training with the advice
+followed shows what it saved.
 
     make demo               # or: python examples/demo.py
     DEMO_SERVE=0 make demo  # ends after the verdict
@@ -77,12 +77,12 @@ def main():
     report = slow.report()
     print(report)
 
-    mended = train(workers=2)
-    before, after = step_ms(slow), step_ms(mended)
+    fixed = train(workers=2)
+    before, after = step_ms(slow), step_ms(fixed)
     gain = report.verdict.gain
-    said = "no gain was predicted" if gain is None else f"predicted {100 * gain.share:.0f}% less"
-    print(f"\nwith two workers a step takes {after:.3g} ms instead of {before:.3g} ms:")
-    print(f"{100 * (1 - after / before):.0f}% less; {said}")
+    said = f"predicted: {100 * gain.share:.0f}%" if gain else "no prediction: the machine is busy"
+    print(f"\nwith two workers a step takes {after:.3g} ms instead of {before:.3g} ms,")
+    print(f"{100 * (1 - after / before):.0f}% less ({said})")
     if os.environ.get("DEMO_SERVE") == "0":
         return
     print("\nBoth runs, in the browser (Ctrl-C ends it):", flush=True)

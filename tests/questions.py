@@ -29,6 +29,7 @@ GIVEN: dict[str, Any] = {
     "most": 10,
     "name": "loss",
     "number": None,
+    "own": True,
     "own_ns": 50,
     "path": "cirron.session/epoch/step",
     "points": 3,

@@ -136,6 +136,8 @@ def with_arguments(name: str, function: Callable[..., Any]) -> Callable[[Any], A
         )
     if not by_position:
         return lambda run: function()
+    if by_position == ["state", "batch"]:  # most steps: saves 0.15 us of each
+        return lambda run: function(run.state, run.batch)
     get = attrgetter(*by_position)
     if len(by_position) == 1:
         return lambda run: function(get(run))

@@ -12,7 +12,7 @@ import struct
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from ciclo.device_values import STACKED, Queue, fetch, keeper_of
+from ciclo.device_values import PLAIN, STACKED, Queue, fetch, keeper_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ CODES: dict[type, str] = {float: "d", int: "q"}
 class Column:
     """The values of one name, and the rows that they are in."""
 
-    __slots__ = ("_can_wait", "_kind", "_queue", "_witness", "new", "new_rows", "rows", "values")
+    __slots__ = ("_can_wait", "_queue", "_witness", "new", "new_rows", "plain", "rows", "values")
 
     def __init__(self) -> None:
         self.rows = array("q")
@@ -33,22 +33,16 @@ class Column:
         self.new_rows, self.new = self._queue.tags, self._queue.values
         self._can_wait = False  # whether device values are still there some steps later
         self._witness: Any = None  # the device value before, while that is not known
-        self._kind: type | None = None  # of arrays of JAX that can wait as they are
+        self.plain = PLAIN  # types whose values are kept as they are; JAX's too, if they can wait
 
     def put(self, row: int, value: Any) -> None:
         """Sets the value of a new row."""
-        if type(value) is self._kind:
-            self.new_rows.append(row)
-            self.new.append(value)
-            if len(self.new) >= STACKED:
-                self.turn()
-            return
         kept, is_on_device = keeper_of(type(value))(value)
         if is_on_device and not self._can_wait:
             kept = self._fetched(kept)
         self.new_rows.append(row)
         self.new.append(kept)
-        if is_on_device and (len(self.new) >= STACKED or not self._can_wait):
+        if is_on_device and not self._can_wait:
             self.turn()
 
     def _fetched(self, value: Any) -> Any:
@@ -61,7 +55,7 @@ class Column:
         ):
             self._can_wait, self._witness = True, None
             if hasattr(value, "is_deleted"):
-                self._kind = type(value)
+                self.plain = PLAIN | {type(value)}
             return value
         self._witness = value
         return fetch([value])[0]

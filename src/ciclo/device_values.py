@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import sys
 from functools import cache, lru_cache
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
 from ciclo.errors import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
 
     Keeper: TypeAlias = Callable[[Any], tuple[Any, bool]]
@@ -24,6 +26,7 @@ FEW = 8  # up to here JAX fetches one by one: compiling would take longer
 TARGETS = ("y", "target", "targets", "label", "labels")  # what the dict of a batch calls them
 PLAIN = frozenset({float, int, bool, str, type(None)})
 CONTAINERS = frozenset({list, tuple, dict, set})  # which are copied, as deep as they are
+aval_of, sharding_of = attrgetter("aval"), attrgetter("sharding")  # of arrays of JAX
 MAX_KEEPERS = 500  # types of which it is known how to keep a value
 
 
@@ -100,60 +103,44 @@ def send(values: Sequence[Any]) -> Callable[[], list[Any]]:
     A device does one thing after the other, so that a value which is asked for now comes behind
     all that was begun before it. Sent now and received later, nobody waits.
     """
+    if _are_alike(values):
+        return _send_scalars(list(values))
     arrived = list(values)
-    if PLAIN.issuperset(map(type, arrived)):
-        return lambda: arrived
-    alike: dict[Any, tuple[list[int], list[Any]]] = {}  # scalars of a kind, which travel together
-    arrays: list[tuple[int, Any]] = []  # of JAX
-    is_lost = False
-    sharding: Any = None  # of the JAX scalar before, which the next one mostly is like
-    dtype: Any = None
-    places: list[int] = []
-    scalars: list[Any] = []
-    kind: Any = None
-    keeper: Any = None
+    groups: dict[Any, tuple[list[int], list[Any]]] = {}  # what travels together, and its places
     for i, value in enumerate(values):
-        if type(value) is not kind:
-            kind = type(value)
-            keeper = keeper_of(kind)
+        keeper = keeper_of(type(value))
+        key: tuple[Any, ...]
         if keeper is _keep_on_device:
-            arrived[i] = None
-            if value.is_deleted():
-                is_lost = True
-            elif value.shape:
-                arrays.append((i, value))
-            else:
-                if value.sharding is not sharding or value.dtype is not dtype:
-                    sharding, dtype = value.sharding, value.dtype
-                    places, scalars = alike.setdefault((_send_jax, sharding, dtype), ([], []))
-                places.append(i)
-                scalars.append(value)
-        elif keeper is _keep_torch:
-            arrived[i] = value.cpu() if value.dim() else None
-            if not value.dim():
-                kind = (_send_torch, value.device, value.dtype)
-                of_torch = alike.setdefault(kind, ([], []))
-                of_torch[0].append(i)
-                of_torch[1].append(value)
-    sent = [(places, send(scalars)) for (send, *_), (places, scalars) in alike.items()]
+            key = (_send_arrays,) if value.shape else (_send_scalars, value.aval, value.sharding)
+        elif keeper is _keep_torch and not value.dim():
+            key = (_send_torch, value.device, value.dtype)
+        else:
+            arrived[i] = value.cpu() if keeper is _keep_torch else value
+            continue
+        places, group = groups.setdefault(key, ([], []))
+        places.append(i)
+        group.append(value)
+    sent = [(places, send(group)) for (send, *_), (places, group) in groups.items()]
 
     def receive() -> list[Any]:
-        for places, numbers in sent:
-            for i, number in zip(places, numbers(), strict=True):
-                arrived[i] = number
-        there = [(i, array) for i, array in arrays if not array.is_deleted()]
-        if is_lost or len(there) < len(arrays):
-            warn(
-                "a logged array was donated before it was fetched and is None in the history; log a"
-                " copy of it, as in jnp.copy(value)"
-            )
-        if there:
-            fetched = sys.modules["jax"].device_get([array for _, array in there])
-            for (i, _), array in zip(there, fetched, strict=True):
-                arrived[i] = array
+        for places, group in sent:
+            for i, value in zip(places, group(), strict=True):
+                arrived[i] = value
         return arrived
 
     return receive
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    """Whether these are scalars of JAX of one type and place, as those of a column mostly are.
+
+    Asked of each value that a step logs, so there is no loop of Python.
+    """
+    kinds = set(map(type, values))
+    if len(kinds) != 1 or keeper_of(kinds.pop()) is not _keep_on_device or values[0].shape:
+        return False
+    same = [aval_of] if _is_on_cpu(values[0]) else [aval_of, sharding_of]
+    return all(all(map(is_, map(what, values), repeat(what(values[0])))) for what in same)
 
 
 class Queue:
@@ -222,20 +209,63 @@ def _send_torch(scalars: list[Any]) -> Callable[[], list[Any]]:
     return receive
 
 
-def _send_jax(scalars: list[Any]) -> Callable[[], list[Any]]:
-    jax = sys.modules["jax"]
-    if len(scalars[0].sharding.device_set) > 1:  # each device has all of a scalar
-        scalars = [scalar.addressable_data(0) for scalar in scalars]
+def _send_arrays(arrays: list[Any]) -> Callable[[], list[Any]]:
+    return lambda: _got(arrays)
+
+
+def _send_scalars(scalars: list[Any]) -> Callable[[], list[Any]]:
+    if _is_on_cpu(scalars[0]):
+        return lambda: _read(scalars)
     if len(scalars) < FEW:
-        return lambda: [array.item() for array in jax.device_get(scalars)]
+        return lambda: _got(scalars)
     # From a GPU one number takes 80 us, and so do many. They are stacked by one length, filled up
     # with the last, since JAX compiles for each length.
+    is_lost = [one.is_deleted() for one in scalars]
+    there = [one for one, is_gone in zip(scalars, is_lost, strict=True) if not is_gone]
+    if len(scalars[0].sharding.device_set) > 1:  # each device has all of a scalar
+        there = [one.addressable_data(0) for one in there]
     parts = []
-    for start in range(0, len(scalars), STACKED):
-        part = scalars[start : start + STACKED]
+    for start in range(0, len(there), STACKED):
+        part = there[start : start + STACKED]
         parts.append(_jitted_stack()(part + part[-1:] * (STACKED - len(part))))
         parts[-1].copy_to_host_async()
-    return lambda: [number for part in parts for number in part.tolist()][: len(scalars)]
+
+    def receive() -> list[Any]:
+        numbers = (number for part in parts for number in part.tolist())
+        return _with_lost(is_lost, numbers)
+
+    return receive
+
+
+def _is_on_cpu(array: Any) -> bool:
+    return next(iter(array.sharding.device_set)).platform == "cpu"  # type: ignore[no-any-return]
+
+
+def _read(scalars: list[Any]) -> list[Any]:
+    """Scalars of JAX of one type in the host's memory; `device_get` takes ten times as long."""
+    try:
+        found = sys.modules["numpy"].frombuffer(b"".join(scalars), scalars[0].dtype)
+    except TypeError:  # one was donated, or buffers do not have the type, such as bfloat16
+        return _got(scalars)
+    return found.tolist()  # type: ignore[no-any-return]
+
+
+def _got(arrays: list[Any]) -> list[Any]:
+    """Arrays of JAX on the host, as NumPy's or plain numbers; None for one that was donated."""
+    is_lost = [one.is_deleted() for one in arrays]
+    there = [one for one, is_gone in zip(arrays, is_lost, strict=True) if not is_gone]
+    found = sys.modules["jax"].device_get(there)
+    return _with_lost(is_lost, (one if one.shape else one.item() for one in found))
+
+
+def _with_lost(is_lost: list[bool], found: Iterator[Any]) -> list[Any]:
+    """What has come, and None in the place of each that was donated."""
+    if any(is_lost):
+        warn(
+            "a logged array was donated before it was fetched and is None in the history; log a"
+            " copy of it, as in jnp.copy(value)"
+        )
+    return [None if is_gone else next(found) for is_gone in is_lost]
 
 
 @cache

@@ -9,7 +9,7 @@ from operator import sub
 from typing import TYPE_CHECKING, Any, overload
 
 from ciclo.columns import Column
-from ciclo.device_values import PLAIN, STACKED
+from ciclo.device_values import STACKED
 from ciclo.elapsed import FIELDS, Elapsed
 from ciclo.errors import CallbackError, need
 from ciclo.logs import COLLECTIONS, Logs
@@ -32,7 +32,6 @@ INDEX = {
 }
 ROW = struct.Struct("".join(INDEX.values()))  # packing a row is four times as fast as six appends
 pack_row = ROW.pack
-OFTEN = 4 * STACKED  # rows after which plain values go into their columns
 
 
 class History:
@@ -92,14 +91,14 @@ class History:
                     column = found[name]
                 except KeyError:
                     column = self._new(collection, name)
-                kind = type(value)
-                if kind is float or kind in PLAIN:
+                if type(value) in column.plain:
                     column.new_rows.append(row)
                     column.new.append(value)
                 else:
                     column.put(row, value)
-        if not row % OFTEN:
-            self._turn()
+        if not row % STACKED:
+            for column in self._all().values():
+                column.turn()
 
     def mend(self) -> None:
         """Drops what an exception from outside, such as Ctrl-C, has left half done in `commit`."""
@@ -138,11 +137,6 @@ class History:
             raise CallbackError(f"log names must be strings: got {name!r} in {collection!r}")
         column = self._columns[collection][name] = Column()
         return column
-
-    def _turn(self) -> None:
-        for column in self._all().values():
-            if len(column.new) >= STACKED:
-                column.turn()
 
     def _all(self) -> dict[Path, Column]:
         return {

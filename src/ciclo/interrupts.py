@@ -106,6 +106,7 @@ class Interrupts:
     def __init__(self, is_wanted: bool, is_saved: bool = False) -> None:
         self.count = 0  # of Ctrl-C
         self.preemption: int | None = None  # the signal that asked
+        self.may_stop = False  # whether `stops` has to be asked: a loop does so at each step
         self._is_wanted = is_wanted
         self._is_saved = is_saved
         self._outer: Interrupts | None = None
@@ -144,10 +145,12 @@ class Interrupts:
         self._outer = _current
         if self._outer is None:
             _current = self
+        self.may_stop = self._outer is not None
         if self._is_wanted and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._install(signal.SIGINT)
         if self._is_saved and not (self._outer is not None and self._outer._is_saved):
             self._group = _group()
+            self.may_stop = self.may_stop or self._group is not None
             if isinstance(self._group, JaxGroup):
                 return self  # JAX has its own handler, and says when
             in_slurm = bool(os.environ.get("SLURM_JOB_ID")) and hasattr(signal, "SIGUSR1")
@@ -185,6 +188,7 @@ class Interrupts:
             pass  # somebody has kept this handler
         elif self.preemption is None:
             self.preemption = number
+            self.may_stop = True
             self._asked_at = clock()
             name = signal.Signals(number).name
             # Not print: the signal may have come in the middle of one.
@@ -201,6 +205,7 @@ class Interrupts:
 
     def _interrupt(self) -> None:
         self.count += 1
+        self.may_stop = True
         if self.count > 1 or self._is_over:
             raise KeyboardInterrupt
         os.write(2, b"\nciclo: stopping after this step; Ctrl-C again stops at once\n")

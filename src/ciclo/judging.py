@@ -103,6 +103,23 @@ class Asked:
         )
 
 
+def crossed_shape(outputs: Any, targets: Any) -> tuple[int, int] | None:
+    """The shape of each row against all others, where outputs [n,1] meet targets [n]; else None."""
+    shapes = {tuple(getattr(one, "shape", ())) for one in (outputs, targets)}
+    rows = max(shapes, key=len)[:1]
+    is_crossed = shapes == {rows, (*rows, 1)} and rows[0] > 1
+    return (rows[0], rows[0]) if is_crossed else None
+
+
+def crossed(name: str, outputs: Any, targets: Any) -> str:
+    """What to tell of a loss that compares them so."""
+    return (
+        f"the loss {name!r} compares each output with the targets of all rows: outputs are"
+        f" {describe(outputs)}, targets {describe(targets)}. Have the model return y[..., 0], or"
+        " give targets[..., None]"
+    )
+
+
 def wants(function: Callable[..., Any], name: str) -> bool:
     """Whether a function takes a value of this name."""
     try:

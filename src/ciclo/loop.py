@@ -494,7 +494,7 @@ def _run(
             active = None
             if run.stop_iteration:
                 break
-            if interrupts.stops(elapsed.steps):
+            if interrupts.may_stop and interrupts.stops(elapsed.steps):
                 run.is_interrupted = True
                 break
         else:

@@ -62,8 +62,7 @@ class Folder:
         The one above may be a link, to a larger disk, say; this one may not: no reader follows it.
         """
         self._make(self.path.parent)
-        if os.path.islink(self.path):
-            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
+        self._refuse_link()
         is_new = self._make(self.path)
         if not is_new:
             with os.scandir(self.path) as entries:
@@ -71,6 +70,10 @@ class Folder:
         if is_new and not self._is_listed():
             self._list()
         self.find()
+
+    def _refuse_link(self) -> None:
+        if os.path.islink(self.path):
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
 
     def make_inside(self, name: str) -> None:
         """Makes a folder in this one, unless it is there."""
@@ -148,6 +151,7 @@ class Folder:
 
     def create(self, name: str) -> int:
         """A descriptor of a new file, which is the caller's to close."""
+        self._refuse_link()  # again: somebody may have moved the folder to a larger disk
         file = system.create(self.path / name, self._file_mode)
         self._widen(file)
         return file

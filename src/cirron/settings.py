@@ -227,7 +227,7 @@ TABLE = (
     Setting("silence_after", seconds, 60.0, "seconds of silence in a scope before stacks are kept"),
     Setting("exit_timeout", seconds, 5.0, "seconds that the end of the process may take"),
     Setting("report", switch, True, "how the run went, on standard error when it ends"),
-    Setting("tags", tags, {}, "words to tell runs by: a list, or name=value"),
+    Setting("tags", tags, {}, "labels for the run: a list, or name=value"),
 )
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCHEMA_VERSION = 1
+INTEGERS = range(-(2**63), 2**64)  # that the encoder can write
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -182,19 +183,19 @@ def encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
     except (ValueError, OverflowError):
-        return _encoder.encode(mend(builtins(value)))
+        return _encoder.encode(mend(builtins(value), INTEGERS[-1]))
 
 
-def mend(value: Any) -> Any:
-    """The value without lone surrogates, and with integers cut to what 64 bits hold."""
+def mend(value: Any, most: int = 2**63 - 1) -> Any:
+    """The value without lone surrogates, and with integers cut to what readers can hold."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, int) and not isinstance(value, bool):
-        return max(-(2**63), min(value, 2**63 - 1))
+        return max(-(2**63), min(value, most))
     if isinstance(value, list):
-        return [mend(item) for item in value]
+        return [mend(item, most) for item in value]
     if isinstance(value, dict):
-        return {mend(key): mend(item) for key, item in value.items()}
+        return {mend(key): mend(item, most) for key, item in value.items()}
     return value
 
 

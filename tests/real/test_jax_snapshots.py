@@ -482,9 +482,16 @@ def test_double_precision(scripts: Scripts) -> None:
 
 
 def test_what_has_no_numbers() -> None:
-    """Random keys, empty arrays, None and scalars of Python's: there is nothing to measure."""
+    """Random keys, empty arrays, None, text, durations: nothing to measure, the rest is."""
     ci.profile(snapshots="full")
+    others = {
+        "text": np.array(["a", "bc"]),
+        "objects": np.array([None, 1], object),
+        "durations": np.array([1], "m8[s]"),
+        "records": np.zeros(2, [("a", "f4")]),
+    }
     tree = {
+        **others,
         "key": jax.random.key(0),
         "keys": jax.random.split(jax.random.key(0), 3),
         "empty": jnp.zeros((0, 3)),
@@ -495,7 +502,9 @@ def test_what_has_no_numbers() -> None:
     one_epoch(tree)
     found = {one.tensor_name: one for one in snapshots()}
 
-    assert {"key", "keys", "empty", "w"} == set(found)
+    assert {*others, "key", "keys", "empty", "w"} == set(found)
+    assert {"its values are no numbers"} == {found[name].attrs["unmeasured"] for name in others}
+    assert (1.0, True) == (found["w"].stats.mean, found["w"].blob_uri is not None)
     assert ([3], "key<fry>") == (found["keys"].shape, found["keys"].dtype)
     assert "a random key is no number" == found["key"].attrs["unmeasured"]
     assert None is found["key"].stats.mean is found["empty"].stats.mean
@@ -589,7 +598,7 @@ def test_a_device_s_memory(known: Any, expected: float) -> None:
 
     from cirron.snapshot.jax import free_bytes
 
-    assert expected == free_bytes(SimpleNamespace(memory_stats=lambda: known), 10)
+    assert expected == free_bytes(SimpleNamespace(memory_stats=lambda: known))
 
 
 def test_beside_a_torch_model() -> None:

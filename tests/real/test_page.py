@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "viewer" / "node_modules" / "axe-core" / "axe.min.js"
-COMMAND = [sys.executable, "-m", "cirron", "serve", "--port", "0", "--no-browser"]
+COMMAND = [sys.executable, "-m", "cirron", "serve", "--no-browser", "--port"]
 TABS = ("overview", "timeline", "marks", "tensors", "ranks", "diff")
 MARKUP = "<img src=x onerror='window.hit=1'>"
 WAIT_MS = 30_000
@@ -128,9 +128,9 @@ def training(folder: Path) -> Iterator[Script]:
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(folder: Path, port: int | str = 0) -> Iterator[str]:
     """The first line that a server prints: its address, with a token that is good once."""
-    server = subprocess.Popen([*COMMAND, str(folder)], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([*COMMAND, str(port), str(folder)], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
         yield server.stdout.readline().strip()
@@ -351,3 +351,32 @@ def test_empty_server_teaches(context: Any, tmp_path: Path) -> None:
         page.wait_for_selector("h2:text-is('No runs here yet')", timeout=WAIT_MS)
         assert "ci.profile()" in page.inner_text("main")
         page.close()
+
+
+def test_list_and_head_follow_a_run(context: Any, tmp_path: Path) -> None:
+    """A training that starts while the page is open is shown; when it dies, list and head say so.
+    A server that is gone, and one that came back and does not know the browser, are told apart.
+    """
+    page = context.browser.new_page()
+    with served(tmp_path) as found:
+        port = found.split(":")[2].split("/")[0]
+        page.goto(found)
+        page.wait_for_selector("h2:text-is('No runs here yet')", timeout=WAIT_MS)
+        script = Script(tmp_path, TRAINING)
+        assert "ready" == script.line()
+        page.wait_for_selector("header:has-text('running')", timeout=WAIT_MS)
+        page.wait_for_selector("nav li .running", timeout=WAIT_MS)
+        script.process.kill()
+        script.process.communicate()
+        page.wait_for_selector("header:has-text('killed')", timeout=WAIT_MS)
+        page.wait_for_selector("nav li .died", timeout=WAIT_MS)
+    page.wait_for_selector("nav:has-text('Is `cirron serve` still running?')", timeout=WAIT_MS)
+    assert page.is_visible("header:has-text('killed')")  # what was there stays
+    with served(tmp_path, port) as again:
+        page.wait_for_selector("nav:has-text('Open the address that')", timeout=WAIT_MS)
+        page.goto(again)
+        page.wait_for_selector("nav li", timeout=WAIT_MS)
+        assert not page.is_visible("nav:has-text('no connection')")
+        page.goto(f"{again.split('?')[0]}#/run/%/overview?with=%")
+        page.wait_for_selector("h2:text-is('This run cannot be shown')", timeout=WAIT_MS)
+    page.close()

@@ -37,12 +37,12 @@ def wait(pid):
 
 # Puts a worker that never gets done in the place of the one that writes.
 STUCK = """
-from cirron.snapshot import blobs
+from cirron.snapshot import records
 is_writing = threading.Event()
 def write(folder, key, save, access):
     is_writing.set()
     threading.Event().wait()
-blobs.write = write
+records.write = write
 """
 
 

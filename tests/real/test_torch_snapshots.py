@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import cirron as ci
 from cirron import guard, session
 from cirron.snapshot import host, stats, taker
+from cirron.snapshot import records as snapshot_records
 from cirron.snapshot import torch as snapshot_torch
 
 if TYPE_CHECKING:
@@ -415,24 +416,24 @@ class TestTheCopy:
     def test_memory_is_used_again(self) -> None:
         """Epoch after epoch the same memory is copied into, and it goes with the session."""
         model = holding(weight=torch.zeros(1000))
-        reader = snapshot_torch.TorchReader()
+        reader, copier = snapshot_torch.TorchReader(), host.HostCopier()
 
         def copy_of(one: nn.Module) -> Any:
-            copies = reader.copy(list(reader.read(one, "")), raw=False)
+            copies = copier.copy(reader.read(one, ""), raw=False, in_step=False)
             assert copies is not None
             assert 1 == len(copies)
             return copies[0]
 
-        reader.prepare([(model, "")])()
-        (prepared,) = reader._host._free
+        copier.prepare(reader.read(model, ""))
+        (prepared,) = copier._free
         for _ in range(3):
             copy = copy_of(model)
-            assert [] == reader._host._free
+            assert [] == copier._free
             copy.release()
-            (again,) = reader._host._free
+            (again,) = copier._free
             assert prepared is again
         copy_of(nn.Linear(1, 1, bias=False).to("meta"))
-        assert [] == reader._host._free  # the model is elsewhere now
+        assert [] == copier._free  # the model is elsewhere now
 
 
 class TestKeptGradients:
@@ -485,8 +486,8 @@ class TestKeptGradients:
         loop = Loop()
         one = self.start(loop.model)
         ci.flush()
-        (reader,) = one._readers.values()
-        memory = {id(buffer) for buffer in reader._host._free}  # type: ignore[attr-defined]
+        assert one._host is not None
+        memory = {id(buffer) for buffer in one._host._free}
         for _ in ci.epochs(range(3)):
             ci.flush()  # the worker has given the memory back
             self.step(loop)
@@ -495,7 +496,7 @@ class TestKeptGradients:
         ci.flush()
 
         assert 2 == len(memory)
-        assert memory == {id(buffer) for buffer in reader._host._free}  # type: ignore[attr-defined]
+        assert memory == {id(buffer) for buffer in one._host._free}
         assert 3 == ci.health()["snapshot_count"]
 
     def test_a_later_gradient_wins(self) -> None:
@@ -626,7 +627,7 @@ class TestKeptGradients:
         for _ in ci.epochs(range(1)):
             self.step(loop)
             with monkeypatch.context() as patch:
-                patch.setattr(host.HostCopier, "has_room", lambda self, size: False)
+                patch.setattr(host, "has_room", lambda size, kept: False)
                 one.keep_gradients()
             loop.optimizer.zero_grad()
 
@@ -731,6 +732,41 @@ class TestKinds:
 
         assert "a TwoTensor is made of other tensors" == records["two"].attrs["unmeasured"]
         assert (1.0, None) == (records["one"].stats.mean, records["two"].stats.mean)
+
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+    def test_an_odd_tensor_takes_nothing_from_the_others(self) -> None:
+        """A tensor that cannot be read says why in its record, and the others are measured."""
+
+        class Refusing(torch.Tensor):
+            @classmethod
+            def __torch_dispatch__(cls, function: Any, *_: Any) -> Any:
+                raise RuntimeError("not me")
+
+        class Overriding(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, function: Any, *_: Any) -> Any:
+                raise RuntimeError("nor me")
+
+        odd = {
+            "refusing": torch.Tensor._make_wrapper_subclass(Refusing, (3,)),
+            "overriding": torch.ones(3).as_subclass(Overriding),
+            "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+            "negative": torch.tensor([1 + 2j])
+            .conj()
+            .imag,  # a view that is negated when it is read
+        }
+        model = nn.Linear(2, 2)
+        model._parameters.update(odd)  # type: ignore[arg-type]
+        records = of_one(model)
+
+        assert ["weight", "bias", *odd] == list(records)
+        assert (
+            "it could not be read: RuntimeError('not me')"
+            == (records["refusing"].attrs["unmeasured"])
+        )
+        assert "its values are not in one piece" == records["nested"].attrs["unmeasured"]
+        assert (1.0, -2.0) == (records["overriding"].stats.mean, records["negative"].stats.mean)
+        assert None is not records["weight"].stats.mean
 
     @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
     def test_packed_and_sparse_weights(self) -> None:
@@ -924,6 +960,15 @@ class TestModels:
         ]
         assert [100, 100] == by_epoch()[2]["0.weight"].shape
 
+    def test_a_model_that_names_its_parameters_itself(self) -> None:
+        """A `named_parameters` of the user's, as older code has it, is not asked."""
+
+        class Old(nn.Linear):
+            def named_parameters(self, prefix: str = "", recurse: bool = True) -> Any:  # type: ignore[override]
+                return super().named_parameters(prefix, recurse)
+
+        assert ["weight", "bias"] == list(of_one(Old(2, 2)))
+
     def test_a_model_without_parameters(self) -> None:
         """A model that has nothing to take is no problem."""
         ci.profile()
@@ -937,7 +982,7 @@ class TestModels:
         assert {} == by_epoch()
         assert {} == ci.health()["errors"]
 
-    @pytest.mark.parametrize("kind", ["parameters", "attributes"])
+    @pytest.mark.parametrize("kind", ["modules", "attributes"])
     def test_a_model_that_objects(
         self, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -947,10 +992,10 @@ class TestModels:
         class Objects(nn.Linear):
             is_closed = False
 
-            def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
-                if self.is_closed and kind == "parameters":
+            def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+                if self.is_closed and kind == "modules":
                     raise PermissionError("no")
-                return super().named_parameters(*args, **kwargs)
+                return super().named_modules(*args, **kwargs)
 
             def __getattribute__(self, name: str) -> Any:
                 if kind == "attributes" and type(self).is_closed and name[:1] != "_":
@@ -962,7 +1007,7 @@ class TestModels:
         ci.watch(model)
         ci.watch(other.model)
         Objects.is_closed = True
-        late = Objects(1, 1) if kind == "parameters" else model
+        late = Objects(1, 1) if kind == "modules" else model
         ci.watch(late)
         for _ in ci.epochs(range(3)):
             for batch in loader_of():
@@ -1052,7 +1097,7 @@ class TestRawValues:
 
     def test_large(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         """More than the limit in one epoch is one warning with bytes and parameters."""
-        monkeypatch.setattr(taker, "LARGE_BYTES", 8000)
+        monkeypatch.setattr(snapshot_records, "LARGE_BYTES", 8000)
         model = nn.Linear(1000, 2)
         model(torch.ones(1000)).sum().backward()
         ci.profile(snapshots="full")

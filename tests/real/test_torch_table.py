@@ -396,6 +396,19 @@ def test_settings_where_the_epochs_are_told(traced: Traced) -> None:
     assert "loader_workers" not in second["attrs"]
 
 
+def test_settings_where_an_evaluation_comes_first(traced: Traced) -> None:
+    """The first epoch has the settings of loader and model, whatever was evaluated with them."""
+    loop = Loop()
+    loop.evaluate()
+    loop.epoch()
+    ci.flush()
+    evaluation, epoch = ci.trace(format="dict")["roots"][0]["children"]
+
+    assert ["evaluation", "epoch"] == [evaluation["name"], epoch["name"]]
+    for name in ("loader_workers", "model_class"):
+        assert evaluation["attrs"][name] == epoch["attrs"][name]
+
+
 def test_a_model_in_a_task_that_outlives_its_forward(traced: Traced) -> None:
     """A context that was copied inside a forward says nothing of what runs in it later."""
     kept: list[contextvars.Context] = []

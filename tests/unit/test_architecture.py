@@ -233,7 +233,7 @@ def test_who_opens_files() -> None:
         "server.ingest",
         "ship.outbox",
         "ship.sinks.http",
-        "snapshot.blobs",
+        "snapshot.records",
     }
 
     assert openers == users_of({"open", "io.open", "os.open", "os.fdopen"})
@@ -250,7 +250,7 @@ def test_who_changes_files() -> None:
 
     stores = {"runs.objects", "runs.store", "runs.scan", "runs.place"}
     stores |= {"server.depot", "server.compactor", "server.ingest"}
-    own = {"export", "files", "snapshot.blobs", "ship.outbox", "cli.clear", "cli.serve"}
+    own = {"export", "files", "snapshot.records", "ship.outbox", "cli.clear", "cli.serve"}
     assert own | stores == found | methods
 
 

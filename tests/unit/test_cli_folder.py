@@ -241,7 +241,7 @@ class TestDoctor:
 
         assert 1 == result.exit_code
         assert any(line.startswith(f"problem: {problem}") for line in said), result.output
-        assert said[-1].startswith("  mend it: ")
+        assert said[-1].startswith("  fix: ")
 
     def test_the_endpoint(self, home: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is asked with --network only, and what it answers is judged."""
@@ -254,7 +254,7 @@ class TestDoctor:
         assert 0 == call("doctor", "--network").exit_code
         server.status = 401
         result = call("doctor", "--network")
-        assert (1, True) == (result.exit_code, "mend it: export CIRRON_API_KEY" in result.output)
+        assert (1, True) == (result.exit_code, "fix: export CIRRON_API_KEY" in result.output)
 
 
 def test_compact(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

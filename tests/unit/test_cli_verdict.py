@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 import cirron as ci
 from cirron.cli import main
+from cirron.verdict.why import last_collective, why
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +51,7 @@ def test_report(runs: list[str]) -> None:
 
     assert (1, runs[0]) == (report["schema"], report["run"]["id"])
     assert {"class", "summary"} == set(report["verdict"])
-    assert "input-bound" in {one["class"] for one in report["abstained"]}
+    assert "uneven-steps" in {one["class"] for one in report["abstained"]}
     assert "VERDICT" in cirron("report")[1]
 
 
@@ -166,6 +168,36 @@ def test_why(runs: list[str], tmp_path: Path) -> None:
     assert ["clean"] == [group["state"] for group in found["groups"]]
     assert "is no dump that can be read" in found["problems"][0]
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_dump_that_asks_for_more_memory_than_there_is(runs: list[str], tmp_path: Path) -> None:
+    """Nine bytes, with a memo of 4 billion places."""
+    (tmp_path / "rank_0").write_bytes(b"\x80\x04Nr\xff\xff\xff\xff.")
+
+    problems = as_json("why", "--flight-recorder", str(tmp_path))["problems"]
+
+    assert any("its memo is larger than the file" in one for one in problems)
+
+
+def test_the_collective_that_a_rank_is_in() -> None:
+    """The first that is not done, or the last of all."""
+    done = [{"state": "completed", "profiling_name": "all_reduce", "seq_id": n} for n in (1, 2)]
+    open_ = [{"state": "started", "profiling_name": "barrier", "seq_id": n} for n in (3, 4)]
+
+    assert "barrier #3 (started)" == last_collective({"entries": [*done, *open_]})
+    assert "all_reduce #2 (completed)" == last_collective({"entries": done})
+    assert "no collective" == last_collective({"entries": []})
+
+
+def test_the_process_that_died_first_is_told_first() -> None:
+    """Of groups that are as large: the others fail when they miss it."""
+    ranks = [
+        SimpleNamespace(attempt=0, rank=rank, state=state, box=None, last_ns=at)
+        for rank, state, at in ((0, "signal", 7), (1, "exception", 9), (2, "killed", 8))
+    ]
+    run: Any = SimpleNamespace(sessions=ranks, attempts=[0], id="run", state="killed")
+
+    assert [[2], [1], [0]] == [group.ranks for group in why(run).groups]
 
 
 def test_why_names_the_error_that_ended_a_process(tmp_path: Path) -> None:

@@ -453,3 +453,16 @@ def test_types_of_values() -> None:
     assert ("float", 2.0**64, None) == typed(2**64)
     assert ("float", None, "-inf") == typed(-(10**400))
     assert float("inf") == as_float(10**400)
+
+
+def test_a_name_that_is_mended_changes_no_neighbour() -> None:
+    """A lone surrogate, which JSON has not, leaves the large numbers beside it as they are."""
+    ring = Ring()
+    ring.mark(value=2**64 - 1)
+    ring.mark(value="\ud800")
+    ring.span(attrs={"seed": 2**64 - 1})
+    ring.span("\ud800")
+    ring.collector.drain()
+
+    assert [2**64 - 1, "?"] == [mark.value for mark in ring.marks]
+    assert [{"seed": 2**64 - 1}, {}] == [span.attrs for span in ring.spans]

@@ -951,6 +951,109 @@ def test_a_scope_that_is_open_when_profiling_starts() -> None:
     assert ["cirron.session"] == outline(ci.trace(format="dict")["roots"])
 
 
+class TestPhases:
+    """A phase of a step is no span until it is looked at, and is found where one would be."""
+
+    @pytest.fixture
+    def step(self, recorded: testing.Captured) -> Iterator[hot.Step]:
+        step = hot.begin("step", 0, None, hot.Step)
+        assert isinstance(step, hot.Step)
+        yield step
+        hot.close(step)
+
+    @staticmethod
+    def within(step: hot.Step, function: Callable[[], Any]) -> Any:
+        return hot.within(step, "forward", None, hot.OwnSpan, 0, function, (), {})
+
+    def test_what_is_recorded_in_it(self, recorded: testing.Captured, step: hot.Step) -> None:
+        """Scopes, marks and other spans are under the phase, and under the step behind it."""
+
+        def work() -> str:
+            with ci.scope("attention"):
+                ci.mark("in_scope", 1)
+            ci.mark("in_phase", 2)
+            hot.close(hot.begin("compile"))
+            return "result"
+
+        assert "result" == self.within(step, work)
+        ci.mark("in_step", 3)
+        hot.close(step)
+        (found,) = recorded.dict()["roots"]
+        (forward,) = found["children"]
+
+        assert [("step[0]", [("forward", ["attention", "compile"])])] == tree(recorded)
+        assert (["in_phase"], ["in_step"]) == tuple(
+            [mark["name"] for mark in one["marks"]] for one in (forward, found)
+        )
+
+    def test_what_another_thread_records(self, recorded: testing.Captured, step: hot.Step) -> None:
+        """A thread that goes on in a copy of the context is under the step: its work is its own."""
+        context = contextvars.copy_context()
+
+        def other() -> None:
+            with ci.scope("other"):
+                pass
+
+        self.within(step, lambda: in_thread(lambda: context.run(other)))
+        hot.close(step)
+
+        assert [("step[0]", ["forward", "other"])] == sorted_children(tree(recorded))
+
+    def test_while_it_is_open(self, recorded: testing.Captured, step: hot.Step) -> None:
+        """It is among what is open, with what is open in it, for its own thread and for others."""
+
+        def look() -> tuple[Outline, Outline]:
+            with ci.scope("attention"):
+                return tree(recorded), in_thread(lambda: tree(recorded))
+
+        expected = [("step[0]", [("forward", ["attention"])])]
+
+        assert (expected, expected) == self.within(step, look)
+
+    def test_a_scope_that_is_left_open_in_it(
+        self, recorded: testing.Captured, step: hot.Step
+    ) -> None:
+        """It ends where it ends; what follows is under the step again."""
+        left: list[hot.Span] = []
+        self.within(step, lambda: left.append(ci.scope("left").__enter__()))
+        assert hot.current() is step
+        self.within(step, lambda: None)
+        left[0].__exit__(None, None, None)
+        hot.close(step)
+
+        assert ["forward", "forward"] == [
+            one.name for one in recorded.spans if one.name == "forward"
+        ]
+        assert hot.current() is not step
+
+    def test_an_error(self, recorded: testing.Captured, step: hot.Step) -> None:
+        """It passes, is noted on the phase, and the step goes on."""
+        with pytest.raises(ZeroDivisionError):
+            self.within(step, lambda: 1 / 0)
+        self.within(step, lambda: None)
+
+        assert ["ZeroDivisionError: division by zero", None] == [
+            (one.attrs or {}).get("error") for one in recorded.spans
+        ]
+        assert hot.current() is step
+
+    def test_a_shutdown_in_it(self) -> None:
+        """Phase and step are recorded up to the shutdown, once, and say so."""
+        ci.profile(output="none", frameworks=[])
+        step = hot.begin("step", 0, None, hot.Step)
+        assert isinstance(step, hot.Step)
+        self.within(step, ci.shutdown)
+        (root,) = ci.trace(format="dict")["roots"]
+        (found,) = root["children"]
+        (forward,) = found["children"]
+
+        assert ({"truncated": True}, {"truncated": True}) == (found["attrs"], forward["attrs"])
+
+
+def sorted_children(nodes: Outline) -> Outline:
+    return [(name, sorted(below)) for name, below in nodes]
+
+
 def test_a_scope_that_is_open_when_profiling_ends() -> None:
     """It is recorded up to the shutdown, says so, and leaving it afterwards does nothing."""
     ci.profile(output="none")

@@ -465,7 +465,7 @@ def test_runs_by_the_start_of_an_id(tmp_path: Path) -> None:
         match=r"'alpha' is the start of several runs; known: alpha-[12], alpha-[12]$",
     ):
         cirron.open(tmp_path, run="alpha")
-    with pytest.raises(errors.UnknownRunError, match=r"'nope' is no run here; known"):
+    with pytest.raises(errors.UnknownRunError, match=r"'nope' is not a run here; known"):
         run.runs["nope"]
 
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 import cirron as ci
 from cirron.runs.place import Place
+from cirron.server import asked
 from cirron.server.views import VIEWS, BadRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.conftest import Made
+
 STEPS = 40
+MS = 1_000_000
 
 
 @pytest.fixture
@@ -54,6 +61,43 @@ def test_a_run_is_described(place: Place) -> None:
     assert [run["main"]] == [one["session"] for one in run["sessions"]]
     assert [] == ask(place, "runs", search="team=text")["runs"]
     assert 1 == len(ask(place, "runs", search="team=<b>vision epochs=2")["runs"])
+
+
+def test_the_list_asks_no_store(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of hundreds of runs, failed ones too, is made of what is known without a query."""
+    engine_of = Mock(side_effect=AssertionError)
+    monkeypatch.setattr(Place, "engine_of", engine_of)
+    (session,) = place.run(place.runs.latest.id).sessions
+    assert session.box is not None
+    session.box.content["ended"] = {"how": "exception", "detail": "OSError: full"}
+
+    assert 1 == ask(place, "runs")["total"]
+    engine_of.assert_not_called()
+
+
+def test_the_same_question_is_worked_on_once(place: Place) -> None:
+    """Who asks while another is being answered waits for that answer; a failure is not kept."""
+    run = place.runs.latest
+    is_asked, may_answer = threading.Event(), threading.Event()
+    asks = []
+
+    def slow() -> str:
+        asks.append(1)
+        is_asked.set()
+        assert may_answer.wait(60)
+        return "slow"
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(asked.kept, run, ("slow",), slow)
+        assert is_asked.wait(60)
+        second = pool.submit(asked.kept, run, ("slow",), slow)
+        may_answer.set()
+        assert ["slow", "slow"] == [first.result(60), second.result(60)]
+    assert [1] == asks
+
+    with pytest.raises(OSError, match="gone"):
+        asked.kept(run, ("fails",), Mock(side_effect=OSError("gone")))
+    assert "well" == asked.kept(run, ("fails",), lambda: "well")
 
 
 def test_verdict_has_its_next_step(place: Place) -> None:
@@ -179,3 +223,42 @@ def test_unknown_run(place: Place) -> None:
     """A run that is not there is said to be so."""
     with pytest.raises(ci.UnknownRunError):
         ask(place, "report", run="nothing")
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["between steps", "in its forward"])
+def test_a_slow_rank_is_seen_outside_of_backward(made: Made, tmp_path: Path, waits: bool) -> None:
+    """Ranks wait for each other in backward, so that their steps are equally long: who is slow is
+    said by what they do outside of it, as the verdict says it.
+    """
+    for rank in range(3):
+        session = made(rank=rank)
+        own = 6 * MS if rank == 1 else 2 * MS
+        epoch = session.span("epoch", 0, STEPS * 10 * MS, index=0)
+        for number in range(STEPS):
+            at = number * 10 * MS
+            name = "batch" if waits else "step"
+            step = session.span(name, at + waits * own, at + 10 * MS, epoch, number)
+            session.span("backward", at + own, at + 10 * MS, step)
+        session.write()
+    place = Place([tmp_path])
+    found = ask(place, "ranks", width=10, own=1)
+
+    assert [False, True, False] == [one["is_odd"] for one in found["ranks"]]
+    assert [2 * MS, 6 * MS, 2 * MS] == [one["own"] for one in found["ranks"]]
+    assert [2 * MS, 6 * MS, 2 * MS] == [one[5] for one in found["walls"]]
+    assert "rank 1 holds the others up" == ask(place, "report")["primary"]["summary"]
+
+
+def test_diff_names_the_settings_that_differ(tmp_path: Path) -> None:
+    """Configuration and arguments among them: who compares two runs wants to know these first."""
+    for rate in (0.1, 0.2):
+        ci.profile(config={"lr": rate, "epochs": 1})
+        for _ in ci.batches(range(3)):
+            pass
+        ci.shutdown()
+    place = Place([tmp_path])
+    before, after = place.runs
+
+    assert ["config lr: 0.1 before, 0.2 after"] == ask(place, "diff", before=before, after=after)[
+        "differences"
+    ]

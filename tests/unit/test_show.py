@@ -157,7 +157,7 @@ class TestStory:
 
         assert (
             f"killed: no sign of life since {clock_of(HEARTBEAT_NS)}; it was in"
-            " epoch[3] > step[812] > backward, 41.00s in; last step: step[811]; memory 3.00 GiB"
+            " epoch[3] > step[812] > backward, 41.00s in; last step: step[811]; memory 3.0 GiB"
         ) in found
         assert "  also in worker, 10.00s in" in found
         assert "      step[812] - 42.00s (open)" in [f"  {line}" for line in found]
@@ -252,7 +252,7 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("wanted", "expected"),
         [
-            ("nope", "--run 'nope' is no run here; known: run-old, run-new"),
+            ("nope", "--run 'nope' is not a run here; known: run-old, run-new"),
             ("run-", "--run 'run-' is the start of several runs; known: run-old, run-new"),
         ],
     )
@@ -506,7 +506,7 @@ class TestTrouble:
 
         assert 3 == result.exit_code
         assert result.output.startswith("Error: no run found in ")
-        assert "Run your program with ci.profile() first" in result.output
+        assert "Record one with `cirron run train.py` or ci.profile()" in result.output
 
     def test_no_records_yet(self, tmp_path: Path) -> None:
         """A run that has just begun has nothing on disk; the message says to wait."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cirron.snapshot import health, stats
-from cirron.snapshot.base import Tensor
 from cirron.snapshot.health import Finding, Judge, find_cleared
+from cirron.snapshot.host import Tensor
 
 WEIGHT = Tensor("layer.weight", False, [4], "float32", {})
 GRADIENT = Tensor("layer.weight.grad", True, [4], "float32", {}, model="")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cirron import wire
 from cirron.snapshot import host, stats
-from cirron.snapshot.base import Tensor
+from cirron.snapshot.host import Tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -266,16 +266,25 @@ def arrays(*sizes: int) -> list[Tensor]:
 def test_memory_of_copies_is_used_again() -> None:
     """A copy goes into the smallest memory that is large enough; what is too small is let go."""
     copier = host.HostCopier()
-    copier.prepare([64, 640])
+
+    def copy(*sizes: int) -> host.Copy:
+        copies = copier.copy(arrays(*sizes), raw=False, in_step=False)
+        assert copies is not None
+        return copies[0]
+
+    weights = arrays(3, 144)
+    weights[1].attrs["frozen"] = True  # it will have no gradient
+    copier.prepare(weights)
+    assert [640, 64] == [len(one) for one in copier._free]
     small = copier._free[-1]
-    first, second = copier.copy(arrays(3)), copier.copy(arrays(100, 3))
+    first, second = copy(3), copy(100, 3)
     assert [] == copier._free
     first.release()
     second.release()
     assert [640, 64] == [len(one) for one in copier._free]
-    third = copier.copy(arrays(100))
+    third = copy(100)
 
     assert [small.ctypes.data] == [one.ctypes.data for one in copier._free]
     assert [100.0] == [found.stats.mean for found in third.summaries()]
-    copier.copy(arrays(1000))
+    copy(1000)
     assert [] == copier._free

@@ -16,15 +16,16 @@ import pytest
 import cirron as ci
 from cirron import errors, files, guard, hooks, session
 from cirron.record import clock, hot
-from cirron.snapshot import blobs, health, stats, taker
-from cirron.snapshot.base import Reader, Tensor
-from cirron.snapshot.taker import Taken, Taker
+from cirron.snapshot import health, records, stats, taker
+from cirron.snapshot.host import Copier, Reader, Tensor
+from cirron.snapshot.taker import Taker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from cirron.snapshot.base import Copy
+    from cirron.snapshot.host import Copy
+    from cirron.snapshot.records import Taken
 
 PATIENCE_S = 20.0
 
@@ -65,8 +66,11 @@ class FakeCopy:
         self._reader.released += 1
 
 
-class FakeReader(Reader):
+class FakeReader(Reader, Copier):
+    """Copies what it reads, too."""
+
     made: FakeReader
+    is_in_place = True
 
     def __init__(self) -> None:
         FakeReader.made = self
@@ -85,9 +89,8 @@ class FakeReader(Reader):
     def names(self, model: Any) -> list[str]:
         return list(model.values)
 
-    def prepare(self, models: list[tuple[Any, str]]) -> Callable[[], None]:
-        prefixes = [prefix for _, prefix in models]
-        return lambda: self.prepared.append(prefixes)
+    def prepare(self, weights: list[Tensor]) -> None:
+        self.prepared.append([tensor.name for tensor in weights])
 
     def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> Iterator[Tensor]:
         if self.error is not None:
@@ -95,10 +98,10 @@ class FakeReader(Reader):
         for name, values in model.values.items():
             array = np.array(values)
             its = Tensor(prefix + name, name.endswith(".grad"), [len(values)], "float64", {})
-            its.array = array
+            its.array, its.copier = array, self
             yield its
 
-    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool = False) -> list[Copy] | None:
+    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         self.raws.append(raw)
         return [FakeCopy(self, tensors, raw)] if self.has_memory else None
 
@@ -228,7 +231,7 @@ class TestWatching:
 
         names = ["weight", "bias", "Gan.weight", "Gan_2.weight", "other", "Gan.bias"]
         assert [names] == takers.names()
-        assert ["", "Gan.", "Gan_2.", "", "Gan."] == FakeReader.made.prepared[-1]
+        assert names == FakeReader.made.prepared[-1]
 
     def test_a_model_that_a_hook_expects(self, takers: Takers) -> None:
         """Memory is made ready once for it and for the watched ones; it keeps its name."""
@@ -241,7 +244,7 @@ class TestWatching:
         take(one, later, index=1)
         assert one.settle(soon())
 
-        assert [[""], ["", "Model."]] == FakeReader.made.prepared
+        assert [["a"], ["a", "Model.a"]] == FakeReader.made.prepared
         assert [["a", "Model.a"], ["a", "b"]] == takers.names()
 
     def test_a_model_of_a_hook(self, takers: Takers) -> None:
@@ -317,6 +320,7 @@ class TestBounds:
         monkeypatch.setattr(taker, "WAIT_S", 0.001)
         one, model = takers(), Model(weight=[1.0])
         one.watch(model)
+        assert one.settle(soon())  # what is made ready waits for the worker, too
         FakeReader.made.go_on.clear()
         for index in range(6):
             take(one, index=index)
@@ -568,7 +572,7 @@ class TestRawValues:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """One warning says the bytes and the parameters of raw values that are large."""
-        monkeypatch.setattr(taker, "LARGE_BYTES", 100)
+        monkeypatch.setattr(records, "LARGE_BYTES", 100)
         one = takers("full", folder=tmp_path)
         model = Model(**{"weight": [1.0] * 10, "weight.grad": [1.0] * 10})
         one.watch(model)
@@ -635,9 +639,9 @@ class TestRawValues:
         files.Folder(tmp_path / "snapshots", files.SPAN).make()
         old = tmp_path / "snapshots" / f"{7:032x}"
         self.plant(old)
-        blobs.sweep(tmp_path)
+        records.sweep(tmp_path)
         assert 3 == len(list(old.iterdir()))
-        monkeypatch.setattr(blobs, "STALE_NS", -1)
+        monkeypatch.setattr(records, "STALE_NS", -1)
         one, model = takers("full", folder=tmp_path), Model(weight=[1.0])
         one.watch(model)
         take(one)
@@ -650,7 +654,7 @@ class TestRawValues:
         self, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nothing goes from a folder that we did not make, has another name, or is a link."""
-        monkeypatch.setattr(blobs, "STALE_NS", -1)
+        monkeypatch.setattr(records, "STALE_NS", -1)
         home = files.Folder(tmp_path / "snapshots", files.SPAN)
         old = home.path / ("mine" if what == "name" else f"{7:032x}")
         if what not in ("folder", "link above"):
@@ -669,7 +673,7 @@ class TestRawValues:
         else:
             self.plant(old)
         found = sorted(old.iterdir())
-        blobs.sweep(tmp_path)
+        records.sweep(tmp_path)
 
         assert (found, True) == (sorted(old.iterdir()), len(found) > 1)
 
@@ -915,6 +919,27 @@ class TestSession:
         ci.flush()
 
         assert (2, 0) == tuple(ci.health()[name] for name in ("snapshot_count", "snapshot_pending"))
+
+    def test_flush_is_bounded(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Where the worker does not get done, `ci.flush()` stores the rest and says so."""
+        monkeypatch.setattr(session, "FLUSH_WAIT_S", 1.0)
+        model = Model(weight=[1.0])
+        ci.profile()
+        ci.watch(model)
+        FakeReader.made.go_on.clear()
+        for _ in ci.epochs(range(1)):
+            pass
+        flushed = ci.flush()
+        FakeReader.made.go_on.set()
+
+        assert (False, "the worker that measures snapshots did not answer in time") == (
+            flushed.ok,
+            flushed.why,
+        )
+        (warning,) = warnings(caplog)
+        assert "ci.flush() did not store everything: the worker that measures" in warning
 
     def test_a_second_session(self) -> None:
         """Models belong to the session that they were given to; its thread ends with it."""

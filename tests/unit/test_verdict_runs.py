@@ -166,3 +166,37 @@ def test_a_first_evaluation_that_compiles_is_neither_a_storm_nor_heavy(made: Mad
     assert "compute-bound" == report.verdict.kind
     shares = {part: share for part, _, share in report.account}
     assert pytest.approx(400 / 3500, abs=0.01) == shares["compile"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("tokenize", "host-bound"), ("validate", "evaluation-heavy")]
+)
+def test_scopes_between_the_steps_are_named(made: Made, name: str, kind: str) -> None:
+    """Once: the evaluation and the checkpoint inside of them are no second one."""
+    session, at = made(), 0
+    for number in range(3):
+        stage = session.span("stage", at, at + 1_000 * MS)
+        epoch = session.span("epoch", at, at + 1_000 * MS, stage, number)
+        for index in range(50):
+            step = session.span("step", at, at + 10 * MS, epoch, index)
+            session.span("forward", at, at + 9 * MS, step, mode="train")
+            at += 10 * MS
+        scope = session.span(name, at, at + 500 * MS, epoch)
+        session.span("checkpoint", at, at + 50 * MS, scope)
+        session.span("evaluation", at + 50 * MS, at + 100 * MS, scope)
+        at += 500 * MS
+    session.write()
+
+    report = ci.open(".").report()
+
+    # Two of them are in the window, which ends with the last step.
+    assert kind == report.verdict.kind
+    assert pytest.approx(2_500, abs=1) == sum(ns for _, ns, _ in report.account) / MS
+    shares = {part: ns / MS for part, ns, _ in report.account}
+    if name == "validate":
+        assert pytest.approx(1_000) == shares["evaluation"]
+        assert "2 times" in report.verdict.evidence[0]
+    else:
+        assert pytest.approx(100) == shares["checkpoint"]
+        assert pytest.approx(800) == shares["tokenize"]
+        assert "tokenize" == report.verdict.blames

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Any
 
+from ciclo import averages
 from ciclo._trees import mapped
+from ciclo.averages import EmaState
 from ciclo.callbacks.base import LoopCallback
 from ciclo.checkpoints.tree import typed
 
@@ -58,28 +61,35 @@ class ema(LoopCallback):  # noqa: N801  a name like the functions beside it
             raise ValueError(f"decay={decay!r} is not valid; use 0 or more and less than 1")
         self.decay = decay
         self.select = select
-        self.value: Any = None
-        self._is_first = True
+        self._average = EmaState(0, None)
+
+    @property
+    def value(self) -> Any:
+        """The average so far; None before the first value."""
+        count, total = self._average
+        if not count:
+            return None
+        share = averages.share(count, self.decay)
+        return _combined(lambda old, new: new / share, total, total)
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
         state = loop_state.state
         picked = state if self.select is None else self.select(state)
         if hasattr(picked, "state_dict"):
             picked = picked.state_dict()
-        if self._is_first:
-            self.value = _combined(lambda old, new: new * 1, picked, picked)  # memory of its own
-            self._is_first = False
-        else:
-            decay = self.decay
-            before = typed(self.value, picked)  # it may come out of a checkpoint
-            self.value = _combined(lambda old, new: old * decay + new * (1 - decay), before, picked)
+        count, total = self._average
+        if not count:
+            total = _combined(lambda old, new: new * 0, picked, picked)  # memory of its own
+        before = EmaState(count, typed(total, picked))  # it may come out of a checkpoint
+        self._average = averages.moved(before, picked, self.decay, _combined)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value, "is_first": self._is_first}
+        return {"count": self._average.count, "sum": self._average.ema}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.value = saved["value"]
-        self._is_first = saved["is_first"]
+        if "is_first" in saved:  # of an average that needed no correction
+            saved = {"count": 0 if saved["is_first"] else inf, "sum": saved["value"]}
+        self._average = EmaState(saved["count"], saved["sum"])
 
 
 def _combined(function: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
@@ -91,7 +101,14 @@ def _combined(function: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
     def leaf(new: Any, old: Any) -> Any:
         detached = new.detach() if hasattr(new, "detach") else new
         if isinstance(new, float) or "float" in str(getattr(new, "dtype", "")):
-            return function(old, detached)
+            return function(old, _wide(detached))
         return detached.clone() if hasattr(detached, "clone") else detached
 
     return walk(leaf, new, old)
+
+
+def _wide(leaf: Any) -> Any:
+    """The leaf in 32 bits, where it has less."""
+    if getattr(getattr(leaf, "dtype", None), "itemsize", 4) >= 4:
+        return leaf
+    return leaf.float() if hasattr(leaf, "float") else leaf.astype("float32")

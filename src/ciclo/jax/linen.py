@@ -155,12 +155,7 @@ def create_flax_state(
     ... )
     >>> ciclo.fit(state, train, valid, epochs=3)
     """
-    linen = need("flax.linen", "ciclo.create_flax_state()", "flax")
-    if not isinstance(module, linen.Module):
-        raise CicloError(
-            f"{name_of(module)} is not a module of flax.linen; give an object, as Model(). For"
-            " flax.nnx there is ciclo.create_nnx_state, for Haiku ciclo.create_haiku_state"
-        )
+    _check_module(module)
     phases = _phases(options)
     training = {name: _training(module, phase.get("method")) for name, phase in phases.items()}
     forward = LinenForward(
@@ -170,32 +165,22 @@ def create_flax_state(
         None if keep_collections is None else tuple(keep_collections),
         logs_full_path,
     )
-    first = model.Inputs.of(inputs)
     start = jax.random.key(seed) if key is None else key
-    names = phases["init"].pop("rngs", None)
-    names = ("dropout",) if names is None else tuple(one for one in names if one != "params")
-
-    def variables() -> dict[str, Any]:
-        params, *others = jax.random.split(start, 1 + len(names))
-        keys = {"params": params, **dict(zip(names, others, strict=True))}
-        kwargs = {**first.kwargs, **told(training["init"], init_training_value)}
-        return dict(module.init(keys, *first.args, **phases["init"], **kwargs))
+    flags = told(training["init"], init_training_value)
 
     def init() -> tuple[Any, Any]:
-        found = variables()
+        found = _variables(module, inputs, start, phases["init"], flags)
         params = found.pop("params", {})
         return params, {k: v for k, v in forward.only_kept(found).items() if k not in WRITTEN}
 
-    written = jax.eval_shape(variables).get("losses", {})
+    written = jax.eval_shape(lambda: _variables(module, inputs, start, phases["init"], flags))
+    own = named_values(written.get("losses", {}), False, logs_full_path)
     return model.create(
         forward=forward,
         init=init,
         losses=losses,
         metrics=metrics,
-        averaged=[
-            *named("losses", losses, "loss"),
-            *named_values(written, False, logs_full_path),
-        ],
+        averaged=[*named("losses", losses, "loss"), *own],
         unpack=unpack,
         apply_fn=module.apply,
         tx=tx,
@@ -203,6 +188,26 @@ def create_flax_state(
         rngs=options.pop("rngs") if "rngs" in options else _keys(start, phases),
         **options,
     )
+
+
+def _check_module(module: Any) -> None:
+    if not isinstance(module, need("flax.linen", "ciclo.create_flax_state()", "flax").Module):
+        raise CicloError(
+            f"{name_of(module)} is not a module of flax.linen; give an object, as Model(). For"
+            " flax.nnx there is ciclo.create_nnx_state, for Haiku ciclo.create_haiku_state"
+        )
+
+
+def _variables(
+    module: Any, inputs: Any, key: Any, phase: dict[str, Any], flags: dict[str, bool]
+) -> dict[str, Any]:
+    """What a module makes of its inputs at the beginning: parameters and other collections."""
+    first = model.Inputs.of(inputs)
+    options = dict(phase)
+    names = options.pop("rngs", None)
+    names = ("dropout",) if names is None else [one for one in names if one != "params"]
+    keys = zip(("params", *names), jax.random.split(key, 1 + len(names)), strict=True)
+    return dict(module.init(dict(keys), *first.args, **options, **{**first.kwargs, **flags}))
 
 
 def _phases(options: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_
 import jax
 import jax.numpy as jnp
 
+from ciclo import averages
+from ciclo.averages import EmaState
 from ciclo.binding import read
 from ciclo.callbacks.base import Unpackable
 from ciclo.device_values import describe, library_of
@@ -248,7 +250,11 @@ class ManagedStep(Unpackable):
                 )
             return total, (logs, state if new is None else new)
 
-        gradients, (logs, new) = jax.grad(forward, has_aux=True)(state.params)
+        total, pull_back, (logs, new) = jax.vjp(forward, state.params, has_aux=True)
+        one = jnp.ones_like(total)
+        if state.strategy.is_compiled or not int(state.step):  # once, not in each eager step
+            self._check_dependence(pull_back, one, logs, state.params)
+        (gradients,) = pull_back(one)
         is_real = mask()
         rows = samples_in(args[0] if args else 0) if is_real is None else is_real.sum()
         new = _as_before(state, new)
@@ -256,6 +262,27 @@ class ManagedStep(Unpackable):
         stats = strategy.handle_batch_stats(new.batch_stats)
         new = new.replace(params=state.params, batch_stats=stats)
         return logs, new.apply_gradients(strategy.handle_grads(gradients), rows), True
+
+    def _check_dependence(self, pull_back: Any, one: Any, logs: Any, params: Any) -> None:
+        """Refuses losses that do not depend on the parameters: their gradients are all zero."""
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                raise CicloError(
+                    f"params{jax.tree_util.keystr(path)} is {describe(leaf)}, which cannot be"
+                    " trained; keep it in batch_stats, or in a field of your own state class"
+                )
+        backward = jax.make_jaxpr(pull_back)(one).jaxpr
+        reached = set(map(id, backward.invars))
+        for equation in backward.eqns:
+            if not reached.isdisjoint(map(id, equation.invars)):
+                reached.update(map(id, equation.outvars))
+        if backward.outvars and reached.isdisjoint(map(id, backward.outvars)):
+            raise CallbackError(
+                f"{self.name}: the losses {list(logs['losses'])} do not depend on state.params, so"
+                " nothing would be trained; compute them from the state that the step is given, as"
+                ' in state.apply_fn({"params": state.params}, batch["x"]), without argmax, round or'
+                " stop_gradient on the way"
+            )
 
     def _total(self, logs: LogsLike | None) -> Any:
         losses: Mapping[str, Any] = (logs or {}).get("losses", {})
@@ -435,7 +462,7 @@ class ManagedState:
     rngs: dict[str, jax.Array]
     metrics: dict[str, Any]
     window: Window | None
-    ema_state: Any
+    ema_state: EmaState | None
     apply_fn: Callable[..., Any] | None = field(default=None, metadata=STATIC)
     tx: Any = field(default=None, metadata=STATIC)
     strategy: Strategy = field(default=None, metadata=STATIC)  # type: ignore[assignment]
@@ -479,7 +506,7 @@ class ManagedState:
         accumulate: how many train steps make one update, each counted by its rows
         policy: "bfloat16" to compute in that
         clip_norm: the longest that a gradient may be (optax.clip_by_global_norm)
-        ema_decay: has `state.ema_params` be a moving average of the parameters (optax.ema)
+        ema_decay: has `state.ema_params` be a moving average of the parameters
         """
         strategy = get_strategy(strategy)
         if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
@@ -501,7 +528,6 @@ class ManagedState:
         if clip_norm is not None:
             optax = need("optax", "clip_norm=")
             tx = optax.chain(optax.clip_by_global_norm(clip_norm), tx)
-        average = None if ema_decay is None else need("optax", "ema_decay=").ema(ema_decay)
 
         own = {"rngs": rngs, "metrics": metrics}
         fields |= {name: own[name] for name in own.keys() & cls._redeclared}
@@ -519,7 +545,7 @@ class ManagedState:
                 opt_state=None if tx is None else tx.init(params),
                 batch_stats=batch_stats,
                 window=None if accumulate is None else _new_window(params),
-                ema_state=None if average is None else average.init(params),
+                ema_state=None if ema_decay is None else _new_average(params),
                 apply_fn=apply_fn,
                 tx=tx,
                 strategy=strategy,
@@ -614,11 +640,13 @@ class ManagedState:
         """The moving average of the parameters; before the first update, these."""
         if self.ema_state is None:
             raise CicloError("the state keeps no average; say create(..., ema_decay=0.999)")
-        count = self.ema_state.count
-        corrected = need("optax", "ema_params").tree.bias_correction(
-            self.ema_state.ema, self.ema_decay, jnp.maximum(count, 1)
+        count, total = self.ema_state
+        share = averages.share(jnp.maximum(count, 1), self.ema_decay, jnp.expm1)  # type: ignore[arg-type]
+        return jax.tree.map(
+            lambda one, now: jnp.where(count > 0, (one / share).astype(now.dtype), now),
+            total,
+            self.params,
         )
-        return jax.tree.map(lambda a, b: jnp.where(count > 0, a, b), corrected, self.params)
 
     def apply_gradients(self, grads: Any, rows: Any = 1, **fields: Any) -> Self:
         """The state after a train step with these gradients, which are a mean over so many rows.
@@ -658,7 +686,7 @@ class ManagedState:
         params = optax.apply_updates(self.params, updates)
         average = self.ema_state
         if average is not None:
-            _, average = optax.ema(self.ema_decay).update(params, average)
+            average = averages.moved(average, params, self.ema_decay, jax.tree.map)  # type: ignore[arg-type]
         return self.replace(params=params, opt_state=opt_state, ema_state=average)
 
 
@@ -670,6 +698,13 @@ def _move_by_window(state: State) -> State:
 
 def _new_window(params: Any) -> Window:
     return Window(jax.tree.map(jnp.zeros_like, params), jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+
+def _new_average(params: Any) -> EmaState:
+    def zeros(leaf: Any) -> Any:
+        return jnp.zeros_like(leaf, jnp.promote_types(leaf.dtype, jnp.float32))
+
+    return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(zeros, params))
 
 
 def _keys(given: Any) -> dict[str, jax.Array]:

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 
 from ciclo.device_values import describe
 from ciclo.elapsed import samples_in
-from ciclo.errors import CallbackError, CicloError
+from ciclo.errors import CallbackError, CicloError, warn
 from ciclo.jax import managed
 from ciclo.jax import metrics as stateful
 from ciclo.jax.managed import ManagedState
-from ciclo.judging import Asked, named, named_outputs, split, wants
+from ciclo.judging import Asked, crossed, crossed_shape, named, named_outputs, split, wants
 from ciclo.logs import Logs
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class ModelState(ManagedState):
         logs = Logs()
         for name, loss in self.losses:
             value = _called(name, loss, values)
-            _check_broadcast(name, value, outputs, given.target)
+            _check_broadcast(name, loss, value, values)
             logs.add_loss(name, _averaged(name, value))
         for name, value in written.get("losses", {}).items():
             logs.add_loss(name, _averaged(name, value))
@@ -237,17 +237,20 @@ def _called(name: str, function: Callable[..., Any], values: dict[str, Any]) -> 
     return Asked(name, function, tuple(values), fills_rest=True)(values)
 
 
-def _check_broadcast(name: str, value: Any, outputs: Any, target: Any) -> None:
+def _check_broadcast(name: str, loss: Any, value: Any, values: dict[str, Any]) -> None:
     """Of outputs [n,1] and targets [n] JAX makes [n,n], each row against each other."""
-    shape = jnp.shape(value)
-    if len(shape) != 2 or not isinstance(outputs, jax.Array) or not hasattr(target, "shape"):
+    outputs, target = values["preds"], values["target"]
+    if (shape := crossed_shape(outputs, target)) is None:
         return
-    if shape[0] > 1 and shape == 2 * target.shape and outputs.shape == (*target.shape, 1):
-        raise CicloError(
-            f"the loss {name!r} compares each output with the targets of all rows: outputs are"
-            f" {describe(outputs)}, targets {describe(target)}. Have the model return y[..., 0], or"
-            " give targets[..., None]"
-        )
+    if jnp.shape(value) == shape:
+        raise CicloError(crossed(name, outputs, target))
+
+    def again(preds: Any, target: Any) -> Any:
+        return _called(name, loss, {**values, "preds": preds, "target": target})
+
+    # A loss of pairs of outputs has that shape, too; so this only warns.
+    if str(list(shape)).replace(" ", "") in str(jax.make_jaxpr(again)(outputs, target)):
+        warn(crossed(name, outputs, target))
 
 
 def _averaged(name: str, value: Any) -> Any:

@@ -69,7 +69,7 @@ def create_torch_state(
         raise ValueError(f"accumulate={accumulate!r} is not valid; use 1 or more, or None")
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm={clip_norm!r} is not valid; use more than 0, or None")
-    if ema_decay is not None and not 0 < ema_decay < 1:
+    if ema_decay is not None and not 0 <= ema_decay < 1:
         raise ValueError(
             f"ema_decay={ema_decay!r} is not valid; use a decay such as 0.999, or None"
         )

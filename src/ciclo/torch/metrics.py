@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from ciclo.judging import Asked
+from ciclo.errors import warn
+from ciclo.judging import Asked, crossed, crossed_shape
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +26,28 @@ def asked(name: str, function: Any) -> Asked:
 
 def is_stateful(metric: Any) -> bool:
     return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
+
+
+class Crossing(TorchFunctionMode):
+    """Warns of a loss that makes [n,n] of outputs [n,1] and targets [n] while it runs.
+
+    It sees what the loss itself calls; losses of torch warn by themselves.
+    """
+
+    def __init__(self, name: str, outputs: Any, targets: Any) -> None:
+        super().__init__()
+        self._warning = crossed(name, outputs, targets)
+        self._shape = crossed_shape(outputs, targets)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        made = result if isinstance(result, tuple) else (result,)
+        if self._shape is not None and any(getattr(x, "shape", 0) == self._shape for x in made):
+            self._shape = None
+            warn(self._warning)
+        return result
 
 
 class Running:

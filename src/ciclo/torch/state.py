@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager, nullcontext
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,13 +16,15 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from ciclo import averages
+from ciclo.averages import EmaState
 from ciclo.device_values import describe
 from ciclo.elapsed import samples_in
 from ciclo.errors import CallbackError, CheckpointError, CicloError
-from ciclo.judging import named_outputs
+from ciclo.judging import crossed_shape, named_outputs
 from ciclo.logs import Logs
 from ciclo.torch.batches import detached, is_number, to_device, unpacked
-from ciclo.torch.metrics import Running, asked, is_stateful
+from ciclo.torch.metrics import Crossing, Running, asked, is_stateful
 from ciclo.torch.strategies import mean_over_processes
 
 if TYPE_CHECKING:
@@ -73,10 +76,12 @@ class TorchState:
         self._dtype = None if policy in (None, "float32") else getattr(torch, str(policy))
         self._scaler = torch.amp.GradScaler(self.device.type) if policy == "float16" else None
         self._clip_norm = clip_norm
-        self._average: list[torch.Tensor] | None = None
+        self._looked_at: set[str] = set()  # losses that have run once
+        self._ema_decay = ema_decay
+        self._average: EmaState | None = None
         if ema_decay is not None:
-            self._average = [one.detach().clone() for one in self.module.parameters()]
-            self._update_average = get_ema_multi_avg_fn(ema_decay)
+            self._average = EmaState(0, [_wide_zeros(one) for one in self.module.parameters()])
+            self._move = get_ema_multi_avg_fn(ema_decay)
         self._loss_modules = {
             name: one.to(self.device) for name, one in losses.items() if isinstance(one, nn.Module)
         }
@@ -211,7 +216,10 @@ class TorchState:
         total: Any = None
         with self._autocast():
             for name, function in self._losses.items():
-                loss = function(found)
+                is_new = name not in self._looked_at and crossed_shape(outputs, targets) is not None
+                self._looked_at.add(name)
+                with Crossing(name, outputs, targets) if is_new else nullcontext():
+                    loss = function(found)
                 if not isinstance(loss, torch.Tensor) or loss.dim():
                     raise CallbackError(
                         f"the loss {name!r} is {describe(loss)}; it must be one number, a tensor"
@@ -256,7 +264,10 @@ class TorchState:
             if scaler.get_scale() < before:
                 return  # a gradient was infinite: this step is left out
         if self._average is not None:
-            self._update_average(self._average, list(self.module.parameters()), 0)
+            count, sums = self._average
+            now = zip(self.module.parameters(), sums, strict=True)
+            self._move(sums, [one.detach().to(total.dtype) for one, total in now], 0)
+            self._average = EmaState(count + 1, sums)
         if self.scheduler is not None:
             logs.add_metric("learning_rate", optimizer.param_groups[0]["lr"])
             self.scheduler.step()
@@ -307,12 +318,12 @@ class TorchState:
     @contextmanager
     def _with_average(self) -> Iterator[None]:
         """The module with the average of its parameters, if there is one."""
-        if self._average is None:
+        if self._average is None or not self._average.count:
             yield
             return
         parameters = list(self.module.parameters())
         kept = [one.clone() for one in parameters]
-        _copy(self._average, parameters)
+        _copy(self._averaged(self._average), parameters)
         try:
             yield
         finally:
@@ -325,8 +336,16 @@ class TorchState:
             raise CicloError(
                 "this state has no average; ask for it: create_torch_state(..., ema_decay=0.999)"
             )
+        if not self._average.count:
+            return self.module.state_dict()
         names = [name for name, _ in self.module.named_parameters()]
-        return {**self.module.state_dict(), **dict(zip(names, self._average, strict=True))}
+        values = zip(names, self._averaged(self._average), strict=True)
+        return {**self.module.state_dict(), **dict(values)}
+
+    def _averaged(self, average: EmaState) -> list[torch.Tensor]:
+        share = averages.share(average.count, self._ema_decay)  # type: ignore[arg-type]
+        parameters = zip(average.ema, self.module.parameters(), strict=True)
+        return [(total / share).to(now.dtype) for total, now in parameters]
 
     # -- to a checkpoint and back --------------------------------------------------------------
 
@@ -339,7 +358,8 @@ class TorchState:
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
-            "average": self._average,
+            "average": None if self._average is None else self._average.ema,
+            "averaged": 0 if self._average is None else self._average.count,
             "window": self._open_window(),
             "metrics": {
                 when: {name: one.state_dict() for name, one in running.items()}
@@ -365,6 +385,7 @@ class TorchState:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Becomes what `state_dict` was taken of, in whatever strategy that ran."""
+        saved = {"averaged": inf, **saved}  # an older one has averages that need no correction
         mine = self.state_dict()
         for key, value in mine.items():
             theirs = saved.get(key)
@@ -392,10 +413,9 @@ class TorchState:
         if self._scaler is not None:
             self._scaler.load_state_dict(saved["scaler"])
         if self._average is not None:
-            _copy(
-                [_spread(a, b) for a, b in zip(saved["average"], self._average, strict=True)],
-                self._average,
-            )
+            sums = self._average.ema
+            _copy([_spread(a, b) for a, b in zip(saved["average"], sums, strict=True)], sums)
+            self._average = EmaState(saved["averaged"], sums)
         for when, running in (("train", self._train_metrics), ("test", self._test_metrics)):
             for name, one in running.items():
                 one.load_state_dict(saved["metrics"][when][name])
@@ -437,6 +457,11 @@ def _scheduler(given: Any, optimizer: Optimizer | None) -> LRScheduler | None:
 def _copy(values: list[Any], into: list[Any]) -> None:
     for target, value in zip(into, values, strict=True):
         target.copy_(value)
+
+
+def _wide_zeros(parameter: torch.Tensor) -> torch.Tensor:
+    wide = torch.promote_types(parameter.dtype, torch.float32)
+    return torch.zeros_like(parameter.detach(), dtype=wide)
 
 
 def _placed_like(saved: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 # In the order of the help. Exit codes are in docs/cli.md.
 COMMANDS = {
-    "run": "Runs a program with profiling on.",
-    "ls": "Lists the runs in a folder.",
-    "show": "Shows what a run did, as a tree.",
-    "report": "Says why a run is slow, and what mending it gives.",
-    "diff": "Compares two runs.",
-    "why": "Says what a dead or hanging run was doing.",
-    "tail": "Follows a run while it goes on.",
-    "tensors": "Shows weights and gradients over the epochs.",
-    "sql": "Answers a question in SQL.",
-    "export": "Writes a run for another tool.",
-    "serve": "Shows runs in the browser, and takes what programs send.",
-    "keys": "Makes, lists and revokes the keys of a server.",
-    "compact": "Joins the files of a store.",
-    "send": "Sends what waits to the endpoint.",
-    "clear": "Removes runs.",
-    "doctor": "Says what is set up, and what is wrong.",
+    "run": "Run a program with profiling on.",
+    "ls": "List the runs in a folder.",
+    "show": "Show what a run did, as a tree.",
+    "report": "Explain why a run is slow, and what fixing it would save.",
+    "diff": "Compare two runs.",
+    "why": "Show what a dead or hanging run was doing.",
+    "tail": "Follow a run live.",
+    "tensors": "Show weights and gradients over the epochs.",
+    "sql": "Query a run with SQL.",
+    "export": "Export a run for another tool.",
+    "serve": "Show runs in the browser, and receive what programs send.",
+    "keys": "Create, list and revoke the keys of a server.",
+    "compact": "Merge the small files of a store.",
+    "send": "Send what could not be sent before.",
+    "clear": "Delete runs.",
+    "doctor": "Check the installation and the settings.",
 }
 
 
@@ -105,4 +105,4 @@ def _safe(message: str) -> str:
 @click.group(name="cirron", cls=Commands)
 @click.version_option(__version__, prog_name="cirron")
 def main() -> None:
-    """Records what training runs do, and shows it."""
+    """Find out why a training run is slow, strange or dead."""

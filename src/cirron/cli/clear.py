@@ -51,23 +51,25 @@ class Age(click.ParamType[int]):
     ) -> int:
         match = re.fullmatch(r"([0-9]{1,6})([mhdw])", str(value))
         if match is None:
-            self.fail(f"{value!r} is no age; write 30m, 12h, 7d or 2w", param, ctx)
+            self.fail(f"{value!r} is not an age; write 30m, 12h, 7d or 2w", param, ctx)
         return int(match[1]) * UNITS_S[match[2]] * 10**9
 
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", required=False)
-@click.option("--run", "wanted", metavar="ID", help="This run, by its id or the start of it.")
-@click.option("--older-than", "age_ns", type=Age(), metavar="AGE", help="Ended so long ago: 7d.")
+@click.option("--run", "wanted", metavar="ID", help="Delete this run: its id, or the start of it.")
+@click.option(
+    "--older-than", "age_ns", type=Age(), metavar="AGE", help="Ended longer ago than this: 7d."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output.as_json
 def clear(
     folder: str | None, wanted: str | None, age_ns: int | None, yes: bool, is_json: bool
 ) -> None:
-    """Removes runs from DIR: records, black boxes, raw values, and what the store has of them.
+    """Delete runs from DIR: records, black boxes, raw values, and their part of the store.
 
-    All runs that have ended, or those that are asked for. Asks first. Nothing that cirron did not
-    write is touched.
+    Deletes all runs that have ended, or only those that the options select, after asking. Files
+    that cirron did not write are never touched.
     """
     root = Path(output.records_folder(folder))
     place = output.open_place(os.fspath(root))
@@ -79,7 +81,7 @@ def clear(
     chosen = [run for run in runs if run not in running and run.ended_ns <= before_ns]
     if not chosen:
         raise errors.UnknownRunError(
-            "there is no run to remove" + (": one is running" if running else "")
+            "there is no run to delete" + (": one is running" if running else "")
         )
     found = [file for run in chosen for file in files_of(root, run)]
     total = text.size(sum(file.size for file in found))

@@ -10,12 +10,12 @@ from cirron.view import text
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", required=False)
-@click.option("--store", metavar="URL", help="Another store than the one beside the records.")
+@click.option("--store", metavar="URL", help="Write to this store instead of the one in DIR.")
 @output.as_json
 def compact(folder: str | None, store: str | None, is_json: bool) -> None:
-    """Brings the store of DIR up to date, and joins its small files.
+    """Bring the store of DIR up to date and merge its small files.
 
-    The spool stays as it is. The command may be repeated, and interrupted, at any time.
+    The spool is not changed. The command may be repeated or interrupted at any time.
     """
     from cirron.runs import opened
 

@@ -19,7 +19,7 @@ UNCLEAR = 5
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="AFTER")
 @click.option("--baseline", multiple=True, metavar="RUN", help="More runs like BEFORE.")
-@click.option("--fail-on", metavar="5%", help="Exit with 4 if something is slower by more.")
+@click.option("--fail-on", metavar="5%", help="Exit with 4 if anything is slower by more.")
 @output.in_folder
 @output.as_json
 def diff(
@@ -30,7 +30,7 @@ def diff(
     folder: str | None,
     is_json: bool,
 ) -> None:
-    """Compares two runs by span name, with intervals; and says where their marks part."""
+    """Compare two runs by span name, with intervals, and show where their marks diverge."""
     limit = None if fail_on is None else share_of(fail_on)
     runs = output.open_place(folder).runs
     with output.status("comparing"):

@@ -36,13 +36,13 @@ class Problem(NamedTuple):
 
 
 @click.command()
-@click.option("--network", is_flag=True, help="Ask the endpoint whether it takes batches.")
+@click.option("--network", is_flag=True, help="Ask the endpoint whether it accepts batches.")
 @output.as_json
 @click.pass_context
 def doctor(ctx: click.Context, network: bool, is_json: bool) -> None:
-    """Says what is installed, which settings count and why, and what is wrong.
+    """Check what is installed, which settings apply and where they come from, and what is wrong.
 
-    Exits with 1 if something is. Nothing is sent without --network.
+    Exits with 1 if there is a problem. Nothing is sent without --network.
     """
     problems: list[Problem] = []
     content: dict[str, Any] = {
@@ -182,6 +182,6 @@ def show(content: dict[str, Any], problems: list[Problem]) -> None:
         output.echo(f"endpoint: {text.plain(content['endpoint'], 300)}")
     for one in problems:
         output.echo(f"problem: {text.plain(one.what, 500)}")
-        output.echo(f"  mend it: {text.plain(one.mend, 300)}")
+        output.echo(f"  fix: {text.plain(one.mend, 300)}")
     if not problems:
         output.echo("nothing is wrong")

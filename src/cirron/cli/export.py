@@ -16,7 +16,7 @@ def formats() -> str:
 
 
 @click.command(
-    help=f"""Writes a run for another tool: the latest, or the one whose id begins with RUN.
+    help=f"""Export a run for another tool: the latest, or the one whose id starts with RUN.
 
 \b
 {formats()}

@@ -26,7 +26,7 @@ def depot(folder: str | None, store: str | None, *, make: bool = False) -> Depot
 
 @click.group()
 def keys() -> None:
-    """Makes, lists and revokes the keys of a server."""
+    """Create, list and revoke the keys of a server."""
 
 
 @keys.command()
@@ -36,7 +36,7 @@ def keys() -> None:
 @output.in_folder
 @store_option
 def create(name: str, scope: Any, rate: int | None, folder: str | None, store: str | None) -> None:
-    """Makes a key and prints it, this once."""
+    """Create a key and print it. It is not shown again."""
     from cirron.server import keys as rooms
 
     output.echo(rooms.create(depot(folder, store, make=True), name, [scope], rate))
@@ -47,7 +47,7 @@ def create(name: str, scope: Any, rate: int | None, folder: str | None, store: s
 @store_option
 @output.as_json
 def list_(folder: str | None, store: str | None, is_json: bool) -> None:
-    """Lists the keys, without their secrets."""
+    """List the keys, without their secrets."""
     from cirron.server import keys as rooms
 
     found = rooms.every(depot(folder, store))
@@ -67,7 +67,7 @@ def list_(folder: str | None, store: str | None, is_json: bool) -> None:
 @output.in_folder
 @store_option
 def revoke(key_id: str, folder: str | None, store: str | None) -> None:
-    """Revokes a key by its id; who is logged in by it is logged out."""
+    """Revoke a key by its id, and log out whoever logged in with it."""
     from cirron.server import keys as rooms
 
     rooms.revoke(depot(folder, store), key_id)
@@ -79,7 +79,7 @@ def revoke(key_id: str, folder: str | None, store: str | None) -> None:
 @output.in_folder
 @store_option
 def link(key_id: str, address: str, folder: str | None, store: str | None) -> None:
-    """Prints a link to a server's ADDRESS that logs a browser in once, as a key that may read."""
+    """Print a link to a server's ADDRESS that logs a browser in once, with a read key."""
     from cirron import errors, settings
     from cirron.server import keys as rooms
     from cirron.server import login

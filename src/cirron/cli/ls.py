@@ -22,9 +22,9 @@ SHORTEST = 8
 @click.argument("folder", metavar="[DIR]", required=False)
 @output.as_json
 def ls(folder: str | None, is_json: bool) -> None:
-    """Lists the runs in DIR, newest first.
+    """List the runs in DIR, newest first.
 
-    A run is named by as much of its id as tells it from the others: what other commands take.
+    The first column is as much of each run's id as other commands need as RUN.
     """
     found = output.open_place(folder).runs
     runs = [found[one] for one in found][::-1]

@@ -33,8 +33,8 @@ STYLES = {
     "exception": "red",
 }
 
-as_json = click.option("--json", "is_json", is_flag=True, help="JSON for programs.")
-in_folder = click.option("--dir", "folder", metavar="DIR", help="Where the runs are.")
+as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON.")
+in_folder = click.option("--dir", "folder", metavar="DIR", help="The folder with the runs.")
 
 
 def default_folder() -> str:

@@ -1,4 +1,4 @@
-"""`cirron report`: why a run is slow, what mending it would give, or how it ended. One screen."""
+"""`cirron report`: why a run is slow, what fixing it would save, or how it ended. One screen."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cirron.view import report as view
     "--what-if",
     "changed",
     metavar="PART=FACTORx",
-    help="How long the steps would take with one part changed, as data_load=0.5x.",
+    help="Predict the step time with one part changed: data_load=0.5x.",
 )
 @output.in_folder
 @output.as_json
 def report(wanted: str | None, changed: str | None, folder: str | None, is_json: bool) -> None:
-    """Says what a run's time goes into, what to do about it, and what that will give."""
+    """Explain where a run's time goes, what to do about it, and how much that would save."""
     run = output.open_run(folder, wanted)
     if changed is not None:
         part, factor = parse(changed)

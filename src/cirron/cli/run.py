@@ -42,15 +42,15 @@ class NotExecutableError(click.ClickException):
 @click.argument("command", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(ctx: click.Context, command: tuple[str, ...]) -> None:
-    """Runs COMMAND with profiling on, its children and ranks included.
+    """Run COMMAND with profiling on, its child processes and ranks included.
 
     COMMAND is a script (train.py ...), a module (-m package ...) or any command, such as python
-    train.py or torchrun train.py. It behaves as without cirron run, and its exit code is the exit
-    code. Settings come from the environment and pyproject.toml; a program that calls ci.profile()
-    itself has its own.
+    train.py or torchrun train.py. The program behaves as it does without cirron run, and its exit
+    code is passed on. Settings come from the environment and pyproject.toml; if the program calls
+    ci.profile() itself, the settings of that call count.
     """
     if not command:
-        raise click.UsageError("what is to be run? Try: cirron run train.py", ctx)
+        raise click.UsageError("no command given. Try: cirron run train.py", ctx)
     started_ns = clock.wall()
     code = execute(as_python(list(command)))
     if output.is_terminal(sys.stderr):

@@ -18,14 +18,14 @@ from cirron.view import text
     type=click.FloatRange(0.1, 86_400),
     default=600.0,
     show_default=True,
-    help="Seconds to try for.",
+    help="Give up after this many seconds.",
 )
 @output.as_json
 def send(folder: str | None, timeout: float, is_json: bool) -> None:
-    """Sends the batches in DIR that wait for the endpoint, oldest first.
+    """Send the batches in DIR that the endpoint does not have yet, oldest first.
 
-    Those are batches of processes that had an API key and ended before all was sent. A later run
-    with a key sends them as well. Needs CIRRON_API_KEY, or api_key in pyproject.toml.
+    They are left by processes that had an API key and ended before everything was sent. A later
+    run with a key sends them too. Needs CIRRON_API_KEY, or api_key in pyproject.toml.
     """
     from cirron.ship import backlog
 

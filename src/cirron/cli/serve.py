@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from cirron import settings
@@ -12,22 +14,39 @@ PORT = 8321
 
 @click.command()
 @click.argument("folders", metavar="[DIR]...", nargs=-1)
-@click.option("--store", metavar="URL", help="A store to serve, in place of folders.")
+@click.option("--store", metavar="URL", help="Serve this store instead of folders.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", default=PORT, show_default=True, help="The port; 0 takes any.")
-@click.option("--no-browser", is_flag=True, help="Opens no browser.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=PORT,
+    show_default=True,
+    help="The port; 0 picks a free one.",
+)
+@click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 @click.option(
     "--role",
     type=click.Choice(["all", "ingest", "page"]),
     default="all",
-    help="Takes batches, shows runs, or both.",
+    help="Only receive batches, only show runs, or both.",
 )
-@click.option("--max-inbox-mb", default=1024, help="What may wait to be stored.")
-@click.option("--allow-host", "hosts", multiple=True, help="A name that it is reached by.")
-@click.option("--trust-proxy", "proxies", multiple=True, help="A proxy that logs people in.")
-@click.option("--user-header", help="The header in which such a proxy names them.")
-@click.option("--certificate", metavar="FILE", help="For https://, with --private-key.")
-@click.option("--private-key", metavar="FILE", help="Of the certificate.")
+@click.option(
+    "--max-inbox-mb",
+    type=click.IntRange(1),
+    default=1024,
+    help="Refuse batches while more than this waits to be stored.",
+)
+@click.option(
+    "--allow-host", "hosts", multiple=True, help="A host name that the server is reached by."
+)
+@click.option(
+    "--trust-proxy", "proxies", multiple=True, help="Address of a proxy that logs users in."
+)
+@click.option("--user-header", help="The header in which that proxy names the user.")
+@click.option(
+    "--certificate", metavar="FILE", help="TLS certificate, for https://; needs --private-key."
+)
+@click.option("--private-key", metavar="FILE", help="The key of the certificate.")
 def serve(
     folders: tuple[str, ...],
     store: str | None,
@@ -42,14 +61,21 @@ def serve(
     certificate: str | None,
     private_key: str | None,
 ) -> None:
-    """Serves the runs in DIR, as they go on, and takes what programs send over HTTP.
+    """Show the runs in DIR in the browser, live, and receive what programs send over HTTP.
 
-    The first line that it prints is the address to open. It works once.
+    The first line of output is the address to open. It works once.
     """
     if folders and store:
         raise click.UsageError("give folders or --store, not both")
     if bool(proxies) != bool(user_header):
         raise click.UsageError("--trust-proxy and --user-header go together")
+    if private_key and not certificate:
+        raise click.UsageError("--private-key is that of a --certificate: give both")
+    for one in folders:
+        if "://" not in one and not os.path.isdir(one):
+            raise click.UsageError(
+                f"{one!r} is not a folder: name one that programs run in, or make it first"
+            )
     from cirron.server.process import Options, Server
 
     is_browser = not no_browser and output.is_terminal()
@@ -70,6 +96,13 @@ def serve(
             on_ready=lambda one: announce(one, is_browser=is_browser),
         )
     )
+    try:
+        server.config.load()
+    except OSError as error:  # all else in it is ours
+        raise click.ClickException(
+            f"--certificate {certificate}, --private-key {private_key or certificate}:"
+            f" {error.strerror or error}"
+        ) from None
     try:
         server.run()
     except KeyboardInterrupt:  # uvicorn raises it once all is closed: the end that people give it

@@ -6,7 +6,6 @@ Reads the disk only, so it works beside a running program and long after a dead 
 from __future__ import annotations
 
 import os
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -17,7 +16,7 @@ from cirron.cli import output
 from cirron.cli.output import echo
 from cirron.record import clock
 from cirron.runs import tree as trees
-from cirron.view import text
+from cirron.view import tables, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +40,7 @@ MAX_PROBLEM = 500  # a file's name may have 255 characters
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", required=False)
-@click.option("--name", help="Only spans of this name, and what is inside them.")
+@click.option("--name", help="Only spans with this name, and what is inside them.")
 @click.option("--last", type=click.IntRange(min=1), help="Only the N spans that closed last.")
 @click.option(
     "--format",
@@ -49,9 +48,9 @@ MAX_PROBLEM = 500  # a file's name may have 255 characters
     type=click.Choice(["tree", "json"]),
     default="tree",
     show_default=True,
-    help="Text for people, or JSON for programs, as --json.",
+    help="Text, or the same JSON as --json.",
 )
-@click.option("--run", "wanted", metavar="ID", help="This run, by its id or the start of it.")
+@click.option("--run", "wanted", metavar="ID", help="Show this run: its id, or the start of it.")
 @click.option("--rank", type=int, help="Only this rank of the run.")
 @click.option("--all", "is_all", is_flag=True, help="All runs, oldest first.")
 @output.as_json
@@ -65,10 +64,10 @@ def show(
     is_all: bool,
     is_json: bool,
 ) -> None:
-    """Shows the latest run in DIR: how it ended or where it is, and the tree of its spans.
+    """Show the latest run in DIR: how it ended or where it is now, and the tree of its spans.
 
-    DIR is the folder that the program ran in, or its .cirron folder. By default it is where a
-    program started here would write: as CIRRON_OUTPUT_DIR or pyproject.toml says, else here.
+    DIR is the folder that the program ran in, or its .cirron folder. By default it is the folder
+    that CIRRON_OUTPUT_DIR or pyproject.toml names, else the current one.
     """
     try:
         place = output.open_place(folder)
@@ -236,16 +235,9 @@ def header(shown: Shown, one: Session) -> list[str]:
     if snapshots := shown.count_of("snapshots", one):
         what.append(text.plural(snapshots, "snapshot"))
     lines = [", ".join(who), ", ".join(what)]
-    if lost := losses(one):
-        lines.append(f"lost: {lost}")
+    if lost := tables.losses(one):
+        lines.append(f"lost: {', '.join(lost[:MAX_COUNTERS])}")
     return lines
-
-
-def losses(run: Session) -> str:
-    """The counters of what was dropped, where there are any."""
-    counters = ({} if run.box is None else run.box.content).get("counters", {})
-    lost = [(key, count) for key, count in counters.items() if "drop" in key and count]
-    return ", ".join(f"{text.plain(key)}={text.value(count)}" for key, count in lost[:MAX_COUNTERS])
 
 
 def story(shown: Shown, run: Session) -> list[str]:
@@ -261,7 +253,7 @@ def story(shown: Shown, run: Session) -> list[str]:
     if step and step.get("end_ns") is not None:  # one that is open is in the places already
         parts.append(f"last step: {text.label(step.get('name', '?'), step.get('index'))}")
     if resident_bytes := box.get("memory_rss_bytes"):
-        parts.append(f"memory {resident_bytes / 2**30:.2f} GiB")
+        parts.append(f"memory {text.size(resident_bytes)}")
     lines = [f"{run.state}: {'; '.join(parts)}"] if parts else []
     lines += [f"  also in {place}" for place in places[1:]]
     if more:
@@ -348,17 +340,9 @@ def stacks(threads: Sequence[blackboxes.Stack]) -> list[str]:
 
 def moment(ns: int | None, same_day_as_ns: int | None = None) -> str:
     """A moment in local time; without the date when that is the day of the other one."""
-    if ns is None:
-        return "an unknown time"
-    try:
-        local = datetime.fromtimestamp(ns / 1e9).astimezone()
-        if same_day_as_ns is not None:
-            other = datetime.fromtimestamp(same_day_as_ns / 1e9).astimezone()
-            if local.date() == other.date():
-                return f"{local:%H:%M:%S}"
-    except (ValueError, OverflowError, OSError):  # what a broken file may hold
-        return "an unknown time"
-    return f"{local:%Y-%m-%d %H:%M:%S}"
+    day = "%Y-%m-%d"
+    is_same_day = tables.moment(ns, day) == tables.moment(same_day_as_ns, day)
+    return tables.moment(ns, "%H:%M:%S") if is_same_day else tables.moment(ns)
 
 
 # -- as JSON ------------------------------------------------------------------------------------

@@ -18,12 +18,13 @@ MAX_ROWS = 1_000  # that are shown to people
 @click.argument("wanted", metavar="[RUN]", required=False)
 @output.in_folder
 @output.as_json
-@click.option("--csv", "is_csv", is_flag=True, help="CSV, with a line of names first.")
+@click.option("--csv", "is_csv", is_flag=True, help="CSV, with a header line.")
 def sql(query: str, wanted: str | None, folder: str | None, is_json: bool, is_csv: bool) -> None:
-    """Answers QUERY, in DuckDB's SQL, over the tables of a run.
+    """Run QUERY, in DuckDB's SQL, over the tables of a run.
 
-    The tables are spans, marks, snapshots and sessions. Times are in nanoseconds since 1970. SQL of
-    DuckDB may read and write files: run only what you would run in a shell.
+    The tables are spans, marks, snapshots and sessions; DESCRIBE spans lists the columns of one.
+    Times are in nanoseconds since 1970. DuckDB's SQL can read and write files: run only what you
+    would run in a shell.
     """
     if is_json and is_csv:
         raise click.UsageError("--json and --csv exclude each other")

@@ -22,10 +22,12 @@ MAX_LINES = 20  # of one look and process: a fast loop is told by the last of it
 @click.command()
 @click.argument("wanted", metavar="[RUN]", required=False)
 @output.in_folder
-@click.option("--interval", type=click.FloatRange(0.05, 60), default=1.0, help="Seconds.")
+@click.option(
+    "--interval", type=click.FloatRange(0.05, 60), default=1.0, help="Seconds between updates."
+)
 @output.as_json
 def tail(wanted: str | None, folder: str | None, interval: float, is_json: bool) -> None:
-    """Follows a run, the newest by default: steps, values and how its processes stand.
+    """Follow a run, the newest by default: its steps, values and process states.
 
     Ends when the run does, or with Ctrl-C. With --json each line is an object.
     """

@@ -42,16 +42,16 @@ class Tensor(NamedTuple):
 @click.argument("wanted", metavar="[RUN]", required=False)
 @click.argument("name", metavar="[NAME]", required=False)
 @output.in_folder
-@click.option("--all", "is_all", is_flag=True, help=f"More than {MAX_ROWS} tensors.")
+@click.option("--all", "is_all", is_flag=True, help=f"Show more than {MAX_ROWS} tensors.")
 @output.as_json
 def tensors(
     wanted: str | None, name: str | None, folder: str | None, is_all: bool, is_json: bool
 ) -> None:
-    """Shows the tensors of a run: norm, mean and spread over the epochs, and the gradients'.
+    """Show the tensors of a run: norm, mean, std and gradient norm over the epochs.
 
-    With NAME, one of them, epoch by epoch, with the histograms of the last. A single argument that
-    is no run is the name of a tensor of the newest. Sick ones come first: not finite, dead,
-    exploding, vanishing, without a gradient.
+    With NAME, show one tensor epoch by epoch, with the histograms of the last epoch. A single
+    argument that is not a run is a tensor of the newest run. Unhealthy tensors come first: not
+    finite, dead, exploding, vanishing, without a gradient.
     """
     runs = output.open_place(folder).runs
     try:
@@ -64,10 +64,10 @@ def tensors(
     if name is not None:
         found = [one for one in found if one.name == name.removesuffix(".grad")]
     if not found:
-        what = "no snapshots" if name is None else f"no tensor called {text.plain(name)!r}"
-        raise errors.UnknownRunError(
-            f"run {text.plain(run.id)} has {what}. ci.watch(model) has them taken"
-        )
+        what = "no snapshots; call ci.watch(model) before the training to have some"
+        if name is not None:
+            what = f"no tensor called {text.plain(name)!r}; cirron tensors lists those that it has"
+        raise errors.UnknownRunError(f"run {text.plain(run.id)} has {what}")
     if is_json:
         output.echo_json({"run_id": run.id, "tensors": [one._asdict() for one in found]})
     elif name is None:

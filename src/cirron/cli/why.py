@@ -22,7 +22,7 @@ from cirron.view import report as view
 @output.in_folder
 @output.as_json
 def why(wanted: str | None, dumps: Path | None, folder: str | None, is_json: bool) -> None:
-    """Says where the ranks of a run are, or were last: those that differ from the others first."""
+    """Show where each rank of a run is, or was last. Ranks that differ come first."""
     found = look(output.open_run(folder, wanted), dumps)
     if is_json:
         output.echo_json(found.as_dict())

@@ -107,7 +107,7 @@ class Wrapper:
 # -- spans that may turn out to be nothing ---------------------------------------------------
 
 
-class Tentative(hot.OwnSpan):
+class Tentative(hot.Step):
     """A span that may turn out to be none. What is recorded in it asks for its number."""
 
     __slots__ = ("_number", "is_used")

@@ -259,7 +259,21 @@ def read_aim(value: Any, name: Any = None, step: Any = None, *_: Any, **__: Any)
     return flatten(value, step) if isinstance(value, dict) else ((name, value, step),)
 
 
-TENSORBOARD: dict[str, Read] = {"add_scalar": read_scalar, "add_scalars": read_scalars}
+def read_nothing(*_: Any, **__: Any) -> Values:
+    """For calls without scalars: what they take counts."""
+    return ()
+
+
+TENSORBOARD: dict[str, Read] = {
+    "add_scalar": read_scalar,
+    "add_scalars": read_scalars,
+    "add_histogram": read_nothing,
+    "add_image": read_nothing,
+    "add_images": read_nothing,
+    "add_figure": read_nothing,
+    "add_embedding": read_nothing,
+    "flush": read_nothing,
+}
 
 LOGGERS = (
     Logger("tensorboard", "torch.utils.tensorboard", "SummaryWriter", TENSORBOARD),

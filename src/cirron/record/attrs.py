@@ -71,14 +71,15 @@ def settle(attrs: dict[str, Any]) -> dict[str, Any]:
     """The attributes of a record as they are now: the same dict where nothing in it can change."""
     global as_text, cut
     if len(attrs) <= MAX_FEW:
-        for key, value in attrs.items():
+        for key in attrs:  # its items() would be a call more
+            if type(key) is not str or len(key) > MAX_KEY:
+                break
+            value = attrs[key]
             kind = type(value)
             if kind is str:
                 if len(value) > MAX_KEY:
                     break
             elif kind is not float and kind is not int and not is_fixed(kind):
-                break
-            if type(key) is not str or len(key) > MAX_KEY:
                 break
         else:
             return attrs

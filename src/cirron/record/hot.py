@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     Closed: TypeAlias = tuple[int, int, str, int | None, Attrs, int, int, int]
     Mark: TypeAlias = tuple[int, int, str, Any, str, Attrs, int]
     Record: TypeAlias = Closed | Mark
+    Phase: TypeAlias = tuple[int, str, "Settled | None", int]  # number, name, attrs, start
 
     class DeviceClock(Protocol):
         """Measures what a device does during a span. None of its methods waits, or raises."""
@@ -99,6 +100,7 @@ device_clock: DeviceClock | None = None
 losses: dict[Span, tuple[tuple[Any, int], ...] | None] = {}
 watches_losses = False
 keeps_names = False  # whether a span keeps the names of its marks
+hears_marks = False  # either of these two: `mark` asks once
 span_type: type[Span]  # what `scope` makes; set below
 
 
@@ -137,6 +139,7 @@ class Span:
     depth: int
     thread: int
     sequence: int
+    under: int  # the number that what is recorded in it has for its parent's: its own
     start: int  # monotonic ns
     end: int  # monotonic ns; 0 while the span is open, -1 before it is entered
     token: Token[Span | None]
@@ -144,6 +147,8 @@ class Span:
     # The names of its marks, each with the logger that it came from, if it came from one; not set
     # before there is a mark while `keeps_names`.
     marked: dict[str, str | None]
+    phase: Phase | None = None  # that a step is in; other spans are in none
+    phase_kind: type[OwnSpan] | None = None  # the class of its span
 
     def __enter__(self) -> Span:
         if self.end != -1:
@@ -195,7 +200,7 @@ class Span:
         append(
             (
                 self.sequence,
-                self.parent.sequence,
+                self.parent.under,
                 self.name,
                 self.index,
                 attrs,
@@ -231,6 +236,9 @@ class Span:
         return f"<cirron scope {self.name}{index}, {state}>"
 
 
+Span.under = Span.sequence  # type: ignore[misc]  # one more name of the same slot
+
+
 class DeviceSpan(Span):
     """A scope while a device's clock is there. Without one, nobody pays for asking."""
 
@@ -260,6 +268,25 @@ class OwnSpan(Span):
     """A span that a loop of ours or a hook opened, which knows where it ends; not `ci.scope`'s."""
 
     __slots__ = ()
+
+
+class Step(OwnSpan):
+    """A step of a loop, which can be in a phase (`within`).
+
+    A phase becomes a span only if it is looked at: memory that a step touches between calls of
+    native code is cold, and to make a span current and `opened` took most of what a phase cost.
+    """
+
+    __slots__ = ("phase", "phase_kind")
+
+    def __init__(self) -> None:
+        self.phase = self.phase_kind = None
+
+    @property
+    def under(self) -> int:  # type: ignore[override]
+        """The phase's number, for what its own thread records in it."""
+        phase = self.phase
+        return self.sequence if phase is None or self.thread != get_ident() else phase[0]
 
 
 class Settled(dict[str, "Any"]):
@@ -341,13 +368,9 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
         span = root
     elif span.end:
         span = _open_ancestor(span)
-    if keeps_names:
-        _keep_name(span, name)
-    append(
-        (next(sequence), span.sequence, name, value, kind, settle(attrs) if attrs else None, now())
-    )
-    if watches_losses and name == "loss":
-        own_loss(span)
+    if hears_marks:
+        _hear(span, name)
+    append((next(sequence), span.under, name, value, kind, settle(attrs) if attrs else None, now()))
 
 
 def epochs(iterable: Iterable[T]) -> Iterator[T]:
@@ -461,7 +484,7 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
                 _leave(span)
             if not span.end:  # else a shutdown has recorded it
                 span.end = end
-                above, thread = span.parent.sequence, span.thread
+                above, thread = span.parent.under, span.thread
                 append((number, above, name, index, span.attrs, start, end, thread))
                 opened.discard(span)
         waiting_since = end
@@ -513,13 +536,16 @@ def _capture(name: str, given: Any) -> Any:
         raise errors.not_a_value(name, given) from None
 
 
-def _keep_name(span: Span, name: str) -> None:
-    try:
-        names = span.marked
-    except AttributeError:
-        names = span.marked = {}
-    if len(names) < MAX_MARKED:
-        names[name] = None
+def _hear(span: Span, name: str) -> None:
+    if watches_losses and name == "loss":
+        own_loss(span)
+    if keeps_names:
+        try:
+            names = span.marked
+        except AttributeError:
+            names = span.marked = {}
+        if len(names) < MAX_MARKED:
+            names[name] = None
 
 
 def _open_ancestor(span: Span) -> Span:
@@ -644,8 +670,9 @@ def use_device_clock(clock: DeviceClock | None) -> None:
 
 def keep_names(is_on: bool) -> None:
     """Has spans keep the names of their marks, from now on, or no longer."""
-    global keeps_names
+    global keeps_names, hears_marks
     keeps_names = is_on
+    hears_marks = is_on or watches_losses
 
 
 def begin(
@@ -710,7 +737,7 @@ def close(span: Span, at: int = 0) -> None:
     append(
         (
             span.sequence,
-            parent.sequence,
+            parent.under,
             span.name,
             span.index,
             attrs,
@@ -730,7 +757,7 @@ def fail(span: Span, error: BaseException) -> None:
 
 
 def within(
-    parent: Span,
+    step: Step,
     name: str,
     attrs: Settled | None,
     kind: type[OwnSpan],
@@ -740,38 +767,75 @@ def within(
     kwargs: dict[str, Any],
     fail: Callable[[Span, BaseException], None] = fail,
 ) -> Any:
-    """Calls a function inside a span, now or `at` a time, under a step that is current and open.
-
-    `begin` and `close` in place, for what every step does.
-    """
-    span = kind()
-    span.name = name
-    span.index = None
-    span.attrs = attrs
-    span.parent = parent
-    span.depth = parent.depth + 1
-    thread = span.thread = parent.thread
-    number = span.sequence = next(sequence)
-    span.token = _set(span)
-    span.end = 0
-    start = span.start = at or now()
-    opened.add(span)
-    is_measured = (
-        device_clock is not None and getattr(parent, "device", None) and device_clock.start(span)
-    )
+    """Calls a function in a phase of a step."""
+    phase = begin_phase(step, name, attrs, kind, at)
     try:
         result = function(*args, **kwargs)
     except BaseException as error:  # passes on, with the span closed
-        fail(span, error)
+        fail(open_phase(phase), error)
         raise
-    if span.end or span.attrs is not attrs or is_measured or _get() is not span:
-        close(span)
-        return result
-    span.end = end = now()
-    _set(parent)
-    append((number, parent.sequence, name, None, attrs, start, end, thread))
-    opened.discard(span)
+    end_phase(phase)
     return result
+
+
+def begin_phase(
+    step: Step, name: str, attrs: Settled | None = None, kind: type[OwnSpan] = OwnSpan, at: int = 0
+) -> Span:
+    """Begins a phase, now or `at` a time, of a step that is current and in none.
+
+    What it returns is what ends it: the step, or where a device measures it, a span.
+    """
+    step.phase_kind = kind
+    step.phase = (next(sequence), name, attrs, at or now())
+    if device_clock is None or not getattr(step, "device", None):
+        return step
+    span = open_phase(step)
+    device_clock.start(span)
+    return span
+
+
+def end_phase(span: Span) -> None:
+    """Ends a phase."""
+    phase = span.phase
+    # Else it is a span, a shutdown has recorded it, or a scope that was opened in it is open.
+    if phase is not None and not span.end and _get() is span:
+        number, name, attrs, start = phase
+        append((number, span.sequence, name, None, attrs, start, now(), span.thread))
+        span.phase = span.phase_kind = None  # type: ignore[misc]  # it is a step
+    else:
+        close(open_phase(span))
+
+
+def open_phase(span: Span) -> Span:
+    """Makes a span of the phase that a step is in; of a span, itself."""
+    phase = phase_of(span)
+    if phase is None:
+        return span
+    _set(span)  # what was opened in it, and was not closed, is left
+    phase.token = _set(phase)
+    if not phase.end:
+        opened.add(phase)
+    span.phase = span.phase_kind = None  # type: ignore[misc]  # it is a step
+    return phase
+
+
+def phase_of(span: Span) -> Span | None:
+    """The phase that a step is in as a span, for who looks at it."""
+    phase, kind = span.phase, span.phase_kind
+    if phase is None or kind is None:
+        return None
+    number, name, attrs, start = phase
+    inner: Span = kind()
+    inner.name = name
+    inner.index = None
+    inner.attrs = attrs
+    inner.parent = span
+    inner.depth = span.depth + 1
+    inner.thread = span.thread
+    inner.sequence = number
+    inner.end = span.end
+    inner.start = start
+    return inner
 
 
 def follow(span: Span, index: int) -> Span:
@@ -779,11 +843,11 @@ def follow(span: Span, index: int) -> Span:
     parent = span.parent
     kind: Any = span.__class__
     is_measured = device_clock is not None and getattr(span, "device", None) is not None
-    if span.attrs is not None or parent.end or is_measured or _get() is not span:
+    if span.attrs is not None or parent.end or is_measured:
         at = now()
         close(span, at)
         return begin(span.name, index, None, kind, at)
-    if losses and span in losses:
+    if losses:
         mark_losses(span)
     following: Span = kind()
     name = following.name = span.name
@@ -821,8 +885,9 @@ def drop(span: Span) -> None:
 
 def watch_losses(is_on: bool) -> None:
     """Has steps get the losses that hooks see, unless they are marked by somebody else."""
-    global watches_losses
+    global watches_losses, hears_marks
     watches_losses = is_on
+    hears_marks = is_on or keeps_names
     losses.clear()
 
 
@@ -925,9 +990,13 @@ def is_fetching() -> bool:
 
 def record_of(span: Span) -> Closed:
     """What a span leaves in the ring."""
+    parent = span.parent
+    above, phase = parent.sequence, parent.phase
+    if phase is not None and phase[0] < span.sequence and span.thread == parent.thread:
+        above = phase[0]
     return (
         span.sequence,
-        0 if span.parent is span else span.parent.sequence,
+        0 if parent is span else above,
         span.name,
         span.index,
         None if span.attrs is None else (settle if span.end else preview)(span.attrs),

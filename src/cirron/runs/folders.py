@@ -47,8 +47,8 @@ def find(path: str | os.PathLike[str]) -> Path:
         reason = "it is not a folder" if os.path.lexists(given) else "there is no such folder"
     raise errors.UnknownRunError(
         f"no run found in {str(given)!r}: {reason}."
-        " Run your program with ci.profile() first, or name the folder that it ran in:"
-        " cirron show FOLDER, cirron report --dir FOLDER"
+        " Record one with `cirron run train.py` or ci.profile(), or name the folder that it ran in:"
+        ' cirron show FOLDER, cirron report --dir FOLDER, ci.open("FOLDER")'
     )
 
 
@@ -66,7 +66,12 @@ def find_all(where: str | os.PathLike[str]) -> list[Path]:
     try:
         return [find(where)]
     except errors.SettingError:
-        below = [one for one in sorted(Path(where).glob("*/.cirron")) if one.is_dir()]
+        # Not those that a server keeps its own things in, and nobody has recorded into.
+        below = [
+            one
+            for one in sorted(Path(where).glob("*/.cirron"))
+            if any(_is_folder(one / name) for name in FOLDERS)
+        ]
         if not below:
             raise
         return below

@@ -158,7 +158,7 @@ class Bucket:
             yield
         except (FileNotFoundError, self._taken):
             raise
-        except (self._failed, ValueError) as error:
+        except (self._failed, ValueError, NotImplementedError) as error:  # the last: http://
             reason = str(error).partition("\n")[0]
             raise errors.SettingError(
                 f"the store at {self._url!r} cannot be used: {reason}"

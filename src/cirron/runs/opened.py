@@ -67,36 +67,36 @@ class Run:
         self._place = place
         self._look = look
         self.id = run_id
-        self.sessions: list[Session] = look.sessions_of(run_id)
+        self.sessions: list[Session] = look.sessions_by_run.get(run_id, [])
         self.problems = look.problems
 
     @cached_property
     def _engine(self) -> engines.Engine:
         return self._place.engine_of(self, self._look)
 
-    # -- what it is -------------------------------------------------------------------------
+    # -- what it is: worked out once, or a thousand ranks would each look at all others ------
 
     @property
     def runs(self) -> Runs:
         """All runs in the same place."""
         return self._place.runs
 
-    @property
+    @cached_property
     def ranks(self) -> list[int]:
         """The ranks that are known."""
         return sorted({one.rank for one in self.sessions if one.rank is not None})
 
-    @property
+    @cached_property
     def attempts(self) -> list[int]:
         """The attempts, first one first."""
         return sorted({one.attempt for one in self.sessions})
 
-    @property
+    @cached_property
     def main(self) -> Session:
         """The session that stands for the run: rank 0 of the last attempt, or the first."""
         return min(self.sessions, key=lambda one: (-one.attempt, one.rank or 0, one.first_ns))
 
-    @property
+    @cached_property
     def state(self) -> State:
         """How the run stands: as bad as the worst of its last attempt's processes."""
         last = [one.state for one in self.sessions if one.attempt == self.attempts[-1]]
@@ -110,16 +110,16 @@ class Run:
         )
         return min(last, key=order.index)
 
-    @property
+    @cached_property
     def started_ns(self) -> int:
         return min(one.first_ns for one in self.sessions)
 
-    @property
+    @cached_property
     def ended_ns(self) -> int:
         """The last moment that anything is known of."""
         return max(one.last_ns for one in self.sessions)
 
-    @property
+    @cached_property
     def program(self) -> wire.Program:
         """What ran."""
         return self.main.program
@@ -286,7 +286,7 @@ class Runs(Mapping[str, Run]):
         )
         if len(matching) != 1:
             known = ", ".join((matching or self._ids)[-8:]) or "none"
-            what = "is the start of several runs" if matching else "is no run here"
+            what = "is the start of several runs" if matching else "is not a run here"
             raise errors.UnknownRunError(f"{wanted!r} {what}; known: {known}")
         return self._place.run(matching[0])
 

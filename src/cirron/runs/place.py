@@ -13,6 +13,7 @@ import tempfile
 import threading
 import weakref
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +40,15 @@ class Look:
     problems: list[str]
     runs: dict[str, Run] = field(default_factory=dict)
 
-    def sessions_of(self, run_id: str) -> list[Session]:
-        mine = [one for one in self.sessions.values() if one.run_id == run_id]
-        return sorted(
-            mine, key=lambda one: (one.attempt, one.rank is None, one.rank or 0, one.first_ns)
-        )
+    @cached_property
+    def sessions_by_run(self) -> dict[str, list[Session]]:
+        found: dict[str, list[Session]] = {}
+        for one in sorted(
+            self.sessions.values(),
+            key=lambda one: (one.attempt, one.rank is None, one.rank or 0, one.first_ns),
+        ):
+            found.setdefault(one.run_id, []).append(one)
+        return found
 
     def files_of(self, run_id: str) -> engines.Files:
         found = engines.Files({table: [] for table in (*TABLES, *DERIVED)}, [], [], {})

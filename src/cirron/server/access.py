@@ -64,7 +64,7 @@ class Access:
         self.login = login
         self.cookie = "cirron"
         self._hosts = {one.lower() for one in hosts} | {"localhost"}
-        self._proxies = [ipaddress.ip_network(one, strict=False) for one in proxies]
+        self._proxies = [network(one) for one in proxies]
         self._user_header = user_header
         self._is_secure = is_secure
         self._is_framed = is_framed
@@ -211,6 +211,16 @@ class Access:
 
 
 _PROXY = "proxy"
+
+
+def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """Where proxies that are trusted may be."""
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise errors.SettingError(
+            f"--trust-proxy {text!r} is not an address or a network: 10.0.0.7, 10.0.0.0/8"
+        ) from None
 
 
 def _is_same(origin: str, host: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cirron import errors
@@ -100,7 +101,7 @@ def attributes(text: str | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-_kept: dict[tuple[Any, ...], Any] = {}
+_kept: dict[tuple[Any, ...], Future[Any]] = {}
 _lock = threading.Lock()
 
 
@@ -113,12 +114,16 @@ def kept(run: Run, key: tuple[Any, ...], ask: Callable[[], Answer]) -> Answer:
     state = hash(tuple((one.key, one.last_ns, one.state) for one in run.sessions))
     key = (*key, run.id, state)
     with _lock:
-        if key in _kept:
-            _kept[key] = _kept.pop(key)  # the newest is last
-            return _kept[key]  # type: ignore[no-any-return]
-    answer = ask()
-    with _lock:
-        _kept[key] = answer
+        known = _kept.pop(key, None)
+        answer = _kept[key] = known or Future()  # the newest is last
         while len(_kept) > MAX_KEPT:
             del _kept[next(iter(_kept))]
-    return answer
+    if known is None:  # who asks the same meanwhile waits for this answer
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # who waits for it must be told, whatever it is
+            with _lock:
+                _kept.pop(key, None)
+            answer.set_exception(error)
+            raise
+    return answer.result()  # type: ignore[no-any-return]

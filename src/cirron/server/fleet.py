@@ -1,7 +1,9 @@
 """All ranks beside each other: a heat map of their steps, who is slow and how surely; and tensors.
 
-A heat map has as many cells as the page has room for. A cell is the mean of its steps; where one
-row stands for several ranks, the slowest counts.
+In data-parallel training ranks wait for each other in backward, so that their steps take the same
+time: who is slow is seen outside of it, in a rank's own time. A heat map has as many cells as the
+page has room for. A cell is the mean of its steps; where one row stands for several ranks, the
+slowest counts.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cirron.server import asked
+from cirron.verdict.facts import silent_s
 from cirron.verdict.rules.ranks import CHANCE, MIN_COMPARED, tail
 
 if TYPE_CHECKING:
@@ -26,22 +29,26 @@ MAX_SNAPSHOTS = 240
 
 
 def ranks(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """Step time by rank and time, and each rank beside the others; of the last attempt."""
+    """Step time by rank and time, or with `own` what is outside of backward, and each rank beside
+    the others; of the last attempt.
+    """
     run = asked.run_of(place, params)
     wide = asked.width(params, 300)
     high = asked.number(params, "rows", 1, MAX_ROWS, 400)
     attempt = asked.number(params, "attempt", 0, 2**31, run.attempts[-1])
-    return asked.kept(run, ("ranks", wide, high, attempt), lambda: _ranks(run, wide, high, attempt))
+    own = "own" in params
+    key = ("ranks", wide, high, attempt, own)
+    return asked.kept(run, key, lambda: _ranks(run, wide, high, attempt, own))
 
 
-def _ranks(run: Run, wide: int, high: int, attempt: int) -> dict[str, Any]:
+def _ranks(run: Run, wide: int, high: int, attempt: int, own: bool) -> dict[str, Any]:
     members = [one for one in run.sessions if one.attempt == attempt]
     by_rank = {row["session"]: row for row in run.query("step_times", attempt=attempt).rows()}
-    answer: dict[str, Any] = {"attempt": attempt, "attempts": run.attempts, "ranks": []}
+    answer: dict[str, Any] = {"own": own, "attempt": attempt, "attempts": run.attempts, "ranks": []}
     if by_rank:
         from_ns = min(row["first_ns"] for row in by_rank.values())
         to_ns = max(row["last_ns"] for row in by_rank.values())
-        typical = median(row["median"] for row in by_rank.values())
+        typical = median(row["own" if own else "median"] for row in by_rank.values())
         with_steps = [one for one in members if one.key in by_rank]
         # Fewer cells than steps, or some would have none.
         cells = max(row["steps"] * 2 // 3 for row in by_rank.values()) or 1
@@ -49,7 +56,7 @@ def _ranks(run: Run, wide: int, high: int, attempt: int) -> dict[str, Any]:
             "from": from_ns - run.started_ns,
             "to": to_ns - run.started_ns,
             "median": typical,
-            **_heat(run, with_steps, (from_ns, to_ns, min(wide, cells), high), attempt),
+            **_heat(run, with_steps, (from_ns, to_ns, min(wide, cells), high), attempt, own),
         }
     last, compared = _slowest(run, by_rank, attempt)
     for one in members:
@@ -65,8 +72,10 @@ def _ranks(run: Run, wide: int, high: int, attempt: int) -> dict[str, Any]:
                 "host": None if one.info is None else one.info.host,
                 "pid": one.pid,
                 "state": one.state,
+                "silent_s": silent_s(one) if one.state == "running" else None,
                 "steps": row.get("steps", 0),
                 "median": row.get("median"),
+                "own": row.get("own"),
                 "worst": row.get("worst"),
                 "slowest_in": times,
                 "chance": chance,
@@ -76,7 +85,9 @@ def _ranks(run: Run, wide: int, high: int, attempt: int) -> dict[str, Any]:
     return {**answer, "compared": compared}
 
 
-def _heat(run: Run, members: list[Any], shape: tuple[int, int, int, int], attempt: int) -> Any:
+def _heat(
+    run: Run, members: list[Any], shape: tuple[int, int, int, int], attempt: int, own: bool
+) -> Any:
     """A row a rank, or for several where there are more ranks than pixels; null: no step."""
     from_ns, to_ns, wide, high = shape
     each = -(-len(members) // high)
@@ -84,7 +95,7 @@ def _heat(run: Run, members: list[Any], shape: tuple[int, int, int, int], attemp
     count = -(-len(members) // each)
     walls: list[list[int | None]] = [[None] * wide for _ in range(count)]
     steps: list[int | None] = [None] * wide
-    given = {"from_ns": from_ns, "to_ns": to_ns, "width": wide, "attempt": attempt}
+    given = {"from_ns": from_ns, "to_ns": to_ns, "width": wide, "attempt": attempt, "own": own}
     for session, bucket, wall, step in run.query("heat", **given).fetch().rows:
         row = at.get(session)
         if row is None:
@@ -102,7 +113,7 @@ def _heat(run: Run, members: list[Any], shape: tuple[int, int, int, int], attemp
 
 
 def _slowest(run: Run, by_rank: Mapping[int, Any], attempt: int) -> tuple[dict[int, int], int]:
-    """How often each process had the longest of the steps that all have."""
+    """How often each process had the longest own time in the steps that all have."""
     if len(by_rank) < 2:
         return {}, 0
     total = sum(row["steps"] for row in by_rank.values())

@@ -75,7 +75,9 @@ class Hub:
                     yield line(event)
                 if clock.now() - said_ns > KEEP_ALIVE_S * 1e9:
                     said_ns = clock.now()
-                    yield b": still here\n\n"
+                    # An event, since pages are not told of comments: after a laptop's sleep a
+                    # stream looks open and says nothing, and its page has to notice.
+                    yield b"event: alive\ndata: {}\n\n"
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), CHECK_S)
         finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cirron.server import asked, charts
 from cirron.verdict import report as report_on
 from cirron.verdict.diff import diff as compare
-from cirron.verdict.facts import endings
+from cirron.verdict.facts import silent_s
 from cirron.verdict.why import why as explain
 from cirron.view import report as view
 
@@ -49,7 +49,10 @@ def describe(run: Run) -> dict[str, Any]:
     program = run.program
     hosts = sorted({one.info.host for one in run.sessions if one.info is not None})
     silent = [
-        one.silent_s for one in endings(run) if one.state == "running" and one.silent_s is not None
+        long_s
+        for one in run.sessions
+        if one.attempt == run.attempts[-1] and one.state == "running"
+        if (long_s := silent_s(one)) is not None
     ]
     return {
         "id": run.id,

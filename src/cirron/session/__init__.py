@@ -62,12 +62,8 @@ _is_automatic = False  # `cirron run` began it: the program's own call replaces 
 _to_watch: list[Callable[[], Any]] = []  # given to `ci.watch()` before there was a session
 
 
-class Profiler:
-    """The handle that `ci.profile()` returns."""
-
-    def __init__(self, config: Mapping[str, Any], *, enabled: bool) -> None:
-        self.config = config  # the user's feature flags
-        self.enabled = enabled
+class Calls:
+    """The public functions of a running session, as methods."""
 
     def flush(self) -> Flushed:
         """Blocks until what was recorded is on disk; says what became of it."""
@@ -85,6 +81,14 @@ class Profiler:
         """The verdict so far, as `ci.report()`."""
         return report()
 
+
+class Profiler(Calls):
+    """The handle that `ci.profile()` returns."""
+
+    def __init__(self, config: Mapping[str, Any], *, enabled: bool) -> None:
+        self.config = config  # the user's feature flags
+        self.enabled = enabled
+
     def shutdown(self) -> None:
         """Ends the session, as `ci.shutdown()`, unless it has ended and another one runs."""
         if _profiler is self:
@@ -94,7 +98,7 @@ class Profiler:
         return f"<cirron profiler, {'on' if self.enabled else 'off'}>"
 
 
-class Cirron:
+class Cirron(Calls):
     """A set of settings to profile with, for self-hosted endpoints and for tests.
 
     >>> cirron = ci.Cirron(api_endpoint="http://localhost:8000", api_key="secret")
@@ -183,22 +187,6 @@ class Cirron:
             raise errors.missing(f"snapshots={values.snapshots!r}", "safetensors", "snapshots")
         own = (*self._sinks, *check_sinks(sinks))
         return _begin(values, flags, wanted, own, enabled=on and values.enabled)
-
-    def flush(self) -> Flushed:
-        """Blocks until what was recorded is on disk; says what became of it."""
-        return flush()
-
-    def health(self) -> dict[str, Any]:
-        """Counters and state; never raises."""
-        return health()
-
-    def trace(self, format: str = "tree", name: str | None = None, last: int | None = None) -> Any:
-        """The session's tree, as `ci.trace()`."""
-        return trace(format, name, last)
-
-    def report(self) -> Report:
-        """The verdict so far, as `ci.report()`."""
-        return report()
 
     def shutdown(self) -> None:
         """Ends the session, as `ci.shutdown()`."""

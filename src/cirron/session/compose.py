@@ -42,11 +42,12 @@ if TYPE_CHECKING:
 
     from cirron.ship.sinks.base import Emitter, Sink
     from cirron.ship.sinks.http import HttpSink
-    from cirron.snapshot.taker import Taken
+    from cirron.snapshot.records import Taken
 
 ROOT = "cirron.session"
 
-# Of the time that an exit may take, what is kept for storing records when snapshots take long.
+# Of the time that an exit or a flush may take, what is kept for storing records when snapshots
+# take long.
 STORE_NS = 1_000_000_000
 
 # What a flush waits for lanes and for the black box, once the spool has its batches.
@@ -229,6 +230,12 @@ class Session:
         for sink in self.sinks.all:
             sink.start()
         self.flusher.start()
+        if self.flusher.problem is not None:
+            guard.warn(
+                "%s; training goes on, records wait in memory, and are stored by ci.flush(), or at"
+                " the end, if one can be started then",
+                self.flusher.problem,
+            )
         if self.black_box is not None:
             self.black_box.start()
 
@@ -258,6 +265,7 @@ class Session:
         self._program.look_again()
         if self.black_box is not None:
             self.black_box.session = self.identity
+            self.black_box.start()  # if it could not be started before
             self.black_box.wake()
 
     # -- ending -----------------------------------------------------------------------------
@@ -291,8 +299,11 @@ class Session:
         if self.sinks.spool is not None:
             left += self.sinks.spool.held_records  # by a disk that hangs
         if left:
-            limit_s = self.settings.exit_timeout
-            guard.warn("%d records were not stored within exit_timeout=%gs", left, limit_s)
+            problem = self.flusher.problem
+            why = f"within exit_timeout={self.settings.exit_timeout:g}s"
+            guard.warn(
+                "%d records were not stored%s", left, f": {problem}" if problem else f" {why}"
+            )
         if self.black_box is not None:
             self.black_box.close(deadline, how, detail)
         speaker.settle(SPEAK_S)
@@ -324,16 +335,17 @@ class Session:
 
     def flush(self, deadline_ns: int) -> Flushed:
         """Has everything stored that was recorded before the call, and says what became of it."""
-        self.taker.settle(deadline_ns)
+        is_settled = self.taker.settle(deadline_ns - STORE_NS)
         in_time = self.store(deadline_ns)
         for sink in self.sinks.all:
             if not sink.is_patient:
                 sink.settle(min(deadline_ns, clock.now() + SETTLE_NS))
         speaker.settle(SPEAK_S)
         stored = self.stored()
-        if in_time or stored.why is not None:
+        if (is_settled and in_time) or stored.why is not None:
             return stored
-        why = f"{self.sinks.folder.path} did not answer in time"
+        late = self.sinks.folder.path if is_settled else "the worker that measures snapshots"
+        why = f"{late} did not answer in time"
         guard.warn("ci.flush() did not store everything: %s", why)
         return stored._replace(ok=False, why=why)
 
@@ -355,12 +367,13 @@ class Session:
         lost = self.collector.dropped() if dropped is None else dropped
         lost += self.collector.encoder.failed
         on_disk = held = 0
-        why = None
+        why = self.flusher.problem
         spool = self.sinks.spool
         if spool is not None:
             lost += spool.lost_records
             on_disk, held = spool.written_records, spool.held_records
-            why = spool.problem and f"cannot write to {spool.folder.path}: {spool.problem}"
+            if spool.problem is not None:
+                why = f"cannot write to {spool.folder.path}: {spool.problem}"
         if lost and not why:
             why = f"{lost} records were lost: see ci.health()"
         return Flushed(why is None, on_disk, self.sinks.sent_records, held, lost, why)

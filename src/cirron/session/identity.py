@@ -133,8 +133,16 @@ def surroundings(environ: Mapping[str, str]) -> dict[str, Any]:
     return {
         "device": "cuda" if gpus else "cpu",
         "cuda_count": gpus,
+        "cpu_count": cores(),
         "mixed_precision": None,
     }
+
+
+def cores() -> int | None:
+    """How many processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def visible_gpus(environ: Mapping[str, str], driver: str = "/proc/driver/nvidia/gpus") -> int:

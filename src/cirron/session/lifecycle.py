@@ -7,6 +7,7 @@ user's own handler called. The handler only lets the session's worker finish fir
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -72,7 +73,8 @@ class Process:
             if current in (signal.SIG_IGN, None, signal.default_int_handler, self._handle):
                 continue
             self._previous[number] = current
-            signal.signal(number, self._handle)
+            with contextlib.suppress(ValueError):  # of a subinterpreter it lets no thread
+                signal.signal(number, self._handle)
 
     def unwatch(self) -> None:
         """Puts back what `watch` replaced, unless somebody has replaced it since."""

@@ -15,7 +15,7 @@ from cirron import system
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
 from cirron.record.value import Deferred, Polled, Several
-from cirron.ship.encode import MAX_MARK_IDS, Encoder, have_attrs, transpose, weigh
+from cirron.ship.encode import MAX_MARK_IDS, Encoder, keys_of, transpose, weigh, weigh_all
 from cirron.ship.threads import new_lock, sleep
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ MAX_HELD = 100_000
 SETTLE_S = 2.0
 LOCK_S = 0.5
 
+_IS_SPAN, _IS_MARK = (bytes(length == fields for length in range(256)) for fields in (8, 7))
 _NO_ATTRS: dict[str, Any] = {}
 _NO_MARKS: list[str] = []
 
@@ -177,10 +178,12 @@ class Collector:
         if records and not self._oldest_ns:
             self._oldest_ns = records[0][6]
         late = self._take_ready() if self._waiting else []
+        if not (records or late or self._held or self._snapshots):
+            return 0  # as at most looks
         self._rest = []
         closed, marks = by_kind(records)
         columns, mark_columns = transpose(closed), transpose(marks)
-        if have_attrs(columns, 4) or have_attrs(mark_columns, 5):
+        if weigh_all(columns[4]) + weigh_all(mark_columns[5]) > MAX_SLICE_BYTES:
             records = self._cut(records)
             closed, marks = by_kind(records)
             columns, mark_columns = transpose(closed), transpose(marks)
@@ -196,8 +199,8 @@ class Collector:
         if any(issubclass(kind, Deferred) for kind in set(map(type, mark_columns[3]))):
             marks = self._take_known(marks)
             mark_columns = transpose(marks)
-        is_waiting = have_attrs(columns, 4) and self._ask_for_times(closed)
-        if is_waiting or self._held:
+        is_timed = not DEVICE_TIMES.isdisjoint(keys_of(columns[4]))
+        if (is_timed and self._ask_for_times(closed)) or self._held:
             closed = self._let_through(closed)
             columns = transpose(closed)
         if closed or marks or late or self._snapshots:
@@ -390,7 +393,9 @@ class Collector:
 
     def _unrecorded(self) -> list[hot.Span]:
         # copy() is one step for the interpreter; sorting the set itself could meet a change
-        return sorted(self._opened.copy(), key=lambda span: span.sequence)
+        spans = self._opened.copy()
+        spans |= {phase for span in spans if (phase := hot.phase_of(span)) is not None}
+        return sorted(spans, key=lambda span: span.sequence)
 
     def dropped(self) -> int:
         """Records that a full ring pushed out: numbers given out, less those that were seen.
@@ -481,7 +486,7 @@ class Collector:
                 del listed[: -MAX_MARK_IDS - 1]  # one more tells that there were more
         lists.pop(0, None)  # of marks outside any span
         if len(lists) > MAX_MARKED:  # a task that outlives its span marks it all the same
-            is_open = {span.sequence for span in self._opened.copy()}
+            is_open = {span.sequence for span in self._unrecorded()}
             for of_spans in (lists, self.latest, self.marked_at):
                 for number in of_spans.keys() - is_open:
                     del of_spans[number]
@@ -504,8 +509,8 @@ def by_kind(records: list[Any]) -> tuple[list[hot.Closed], list[hot.Mark]]:
     if 7 not in lengths:
         return records, []
     return (
-        list(compress(records, map((8).__eq__, lengths))),
-        list(compress(records, map((7).__eq__, lengths))),
+        list(compress(records, lengths.translate(_IS_SPAN))),
+        list(compress(records, lengths.translate(_IS_MARK))),
     )
 
 

@@ -16,7 +16,7 @@ import re
 import socket
 from functools import partial
 from http.client import HTTPConnection as PlainConnection
-from http.client import HTTPException, IncompleteRead
+from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import (  # type: ignore[attr-defined]  # which typeshed leaves out
@@ -43,6 +43,14 @@ PORTS = {"http": 80, "https": 443}
 SLOWEST_BYTES_PER_S = 64 * 1024
 # The body of an answer says nothing that we use; this much is read to keep the connection.
 BODY_BYTES = 64 * 1024
+
+# What Python's names for it do not say; the first that fits.
+WORDS = {
+    TimeoutError: "timed out",
+    RemoteDisconnected: "it hung up without an answer",
+    IncompleteRead: "its answer was cut short",
+    HTTPException: "its answer is not HTTP",
+}
 
 TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3})\b")  # http.client's own words
 
@@ -236,7 +244,8 @@ def is_within(host: str, network: str) -> bool:
 
 def describe(error: BaseException) -> str:
     """The kind of an error and the system's words for it, with nothing that came from a server."""
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    words = error.strerror if isinstance(error, OSError) else None
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+    for kind, words in WORDS.items():
+        if isinstance(error, kind):
+            return words
+    said = error.strerror if isinstance(error, OSError) else None
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -10,7 +10,8 @@ import array
 import math
 import os
 import struct
-from itertools import repeat
+from itertools import chain, repeat
+from operator import add
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cirron import wire
@@ -20,7 +21,7 @@ from cirron.record.value import Deferred
 from cirron.ship.texts import Texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     Columns: TypeAlias = tuple[Any, ...]  # records by their fields, each in a tuple
 
@@ -31,12 +32,15 @@ MAX_MARK_IDS = 1_000
 MAX_PARENTS = 10_000
 
 # Attributes that have a field of their own in the record.
-GAUGES = ("cpu_ns", "gpu_ns", "memory_peak_bytes")
+GAUGES = frozenset(("cpu_ns", "gpu_ns", "memory_peak_bytes"))
+
+# The values that JSON has, and what those of marks are called.
+TYPES = {float: "float", int: "int", bool: "bool", str: "string"}
 
 _NO_ATTRS: dict[str, Any] = {}
 _NO_MARKS: list[str] = []
 _PLAIN = frozenset((str, bool, type(None)))
-_INT64 = range(-(2**63), 2**64)
+_SCALARS = frozenset((*TYPES, type(None)))
 MAX_INT = 2**63 - 1
 
 
@@ -73,10 +77,12 @@ class Encoder:
 
     def encoded_spans(self, columns: Columns, mark_ids: Iterable[list[str]]) -> tuple[bytes, int]:
         """The spans encoded, and how many there are."""
-        if not have_attrs(columns, 4) and are_short(mark_ids):
+        attrs = columns[4]
+        is_plain = are_plain(values_of(attrs)) and GAUGES.isdisjoint(keys_of(attrs))
+        if is_plain and are_short(mark_ids):
             try:
                 # One chain of C, which no other thread can interrupt.
-                made = self._made_spans(columns, mark_ids)
+                made = self._made_spans(columns, mark_ids, filled(attrs))
                 (encoded,) = map(wire.encode_list, map(list, (made,)))
             except (ValueError, OverflowError):  # a name that has to be mended
                 pass
@@ -87,7 +93,7 @@ class Encoder:
 
     def spans(self, columns: Columns, mark_ids: Iterable[list[str]]) -> list[wire.Span]:
         """The wire form of spans; `mark_ids` are those of their marks."""
-        spans = list(self._made_spans(columns, mark_ids))
+        spans = list(self._made_spans(columns, mark_ids, repeat(_NO_ATTRS)))
         if not are_short(mark_ids):
             for span in spans:
                 if len(span.mark_ids) > MAX_MARK_IDS:
@@ -95,22 +101,27 @@ class Encoder:
                     span.attrs = {"mark_ids": f"the newest {MAX_MARK_IDS} only"}
         return self._guarded(self._fill_span, spans, columns[4])
 
-    def _made_spans(self, columns: Columns, mark_ids: Iterable[list[str]]) -> Iterator[wire.Span]:
+    def _made_spans(
+        self,
+        columns: Columns,
+        mark_ids: Iterable[list[str]],
+        attrs: Iterable[dict[str, Any]],
+    ) -> Iterator[wire.Span]:
         numbers, parents, names, indices, _, starts, ends, threads = columns
-        at = self._offset.__add__
+        offset = repeat(self._offset)
         return map(
             wire.Span,
-            map(self.ids.prefix.__add__, hex_of(numbers)),
+            hex_of(self.ids.prefix, numbers),
             names,
             map(self._parents.__getitem__, parents),
             readable(indices),
-            map(at, starts),
-            map(at, ends),
+            map(add, starts, offset),
+            map(add, ends, offset),
             *repeat(repeat(None), len(GAUGES)),
             threads,
             repeat(self._pid),
             repeat(self._rank()),
-            repeat(_NO_ATTRS),
+            attrs,
             mark_ids,
         )
 
@@ -127,28 +138,27 @@ class Encoder:
     def marks(self, columns: Columns, ids: list[str]) -> list[wire.Mark]:
         """The wire form of marks whose values are known."""
         _, spans, names, values, kinds, attrs, times = columns
+        is_plain = None not in values and are_plain(values) and are_plain(values_of(attrs))
         made = map(
             wire.Mark,
             ids,
             self.ids_of(spans) if all(spans) else [self.span_id(span) for span in spans],
             names,
-            repeat("float"),
+            map(TYPES.get, map(type, values)),
             values,
-            repeat(_NO_ATTRS),
-            map(self._offset.__add__, times),
+            filled(attrs) if is_plain else repeat(_NO_ATTRS),
+            map(add, times, repeat(self._offset)),
             kinds,
         )
         marks = list(made)
-        if set(map(type, values)) == {float} and all(map(math.isfinite, values)):
-            return marks if not have_attrs(columns, 5) else self._guarded(self._fill, marks, attrs)
-        return self._guarded(self._fill_mark, marks, attrs)
+        return marks if is_plain else self._guarded(self._fill_mark, marks, attrs)
 
     def ids_of(self, numbers: tuple[int, ...]) -> list[str]:
         """The ids of records, none of which is the root."""
         inherited = self.ids.inherited
         if inherited and min(numbers) <= inherited[0][0]:
             return list(map(self.ids.hex, numbers))
-        return list(map(self.ids.prefix.__add__, hex_of(numbers)))
+        return hex_of(self.ids.prefix, numbers)
 
     def span_id(self, number: int) -> str:
         """The id of a mark's span."""
@@ -159,9 +169,6 @@ class Encoder:
         if isinstance(value, Deferred):
             value = value.value
         mark.value_type, mark.value, mark.value_nonfinite = typed(value)
-        self._fill(mark, attrs)
-
-    def _fill(self, mark: wire.Mark, attrs: dict[str, Any] | None) -> None:
         if attrs:
             mark.attrs = self._plain_attrs(attrs)
 
@@ -190,7 +197,7 @@ class Encoder:
         if kind in _PLAIN:
             return value
         if kind is int:
-            if value in _INT64:
+            if value in wire.INTEGERS:
                 return value
             self.texts_made += self.asks
             return large(value)
@@ -226,10 +233,38 @@ def transpose(records: list[Any]) -> Columns:
     return tuple(zip(*records, strict=True)) or ((),) * 8
 
 
-def have_attrs(columns: Columns, field: int) -> bool:
-    """Whether any of the records has attributes."""
-    attrs = columns[field]
-    return bool(attrs.count(None) < len(attrs))
+def values_of(attrs: Columns) -> list[Any]:
+    """The values of all attributes of records."""
+    return list(chain.from_iterable(map(dict.values, filter(None, attrs))))
+
+
+def keys_of(attrs: Columns) -> set[str]:
+    """The names of all attributes of records."""
+    return set().union(*filter(None, attrs))
+
+
+def filled(attrs: Columns) -> Iterable[dict[str, Any]]:
+    """The attributes of records, also of those that have none."""
+    return [one or _NO_ATTRS for one in attrs] if any(attrs) else repeat(_NO_ATTRS)
+
+
+def are_plain(values: Collection[Any]) -> bool:
+    """Whether JSON holds all of these values as they are."""
+    kinds = set(map(type, values))
+    if not kinds <= _SCALARS:
+        return False
+    floats = values if kinds == {float} else [one for one in values if type(one) is float]
+    integers = [one for one in values if type(one) is int] if int in kinds else ()
+    return all(map(math.isfinite, floats)) and fit(integers)
+
+
+def fit(integers: Iterable[int]) -> bool:
+    """Whether a reader of JSON can hold all of them."""
+    try:
+        array.array("q", integers)
+    except OverflowError:
+        return False
+    return True
 
 
 def are_short(mark_ids: Iterable[list[str]]) -> bool:
@@ -239,22 +274,30 @@ def are_short(mark_ids: Iterable[list[str]]) -> bool:
 
 def readable(indices: tuple[int | None, ...]) -> tuple[int | None, ...]:
     """The indices, each cut to what a reader of JSON can hold."""
-    try:
-        array.array("q", filter(None, indices))
-    except OverflowError:
-        return tuple(
-            index if index is None else max(-MAX_INT, min(index, MAX_INT)) for index in indices
-        )
-    return indices
+    if fit(filter(None, indices)):
+        return indices
+    return tuple(
+        index if index is None else max(-MAX_INT, min(index, MAX_INT)) for index in indices
+    )
 
 
-def hex_of(numbers: tuple[int, ...]) -> list[str]:
-    """Each number as 16 hex digits."""
-    return struct.pack(f">{len(numbers)}Q", *numbers).hex(",", 8).split(",")
+def hex_of(prefix: str, numbers: tuple[int, ...]) -> list[str]:
+    """Each number as 16 hex digits behind the prefix."""
+    digits = struct.pack(f">{len(numbers)}Q", *numbers).hex(",", 8)
+    return f"{prefix}{digits.replace(',', f',{prefix}')}".split(",") if digits else []
+
+
+def weigh_all(attrs: Columns) -> int:
+    """About how many bytes the settled attributes of records take."""
+    values = values_of(attrs)
+    texts = [one for one in values if type(one) is str]
+    others = [one for one in values if type(one) in (list, dict)]
+    keys = chain.from_iterable(filter(None, attrs))
+    return sum(map(len, chain(keys, texts))) + sum(map(weigh, others))
 
 
 def weigh(value: Any) -> int:
-    """About how many bytes settled attributes take."""
+    """About how many bytes a settled value takes."""
     kind = type(value)
     if kind is str:
         return len(value)
@@ -277,7 +320,7 @@ def typed(value: Any) -> tuple[str, Any, str | None]:
     if kind is bool:
         return "bool", value, None
     if kind is int:
-        return ("int", value, None) if value in _INT64 else typed(as_float(value))
+        return ("int", value, None) if value in wire.INTEGERS else typed(as_float(value))
     return "string", value, None
 
 

@@ -37,12 +37,12 @@ LOOK_S = 0.1
 # is not: this thread would have it back before the other one is awake.
 PAUSE_S = 0.0001
 
-# With so many records in the ring, the worker is behind. When the interval is nearly over, its
-# slices then grow with what waits: each of the few calls of C that work one off is a turn that busy
-# threads cannot cut short. Until then there is time for short ones.
+# With so many records in the ring, the worker is behind, and pauses no more.
 BEHIND = 10 * SLICE
 # Where the worker had to wait longer than two threads may keep the lock, it is crowded out. Short
-# slices get nowhere then; with so many records to take, all threads are given shorter turns.
+# slices get nowhere then: they grow with what waits, since each of the few calls of C that work one
+# off is a turn that busy threads cannot cut short, though a record then takes a third as long
+# again. With so many to take, all threads get shorter turns.
 CROWDED_TURNS = 2
 CROWDED_NS = 1_000_000_000  # for which it is then taken to be
 BEHIND_IF_CROWDED = 2 * SLICE
@@ -103,6 +103,11 @@ class Flusher:
     def is_alive(self) -> bool:
         return self._worker.is_alive
 
+    @property
+    def problem(self) -> str | None:
+        """Why there is no thread, while there is none."""
+        return self._worker.problem
+
     def flush(self, timeout_s: float) -> bool:
         """Waits until all that was recorded before the call is handed on. False: not in time."""
         if threading.get_ident() == self._worker.ident:
@@ -110,10 +115,11 @@ class Flusher:
         done = new_lock()
         done.acquire()
         self._waiters.append(done)
+        self._worker.start()  # if it could not be started before
         self._worker.wake()
         if self._worker.is_stopping:  # it may have released its last waiter
             return self._worker.wait_for_end(clock.now() + int(timeout_s * 1e9))
-        return done.acquire(timeout=timeout_s)
+        return self._worker.is_alive and done.acquire(timeout=max(0.0, timeout_s))
 
     def stop(self, deadline_ns: int, before_closing: Callable[[], None] = lambda: None) -> bool:
         """One last flush, then the sinks close and the thread ends. False: not by the deadline.
@@ -123,7 +129,7 @@ class Flusher:
         self._deadline_ns = deadline_ns
         self._before_closing = before_closing
         self._worker.stop()
-        return self._worker.wait_for_end(deadline_ns)
+        return self._worker.start() and self._worker.wait_for_end(deadline_ns)
 
     # -- the worker's own thread ------------------------------------------------------------
 
@@ -131,6 +137,7 @@ class Flusher:
         try:
             with guard.contained("starting the sinks"):
                 for sink in self._sinks:
+                    sink.start()  # unless it has been
                     sink.tick()  # makes folders, and begins with what an earlier run left to send
             self._set_tick()
             while not self._worker.is_stopping:
@@ -158,14 +165,18 @@ class Flusher:
         look_s = LOOK_S / 2 if self._is_crowded else LOOK_S
         rest_s = max(0.0, min((self._tick_ns - began) / 1e9, look_s))
         self._worker.rest(rest_s)
-        now = clock.now()
-        if (now - began) / 1e9 - rest_s > CROWDED_TURNS * sys.getswitchinterval():
-            self._crowded_ns = now
-        self._is_crowded = now - self._crowded_ns < CROWDED_NS
+        self._note_wait(clock.now() - began - int(rest_s * 1e9))
         if not self._is_crowded:
             turns.restore()
         elif self._collector.pending > BEHIND_IF_CROWDED:
             turns.shorten()
+
+    def _note_wait(self, waited_ns: int) -> None:
+        """Finds out whether the worker is crowded out, from what it just waited for the lock."""
+        now = clock.now()
+        if waited_ns / 1e9 > CROWDED_TURNS * sys.getswitchinterval():
+            self._crowded_ns = now
+        self._is_crowded = now - self._crowded_ns < CROWDED_NS
 
     def _take_waiters(self) -> list[_thread.LockType]:
         waiters = []
@@ -211,7 +222,10 @@ class Flusher:
         limit = self._max_batch_bytes
         while True:
             is_behind = self._is_behind(left)
-            left = collector.step(min(left, MAX_SLICE) if is_behind else SLICE)
+            is_long = is_behind and self._is_crowded
+            began, began_cpu = clock.now(), time.thread_time_ns()
+            left = collector.step(min(left, MAX_SLICE) if is_long else SLICE)
+            self._note_wait(clock.now() - began - time.thread_time_ns() + began_cpu)
             is_done = not left or collector.seen >= target
             is_due = not is_done and clock.now() >= self._tick_ns  # else the flush is next
             is_full = collector.pending_bytes > limit * (BEHIND_BATCH if is_behind else 1)

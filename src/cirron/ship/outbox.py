@@ -80,8 +80,7 @@ class MemoryOutbox:
         self.unreadable = 0  # batches whose file was gone, or not to be read
         self.pending_bytes = 0  # before compression
         self._held_bytes = 0  # of that, in memory
-        self._adopted: deque[Item] = deque()  # from dead processes: these go first
-        self._own: deque[Item] = deque()
+        self._queue: deque[Item] = deque()  # what dead processes left goes first
         self._out: Item | None = None  # the head, once it was asked for: it may be under way
         self._last = ""  # the name of the newest
         self._lock = new_lock()
@@ -103,8 +102,7 @@ class MemoryOutbox:
     def head(self) -> Item | None:
         """The oldest batch."""
         with self._lock:
-            queue = self._adopted or self._own
-            self._out = queue[0] if queue else None
+            self._out = self._queue[0] if self._queue else None
             return self._out
 
     def read(self, item: Item) -> bytes | None:
@@ -146,11 +144,10 @@ class MemoryOutbox:
         self._clear()
 
     def __len__(self) -> int:
-        return len(self._adopted) + len(self._own)
+        return len(self._queue)
 
     def _clear(self) -> None:
-        self._adopted.clear()
-        self._own.clear()
+        self._queue.clear()
         self._out = None
         self.pending_bytes = self._held_bytes = 0
 
@@ -163,35 +160,33 @@ class MemoryOutbox:
                 return Outcome.DROPPED
             self._held_bytes += batch.size
             item.pieces = batch.pieces  # not joined: the spool holds these too, if there is one
-        self._own.append(item)
+        self._queue.append(item)
         self.pending_bytes += batch.size
         return Outcome.HELD
 
     def _finish(self, item: Item) -> bool:
         """Whether it was still waiting."""
         with self._lock:
-            for queue in (self._adopted, self._own):
-                if queue and queue[0] is item:
-                    self._out = None
-                    if item.sender is not None:
-                        item.sender.advance(item.name)
-                    self._remove(queue, 0)
-                    return True
-            return False
+            if not self._queue or self._queue[0] is not item:
+                return False
+            self._out = None
+            if item.sender is not None:
+                item.sender.advance(item.name)
+            self._remove(0)
+            return True
 
     def _drop_oldest(self) -> bool:
         """Gives up the oldest batch that is not just being sent; False: there is none."""
-        for queue in (self._adopted, self._own):
-            place = 1 if queue and queue[0] is self._out else 0
-            if len(queue) > place:
-                self._remove(queue, place)
-                self.dropped += 1
-                return True
-        return False
+        place = 1 if self._queue and self._queue[0] is self._out else 0
+        if len(self._queue) <= place:
+            return False
+        self._remove(place)
+        self.dropped += 1
+        return True
 
-    def _remove(self, queue: deque[Item], place: int) -> None:
-        item = queue[place]
-        del queue[place]
+    def _remove(self, place: int) -> None:
+        item = self._queue[place]
+        del self._queue[place]
         self.pending_bytes -= item.size
         if item.pieces is not None:
             self._held_bytes -= item.size
@@ -219,7 +214,7 @@ class DiskOutbox(MemoryOutbox):
         self._spool = root / "spool"
         self._folder = files.Folder(root / "outbox", files.SENDER, access)
         self._sender = Sender(self._folder, prefix)
-        self._dead: dict[str, Sender] = {}  # whose batches are in `_adopted`
+        self._dead: dict[str, Sender] = {}  # whose batches are in the queue
         self._has_more_dead = False
         self._is_closed = False
 
@@ -247,7 +242,7 @@ class DiskOutbox(MemoryOutbox):
         return name > self._sender.watermark
 
     def head(self) -> Item | None:
-        while self._has_more_dead and not self._adopted:
+        while self._has_more_dead and not self._dead:
             self.adopt()
         return super().head()
 
@@ -274,7 +269,7 @@ class DiskOutbox(MemoryOutbox):
         ]
         with self._lock:
             self._dead |= taken
-            self._adopted = deque(sorted([*self._adopted, *found], key=lambda item: item.name))
+            self._queue.extendleft(sorted(found, key=lambda item: item.name, reverse=True))
             self.pending_bytes += sum(item.size for item in found)
             self._enforce_cap()
             self._release()
@@ -324,7 +319,7 @@ class DiskOutbox(MemoryOutbox):
     def close(self) -> None:
         """What is left stays for a later process."""
         with self._lock:
-            left = len(self._own)
+            left = sum(item.sender is self._sender for item in self._queue)
             # Once: the sender's thread and who waits for it both close.
             is_first, self._is_closed = not self._is_closed, True
             if left and self._sender.file is None and is_first:
@@ -346,12 +341,12 @@ class DiskOutbox(MemoryOutbox):
         while len(self) > self.max_items and self._drop_oldest():
             pass
 
-    def _remove(self, queue: deque[Item], place: int) -> None:
-        super()._remove(queue, place)
+    def _remove(self, place: int) -> None:
+        super()._remove(place)
         self._release()
 
     def _release(self) -> None:
-        if not self._adopted:
+        if not self._queue or self._queue[0].sender is self._sender:
             close_all(self._dead, remove=True)
 
 

@@ -52,6 +52,7 @@ class Worker:
         self.has_started = False
         self.is_stopping = False
         self.has_ended = False
+        self.problem: str | None = None  # why it could not be started, while it cannot
         self._run = run
         self._name = name
         self._wake = new_lock()
@@ -61,7 +62,7 @@ class Worker:
         self._may_start = new_lock()
 
     def start(self) -> bool:
-        """Starts it, once. False: Python starts no more threads, the interpreter is ending."""
+        """Starts it, once. False: Python starts no more threads: too many run, or it is ending."""
         if not self._may_start.acquire(blocking=False):
             return True  # somebody has
         self.has_started = True
@@ -70,7 +71,9 @@ class Worker:
                 threading.Thread(target=self._main, name=self._name, daemon=True).start()
             else:
                 real("_thread", "start_new_thread")(self._main, ())
-        except RuntimeError:
+            self.problem = None
+        except RuntimeError as error:
+            self.problem = f"no background thread could be started ({error})"
             self.has_started = False
             self._may_start.release()
         return self.has_started

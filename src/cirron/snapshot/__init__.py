@@ -1,13 +1,12 @@
 """What weights and gradients look like at an epoch boundary, without holding the loop.
 
-taker.py   which models, when, and the worker: copy on the user's thread, the rest behind it
-base.py    what readers yield, and what a copy can do
-torch.py   reads torch models
-jax.py     reads trees of JAX arrays and NNX modules
-keras.py   reads Keras models on any backend
-host.py    copies on the host, and how much memory a copy may take
-cuda.py    copies on a GPU, and statistics computed there
-stats.py   exact statistics, block by block (NumPy)
-blobs.py   raw values on disk, whole or not at all
-health.py  what the statistics say of the training: NaN, dead layers, exploding gradients
+On the user's thread: taker.py asks a reader for the tensors of each model, and copiers for copies.
+torch.py, jax.py, keras.py   readers: yield names, arrays and flags
+host.py                      what a tensor, a reader and a copier are; copies on the host
+cuda.py                      copies on a GPU, and statistics computed there
+
+On the worker: records.py makes of the copies what a boundary leaves.
+stats.py                     exact statistics, block by block (NumPy)
+health.py                    what they say of the training: NaN, dead layers, exploding gradients
+records.py                   records, marks of health, and raw values on disk
 """

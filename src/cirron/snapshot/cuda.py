@@ -8,6 +8,7 @@ is the worker's.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +16,14 @@ import torch
 from torch._utils import _flatten_dense_tensors
 
 from cirron import captures
-from cirron.snapshot import stats
-from cirron.snapshot.base import Tensor, paced
-from cirron.snapshot.host import PART, summarize
+from cirron.snapshot import host, stats
+from cirron.snapshot.host import PART, Copier, HostCopy, Tensor
+from cirron.snapshot.records import paced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from cirron.snapshot.host import Copy
     from cirron.snapshot.stats import Summary
 
 # What is measured is cut into rows, each of one tensor and padded with NaN, and taken in slabs of
@@ -31,6 +33,39 @@ SLAB_ROWS = 2048
 
 # Raw values come to the host in windows of so many elements.
 WINDOW = 2**24
+
+
+class GpuCopier(Copier):
+    """Copies tensors of torch's on GPUs: one copy for each device and dtype.
+
+    What is on a device of another kind comes to the host at once.
+    """
+
+    def prepare(self, weights: list[Tensor]) -> None:
+        arrays = [tensor.array for tensor in weights]
+        on_gpus = {(one.device, one.dtype) for one in arrays if one.is_cuda}
+        for device, dtype in on_gpus:
+            if dtype.is_floating_point:
+                load_kernels(device, dtype)
+
+    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
+        groups: dict[Any, list[Tensor]] = defaultdict(list)
+        others: list[Tensor] = []  # on another kind of device
+        for tensor in tensors:
+            array = tensor.array
+            its = groups[array.device, array.dtype] if array.is_cuda else others
+            its.append(tensor)
+        comes_over = tensors if raw else others
+        if not host.has_room(sum(tensor.size_bytes for tensor in comes_over)):
+            return None
+        if in_step and (others or not all(map(can_copy, groups.values()))):
+            return None
+        with torch.inference_mode(False), torch.no_grad():
+            copies: list[Copy] = [DeviceCopy(group, raw=raw) for group in groups.values()]
+            if others:
+                arrays = [as_numpy(tensor.take_array().cpu()) for tensor in others]
+                copies.append(HostCopy(others, arrays))
+            return copies
 
 
 class DeviceCopy:
@@ -69,7 +104,7 @@ class DeviceCopy:
     def summaries(self) -> Iterable[Summary]:
         if self._is_odd:
             pairs = zip(self.tensors, self._fetched().split(self._sizes), strict=True)
-            return (summarize(as_numpy(flat), tensor.decode) for tensor, flat in pairs)
+            return (stats.summarize(as_numpy(flat), tensor.decode) for tensor, flat in pairs)
         with captures.beside(), torch.cuda.stream(self._side):  # of its device, too
             if self._buffer is not None:
                 self._measured = Measured(list(self._buffer.split(self._sizes)))

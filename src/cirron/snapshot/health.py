@@ -15,7 +15,7 @@ from cirron import guard
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from cirron.snapshot.base import Tensor
+    from cirron.snapshot.host import Tensor
     from cirron.snapshot.stats import Summary
 
 # Epochs that a norm is compared with, and how many there must be before it is.

@@ -1,25 +1,25 @@
-"""Copies on the host, their statistics, and how much memory a copy may take.
+"""What readers yield, what a copier does, and the copies on the host.
 
 What lies in the host's memory is copied into memory that is kept for the next time: a fresh page
-costs more than what is copied into it. What a framework has copied itself, as JAX does on its
-devices, is fetched by the worker.
+costs more than what is copied into it. What nobody changes any more, as JAX's copies on its devices
+and values of TensorFlow's, is fetched by the worker. A copy takes a part of what is free at most.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import insort
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from cirron.snapshot import stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from cirron.snapshot.base import Tensor
     from cirron.snapshot.stats import Summary
 
 # Of what is free, a copy takes at most this part: the rest is the program's.
@@ -43,6 +43,96 @@ STORED = frozenset(
 )
 
 
+@dataclass(slots=True)
+class Tensor:
+    """One tensor of a model: a weight, or the gradient of one."""
+
+    name: str  # as the record has it: a gradient's ends in `.grad`
+    is_gradient: bool
+    shape: list[int]
+    dtype: str
+    attrs: dict[str, Any]  # the flags of its record
+    # Whose it is, where a step may clear all gradients of a model. None: they are values.
+    model: str | None = None
+    # The values, until they are copied: in the host's memory (NumPy), or what its copier knows, or
+    # what NumPy can read later and nobody changes. None: there are none.
+    array: Any = None
+    copier: Copier | None = None  # who copies what is not in the host's memory
+    decode: Callable[[Any], Any] | None = None  # makes numbers of a block that NumPy cannot read
+    strides: tuple[int, ...] | None = None  # how they lie in `array`. None: in their own order
+    restore: Callable[[Tensor, Any], Any] | None = None  # makes what is saved of copied values
+    source: Any = None  # the framework's own object, until it is copied
+    is_replaced: bool = False  # a newer copy of it is in the same snapshot
+
+    @property
+    def has_values(self) -> bool:
+        return "unmeasured" not in self.attrs
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self.array is None else int(self.array.nbytes)
+
+    @property
+    def saved_by(self) -> str:
+        """The library whose arrays are written of it: `numpy` or `torch`."""
+        return "numpy" if self.restore is None else "torch"
+
+    def take_array(self) -> Any:
+        """Hands the values over: the program's own memory is not ours to hold."""
+        array, self.array, self.source = self.array, None, None
+        return array
+
+
+class Reader:
+    """Yields the tensors of one framework's models: names, arrays and flags. Copies nothing."""
+
+    # Whether the program changes its tensors in place: copies need memory, which is made ready, and
+    # a loop may clear gradients before the boundary.
+    is_in_place = False
+
+    def unwrap(self, model: Any) -> Any:
+        """The user's own model inside of wrappers."""
+        return model
+
+    def names(self, model: Any) -> list[str]:
+        """The names of its tensors."""
+        return [tensor.name for tensor in self.read(model, "")]
+
+    def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> Iterable[Tensor]:
+        """The tensors of a model, weights first; good until the program goes on."""
+        raise NotImplementedError
+
+
+class Copy(Protocol):
+    """Some tensors as they were at one moment. The worker's alone."""
+
+    tensors: list[Tensor]
+    size_bytes: int
+
+    def value(self, number: int) -> Any:
+        """The raw values of one of `tensors`, as safetensors can hold them."""
+
+    def summaries(self) -> Iterable[Summary]:
+        """The statistics, in the order of `tensors`. The last thing that is asked for."""
+
+    def release(self) -> None:
+        """Lets go of the memory."""
+
+
+class Copier:
+    """Copies arrays of one kind."""
+
+    def prepare(self, weights: list[Tensor]) -> None:
+        """Makes ready for copies of these. On the worker."""
+
+    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
+        """Copies the tensors; `raw`: their values will be saved. None: there is no memory for it.
+
+        `in_step`: the epoch goes on, so a copy that would wait for a device is not made either.
+        """
+        raise NotImplementedError
+
+
 class HostCopy:
     """Arrays that nothing changes any more; NumPy reads them, on the worker."""
 
@@ -64,33 +154,42 @@ class HostCopy:
     def summaries(self) -> Iterator[Summary]:
         for number, tensor in enumerate(self.tensors):
             array, self._arrays[number] = self._arrays[number], None  # it goes as soon as it can
-            yield summarize(np.zeros(0) if array is None else np.asarray(array), tensor.decode)
+            values = np.zeros(0) if array is None else np.asarray(array)
+            yield stats.summarize(values, tensor.decode)
 
     def release(self) -> None:
         self._arrays = []
         self._give_back()
 
 
-class HostCopier:
+class HostCopier(Copier):
     """Copies arrays in the host's memory; keeps that of the copies for the next time."""
 
     def __init__(self) -> None:
         # The largest first. Two threads may take from it, and the worker gives back.
         self._free: list[Any] = []
 
-    def prepare(self, sizes: list[int]) -> None:
-        """Makes memory ready for copies of so many bytes each. On the worker."""
+    def prepare(self, weights: list[Tensor]) -> None:
+        will_have = [its for its in weights if "frozen" not in its.attrs]  # a gradient
+        sizes = [size for size in (size_of(weights), size_of(will_have)) if size]
         if sum(sizes) <= free_bytes():
-            self.clear()
+            self._free.clear()
             for size in sizes:
                 buffer = np.empty(size, np.uint8)
                 buffer.fill(0)  # the pages are there from now on
                 self._give_back(buffer)
 
-    def has_room(self, size: int) -> bool:
-        return size <= SMALL_BYTES or size <= max(free_bytes(), sum(b.nbytes for b in self._free))
+    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
+        size = sum(tensor.size_bytes for tensor in tensors)
+        if not has_room(size, sum(buffer.nbytes for buffer in self._free)):
+            return None
+        if not (in_step or size):
+            self._free.clear()  # the models went to a device
+        # Weights and gradients are apart: gradients may be copied before the weights.
+        parts = ([its for its in tensors if its.is_gradient is kind] for kind in (False, True))
+        return [self._copy(part) for part in parts if part]
 
-    def copy(self, tensors: list[Tensor]) -> HostCopy:
+    def _copy(self, tensors: list[Tensor]) -> Copy:
         """Copies the arrays, one after the other, on this thread alone.
 
         torch would share each tensor out over its threads and wait for all of them: where other
@@ -102,17 +201,13 @@ class HostCopier:
         first = 0
         for tensor in tensors:
             array = tensor.take_array()
-            if array is not None:
+            if isinstance(array, np.ndarray):
                 target = buffer[first : first + array.nbytes].view(array.dtype)
                 target[:] = array
                 first += aligned(array.nbytes)
                 array = target
             copies.append(array)
         return HostCopy(tensors, copies, lambda: self._give_back(buffer))
-
-    def clear(self) -> None:
-        """Lets go of the memory that is kept."""
-        self._free.clear()
 
     def _take(self, size: int) -> Any:
         """The smallest that is large enough."""
@@ -136,25 +231,9 @@ def aligned(size: int) -> int:
 
 
 def size_of(tensors: list[Tensor]) -> int:
-    """How much memory a copy of them takes."""
+    """How much memory a copy of those that are copied here takes."""
     arrays = (tensor.array for tensor in tensors)
-    return sum(aligned(array.nbytes) for array in arrays if array is not None)
-
-
-# -- on the worker ---------------------------------------------------------------------------
-
-
-def summarize(values: Any, decode: Callable[[Any], Any] | None) -> Summary:
-    flat = values.reshape(-1)
-    if flat.dtype.kind == "c":
-        flat = flat.view(flat.real.dtype)
-    elif decode is None and flat.dtype.isbuiltin != 1:  # of ml_dtypes: bfloat16, 8-bit floats
-        decode = as_float32
-    return stats.summarize(flat, decode)
-
-
-def as_float32(block: Any) -> Any:
-    return block.astype(np.float32)
+    return sum(aligned(array.nbytes) for array in arrays if isinstance(array, np.ndarray))
 
 
 def as_stored(values: Any) -> Any:
@@ -168,6 +247,11 @@ def as_stored(values: Any) -> Any:
 
 
 # -- memory ----------------------------------------------------------------------------------
+
+
+def has_room(size: int, kept: int = 0) -> bool:
+    """Whether a copy fits in what the host has free, or in memory that is kept for copies."""
+    return size <= max(SMALL_BYTES, kept) or size <= free_bytes()
 
 
 def free_bytes() -> float:

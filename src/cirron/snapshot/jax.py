@@ -26,13 +26,12 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from cirron import errors, guard
 from cirron.snapshot import host
-from cirron.snapshot.base import Reader, Tensor
-from cirron.snapshot.host import HostCopy
+from cirron.snapshot.host import Copier, HostCopy, Reader, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from cirron.snapshot.base import Copy
+    from cirron.snapshot.host import Copy
 
 FUNCTIONS = (FunctionType, MethodType, partial)
 
@@ -314,32 +313,45 @@ class JaxReader(Reader):
             while name in names:  # {"a.b": ...} beside {"a": {"b": ...}}
                 name += "_"
             names.add(name)
-            found[id(array)] = self.describe(array, name, {}, is_gradient=is_gradient)
+            found[id(array)] = describe(array, name, {}, is_gradient=is_gradient)
         return list(found.values())
 
-    def describe(
-        self, array: Any, name: str, attrs: dict[str, Any], *, is_gradient: bool = False
-    ) -> Tensor:
-        shape = list(array.shape)
-        parts = Parts([array], [()], shape)
-        if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
-            attrs["sharding"] = str(getattr(array.sharding, "spec", array.sharding))
-            if not array.is_fully_addressable:
-                attrs["shard_of"] = shape
-                parts = local_box(array)
-        found = Tensor(name, is_gradient, parts.shape, str(array.dtype), attrs)
-        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-            attrs["unmeasured"] = "a random key is no number"
-        elif array.dtype == jax.dtypes.float0:
-            attrs["unmeasured"] = "the gradient of an integer has no values"
-        else:
-            found.array = parts
-            if np.issubdtype(array.dtype, np.complexfloating):
-                attrs["parts"] = "statistics are over the real and the imaginary parts"
-        return found
 
-    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool = False) -> list[Copy] | None:
-        """Copies the arrays on their devices: the program may donate its own to the next step."""
+def describe(array: Any, name: str, attrs: dict[str, Any], *, is_gradient: bool = False) -> Tensor:
+    shape = list(array.shape)
+    parts = Parts([array], [()], shape)
+    if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
+        attrs["sharding"] = str(getattr(array.sharding, "spec", array.sharding))
+        if not array.is_fully_addressable:
+            attrs["shard_of"] = shape
+            parts = local_box(array)
+    found = Tensor(name, is_gradient, parts.shape, str(array.dtype), attrs)
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        attrs["unmeasured"] = "a random key is no number"
+    elif array.dtype == jax.dtypes.float0:
+        attrs["unmeasured"] = "the gradient of an integer has no values"
+    elif not is_number(array.dtype):  # NumPy's: text, dates, objects, records
+        attrs["unmeasured"] = "its values are no numbers"
+    else:
+        found.array, found.copier = parts, COPIER
+        if np.issubdtype(array.dtype, np.complexfloating):
+            attrs["parts"] = "statistics are over the real and the imaginary parts"
+    return found
+
+
+def is_number(dtype: Any) -> bool:
+    if dtype.kind in "bm":  # durations (m) are integers to NumPy
+        return bool(dtype.kind == "b")
+    return bool(jnp.issubdtype(dtype, np.number))
+
+
+# -- copying ---------------------------------------------------------------------------------
+
+
+class JaxCopier(Copier):
+    """Copies the arrays on their devices: the program may donate its own to the next step."""
+
+    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         arrays = [tensor.take_array() for tensor in tensors]
         parts = [part for array in arrays if array is not None for part in array.parts]
         if not has_room(parts):
@@ -354,6 +366,9 @@ class JaxReader(Reader):
         ]
 
 
+COPIER = JaxCopier()
+
+
 def has_room(parts: list[Any]) -> bool:
     """Whether a copy fits in what is free, on the host and on each device."""
     sizes: dict[Any, int] = defaultdict(int)  # None: the host
@@ -365,12 +380,11 @@ def has_room(parts: list[Any]) -> bool:
                 sizes[None if device.platform == "cpu" else device] += shard_bytes
         else:
             sizes[None] += part.nbytes
-    return all(size <= free_bytes(place, size) for place, size in sizes.items())
+    on_host = sizes.pop(None, 0)
+    return host.has_room(on_host) and all(size <= free_bytes(on) for on, size in sizes.items())
 
 
-def free_bytes(device: Any, wanted: int) -> float:
-    if device is None:
-        return math.inf if wanted <= host.SMALL_BYTES else host.free_bytes()
+def free_bytes(device: Any) -> float:
     known = device.memory_stats() or {}
     if "bytes_limit" not in known:
         return math.inf

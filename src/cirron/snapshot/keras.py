@@ -13,61 +13,39 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from cirron.snapshot.base import Reader, Tensor
-from cirron.snapshot.host import HostCopy, free_bytes
+from cirron.snapshot.host import Reader, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from cirron.snapshot.base import Copy
-    from cirron.snapshot.jax import JaxReader
-    from cirron.snapshot.torch import TorchReader
+    from collections.abc import Iterator
 
 
 class KerasReader(Reader):
-    """Reads Keras models and layers."""
+    """Reads Keras models and layers on JAX, TensorFlow and NumPy."""
 
-    def __init__(self) -> None:
-        self._torch: TorchReader | None = None
-        self._jax: JaxReader | None = None
-        backend = keras.backend.backend()
-        if backend == "torch":
-            from cirron.snapshot.torch import TorchReader
-
-            self._torch = TorchReader()
-            self.clears_gradients = True
-        elif backend == "jax":
-            from cirron.snapshot.jax import JaxReader
-
-            self._jax = JaxReader()
-
-    def names(self, model: Any) -> list[str]:
-        return [name for name, _ in named_weights(model)]
-
-    def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> Iterable[Tensor]:
-        if self._torch is not None:
-            return self._torch.read(Module(model), prefix, only_gradients=only_gradients)
+    def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> list[Tensor]:
         return [self._describe(prefix + name, weight) for name, weight in named_weights(model)]
 
     def _describe(self, name: str, weight: Any) -> Tensor:
         attrs = {} if weight.trainable else {"frozen": True}
-        if self._jax is not None:
-            return self._jax.describe(weight.value, name, attrs)
+        if keras.backend.backend() == "jax":
+            from cirron.snapshot.jax import describe
+
+            return describe(weight.value, name, attrs)
         shape = list(weight.shape)
         return Tensor(name, False, shape, str(weight.dtype), attrs, array=Value(weight))
 
-    def prepare(self, models: list[tuple[Any, str]]) -> Callable[[], None]:
-        if self._torch is None:
-            return super().prepare(models)
-        return self._torch.prepare([(Module(model), prefix) for model, prefix in models])
 
-    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool = False) -> list[Copy] | None:
-        own = self._torch or self._jax
-        if own is not None:
-            return own.copy(tensors, raw=raw, in_step=in_step)
-        if sum(tensor.size_bytes for tensor in tensors) > free_bytes():
-            return None
-        return [HostCopy(tensors, [tensor.take_array() for tensor in tensors])]
+def reader() -> Reader:
+    """Who reads the models of the backend that Keras has."""
+    if keras.backend.backend() != "torch":
+        return KerasReader()
+    from cirron.snapshot.torch import TorchReader
+
+    class KerasTorchReader(TorchReader):
+        def named(self, model: Any) -> Iterator[tuple[str, Any]]:
+            return ((name, weight.value) for name, weight in named_weights(model))
+
+    return KerasTorchReader()
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, Any]]:
@@ -80,17 +58,6 @@ def named_weights(model: Any) -> Iterator[tuple[str, Any]]:
             name = f"{weight.path}_{number}"
         taken.add(name)
         yield name, weight
-
-
-class Module:
-    """A Keras model as the reader of torch's models sees one: the names are Keras's."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def named_parameters(self, **_: Any) -> Iterator[tuple[str, Any]]:
-        for name, weight in named_weights(self._model):
-            yield name, weight.value
 
 
 class Value:

@@ -49,11 +49,17 @@ class Summary(NamedTuple):
 
 
 def summarize(values: Any, decode: Callable[[Any], Any] | None = None) -> Summary:
-    """The summary of a flat array; `decode` makes numbers of a block that NumPy has no type for."""
+    """The summary of an array; `decode` makes numbers of a block that NumPy has no type for."""
+    values = values.reshape(-1)
+    if values.dtype.kind == "c":
+        values = values.view(values.real.dtype)
+    elif decode is None and values.dtype.isbuiltin != 1:  # of ml_dtypes: bfloat16, 8-bit floats
+        decode = as_float32
     with np.errstate(all="ignore"):  # NaN and infinity are what we count, not news
         table = np.array([extremes(block) for block in blocks(values, decode)]).reshape(-1, 8)
-        inner = np.array(histogram_edges(table)[1:-1])[:, None]
-        unit = unit_of(table)
+        low, high = bounds(table)
+        inner = np.array(histogram_edges(low, high)[1:-1])[:, None]
+        unit = unit_of(low, high)
         counts = np.zeros(BINS, dtype=np.int64)
         for row, block in zip(table, blocks(values, decode), strict=True):
             if row[COUNT]:
@@ -76,10 +82,14 @@ def blocks(values: Any, decode: Callable[[Any], Any] | None) -> Iterator[Any]:
         yield block if decode is None else decode(block)
 
 
+def as_float32(block: Any) -> Any:
+    return block.astype(np.float32)
+
+
 def extremes(block: Any) -> list[float]:
     """A row without its moments. The extremes of a block tell at once whether it is all finite."""
     low, high = float(block.min()), float(block.max())
-    if np.isfinite(low) and np.isfinite(high):
+    if math.isfinite(low) and math.isfinite(high):
         return [block.size, 0, 0, 0, low, high, 0, 0]
     finite = block[np.isfinite(block)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (np.inf, -np.inf)
@@ -95,9 +105,8 @@ def bounds(table: Any) -> tuple[float, float]:
     return float(table[:, LOW].min()), float(table[:, HIGH].max())
 
 
-def histogram_edges(table: Any) -> list[float]:
+def histogram_edges(low: float, high: float) -> list[float]:
     """As `numpy.histogram` has them: a constant is in the middle of a width of 1."""
-    low, high = bounds(table)
     if low > high:
         low, high = 0.0, 1.0
     elif low == high:
@@ -106,9 +115,8 @@ def histogram_edges(table: Any) -> list[float]:
     return [low, *((low / 2 + edge * step) * 2 for edge in range(1, BINS)), high]
 
 
-def unit_of(table: Any) -> float:
-    """What the moments are counted in: 1, or a power of two near values whose squares are none."""
-    low, high = bounds(table)
+def unit_of(low: float, high: float) -> float:
+    """What the moments are counted in: 1, or a power of two where squares under- or overflow."""
     peak = max(abs(low), abs(high))
     if low > high or peak == 0 or TINY < peak < HUGE:
         return 1.0
@@ -117,15 +125,13 @@ def unit_of(table: Any) -> float:
 
 def combine(table: Any, counts: Any, unit: float = 1.0) -> Summary:
     """The summary of a tensor from the rows of its blocks and the counts of its bins."""
-    count = table[:, COUNT].sum()
-    nan, inf = table[:, NAN].sum(), table[:, [POSITIVE_INF, NEGATIVE_INF]].sum()
-    histogram = wire.Histogram(histogram_edges(table), [int(number) for number in counts])
-    size = int(count + nan + inf)
-    if not count:
-        return Summary(
-            wire.Stats(None, None, None, None, None, histogram), size, int(nan), int(inf)
-        )
+    count, nan, above, below = (int(one) for one in table[:, COUNT:LOW].sum(axis=0))
+    inf = above + below
     low, high = bounds(table)
+    histogram = wire.Histogram(histogram_edges(low, high), counts.astype(int).tolist())
+    size = count + nan + inf
+    if not count:
+        return Summary(wire.Stats(None, None, None, None, None, histogram), size, nan, inf)
     with np.errstate(all="ignore"):
         mean = (table[:, MEAN] * (table[:, COUNT] / count)).sum()
         apart = np.square(table[:, MEAN] - mean) * table[:, COUNT]
@@ -138,9 +144,9 @@ def combine(table: Any, counts: Any, unit: float = 1.0) -> Summary:
             norm=plain(np.sqrt(squares + np.square(mean) * count) * unit),
             histogram=histogram,
         )
-    return Summary(stats, size, int(nan), int(inf))
+    return Summary(stats, size, nan, inf)
 
 
 def plain(number: Any) -> float | None:
     """A float that JSON can hold, or None."""
-    return float(number) if np.isfinite(number) else None
+    return float(number) if math.isfinite(number) else None

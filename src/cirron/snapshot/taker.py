@@ -12,7 +12,6 @@ with the session.
 from __future__ import annotations
 
 import importlib
-import math
 import random
 import sys
 import threading
@@ -20,34 +19,30 @@ import time
 import weakref
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from cirron import errors, guard, wire
+from cirron import errors, guard
 from cirron.record import clock
-from cirron.record.value import clip
-from cirron.snapshot import blobs
-from cirron.snapshot.base import paced
-from cirron.snapshot.health import Judge
+from cirron.snapshot.records import Job, Recorder, load_saver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from cirron.record.hot import Span
-    from cirron.snapshot.base import Copy, Reader, Tensor
-    from cirron.snapshot.stats import Summary
+    from cirron.snapshot.host import Copier, Copy, HostCopier, Reader, Tensor
+    from cirron.snapshot.records import Taken
 
 # Who reads which models: the module that a program with such a model has imported and the class of
-# its models, then the reader's file and class.
+# its models, then the reader's file, and what makes one there.
 READERS = (
-    ("keras", "Layer", "cirron.snapshot.keras", "KerasReader"),  # on torch it is a Module too
+    ("keras", "Layer", "cirron.snapshot.keras", "reader"),  # on torch it is a Module too
     ("torch.nn", "Module", "cirron.snapshot.torch", "TorchReader"),
     ("cirron.snapshot.jax", "Held", "cirron.snapshot.jax", "JaxReader"),  # what `stand_in` returns
 )
 
 PENDING_BYTES = 64 * 2**20
 WAIT_S = 0.025  # of the 50 ms that a boundary may take
-LARGE_BYTES = 100 * 10**6  # warn once above this size of raw values of one epoch
 
 
 class Watched:
@@ -97,24 +92,6 @@ class Kept:
         return rest
 
 
-class Job(NamedTuple):
-    """What was copied at one boundary."""
-
-    copies: list[list[Copy]]  # by reader
-    span_id: str
-    epoch: int | None
-    at_ns: int
-    raw: bool
-
-
-class Taken(NamedTuple):
-    """What a boundary leaves: records, and the files that belong to them."""
-
-    snapshots: list[wire.Snapshot]
-    marks: list[wire.Mark]
-    files: list[tuple[Path, str]]  # a file, and the key a server knows it by
-
-
 class Taker:
     """Takes snapshots of the watched models."""
 
@@ -130,7 +107,6 @@ class Taker:
         chance: Callable[[], float] | None = None,
     ) -> None:
         self._mode = mode
-        self._access = access
         self._sample_rate = sample_rate
         self._folder = folder
         self._wall_ns = wall_ns
@@ -141,14 +117,14 @@ class Taker:
         self._found: list[Watched] = []  # by a framework's hooks
         self._seen: deque[int] = deque(maxlen=64)  # the last spans that had their snapshot
         self._warned: set[str] = set()
-        self._has_swept = False
-        self._judge = Judge()
+        self._host: HostCopier | None = None  # made for the first model: it needs NumPy
+        self._recorder = Recorder(mode, folder, access)
         self._begin()
 
     def _begin(self) -> None:
         self.taken = 0
         self.skipped = 0
-        self.unsaved = 0  # files of raw values
+        self._recorder.unsaved = 0
         self.held_ns = 0  # the last time the loop was held
         self._keeping_ns = 0  # since then, for gradients
         # A queue that may be put to in a signal's handler. None: there will be no more.
@@ -200,7 +176,7 @@ class Taker:
             began = clock.now()
             known = [model for model in models if self._find_known(model, self._found) is not None]
             for one, own in self._current(known):
-                if one.reader.clears_gradients:
+                if one.reader.is_in_place:
                     self._keep(one, own)
             self._keeping_ns += clock.now() - began
 
@@ -209,12 +185,11 @@ class Taker:
         if not found:
             return
         before = one.pop_kept()
-        for copy in () if before is None else before.copies:
-            copy.release()  # its memory is used again
+        release(() if before is None else before.copies)  # its memory is used again
         if self._has_room(sum(tensor.size_bytes for tensor in found)):
             kept = Kept(found)
             is_raw = self._mode != "stats" and self._folder is not None
-            kept.copies = one.reader.copy(found, raw=is_raw, in_step=True) or []
+            kept.copies = self._copy(found, raw=is_raw, in_step=True) or []
             if kept.copies:
                 one.kept.append(kept)
 
@@ -228,7 +203,7 @@ class Taker:
             if not current:
                 return
             self._seen.append(span.sequence)
-            self._copy(span, current)
+            self._snapshot(span, current)
             self.held_ns = clock.now() - began + self._keeping_ns
             self._keeping_ns = 0
             span.set(snapshot_ns=self.held_ns)
@@ -245,37 +220,59 @@ class Taker:
                 current.append(known)
         return [(one, own) for one in current if (own := one.model()) is not None]
 
-    def _copy(self, span: Span, current: list[tuple[Watched, Any]]) -> None:
+    def _snapshot(self, span: Span, current: list[tuple[Watched, Any]]) -> None:
         is_chosen = self._mode == "full" or (
             self._mode == "sampled" and self._chance() < self._sample_rate
         )
         raw = is_chosen and self._folder is not None
-        found: dict[Reader, tuple[list[Tensor], list[Copy]]] = {}
+        tensors: list[Tensor] = []
+        kept_copies: list[Copy] = []
         for one, own in current:
             kept = one.pop_kept()
-            tensors, copied = found.setdefault(one.reader, ([], []))
             with guard.quiet("snapshot"):  # one that fails takes nothing from the others
                 its = list(one.reader.read(own, one.prefix))
                 tensors += its if kept is None else kept.rest_of(its)
-                copied += () if kept is None else kept.copies
-        size = sum(one.size_bytes for some in found.values() for part in some for one in part)
+                kept_copies += () if kept is None else kept.copies
+        size = sum(part.size_bytes for parts in (tensors, kept_copies) for part in parts)
         with self._is_free:
             has_room = self._is_free.wait_for(lambda: self._has_room(size), WAIT_S)
-        if not has_room:
-            self._skip("busy", "the worker is still busy with earlier ones")
-            return
-        copies = []
-        for reader, (tensors, copied) in found.items():
-            new = reader.copy(tensors, raw=raw)
-            if new is not None:
-                copies.append([*new, *copied])
-        if len(copies) < len(found):
-            self._skip("memory", f"a copy of {size / 1e6:,.0f} MB might not fit in free memory")
-        if copies:
+        copies = self._copy(tensors, raw=raw) if has_room else None
+        if copies is not None:
+            copies += kept_copies
             job = Job(copies, span.id, span.index, self._wall_ns(clock.now()), raw)
-            self._do(
-                lambda: self._finish(job), sum(one.size_bytes for its in copies for one in its)
-            )
+            self._do(lambda: self._finish(job), sum(copy.size_bytes for copy in copies))
+            return
+        release(kept_copies)
+        if has_room:
+            self._skip("memory", f"a copy of {size / 1e6:,.0f} MB might not fit in free memory")
+        else:
+            self._skip("busy", "the worker is still busy with earlier ones")
+
+    def _copy(
+        self, tensors: list[Tensor], *, raw: bool, in_step: bool = False
+    ) -> list[Copy] | None:
+        """Copies the tensors where they are. None: there is no memory for it."""
+        if raw:
+            for library in {tensor.saved_by for tensor in tensors}:
+                load_saver(library)
+        copies: list[Copy] = []
+        for copier, its in self._by_copier(tensors).items():
+            new = copier.copy(its, raw=raw, in_step=in_step)
+            if new is None:
+                release(copies)
+                return None
+            copies += new
+        return copies
+
+    def _by_copier(self, tensors: list[Tensor]) -> dict[Copier, list[Tensor]]:
+        if self._host is None:
+            from cirron.snapshot.host import HostCopier
+
+            self._host = HostCopier()
+        found: dict[Copier, list[Tensor]] = {self._host: []}
+        for tensor in tensors:
+            found.setdefault(tensor.copier or self._host, []).append(tensor)
+        return found
 
     def _has_room(self, size: int) -> bool:
         return not self._pending_bytes or self._pending_bytes + size <= PENDING_BYTES
@@ -292,7 +289,7 @@ class Taker:
             known[:] = [one for one in known if one.model() is not None]
         names = {name for one in self._watched + self._found for name in one.names}
         watched = Watched(reader.unwrap(model), reader, names)
-        self._do(lambda: self._judge.forget(watched.names))
+        self._do(lambda: self._recorder.judge.forget(watched.names))
         return watched
 
     def _find_known(self, model: Any, known: list[Watched]) -> Watched | None:
@@ -300,13 +297,21 @@ class Taker:
         return next((one for one in known if one.model() is own), None)
 
     def _prepare(self, new: Watched) -> None:
-        """Has memory made ready for what is copied together: the watched ones, and a new one."""
-        models = [
-            (own, one.prefix)
+        """Makes ready for what is copied together: the watched models, and a new one."""
+        weights = [
+            tensor
             for one in dict.fromkeys((*self._watched, new))
-            if one.reader is new.reader and (own := one.model()) is not None
+            if one.reader.is_in_place and (own := one.model()) is not None
+            for tensor in one.reader.read(own, one.prefix)
+            if not tensor.is_gradient
         ]
-        self._do(new.reader.prepare(models))
+        groups = self._by_copier(weights)
+
+        def make_ready() -> None:
+            for copier, its in groups.items():
+                copier.prepare(its)
+
+        self._do(make_ready)
 
     def _reader_of(self, model: Any) -> Reader:
         file, kind = check(model)
@@ -340,7 +345,7 @@ class Taker:
         return {
             "snapshot_count": self.taken,
             "snapshot_skip_count": self.skipped,
-            "snapshot_unsaved_count": self.unsaved,
+            "snapshot_unsaved_count": self._recorder.unsaved,
             "snapshot_pending": self._pending,
             "snapshot_held_ns": self.held_ns,
         }
@@ -369,124 +374,15 @@ class Taker:
                 self._thread.start()
 
     def _finish(self, job: Job) -> None:
-        taken = Taken([], [], [])
-        measured: list[tuple[Tensor, Summary]] = []
         try:
-            for number, copies in enumerate(job.copies):
-                addresses = self._save(job, copies, number, taken) if job.raw else (None, None)
-                its = [
-                    (tensor, summary)
-                    for copy in copies
-                    for tensor, summary in zip(copy.tensors, copy.summaries(), strict=True)
-                    if not tensor.is_replaced
-                ]
-                for tensor, summary in paced(its):
-                    address = addresses[tensor.is_gradient] if tensor.has_values else None
-                    taken.snapshots.append(self._record(job, tensor, summary, address))
-                measured += its
+            taken = self._recorder.finish(job)
         finally:
-            for copies in job.copies:
-                for copy in copies:
-                    copy.release()
-        taken.marks.extend(
-            wire.Mark(
-                id=clock.random_id(),
-                span_id=job.span_id,
-                name="training_health",
-                value_type="string",
-                value=clip(text),
-                attrs=attrs,
-                ts_ns=job.at_ns,
-                kind="point",
-            )
-            for text, attrs in self._judge.report(job.epoch, measured)
-        )
+            release(job.copies)
         if taken.snapshots:
             self.taken += 1
         else:
             self.skipped += 1  # what was watched is gone
         self._deliver(taken)
-
-    def _record(
-        self, job: Job, tensor: Tensor, summary: Summary, address: str | None
-    ) -> wire.Snapshot:
-        attrs = dict(tensor.attrs)
-        if summary.is_broken:
-            attrs["nonfinite_count"] = summary.nan_count + summary.inf_count
-            attrs["nan_count"] = summary.nan_count
-            attrs["inf_count"] = summary.inf_count
-        return wire.Snapshot(
-            id=clock.random_id(),
-            span_id=job.span_id,
-            tensor_name=tensor.name,
-            shape=tensor.shape,
-            dtype=tensor.dtype,
-            mode=self._mode,
-            stats=summary.stats,
-            blob_uri=address,
-            ts_ns=job.at_ns,
-            attrs=attrs,
-        )
-
-    def _save(
-        self, job: Job, copies: list[Copy], number: int, taken: Taken
-    ) -> tuple[str | None, str | None]:
-        """Writes the raw values; returns where the weights are, and where the gradients."""
-        assert self._folder is not None
-        found = [
-            (tensor, copy, place)
-            for copy in copies
-            for place, tensor in enumerate(copy.tensors)
-            if tensor.has_values and not tensor.is_replaced
-        ]
-        size = sum(copy.size_bytes for copy in copies)
-        if size > LARGE_BYTES and "large" not in self._warned:
-            self._warned.add("large")
-            guard.warn(
-                "the raw values of this epoch are %.1f MB (%d bytes, %d parameters), and more"
-                " epochs follow; snapshots='stats' keeps none, a lower sample_rate fewer",
-                size / 1e6,
-                size,
-                sum(math.prod(its.shape) for its, _, _ in found if not its.is_gradient),
-            )
-        if not self._has_swept:
-            self._has_swept = True
-            with guard.quiet("snapshot"):
-                blobs.sweep(self._folder)
-        addresses: list[str | None] = [None, None]
-        for is_gradient, kind in enumerate(("weights", "gradients")):
-            its = [one for one in found if one[0].is_gradient == is_gradient]
-            if its:
-                name = f"{kind}.safetensors" if not number else f"{kind}-{number}.safetensors"
-                key = f"{blobs.FOLDER}/{job.span_id}/{name}"
-                path = self._write(key, its)
-                if path is None:
-                    self.unsaved += 1
-                else:
-                    taken.files.append((path, key))
-                    addresses[is_gradient] = path.absolute().as_uri()
-        return addresses[0], addresses[1]
-
-    def _write(self, key: str, found: list[tuple[Tensor, Copy, int]]) -> Path | None:
-        """None: it could not be written, for whatever reason. The statistics are delivered."""
-        assert self._folder is not None
-
-        def save(path: Path) -> None:
-            blobs.save({tensor.name: copy.value(place) for tensor, copy, place in found}, path)
-
-        with guard.quiet("snapshot"):
-            try:
-                return blobs.write(self._folder, key, save, self._access)
-            except OSError as error:
-                if "unsaved" not in self._warned:
-                    self._warned.add("unsaved")
-                    guard.warn(
-                        "raw values of a snapshot could not be written to %s (%s). Its statistics"
-                        " are kept; ci.health() counts such files",
-                        self._folder,
-                        error.strerror or error,
-                    )
-        return None
 
 
 def run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
@@ -494,6 +390,11 @@ def run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
         del job  # and what it copied
+
+
+def release(copies: Iterable[Copy]) -> None:
+    for copy in copies:
+        copy.release()
 
 
 def refer(own: Any) -> Callable[[], Any]:

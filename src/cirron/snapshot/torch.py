@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from cirron.snapshot import cuda
-from cirron.snapshot.base import Reader, Tensor
-from cirron.snapshot.host import HostCopier, size_of
+from cirron.snapshot.host import Reader, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from cirron.snapshot.base import Copy
+    from collections.abc import Iterable
 
 # What torch's wrappers put between the names of modules.
 WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
@@ -29,14 +25,13 @@ PLAIN_TYPES: frozenset[Any] = frozenset((torch.Tensor, torch.nn.Parameter))
 PLAIN = {getattr(torch, name): name for name in ("float32", "bfloat16", "float16", "float64")}
 
 
+GPU_COPIER = cuda.GpuCopier()
+
+
 class TorchReader(Reader):
     """Reads nn.Modules."""
 
-    clears_gradients = True
-
-    def __init__(self) -> None:
-        self._host = HostCopier()
-        self._can_save = False
+    is_in_place = True
 
     def unwrap(self, model: Any) -> Any:
         while True:
@@ -47,80 +42,36 @@ class TorchReader(Reader):
             else:
                 return model
 
+    def named(self, model: Any) -> Iterable[tuple[str, torch.Tensor]]:
+        """The parameters, those that are shared under each of their names."""
+        # torch's own: a model may have a method without `remove_duplicate`, or one that chooses.
+        return torch.nn.Module.named_parameters(self.unwrap(model), remove_duplicate=False)
+
     def names(self, model: Any) -> list[str]:
-        return [clean(name) for name, _ in self.unwrap(model).named_parameters()]
+        return [clean(name) for name, _ in self.named(model)]
 
-    def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> Iterator[Tensor]:
-        found: dict[int, tuple[torch.nn.Parameter, list[str]]] = {}
-        for name, parameter in self.unwrap(model).named_parameters(remove_duplicate=False):
-            found.setdefault(id(parameter), (parameter, []))[1].append(prefix + clean(name))
-        for parameter, names in () if only_gradients else found.values():
-            attrs: dict[str, Any] = {}
-            if len(names) > 1:
-                attrs["shared_with"] = names[1:]
-            if not parameter.requires_grad:
-                attrs["frozen"] = True
-            elif parameter.grad is None:
-                attrs["no_gradient"] = True
-            yield describe(parameter, Tensor(names[0], False, [], "", attrs, prefix))
-        for parameter, names in found.values():
-            gradient = parameter.grad
-            if gradient is not None:
-                its = Tensor(f"{names[0]}.grad", True, [], "", {}, prefix, source=gradient)
-                yield describe(gradient, its)
-
-    def prepare(self, models: list[tuple[Any, str]]) -> Callable[[], None]:
-        weights: list[Tensor] = []
-        on_gpus: set[tuple[torch.device, torch.dtype]] = set()
-        for model, prefix in models:
-            for tensor in self.read(model, prefix):
-                if isinstance(tensor.array, torch.Tensor):
-                    on_gpus.add((tensor.array.device, tensor.array.dtype))
-                elif not tensor.is_gradient:
-                    weights.append(tensor)
-        will_have = [tensor for tensor in weights if "frozen" not in tensor.attrs]  # a gradient
-        sizes = [size for size in (size_of(weights), size_of(will_have)) if size]
-
-        def make_ready() -> None:
-            for device, dtype in on_gpus:
-                if device.type == "cuda" and dtype.is_floating_point:
-                    cuda.load_kernels(device, dtype)
-            self._host.prepare(sizes)
-
-        return make_ready
-
-    def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool = False) -> list[Copy] | None:
-        if raw and not self._can_save:
-            from safetensors.torch import save
-
-            # Imports all that it will need, here: were the program to fork while the worker
-            # imports, the child would have half a module for good.
-            save({"": torch.zeros(1, device="cpu")})
-            self._can_save = True
-        # On the host, weights and gradients are apart: gradients may be copied before the weights.
-        here: dict[bool, list[Tensor]] = {False: [], True: []}
-        groups: dict[Any, list[Tensor]] = defaultdict(list)  # what a GPU copies together
-        others: list[Tensor] = []  # on another kind of device
-        for tensor in tensors:
-            array = tensor.array
-            if isinstance(array, torch.Tensor) and array.is_cuda:
-                groups[array.device, array.dtype].append(tensor)
-            else:
-                here[tensor.is_gradient].append(tensor)
-                if isinstance(array, torch.Tensor):
-                    others.append(tensor)
-        on_host = sum(map(size_of, here.values()))
-        if not self._host.has_room(size_of(tensors) if raw else on_host):
-            return None
-        if in_step and (others or not all(map(cuda.can_copy, groups.values()))):
-            return None
-        for tensor in others:  # their values come over now
-            tensor.array = cuda.as_numpy(tensor.array.cpu())
-        if not (in_step or on_host):
-            self._host.clear()  # the models went to a device
-        with torch.inference_mode(False), torch.no_grad():
-            copies: list[Copy] = [self._host.copy(some) for some in here.values() if some]
-            return copies + [cuda.DeviceCopy(group, raw=raw) for group in groups.values()]
+    def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> list[Tensor]:
+        parameters: dict[int, tuple[torch.Tensor, list[str]]] = {}
+        for name, parameter in self.named(model):
+            parameters.setdefault(id(parameter), (parameter, []))[1].append(prefix + clean(name))
+        weights, gradients = [], []
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass of the user's may do anything
+            for parameter, names in parameters.values():
+                gradient = parameter.grad
+                if not only_gradients:
+                    attrs: dict[str, Any] = {}
+                    if len(names) > 1:
+                        attrs["shared_with"] = names[1:]
+                    if not parameter.requires_grad:
+                        attrs["frozen"] = True
+                    elif gradient is None:
+                        attrs["no_gradient"] = True
+                    its = Tensor(names[0], False, [], "", attrs, prefix)
+                    weights.append(described(parameter, its))
+                if gradient is not None:
+                    its = Tensor(f"{names[0]}.grad", True, [], "", {}, prefix, source=gradient)
+                    gradients.append(described(gradient, its))
+        return weights + gradients
 
 
 def clean(name: str) -> str:
@@ -132,11 +83,20 @@ def clean(name: str) -> str:
 # -- what a tensor holds ---------------------------------------------------------------------
 
 
+def described(given: torch.Tensor, found: Tensor) -> Tensor:
+    """What the tensor is, and where its values are."""
+    try:
+        return describe(given, found)
+    except Exception as error:  # noqa: BLE001  protects the other tensors from an odd one
+        found.attrs["unmeasured"] = f"it could not be read: {error!r:.200}"
+        return found
+
+
 def describe(given: torch.Tensor, found: Tensor) -> Tensor:
-    """Fills in what the tensor is, and where its values are."""
     if type(given) in PLAIN_TYPES and given.layout is torch.strided:
         kind = PLAIN.get(given.dtype)
-        if kind is not None and given.is_contiguous() and not given.is_meta:
+        is_odd = given.is_meta or given.is_neg() or given.is_nested
+        if kind is not None and not is_odd and given.is_contiguous():
             found.shape, found.dtype = list(given.shape), kind
             # A GPU's are flattened all at once.
             return place(found, given if given.is_cuda else given.detach().view(-1), None)
@@ -154,7 +114,8 @@ def describe(given: torch.Tensor, found: Tensor) -> Tensor:
     if str(tensor.layout).startswith("torch.sparse_"):  # the gradient of a sparse embedding
         attrs["stored_values_of"] = list(tensor.shape)
         tensor = (tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor).values()
-    found.shape = list(tensor.shape)
+    if not tensor.is_nested:
+        found.shape = list(tensor.shape)
     reason = why_unmeasured(tensor)
     if reason is not None:
         attrs["unmeasured"] = reason
@@ -162,7 +123,7 @@ def describe(given: torch.Tensor, found: Tensor) -> Tensor:
     if tensor.is_complex():
         attrs["parts"] = "statistics are over the real and the imaginary parts"
         tensor = torch.view_as_real(tensor.resolve_conj())
-    return place(found, *as_it_lies(tensor))
+    return place(found, *as_it_lies(tensor.resolve_neg()))
 
 
 def place(found: Tensor, flat: torch.Tensor, strides: tuple[int, ...] | None) -> Tensor:
@@ -174,7 +135,10 @@ def place(found: Tensor, flat: torch.Tensor, strides: tuple[int, ...] | None) ->
         flat = flat.view(torch.uint8)
     if not flat.is_cpu and not flat.numel():
         flat = flat.new_empty(0, device="cpu")
-    found.array = cuda.as_numpy(flat) if flat.is_cpu else flat
+    if flat.is_cpu:
+        found.array = cuda.as_numpy(flat)
+    else:
+        found.array, found.copier = flat, GPU_COPIER
     return found
 
 

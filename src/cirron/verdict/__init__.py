@@ -6,7 +6,6 @@ diagnosis: what ended the run, then what makes it worthless, then what would giv
 
 from __future__ import annotations
 
-import os
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -49,13 +48,12 @@ RULES: tuple[Rule, ...] = (
     memory.judge,
 )
 COMPUTE = 0.7  # of the window in forward, backward and optimizer: nothing else is worth naming
+BUSY = 0.1  # of the time: from here on the report says that the machine did other work
 
 
 def report(run: Run) -> Report:
     """The verdict on a run, and what it rests on."""
     facts = gather(run)
-    if facts.cores is None:
-        facts.cores = os.cpu_count()
     found = judge(facts)
     return Report(
         run={
@@ -116,25 +114,31 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         return verdict, findings, abstained
     if rest:
         return findings[0], findings, abstained
-    work = sum(facts.account.get(part, 0) for part in ("forward", "backward", "optimizer_step"))
-    share = work / facts.window_ns
+    work: float = sum(
+        facts.account.get(part, 0) for part in ("forward", "backward", "optimizer_step")
+    )
+    share, evidence = work / facts.window_ns, "forward, backward and optimizer"
+    if facts.device_ns > work:  # the host waits for it, in no phase
+        work, evidence = facts.device_ns, "forward, backward and optimizer on the device"
+        share = min(work / facts.window_ns, 1.0)
     if share >= COMPUTE:
         verdict = Finding(
             "compute-bound",
             f"the model's own work takes {percent(share)} of the time",
             share,
             None,
-            [f"forward, backward and optimizer: {ms(work / len(facts.steps))} a step"],
+            [f"{evidence}: {ms(work / len(facts.steps))} a step"],
             "nothing beside it is worth mending; a faster model, device or precision is",
         )
         return verdict, [verdict], abstained
+    is_closed = not any(step.forward is not None for step in facts.steps) and not facts.scopes
     verdict = Finding(
         "healthy",
-        "nothing stands out",
+        "nothing stands out" + (", but what the steps do was not recorded" if is_closed else ""),
         None,
         None,
         [f"no rule finds a fault in the {len(facts.steps)} steps compared"],
-        "none",
+        'with ci.scope("name"): around parts of the step says more' if is_closed else "none",
     )
     return verdict, findings, abstained
 
@@ -173,4 +177,8 @@ def basis(facts: Facts, run: Run) -> list[str]:
         said.append(f"device time on {timed} of {len(facts.steps)} steps")
     if not facts.loader:
         said.append("the loader's settings are not known")
+    if (facts.starved_share or 0.0) >= BUSY:
+        said.append(
+            f"other work had the processor for {percent(facts.starved_share or 0.0)} of the time"
+        )
     return said

@@ -95,7 +95,7 @@ class Diff:
     """What differs between runs, and whether they can be compared at all."""
 
     runs: tuple[list[str], list[str]]
-    differences: list[str]  # of device, batch size, versions: said first
+    differences: list[str]  # of device, batch size, versions, configuration: said first
     warnings: list[str]
     changes: list[Change]  # the largest first
     marks: list[dict[str, Any]]  # where the values of a mark part
@@ -137,6 +137,8 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
         if min(counts) >= MIN_SPANS:
             found.append(compare(name, old[name], new[name]))
     warnings = []
+    if {run.id for run in before} & {run.id for run in after}:
+        warnings.append("a run is compared with itself")
     if max(len(before), len(after)) < FEW_RUNS:
         warnings.append(
             "fewer than three runs a side: how much runs of the same program differ by themselves"
@@ -230,13 +232,13 @@ def between(*sides: list[list[list[int]]]) -> tuple[float, float]:
 
 def chance(t: float, freedom: float) -> float:
     """The chance of a ratio so many deviations from 1: Student's, by Wallace's approximation."""
-    z = math.sqrt(freedom * math.log1p(t * t / freedom)) * (1 - 3 / (4 * freedom))
+    z = math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
     return math.erfc(z / 2**0.5)
 
 
 def quantile(p: float, freedom: float) -> float:
-    """Student's quantile, by the same approximation."""
-    z = NormalDist().inv_cdf(p) / (1 - 3 / (4 * freedom))
+    """Student's quantile, by the same approximation: 4 % too far for 2 degrees of freedom."""
+    z = NormalDist().inv_cdf(p) * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(z * z / freedom))
 
 
@@ -309,20 +311,32 @@ def differences(before: Run, after: Run) -> list[str]:
     return [
         f"{name}: {old.get(name, 'unknown')} before, {new.get(name, 'unknown')} after"
         for name in sorted({*old, *new})
-        if old.get(name) != new.get(name)
+        # Of what is known of one run only, its kind says enough.
+        if old.get(name) != new.get(name) and (name in old) == (name in new)
     ]
 
 
 def setting(run: Run) -> dict[str, str]:
-    facts = gather(run)
-    found = {"device": facts.device, "world size": str(facts.world_size)}
+    facts, program = gather(run), run.program
+    found = {
+        "script": program.script or "unknown",
+        "arguments": " ".join(program.arguments)[:200] or "none",
+        "ended": run.state,
+        "framework": facts.framework,
+        "device": facts.device,
+        "world size": str(facts.world_size),
+        "processors": str(facts.cores or "unknown"),
+        "loader": "known" if facts.loader else "unknown",
+        "model": "known" if facts.model else "unknown",
+    }
     found |= {f"loader {name}": str(value) for name, value in facts.loader.items()}
     found |= {f"model {name}": str(value) for name, value in facts.model.items()}
-    found |= {f"version of {name}": text for name, text in run.program.versions.items()}
-    if run.program.python:
-        found["version of Python"] = run.program.python
-    if run.program.commit:
-        found["commit"] = run.program.commit[:10]
+    found |= {f"config {name}": str(value)[:200] for name, value in program.config.items()}
+    found |= {f"version of {name}": text for name, text in program.versions.items()}
+    if program.python:
+        found["version of Python"] = program.python
+    if program.commit:
+        found["commit"] = program.commit[:10]
     return found
 
 

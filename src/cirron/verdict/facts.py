@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -108,6 +109,11 @@ class Ending(NamedTuple):
     last_ns: int = 0  # when it was last heard of
     step_name: str = "step"  # or `batch`, of `ci.batches`
 
+    @property
+    def blamed(self) -> tuple[bool, int]:
+        """Who is to blame first: whoever starts the ranks ends the others by a signal."""
+        return self.state == "signal", self.last_ns
+
 
 @dataclass
 class Facts:
@@ -133,7 +139,9 @@ class Facts:
     clock_ns: int = 0
     values: dict[str, list[Value]] = field(default_factory=dict)  # of marks, by name
     sick: list[tuple[str, int | None, str]] = field(default_factory=list)  # tensor, epoch, what
-    compiles: list[tuple[int, int]] = field(default_factory=list)  # (start, ns) after warm-up
+    compiles: list[tuple[int, int, str]] = field(
+        default_factory=list
+    )  # after warm-up: start, ns, and why
     epochs: list[tuple[int | None, int, int | None]] = field(
         default_factory=list
     )  # index, ns, memory
@@ -142,10 +150,29 @@ class Facts:
     scopes: dict[str, tuple[int, int]] = field(
         default_factory=dict
     )  # the program's own in steps: name -> how many, ns
+    outside: dict[str, int] = field(default_factory=dict)  # and between them: name -> ns
 
     @property
     def is_on_gpu(self) -> bool:
         return self.device not in ("cpu", "unknown")
+
+    @property
+    def device_times(self) -> list[tuple[int, int]]:
+        """Of the steps in which the device was timed: how long it worked, and the step."""
+        timed = [(one.gpu, one.work) for one in self.steps if one.gpu is not None and one.work]
+        return timed if len(timed) >= MIN_STEPS else []
+
+    @property
+    def device_share(self) -> float | None:
+        """What the device's time fills of the work of a step, in the median; None: not measured."""
+        shares = [min(gpu / work, 1.0) for gpu, work in self.device_times]
+        return median(shares) if shares else None
+
+    @property
+    def device_ns(self) -> float:
+        """What the device needs for the steps: however quick the host gets, they take that."""
+        times = [gpu for gpu, _ in self.device_times]
+        return len(self.steps) * median(times) if times else 0.0
 
     @property
     def first_of_epochs(self) -> list[int]:
@@ -159,8 +186,13 @@ class Facts:
         found = self.loader.get("workers")
         return found if isinstance(found, int) else None
 
-    def is_starved(self, ns: float) -> bool:
-        """Whether other work on the machine may be why the steps took so much longer."""
+    def is_starved(self, ns: float, is_own_wait: bool = False) -> bool:
+        """Whether other work on the machine may be why the steps took so much longer.
+
+        A thread that waits for a disk itself is asleep: it does not want the processor.
+        """
+        if is_own_wait and (self.asleep_share or 0.0) * self.window_ns >= STARVED * ns:
+            return False
         if self.starved_share is not None:
             return self.starved_share * self.window_ns > STARVED * ns
         if self.cpu_share is None or self.is_on_gpu:
@@ -171,8 +203,13 @@ class Facts:
 def gather(run: Run) -> Facts:
     """The facts of a run."""
     lead = leading(run)
-    device, framework = machinery_of(run)
-    facts = Facts(device, world_size=max(len(run.ranks), 1), framework=framework)
+    rows = run.query("root").fetch().rows
+    root = _attrs(rows[0][0]) if rows else {}
+    device = run.program.gpus[0] if run.program.gpus else root.get("device")
+    facts = Facts(str(device or "unknown"), world_size=max(len(run.ranks), 1))
+    facts.framework = str(root.get("framework") or "unknown")
+    cores = root.get("cpu_count")
+    facts.cores = cores if isinstance(cores, int) and cores > 0 else None
     facts.endings = endings(run)
     facts.clock_ns = max((s.info.clock.uncertainty_ns for s in run.sessions if s.info), default=0)
     if lead is None:
@@ -180,6 +217,8 @@ def gather(run: Run) -> Facts:
     given = {"session": lead.key}
     steps = fetch_steps(run, given)
     facts.step_name = next((one[-2] for one in newest(run, given, 1)), facts.step_name)
+    if facts.step_name == "batch" and facts.framework != "keras":  # which fetches inside of them
+        steps = [one.after(0) for one in steps]
     facts.warm_up = settled_from([one.wall - one.beside for one in steps])
     facts.steps = steps[facts.warm_up :]
     describe(facts, run, given)
@@ -251,14 +290,6 @@ def settled_from(walls: Sequence[int]) -> int:
     return 1 if clipped[0] > 2 else 0
 
 
-def machinery_of(run: Run) -> tuple[str, str]:
-    """The device and the framework of a run."""
-    rows = run.query("root").fetch().rows
-    root = _attrs(rows[0][0]) if rows else {}
-    device = run.program.gpus[0] if run.program.gpus else root.get("device")
-    return str(device or "unknown"), str(root.get("framework") or "unknown")
-
-
 def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     """The settings that were recorded: of loader and model, and how busy the processor was."""
     epochs: list[tuple[int, list[int | None]]] = []
@@ -291,6 +322,8 @@ PHASES = ("data_load", "forward", "backward", "optimizer_step")
 ASIDES = {
     "evaluation": "evaluation",
     "prediction": "evaluation",
+    # Scopes that programs name so.
+    **dict.fromkeys(("evaluate", "eval", "validation", "validate", "val", "test"), "evaluation"),
     "checkpoint": "checkpoint",
     "compile": "compile",
     "trace": "compile",
@@ -314,13 +347,17 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     account: dict[str, int] = {}
     steps = in_steps = beside = 0
     names = set()
-    nested: list[tuple[str, str, int]] = []
+    nested: list[tuple[str, str, int, int]] = []
     for name, place, count, ns in run.query("account", **given).fetch().rows:
         if name in ("step", "batch") and place == "beside":
             steps += ns
             names.add(name)
             continue
         part = name if name in PHASES else ASIDES.get(name)
+        if part is None and place == "beside":
+            facts.outside[name] = ns
+            beside += ns
+            continue
         if part is None:
             facts.scopes[name] = count, ns
             in_steps += ns
@@ -333,16 +370,24 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
         elif place == "beside":
             beside += ns
         else:
-            nested.append((part, place, ns))
-    for part, place, ns in nested:  # inside of that phase, evaluation or scope, and not part of it
-        if place in account:
+            nested.append((part, place, count, ns))
+    # Inside of that phase, evaluation or scope, and not part of it.
+    for part, place, count, ns in nested:
+        scope = place.removeprefix("beside/")
+        if scope != place and scope in facts.outside:
+            facts.outside[scope] -= ns
+        elif scope != place and scope not in ASIDES:  # it holds the steps, too
+            beside += ns
+        elif place in account:
             account[place] -= ns
         elif place in facts.scopes:
-            count, all_ns = facts.scopes[place]
-            facts.scopes[place] = count, all_ns - ns
-        else:  # what it is inside of is not known
+            known, all_ns = facts.scopes[place]
+            facts.scopes[place] = known, all_ns - ns
+        else:  # of the same kind, or what it is inside of is not known
             account[part] -= ns
-    for name, (_, ns) in sorted(facts.scopes.items(), key=lambda one: -one[1][1]):
+            facts.asides[part] = facts.asides.get(part, 0) - count
+    own = Counter(facts.outside) + Counter({name: ns for name, (_, ns) in facts.scopes.items()})
+    for name, ns in own.most_common():
         is_named = len(account) < MAX_PARTS and ns >= MIN_PART * facts.window_ns
         part = name if is_named and name not in (*account, *RESTS) else "other scopes"
         account[part] = account.get(part, 0) + ns
@@ -393,7 +438,8 @@ def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
             for tensor in found.get("tensors") or ():
                 facts.sick.append((str(tensor), epoch, str(found.get("problem"))))
     first = facts.steps[0].start if facts.steps else 0
-    facts.compiles = run.query("compiles", first_ns=first, **given).fetch().rows
+    rows = run.query("compiles", first_ns=first, **given).fetch().rows
+    facts.compiles = [(start, ns, str(_attrs(attrs).get("cause", ""))) for start, ns, attrs in rows]
 
 
 def endings(run: Run) -> list[Ending]:
@@ -403,7 +449,7 @@ def endings(run: Run) -> list[Ending]:
         if one.attempt != run.attempts[-1]:
             continue
         box = one.box
-        where, silent, error = "", None, ""
+        where, error = "", ""
         step: dict[str, Any] = {}
         if box is not None:
             spans = {span.id: span for span in box.spans}
@@ -416,9 +462,6 @@ def endings(run: Run) -> list[Ending]:
                     path.append(placed(span.name, span.index))
                     span = spans.get(span.parent_id or "")  # type: ignore[assignment]
                 where = " > ".join(path[::-1])
-            since, beat = box.content.get("silent_since_ns"), box.content.get("heartbeat_ns")
-            if since is not None and beat is not None:
-                silent = (beat - since) / 1e9
             step = box.content.get("last_step") or {}
             error = str((box.content.get("ended") or {}).get("detail") or "")
             if error:
@@ -429,13 +472,20 @@ def endings(run: Run) -> list[Ending]:
                 one.state,
                 where,
                 step.get("index"),
-                silent,
+                silent_s(one),
                 error,
                 one.last_ns,
                 step.get("name", "step"),
             )
         )
     return found
+
+
+def silent_s(session: Session) -> float | None:
+    """How long a process that should have recorded something has not; None: it did."""
+    content = {} if session.box is None else session.box.content
+    since, beat = content.get("silent_since_ns"), content.get("heartbeat_ns")
+    return None if since is None or beat is None else float(beat - since) / 1e9
 
 
 def failed_in(run: Run, session: Session) -> str:

@@ -30,13 +30,14 @@ def replay(facts: Facts, change: Callable[[Step], float]) -> Gain | None:
 def lasting(facts: Facts, total: float, rare: Mapping[int, float] = NONE) -> Gain | None:
     """The gain if the steps took this long together. None: the replay does not fit the run.
 
-    `rare` is what some of the steps, by place, take beyond the others.
+    They take no less than the device needs for them. `rare` is what some of the steps, by place,
+    take beyond the others.
     """
     unchanged = sum(step.wall for step in facts.steps)
     error = error_of(facts.steps, rare)
     if facts.window_ns < unchanged or error is None or error > MAX_ERROR:
         return None
-    saved = unchanged - total
+    saved = unchanged - max(total, min(facts.device_ns, unchanged))
     return Gain(saved / facts.window_ns, saved / 1e9, error)
 
 

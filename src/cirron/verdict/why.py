@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
     problems: list[str] = []
     collectives = {} if dumps is None else read_dumps(dumps, problems)
     members = [one for one in run.sessions if one.attempt == run.attempts[-1]]
-    found = list(zip(members, endings(run), strict=True))
+    found = sorted(zip(members, endings(run), strict=True), key=lambda one: one[1].blamed)
     latest = max((one.last_step for _, one in found if one.last_step is not None), default=None)
     groups: dict[tuple[Any, ...], Group] = {}
     for session, ending in found:
@@ -97,6 +98,9 @@ def why(run: Run, dumps: Path | None = None) -> Why:
                 error=ending.error,
             )
         group.ranks.append(session.rank)
+    for group in groups.values():
+        group.ranks.sort(key=lambda rank: -1 if rank is None else rank)
+    # Of those that are as many, the one that ended first.
     ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))
     return Why(run.id, run.state, ordered, problems)
 
@@ -122,6 +126,16 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to something outside of the file")
 
 
+def check_memo(payload: bytes) -> None:
+    """Refuses a memo with numbers beyond the file: the unpickler would make room for all of them.
+
+    Nine bytes can ask for 64 GB.
+    """
+    for opcode, argument, _ in pickletools.genops(payload):
+        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(payload):
+            raise pickle.UnpicklingError("its memo is larger than the file")
+
+
 def read_dumps(folder: Path, problems: list[str]) -> dict[int, str]:
     """By rank, the collective that its Flight Recorder was in last."""
     found: dict[int, str] = {}
@@ -131,6 +145,7 @@ def read_dumps(folder: Path, problems: list[str]) -> dict[int, str]:
             continue
         try:
             payload = untrusted.read_file(path, MAX_DUMP_BYTES)
+            check_memo(payload)
             content = _Plain(io.BytesIO(payload)).load()
             found[int(match[1])] = last_collective(content)
         except (untrusted.UnreadableError, OSError) as error:
@@ -141,9 +156,9 @@ def read_dumps(folder: Path, problems: list[str]) -> dict[int, str]:
 
 
 def last_collective(dump: Any) -> str:
-    """The last entry that is not done, or the last of all."""
+    """The first entry that is not done, or the last of all."""
     entries = [one for one in dump.get("entries", []) if isinstance(one, dict)]
-    waiting = [one for one in entries if one.get("state") != "completed"] or entries
+    waiting = [one for one in entries if one.get("state") != "completed"] or entries[-1:]
     if not waiting:
         return "no collective"
     first = waiting[0]

@@ -154,12 +154,7 @@ def _problems(run: Run) -> str:
             place = f"it was in {places[one.key]}" if one.key in places else None
             said = "; ".join(str(part) for part in (detail, place) if part) or "no more is known"
             found.append(f"{_who(one)}: {one.state}: {said}")
-        lost = [
-            f"{name}={count}"
-            for name, count in (content.get("counters") or {}).items()
-            if "drop" in name and count
-        ]
-        if lost:
+        if lost := tables.losses(one):
             found.append(f"{_who(one)}: lost: {', '.join(lost)}")
     errors = run.sql(
         "SELECT name, error, count(*) AS spans FROM spans WHERE error IS NOT NULL"

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 from cirron.view import text
 
 if TYPE_CHECKING:
-    from cirron.verdict.diff import Diff
+    from cirron.verdict.diff import Change, Diff
     from cirron.verdict.findings import Finding, Gain, Report
     from cirron.verdict.why import Why
 
 BAR = 24
 MAX_OTHERS = 4
 MAX_ABSTAINED = 6
+MAX_RATIO = 100  # of two times: beyond it nothing is known
 
 
 def render(report: Report) -> str:
@@ -62,13 +63,18 @@ def since(report: Report, before: dict[str, Any]) -> list[str]:
     }.get(change.outcome, f"a step is {100 * abs(change.ratio - 1):.1f}% {change.outcome} than in")
     who = "the run" if len(runs) == 1 else f"the {len(runs)} runs"
     took = f"{text.duration(round(change.before_ns))} -> {text.duration(round(change.after_ns))}"
-    interval = f"{100 * (change.low - 1):+.1f}% to {100 * (change.high - 1):+.1f}%"
-    lines = ["", f"{how} {who} of this script before: {took} ({interval})"]
+    lines = ["", f"{how} {who} of this script before: {took} ({interval(change)})"]
     if change.outcome in ("slower", "faster"):
         lines.append(
             f"  see: cirron diff {text.plain(runs[0])} {text.plain(str(report.run['id']))}"
         )
     return lines
+
+
+def interval(change: Change) -> str:
+    """How much longer it takes, at least and at most."""
+    high = f"{100 * (change.high - 1):+.1f}%" if change.high < MAX_RATIO else "any"
+    return f"{100 * (change.low - 1):+.1f}% to {high}"
 
 
 def line(report: Report) -> str:
@@ -161,11 +167,10 @@ def changes(found: Diff) -> str:
     lines.append("")
     widest = max((len(one.name) for one in found.changes), default=0)
     for one in found.changes:
-        interval = f"{100 * (one.low - 1):+.1f}% to {100 * (one.high - 1):+.1f}%"
         lines.append(
             f"  {text.plain(one.name).ljust(widest)}  {text.duration(round(one.before_ns)):>9} ->"
             f" {text.duration(round(one.after_ns)):>9}  {100 * (one.ratio - 1):+6.1f}%"
-            f"  ({interval})  {one.outcome}"
+            f"  ({interval(one)})  {one.outcome}"
         )
     if not found.changes:
         lines.append("  no name has enough spans on both sides")

@@ -14,7 +14,7 @@ from cirron.view import text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cirron.runs.opened import Run
+    from cirron.runs.opened import Run, Session
 
 MAX_CELL = 40
 # Of columns that end like durations.
@@ -37,12 +37,22 @@ def cell(name: str, value: Any) -> str:
     return text.plain(text.value(value), MAX_CELL)
 
 
-def moment(ns: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+def moment(ns: int | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """A moment in local time."""
     try:
-        return datetime.fromtimestamp(ns / 1e9).strftime(form)
+        return "an unknown time" if ns is None else f"{datetime.fromtimestamp(ns / 1e9):{form}}"
     except (OverflowError, OSError, ValueError):  # a number that is no time
         return str(ns)
+
+
+def losses(session: Session) -> list[str]:
+    """The counters of what was dropped, where there are any."""
+    counters = ({} if session.box is None else session.box.content).get("counters") or {}
+    return [
+        f"{text.plain(name)}={text.value(count)}"
+        for name, count in counters.items()
+        if "drop" in name and count
+    ]
 
 
 def as_text(

@@ -618,6 +618,31 @@ class TestOddServers:
 
             assert ids(1, 2) == endpoint.batch_ids
 
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (b"", "it hung up without an answer"),
+            (b"hello there", "its answer is not HTTP"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "its answer was cut short"),
+        ],
+    )
+    def test_what_is_wrong_with_an_answer_is_said(
+        self, text: bytes, said: str, make_sink: Sinks
+    ) -> None:
+        """Not by the name of an exception of Python's, which says nothing to who runs a server."""
+
+        def behave(exchange: Exchange) -> bool:
+            exchange.receive()
+            exchange.connection.sendall(text)
+            return False
+
+        with Endpoint(behave) as endpoint:
+            sink = make_sink(endpoint)
+            sink.emit(make_batch(1))
+            endpoint.wait_for(2)
+
+            assert said == sink.health()["http_last_error"]
+
     def test_headers_that_make_no_sense_are_not_logged(
         self, make_sink: Sinks, caplog: pytest.LogCaptureFixture
     ) -> None:

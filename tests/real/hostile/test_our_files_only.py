@@ -153,6 +153,32 @@ def test_a_spool_that_is_a_link(scripts: Scripts, when: str) -> None:
     assert_untouched(before)
 
 
+def test_a_spool_that_becomes_a_link(scripts: Scripts) -> None:
+    """What no reader would find is not called stored; once the folder is back, all is there."""
+    script = scripts.start(
+        """
+import cirron as ci
+def record():
+    with ci.scope("step"):
+        pass
+    told = ci.flush()
+    return [told.ok, told.on_disk, told.held, told.why]
+ci.profile(frameworks=[], flush_interval=0.05)
+""",
+        driven=True,
+    )
+    spool, large = scripts.home / "spool", scripts.folder / "large"
+    assert [True, 1, 0, None] == script.ask("record()")
+    spool.rename(large)
+    spool.symlink_to(large)
+    why = f"cannot write to {spool}: it is a symbolic link, which is not followed"
+    assert [False, 1, 1, why] == script.ask("record()")
+    spool.unlink()
+    large.rename(spool)
+    assert [True, 3, 0, None] == script.ask("record()")
+    assert 0 == script.end().status
+
+
 def test_a_home_that_is_a_link(scripts: Scripts) -> None:
     """`.cirron` itself may be a link, to a larger disk for one: all is recorded there."""
     (scripts.folder / "large").mkdir()

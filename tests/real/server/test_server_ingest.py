@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import contextlib
 import gzip
 import http.client
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.requests import Request
 
 import cirron as ci
+from cirron.server import ingest
+from cirron.server.answers import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,6 +142,71 @@ def test_blobs_are_kept_by_their_content(server: Serving) -> None:
     assert "attachment" == found.headers["content-disposition"]
     assert 1 == len(list(server.depot.glob("blobs/*")))
     assert 404 == server.get("/api/traces/blobs/snapshots/other").status
+
+
+def test_a_blob_is_never_replaced(server: Serving) -> None:
+    """Other content under a key that is taken is refused with 409, and changes nothing."""
+    path = "/api/traces/blobs/snapshots/weights.safetensors"
+    given = {"authorization": f"Bearer {server.key}"}
+    assert 200 == server.request("PUT", path, b"first", **given).status
+
+    second = server.request("PUT", path, b"second", **given)
+
+    assert 409 == second.status
+    assert "other content" in second.json["error"]
+    assert b"first" == server.get(path).body
+    assert 1 == len(list(server.depot.glob("blobs/*")))
+
+
+def test_blobs_wait_for_a_place(server: Serving) -> None:
+    """Four blobs are read at once; the fifth waits, unread, until one of them is done. Batches and
+    the page do not wait for blobs.
+    """
+    head = (
+        f"PUT /api/traces/blobs/%s HTTP/1.1\r\nHost: {server.host}\r\n"
+        f"Authorization: Bearer {server.key}\r\nContent-Length: 6\r\n\r\n%s"
+    )
+    with contextlib.ExitStack() as stack:
+        held = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            for _ in range(5)
+        ]
+        for number, one in enumerate(held[:4]):
+            one.sendall((head % (number, "abc")).encode())
+        wait_until(lambda: 4 == len(list(server.depot.glob("tmp/*.tmp"))), "four blobs")
+        held[4].sendall((head % (4, "abcdef")).encode())
+        assert 200 == server.send(batch(session("beside"))).status
+        assert 200 == server.get("/api/runs").status
+        assert 404 == server.get("/api/traces/blobs/4").status
+
+        held[0].sendall(b"def")
+
+        assert held[4].recv(65_536).startswith(b"HTTP/1.1 200 ")
+    assert b"abcdef" == server.get("/api/traces/blobs/4").body
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for a block of it, however long it says it is, nor for a place among bodies."""
+    monkeypatch.setattr(ingest, "BLOCK_S", 0.01)
+    monkeypatch.setattr(ingest, "MAX_WAIT_S", 0.01)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def read() -> None:
+        length = str(ingest.MAX_BLOB_BYTES).encode()
+        scope = {"type": "http", "headers": [(b"content-length", length)]}
+        async for _ in ingest.blocks(Request(scope, receive), ingest.MAX_BLOB_BYTES):
+            pass
+
+    async def wait() -> None:
+        async with ingest.Turn(asyncio.Semaphore(0)):
+            pass
+
+    for never, status, retry in ((read, 408, {}), (wait, 429, {"Retry-After": "2"})):
+        with pytest.raises(Refusal) as refused:
+            asyncio.run(never())
+        assert (status, retry) == (refused.value.status_code, refused.value.headers)
 
 
 def test_a_thousand_ranks(tmp_path: Path) -> None:

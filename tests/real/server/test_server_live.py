@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import AsyncMock
 
 import pytest
 
 import cirron as ci
+from cirron.server import live
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,3 +151,16 @@ def test_an_answer_that_has_not_changed_is_not_sent_again(server: Serving) -> No
     wait_until(lambda: len(server.runs()) == 2, "another run")
 
     assert 200 == server.get("/api/runs", if_none_match=first.headers["etag"]).status
+
+
+def test_a_quiet_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a page can tell it from one that was cut without a word, as by a laptop's sleep."""
+    monkeypatch.setattr(live, "KEEP_ALIVE_S", 0.0)
+
+    async def first_two() -> list[bytes]:
+        hub = live.Hub()
+        stream = hub.stream(None, AsyncMock(return_value=True))
+        return [await anext(stream) for _ in range(2)]
+
+    _, second = asyncio.run(first_two())
+    assert second.startswith(b"event: alive\ndata: ")

@@ -384,14 +384,14 @@ def forget(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sharding:
-    device_set = (0, 1)
+    device_set = (types.SimpleNamespace(platform="gpu"),) * 2
 
 
 class FakeArray:
     """A scalar on two devices; `Device` counts how many are asked for at a time."""
 
     shape = ()
-    dtype = "float32"
+    aval = "float32[]"
     sharding = Sharding()
 
     def __init__(self, value: float) -> None:

@@ -436,6 +436,49 @@ def wrong(function: Any, state: Any = None, batch: Any = BATCHES[0]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize("strategy", ["eager", "jit"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda params, batch: managed.mean(error({"w": jnp.ones(2)}, batch)),
+        lambda params, batch: jnp.argmax(params["w"]).astype("float32"),
+        lambda params, batch: managed.mean(error(jax.lax.stop_gradient(params), batch)),
+    ],
+)
+def test_a_loss_that_does_not_depend_on_the_parameters(loss: Any, strategy: str) -> None:
+    """Its gradients are all zero and nothing would be trained: the error says what to write."""
+
+    @managed.train_step
+    def detached(state: ManagedState, batch: Any) -> Any:
+        return {"losses": {"loss": loss(state.params, batch)}}, state
+
+    text = wrong(detached, state=new_state(strategy=strategy))
+
+    assert "detached: the losses ['loss'] do not depend on state.params" in text
+    assert 'state.apply_fn({"params": state.params}, batch["x"])' in text
+
+
+def test_a_part_of_the_parameters_may_be_left_alone() -> None:
+    """A loss that depends on some of the parameters trains these."""
+    params = {"w": jnp.array([0.5, 0.25]), "frozen": jnp.ones(2)}
+    state = ManagedState.create(params=params, tx=optax.sgd(0.1))
+    _, state = train_step(state, BATCHES[0])
+
+    assert [1.0, 1.0] == state.params["frozen"].tolist()
+    np.testing.assert_allclose(by_hand(BATCHES[:1]), state.params["w"], rtol=1e-5)
+
+
+def test_parameters_that_cannot_be_trained() -> None:
+    """A whole number among the parameters has no gradient; the error says where to keep it."""
+    state = ManagedState.create(
+        params={"w": jnp.array([0.5, 0.25]), "count": jnp.int32(0)}, tx=optax.sgd(0.1)
+    )
+
+    assert "params['count'] is int32[], which cannot be trained; keep it in" in wrong(
+        train_step, state=state
+    )
+
+
 def test_no_loss() -> None:
     """The error says what was logged, and how to log a loss."""
 
@@ -664,3 +707,27 @@ except ciclo.MissingDependencyError as error:
     )
 
     assert "ciclo.managed needs jax, which is not installed: pip install jax" in ended.stdout
+
+
+@pytest.mark.parametrize(("outputs", "targets"), [((4, 1), (4,)), ((4,), (4, 1))])
+def test_a_loss_of_each_output_and_all_targets_is_said(
+    outputs: Any, targets: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Outputs [n,1] and targets [n] become [n,n]: its mean is told of, itself is refused."""
+    linen = pytest.importorskip("flax.linen")
+
+    class Model(linen.Module):  # type: ignore[misc, name-defined]
+        @linen.compact  # type: ignore[untyped-decorator]
+        def __call__(self, x: Any) -> Any:
+            return linen.Dense(1)(x).reshape(len(x), *outputs[1:])
+
+    def fitted(loss: Any) -> None:
+        state = ciclo.create_flax_state(Model(), np.ones((1, 2)), optax.sgd(0.1), losses=loss)
+        ciclo.fit(state, [(np.ones((4, 2), "float32"), np.ones(targets, "float32"))], epochs=1)
+
+    fitted(lambda preds, target: ((preds.reshape(-1) - target.reshape(-1)) ** 2).mean())
+    assert "" == caplog.text
+    fitted(lambda preds, target: ((preds - target) ** 2).mean())
+    assert "the loss 'loss' compares each output with the targets of all rows" in caplog.text
+    with pytest.raises(ciclo.CicloError, match="compares each output with the targets of all rows"):
+        fitted(lambda preds, target: (preds - target) ** 2)

@@ -278,6 +278,7 @@ def test_clipping() -> None:
 def test_moving_average() -> None:
     """Evaluations use the average; training does not, and the module has its own weights."""
     state = make(ema_decay=0.5)
+    state.train_step(BATCH)
     first = weights(state)
     state.train_step(BATCH)
     second = weights(state)
@@ -286,10 +287,39 @@ def test_moving_average() -> None:
     average = state.ema_params
 
     assert same(second, weights(state))
-    assert torch.allclose((first["0.weight"] + second["0.weight"]) / 2, average["0.weight"])
+    assert torch.allclose((first["0.weight"] + 2 * second["0.weight"]) / 3, average["0.weight"])
     state.module.load_state_dict(average)
     assert torch.equal(tested.loss, make_like(state).test_step(BATCH)[0].loss)
     assert torch.equal(outputs.outputs["outputs"], state.module.eval()(X[:8]))
+
+
+def test_a_loss_of_each_output_and_all_targets_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Outputs [n,1] and targets [n] become [n,n] in silence: a warning says what to write, once."""
+    module = nn.Linear(3, 1)
+    state = ciclo.create_torch_state(
+        module,
+        torch.optim.SGD(module.parameters(), 0.1),
+        losses=lambda outputs, targets: ((outputs - targets) ** 2).mean(),
+    )
+    ciclo.fit(state, [(torch.ones(4, 3), torch.ones(4))] * 2, epochs=1)
+
+    assert 1 == caplog.text.count("compares each output with the targets of all rows")
+    assert "outputs are float32[4,1], targets float32[4]. Have the model return y[..., 0]" in (
+        caplog.text
+    )
+
+
+def test_a_loss_that_takes_the_column_is_right(caplog: pytest.LogCaptureFixture) -> None:
+    """One that makes rows of outputs [n,1] itself is left alone."""
+    module = nn.Linear(3, 1)
+    state = ciclo.create_torch_state(
+        module,
+        torch.optim.SGD(module.parameters(), 0.1),
+        losses=lambda outputs, targets: functional.mse_loss(outputs[:, 0], targets),
+    )
+    ciclo.fit(state, [(torch.ones(4, 3), torch.ones(4))], epochs=1)
+
+    assert "" == caplog.text
 
 
 def make_like(state: TorchState) -> TorchState:

@@ -53,12 +53,12 @@ export interface Asked<T> {
 /**
  * The answer to a question that may change, asked again when its run has new records: at most every
  * `every` ms. Null: nothing is asked now, and the last answer stays. `subject` says whose the answer is: when that changes,
- * the old answer goes at once.
+ * the old answer goes at once. `version` changes when there may be another answer.
  */
 export function ask<T>(
   url: () => string | null,
   run: () => string | null,
-  { every = 900, subject = run }: { every?: number; subject?: () => string | null } = {},
+  { every = 900, subject = run, version = () => live.of(run()) }: { every?: number; subject?: () => string | null; version?: () => number } = {},
 ): Asked<T> {
   let data = $state.raw<T | null>(null)
   let error = $state<string | null>(null)
@@ -97,7 +97,7 @@ export function ask<T>(
   $effect(() => {
     const next = url()
     const owner = subject()
-    live.of(run())
+    void version()
     if (owner !== whose) {
       whose = owner
       data = null

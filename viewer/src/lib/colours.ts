@@ -14,7 +14,7 @@ export type Phase = (typeof PHASES)[number]
 export const LABELS: Record<string, string> = {
   data_load: 'data_load',
   other: 'other spans',
-  self: 'in no span',
+  self: 'in no phase',
 }
 
 // The parts of an account are called as people read them.

@@ -49,7 +49,10 @@ export function plural(given: number, noun: string): string {
 export function percent(share: number | null | undefined): string {
   if (share === null || share === undefined) return '–'
   const found = share * 100
-  return `${Math.abs(found) >= 9.95 || found === 0 ? found.toFixed(0) : found.toFixed(1)} %`.replace('-', MINUS)
+  const size = Math.abs(found)
+  if (size > 0 && size < 0.001) return '< 0.001 %'
+  const text = size >= 9.95 || found === 0 ? found.toFixed(0) : size >= 0.095 ? found.toFixed(1) : found.toPrecision(1)
+  return `${text} %`.replace('-', MINUS)
 }
 
 export function size(bytes: number | null | undefined): string {

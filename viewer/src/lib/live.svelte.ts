@@ -3,13 +3,17 @@
 
 import { SvelteMap } from 'svelte/reactivity'
 
+const SILENT_MS = 40_000 // the server says something every 15 s
+
 class Live {
   runs = new SvelteMap<string, number>()
-  list = $state(0)
+  list = $state(0) // changes with the list of runs
+  all = $state(0) // changes with any run
   isConnected = $state(true)
   private cursor: number | null = null
   private pause = 500
   private source: EventSource | null = null
+  private heard = 0
 
   start(): void {
     document.addEventListener('visibilitychange', () => {
@@ -17,6 +21,12 @@ class Live {
       else this.open()
     })
     if (!document.hidden) this.open()
+    // A stream that was cut without a word, as by a laptop's sleep, looks open for many minutes.
+    setInterval(() => {
+      if (this.source === null || Date.now() - this.heard < SILENT_MS) return
+      this.close()
+      this.open()
+    }, 5000)
   }
 
   private close(): void {
@@ -28,13 +38,18 @@ class Live {
     if (this.source !== null || document.hidden) return
     const from = this.cursor === null ? '' : `?cursor=${this.cursor}`
     const source = (this.source = new EventSource(`api/events${from}`))
+    const hear = (): void => void (this.heard = Date.now())
+    hear()
+    source.addEventListener('alive', hear)
     source.onopen = () => {
       this.isConnected = true
       this.pause = 500
     }
     source.onmessage = (event: MessageEvent<string>) => {
+      hear()
       const said = JSON.parse(event.data) as { cursor: number; kind: string; id?: string }
       this.cursor = said.cursor
+      this.all += 1
       if (said.kind === 'runs') this.list += 1
       if (said.kind === 'run' && said.id) this.runs.set(said.id, (this.runs.get(said.id) ?? 0) + 1)
     }
@@ -42,6 +57,7 @@ class Live {
       // The browser's own retry would begin with the first cursor again.
       this.close()
       this.isConnected = false
+      this.all += 1 // who asks for the list is told why: no server, or a login that is over
       setTimeout(() => this.open(), this.pause)
       this.pause = Math.min(this.pause * 2, 10_000)
     }

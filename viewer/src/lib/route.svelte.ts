@@ -14,12 +14,21 @@ interface View {
   params: Params
 }
 
+/** As it was typed where it is no encoded text: an address by hand must not end the page. */
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text)
+  } catch {
+    return text
+  }
+}
+
 function read(): View {
   const [path, query = ''] = location.hash.replace(/^#\/?/, '').split(/\?(.*)/s)
   const [kind, id, tab] = path.split('/')
   const params = Object.fromEntries(new URLSearchParams(query))
   return {
-    run: kind === 'run' && id ? decodeURIComponent(id) : null,
+    run: kind === 'run' && id ? decoded(id) : null,
     tab: TABS.find((one) => one === tab) ?? 'overview',
     params,
   }
@@ -66,7 +75,7 @@ class Route {
   }
 
   list(key: string): string[] {
-    return (this.params[key] ?? '').split(',').filter(Boolean).map(decodeURIComponent)
+    return (this.params[key] ?? '').split(',').filter(Boolean).map(decoded)
   }
 }
 

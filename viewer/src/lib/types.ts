@@ -231,8 +231,10 @@ export interface RankLine {
   host: string | null
   pid: number
   state: State
+  silent_s: number | null
   steps: number
   median: number | null
+  own: number | null // of the median step, outside of backward
   worst: number | null
   slowest_in: number
   chance: number | null
@@ -240,6 +242,7 @@ export interface RankLine {
 }
 
 export interface Ranks {
+  own: boolean // the heat map is of what is outside of backward
   attempt: number
   attempts: number[]
   ranks: RankLine[]

@@ -35,7 +35,14 @@ export function shownBy(verdict: string): Tab | null {
   return 'timeline'
 }
 
+/** The run to compare with: of the same script the one before it, if there is one. */
+export function before(runs: RunLine[], id: string): RunLine | undefined {
+  const at = runs.findIndex((one) => one.id === id)
+  const older = runs.slice(at + 1)
+  return older.find((one) => one.script === runs[at]?.script) ?? older[0] ?? runs.find((one) => one.id !== id)
+}
+
 export function name(run: Pick<RunLine, 'id' | 'script' | 'tags'>): string {
   const script = run.script?.split(/[/\\]/).pop()
-  return run.tags.name ?? script ?? run.id.slice(0, 12)
+  return run.tags.name ?? (script === '-c' ? 'python -c' : script) ?? run.id.slice(0, 12)
 }

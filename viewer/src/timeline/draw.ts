@@ -102,17 +102,21 @@ export function drawRuler(pen: CanvasRenderingContext2D, lanes: LaneSource[], wi
   // Epochs and, where there is room, steps: of the first lane.
   const data = lanes[0]?.data
   if (!data) return
-  for (const row of data.rows) {
+  const free = new Map<number, number>() // by height: from here on
+  for (const row of [...data.rows].sort((one, other) => one[7] - other[7])) {
     const name = data.names[row[5]]
     if (!['epoch', 'step', 'batch'].includes(name) || row[11] === null || row[6] === null) continue
     const x = Math.max(xOf(row[7], window), 0)
-    const end = xOf(row[8], window)
-    if (end < 0 || x > window.width || end - x < (name === 'epoch' ? 16 : 24)) continue
     const y = name === 'epoch' ? 20 : 30
+    if (xOf(row[8], window) < 0 || x < (free.get(y) ?? 0)) continue
+    const said = `${name} ${row[6]}`
+    const wide = pen.measureText(said).width
+    if (x + wide + 4 > window.width) continue
     pen.fillStyle = colour('line')
     pen.fillRect(x, y, 1, 10)
     pen.fillStyle = colour(name === 'epoch' ? 'text' : 'faint')
-    pen.fillText(fit(`${name} ${row[6]}`, `${row[6]}`, end - x - 4), x + 4, y + 5)
+    pen.fillText(said, x + 4, y + 5)
+    free.set(y, x + wide + 12)
   }
 }
 

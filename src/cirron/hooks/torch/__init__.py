@@ -64,6 +64,9 @@ class Inner(hot.OwnSpan):
     __slots__ = ()
 
 
+Inner.phase_kind = Inner
+
+
 class TorchHook:
     """Installs and removes the hooks."""
 
@@ -76,6 +79,7 @@ class TorchHook:
         self._models: dict[weakref.ref[Any], bool] = {}
         self._empty: dict[weakref.ref[Any], int] = {}  # modules without parameters: their calls
         self._loops = Loops(settings.steps_per_epoch, snapshots)
+        self._this_thread = self._loops.this_thread
         self._compiling = Compiling(self._watch, self._patches, self._loops.close)
         self._saving = Saving(self._watch, self._patches, self._loops)
         self._gpu_times = GpuTimes()
@@ -136,50 +140,55 @@ class TorchHook:
             # First: inside a compiled graph this is all that remains of us.
             if is_dynamo_compiling():
                 return original(self, *args, **kwargs)
-            # A module that has nothing, a transform of images, say, is no model.
             span = current()
             # One that has ended: a task was started in it, and goes on by itself.
-            is_part = span.__class__ is Inner and not span.end
+            is_part = span is not None and span.phase_kind is Inner and not span.end
+            # A module that has nothing, a transform of images, say, is no model.
             is_part = is_part or not (self._parameters or self._modules)
             if is_choice and self._compiled_call_impl is None:
                 if is_part:
                     return self._call_impl(*args, **kwargs)
-                return outermost(self, self._call_impl, args, kwargs)
+                return outermost(span, self, self._call_impl, args, kwargs)
             if is_part:
                 return original(self, *args, **kwargs)
-            return outermost(self, MethodType(original, self), args, kwargs)
+            return outermost(span, self, MethodType(original, self), args, kwargs)
 
         return __call__
 
-    def _outermost(self, module: Any, call: Any, args: Any, kwargs: Any) -> Any:
-        lane = self._loops.this_thread.lane
-        step, span = lane.step, None
-        is_model: bool | None = False
+    def _outermost(
+        self, span: hot.Span | None, module: Any, call: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """`span`: the current one."""
+        lane = self._this_thread.lane
         if lane.is_inside:
             return call(*args, **kwargs)
         if (
-            step is None
-            or step is not hot.current()
+            span is None
+            or span is not lane.step
+            or span.phase is not None
             or lane.described() is not module
             or not module.training
             or current_graph_task_id() != -1
             or compiler._is_compiling_flag
-            or not self._is_on
         ):
-            step = None
-            try:
-                is_model, span = self._before_forward(lane, module)
-            except Exception as error:  # noqa: BLE001  protects the forward from such a model
-                guard.caught("torch forward", error)
-            if is_model is None:  # what is inside of it may be one
-                return call(*args, **kwargs)
-        lane.is_inside = True
+            return self._forward(lane, module, call, args, kwargs)
+        lane.is_inside = lane.has_worked = True
+        lane.model = lane.described
         try:
-            if step is None:
-                return engine.around(span, call, args, kwargs, self._loops.close)
-            lane.has_worked = True
-            lane.model = lane.described
-            return hot.within(step, "forward", TRAIN, Inner, 0, call, args, kwargs)
+            return hot.within(span, "forward", TRAIN, Inner, 0, call, args, kwargs)
+        finally:
+            lane.is_inside = False
+
+    def _forward(self, lane: Lane, module: Any, call: Any, args: Any, kwargs: Any) -> Any:
+        is_model: bool | None = False
+        span = None
+        try:
+            is_model, span = self._before_forward(lane, module)
+        except Exception as error:  # noqa: BLE001  protects the forward from such a model
+            guard.caught("torch forward", error)
+        lane.is_inside = is_model is not None  # else what is inside of it may be one
+        try:
+            return engine.around(span, call, args, kwargs, self._loops.close)
         finally:
             lane.is_inside = False
 
@@ -236,8 +245,7 @@ class TorchHook:
     # -- backward ---------------------------------------------------------------------------
 
     def _make_backward(self, original: Any) -> Any:
-        loops = self._loops
-        this_thread, saw_training, close = loops.this_thread, loops.saw_training, loops.close
+        this_thread, current, within = self._this_thread, hot.current, hot.within
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             # A task id: a checkpoint's backward inside another one, on a thread of torch's own.
@@ -248,31 +256,34 @@ class TorchHook:
                 or not self._is_on
             ):
                 return original(*args, **kwargs)
-            span, at = None, 0
-            step = lane.step if lane.step is hot.current() else None
-            try:
-                if step is None:
-                    if lane.optimizers:
-                        end_stale_optimizers(lane)
-                    if not is_training(lane):
-                        saw_training(lane, by_backward=True)
-                if self._marks_losses:
-                    loss = args[0] if args else kwargs.get("tensors")
-                    at = note_loss(lane, step or step_around(), loss)
-                if step is None:
-                    span = hot.begin("backward", None, None, Inner, at)
-            except Exception as error:  # noqa: BLE001  protects the backward
-                guard.caught("torch backward", error)
+            loss = args[0] if args else kwargs.get("tensors")
+            step = lane.step
+            is_known = step is not None and step is current() and step.phase is None
+            span = None if is_known else self._begin_backward(lane, loss)
             lane.is_inside = True
             try:
-                if step is None:
-                    return engine.around(span, original, args, kwargs, close)
+                if not is_known:
+                    return engine.around(span, original, args, kwargs, self._loops.close)
+                at = note_loss(lane, step, loss)
                 lane.has_worked = True
-                return hot.within(step, "backward", None, Inner, at, original, args, kwargs)
+                return within(step, "backward", None, Inner, at, original, args, kwargs)
             finally:
                 lane.is_inside = False
 
         return backward
+
+    def _begin_backward(self, lane: Lane, loss: Any) -> hot.Span | None:
+        """One that may say something new of the loop."""
+        try:
+            if lane.optimizers:
+                end_stale_optimizers(lane)
+            if not is_training(lane):
+                self._loops.saw_training(lane, by_backward=True)
+            at = note_loss(lane, step_around(), loss)
+            return hot.begin("backward", None, None, Inner, at)
+        except Exception as error:  # noqa: BLE001  protects the backward
+            guard.caught("torch backward", error)
+            return None
 
     def _make_grad(self, original: Any) -> Any:
         """`torch.autograd.grad` of parameters is a backward; of inputs, a part of some model.
@@ -280,7 +291,7 @@ class TorchHook:
         `torch.func` comes here too, with tensors that stand for the parameters of the last model.
         """
         backward = self._make_backward(original)
-        this_thread = self._loops.this_thread
+        this_thread = self._this_thread
 
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
@@ -303,39 +314,39 @@ class TorchHook:
         if is_dynamo_compiling():
             return
         try:
-            lane = self._loops.this_thread.lane
-            optimizers = lane.optimizers
-            if lane.step is not None and lane.step is hot.current():
+            lane = self._this_thread.lane
+            running, step = lane.optimizers, lane.step
+            if step is not None and step is hot.current() and step.phase is None:
                 lane.has_worked = True
-                optimizers.append((id(optimizer), hot.begin("optimizer_step")))
+                running.append((id(optimizer), hot.begin_phase(step, "optimizer_step")))
                 return
-            if optimizers:
+            if running:
                 end_stale_optimizers(lane, inner=1)
             if not is_training(lane):
                 self._loops.saw_training(lane, optimizer=id(optimizer))
-            if optimizers and optimizers[-1][0] == id(optimizer):
-                optimizers.append((id(optimizer), None))  # a subclass calls its parent's step
-            else:
-                optimizers.append((id(optimizer), hot.begin("optimizer_step")))
+            # A subclass may call its parent's step.
+            is_part = running and running[-1][0] == id(optimizer)
+            running.append((id(optimizer), None if is_part else hot.begin("optimizer_step")))
         except Exception as error:  # noqa: BLE001  protects the optimizer
             guard.caught("torch optimizer", error)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        loops = self._loops
         if is_dynamo_compiling():
-            self._loops.compiled.has_stepped = True  # the compiled code will do that
+            loops.compiled.has_stepped = True  # the compiled code will do that
             return
         try:
-            lane = self._loops.this_thread.lane
+            lane = self._this_thread.lane
             span = lane.optimizers.pop()[1] if lane.optimizers else None
             if span is not None:
-                (hot.close if span.parent is lane.step else self._loops.close)(span)
+                (hot.end_phase if span.phase is not None else loops.close)(span)
             if not lane.optimizers:  # else an optimizer inside another one
-                self._loops.count_step(lane, id(optimizer))
+                loops.count_step(lane, id(optimizer))
         except Exception as error:  # noqa: BLE001  protects the optimizer
             guard.caught("torch optimizer", error)
 
     def _make_scaler_step(self, original: Any) -> Any:
-        this_thread = self._loops.this_thread
+        this_thread = self._this_thread
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             lane = this_thread.lane
@@ -354,7 +365,7 @@ class TorchHook:
     # -- loading ----------------------------------------------------------------------------
 
     def _make_iter(self, original: Any) -> Any:
-        this_thread = self._loops.this_thread
+        this_thread = self._this_thread
 
         def __iter__(loader: Any) -> Any:  # noqa: N807  the loader's own
             setup = None
@@ -378,39 +389,33 @@ class TorchHook:
         return __iter__
 
     def _make_next(self, original: Any) -> Any:
-        loops = self._loops
-        this_thread, begin, end = loops.this_thread, loops.begin_load, loops.end_load
-        begin_step, within, own = loops.begin_step, hot.within, hot.OwnSpan
+        loops, this_thread, within = self._loops, self._this_thread, hot.within
+        begin_step, own = loops.begin_step, hot.OwnSpan
 
         def fail(load: hot.Span, error: BaseException) -> None:
             with guard.quiet("torch loader"):
                 loops.fail_load(this_thread.lane, load, error)
 
+        def end(load: hot.Span) -> None:
+            loops.end_load(this_thread.lane, load)
+
         def __next__(iterator: Any) -> Any:  # noqa: N807  the iterator's own
             lane = this_thread.lane
             # A loader inside a dataset.
-            if lane.loading or not self._is_on:
+            if lane.loading is not None or not self._is_on:
                 return original(iterator)
             load = step = None
             try:
                 step = begin_step(lane, iterator)
                 if step is None:
-                    load = begin(lane, iterator)
+                    load = loops.begin_load(lane, iterator)
             except Exception as error:  # noqa: BLE001  protects the loader
                 guard.caught("torch loader", error)
-            if step is not None:
-                at, args = step.start, (iterator,)
-                item = within(step, "data_load", None, own, at, original, args, NO_NAMES, fail)
-                lane.loading = None
-                return item
-            try:
-                item = original(iterator)
-            except BaseException as error:  # passes on; a StopIteration ends the pass
-                if load is not None:
-                    fail(load, error)
-                raise
-            if load is not None:
-                end(lane, load)
+            args = (iterator,)
+            if step is None:
+                return engine.around(load, original, args, None, end, fail)
+            item = within(step, "data_load", None, own, step.start, original, args, NO_NAMES, fail)
+            lane.loading = None
             return item
 
         return __next__
@@ -449,6 +454,7 @@ class TorchHook:
         loops = self._loops
         ours: tuple[Any, ...] = (
             *(hot.begin, hot.close, hot.fail, hot.drop, hot.follow),
+            *(hot.begin_phase, hot.end_phase, hot.open_phase),
             *(torch.autograd.backward, torch.autograd.grad),
             *(
                 loops.begin_step,
@@ -471,7 +477,7 @@ class TorchHook:
         stay_out_of_graphs()
         # What a module or a dataset does inside of these is not ours.
         loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
-        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._outermost)
+        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._outermost, self._forward)
         outer += (engine.around, hot.within)
         for function in (*outer, loader.__iter__, iterator.__next__):
             run_uncompiled(function, with_callees=False)
@@ -514,11 +520,11 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
     """Keeps the scalar that a backward is called on, and says when; without a step, for the first
     one of a loop that has no loader.
     """
+    known = hot.losses.get(step, ())  # type: ignore[arg-type]
+    if known is None or not hot.watches_losses:  # it is marked by somebody else
+        return 0
     if loss.__class__ is tuple and len(loss) == 1:
         loss = loss[0]
-    known = hot.losses.get(step, ())  # type: ignore[arg-type]
-    if known is None:  # it is marked by somebody else
-        return 0
     if loss.__class__ is not Tensor or (loss.ndim and loss.numel() != 1):
         return 0
     taken: Any = None
@@ -533,7 +539,7 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
         return 0
     at = hot.now()
     if step is not None:
-        hot.losses[step] = *known, (taken, at)
+        hot.losses[step] = (*known, (taken, at)) if known else ((taken, at),)
     elif lane.free.is_holding:
         lane.free.losses.append((taken, at))
     return at

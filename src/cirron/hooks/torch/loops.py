@@ -82,7 +82,7 @@ class Pass:
         self.setup: hot.Span | None = None  # of workers; it waits for a parent
         self.loads: list[hot.Span] = []  # fetches that do
         self.span: hot.Span | None = None  # the epoch or evaluation, where it is ours to make
-        self.step: hot.Span | None = None
+        self.step: hot.Step | None = None
         self.index = 0  # of the next step
         self.first_index = 0
         self.items = 0  # asked for
@@ -132,11 +132,12 @@ class Lane:
         self.teardown: hot.Span | None = None  # of workers, at the end of that fetch
         # The open step of the loop that trains. While it is the innermost span, no forward,
         # backward or optimizer step says anything new of the loop.
-        self.step: hot.Span | None = None
+        self.step: hot.Step | None = None
         self.has_worked = False  # a model has run, since the last fetch
         self.is_inside = False  # a module's forward, or a backward
         self.model: Callable[[], Any] | None = None  # the last one that did
-        # Those that step, by id, with their spans; the one that was called by another is last.
+        # Those that step, by id, with what `hot.begin_phase` has returned, or their spans; the one
+        # that was called by another is last.
         self.optimizers: list[tuple[int, hot.Span | None]] = []
         self.described: Callable[[], Any] = nothing  # the last model that was
         self.epochs = 0  # made so far
@@ -166,7 +167,8 @@ class Loops:
         self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
         # Of new iterators: the loader, and what it was made with.
         self.loaders: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
-        self._described: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders and models
+        # Loaders and models: without gradients, and with. An evaluation may come before the epoch.
+        self._described: tuple[weakref.WeakSet[Any], ...] = weakref.WeakSet(), weakref.WeakSet()
         self._optimizers_exist = False
         self.steps_per_epoch = steps_per_epoch
         self.on_epoch_end = snapshots.take
@@ -184,12 +186,13 @@ class Loops:
 
     def begin_step(self, lane: Lane, iterator: Any) -> hot.Span | None:
         """Begins the next step of the loop that trains; None: this is no fetch for one."""
-        current, step = lane.driver, lane.step
+        step, current = lane.step, lane.driver
         if (
-            current is None
-            or step is None
-            or not current.has_stepped
+            step is None
             or step is not hot.current()
+            or step.phase is not None
+            or current is None
+            or not current.has_stepped
             or current.iterator() is not iterator
             or current.length is None  # it may be time for another epoch
             or current.above.end
@@ -198,10 +201,11 @@ class Loops:
             return None
         lane.loading = current
         lane.has_worked = current.has_stepped = False
-        current.items += 1
         current.is_fresh = True
-        step = lane.step = current.step = hot.follow(step, current.index)
-        current.index += 1
+        current.items += 1
+        index = current.index
+        current.index = index + 1
+        step = lane.step = current.step = hot.follow(step, index)
         return step
 
     def begin_load(self, lane: Lane, iterator: Any) -> hot.Span | None:
@@ -276,7 +280,7 @@ class Loops:
         if current.length is None:
             self._split_endless(current)
         name = "step" if current.kind is TRAINING else "batch"
-        current.step = hot.begin(name, current.index, at=at)
+        current.step = hot.begin(name, current.index, None, hot.Step, at)
         for load in loads:
             load.parent = current.step
         current.index += 1
@@ -559,7 +563,9 @@ class Loops:
                 hot.release(setup, current.span)
         parent = current.span
         if current.makes_steps:
-            parent = current.step = hot.insert(parent or above, "batch", current.index, start=start)
+            above = parent or above
+            parent = hot.insert(above, "batch", current.index, None, hot.Step, start=start)
+            current.step = parent
             current.index += 1
         for load in current.loads:
             hot.release(load, None if load.parent.end else parent)
@@ -567,7 +573,7 @@ class Loops:
 
     def met(self, loader: Any, iterator: Any) -> None:
         """Notes the settings of a loader. A `for` may hold its iterator alone: it is gone then."""
-        if loader not in self._described:
+        if loader not in self._described[torch.is_grad_enabled()]:
             self.loaders[iterator] = weakref.ref(loader), describe.of_loader(loader)
 
     def _describe(self, iterator: Any) -> dict[str, Any] | None:
@@ -576,17 +582,19 @@ class Loops:
         reference, settings = self.loaders.pop(iterator, (nothing, None))
         loader = reference()
         if loader is not None:
-            if loader in self._described:
+            described = self._described[torch.is_grad_enabled()]
+            if loader in described:
                 return None
-            self._described.add(loader)
+            described.add(loader)
         return settings
 
     def describe_model(self, lane: Lane, model: Any) -> None:
-        """Puts the settings of a model on the epoch or evaluation that it first runs in."""
+        """Puts the settings of a model on the first epoch and the first evaluation of it."""
         span = lane.free.epoch if lane.driver is None else lane.driver.span
         span = span or settled_in()
-        if span is not None and model not in self._described:
-            self._described.add(model)
+        described = self._described[torch.is_grad_enabled()]
+        if span is not None and model not in described:
+            described.add(model)
             put_settings(span, describe.of_model(model) | describe.of_mode())
 
     def _join(self, driver: Pass, current: Pass) -> None:
@@ -708,7 +716,8 @@ def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
 
 def end_optimizers(lane: Lane, running: int) -> None:
     while len(lane.optimizers) > running:
-        span = lane.optimizers.pop()[1]
+        phase = lane.optimizers.pop()[1]
+        span = None if phase is None else hot.open_phase(phase)
         if span is not None and not span.end:
             span.set(error="the step raised")
             hot.close(span)

@@ -2,8 +2,8 @@
 -- the first began and the last ended, and how many steps the epoch before the last had.
 WITH done AS (
     SELECT epoch, step, start_ns, end_ns, key
-    FROM spans
-    WHERE session = :session AND is_training_step AND end_ns IS NOT NULL
+    FROM training_steps
+    WHERE session = :session AND end_ns IS NOT NULL
 ),
 whole AS (
     SELECT

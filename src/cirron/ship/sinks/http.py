@@ -248,9 +248,6 @@ class HttpSink(Sink):
         self._failures += 1
         return self._rest(answer)
 
-    def _is_ending(self) -> bool:
-        return self._worker.is_stopping
-
     def _pause(self, pause_s: float) -> None:
         """Waits so long, or until the end: new batches do not shorten it."""
         if self._sleep is not None:
@@ -354,9 +351,9 @@ class HttpSink(Sink):
         """Waits before the next try; False when there will be none."""
         pause_s = self._pause_s(answer)
         is_hopeless = answer.verdict in (Verdict.BUSY, *SETTING)  # in the seconds that an exit has
-        if not self._is_ending():
+        if not self._worker.is_stopping:
             self._pause(pause_s)
-            return not is_hopeless or not self._is_ending()
+            return not is_hopeless or not self._worker.is_stopping
         if is_hopeless or self._failures >= LAST_TRIES:
             return False
         if self._now() + pause_s * 1e9 > self._deadline_ns:

@@ -19,22 +19,52 @@ if TYPE_CHECKING:
 
 SHARE = 0.10
 LEFT = 0.1  # of it, if it is done a tenth as often
-ADVICE: dict[Class, tuple[str, str]] = {
+ADVICE: dict[Class, tuple[str, str, str]] = {
     "evaluation-heavy": (
         "evaluation",
-        "evaluate a tenth as often, or on a part of the data, or in larger batches",
+        "evaluate a tenth as often",
+        ", or on a part of the data, or in larger batches",
     ),
-    "checkpoint-heavy": ("checkpoint", "save a tenth as often, or beside the training (async)"),
+    "checkpoint-heavy": (
+        "checkpoint",
+        "save a tenth as often",
+        ", or beside the training (async)",
+    ),
     "snapshot-heavy": (
         "snapshot",
         "watch less: a part of the model, or longer epochs between the snapshots",
+        "",
     ),
-    "logging-heavy": ("logging", "log a tenth as often, and nothing that waits for the device"),
+    "logging-heavy": (
+        "logging",
+        "log a tenth as often",
+        ", and nothing that waits for the device",
+    ),
+}
+# What sets how often, where a framework runs the loop.
+LIGHTNING = {
+    "evaluation": "val_check_interval, check_val_every_n_epoch",
+    "checkpoint": "ModelCheckpoint's every_n_train_steps",
+    "logging": "log_every_n_steps",
+}
+OPTIONS: dict[str, dict[str, str]] = {
+    "transformers": {
+        "evaluation": "eval_steps",
+        "checkpoint": "save_steps",
+        "logging": "logging_steps",
+    },
+    "lightning": LIGHTNING,
+    "pytorch_lightning": LIGHTNING,
+    "keras": {
+        "evaluation": "validation_freq",
+        "checkpoint": "ModelCheckpoint's save_freq",
+        "logging": "TensorBoard's update_freq",
+    },
 }
 
 
 def rule_of(kind: Class) -> Rule:
-    part, advice = ADVICE[kind]
+    part, advice, otherwise = ADVICE[kind]
 
     def judge(facts: Facts) -> Judged:
         if len(facts.steps) < MIN_STEPS:
@@ -44,13 +74,14 @@ def rule_of(kind: Class) -> Rule:
         if share < SHARE:
             return None
         count = facts.asides.get(part, 0)
+        option = OPTIONS.get(facts.framework, {}).get(part)
         return Finding(
             kind,
             f"{part} takes {percent(share)} of the time",
             share,
             without(facts, (1 - LEFT) * ns),
             [f"{plural(count, 'time')} in {len(facts.steps)} steps, {ns / count / 1e9:.3g} s each"],
-            advice,
+            advice + (f" ({option})" if option else "") + otherwise,
             part,
         )
 

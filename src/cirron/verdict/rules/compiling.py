@@ -21,27 +21,35 @@ if TYPE_CHECKING:
 KIND: Class = "compile-storm"
 MIN_TIMES = 3
 SHARE = 0.05
+SAME = "the same arguments"  # as the hook of JAX says of what is no matter of shapes
 
 
 def judge(facts: Facts) -> Judged:
     if len(facts.steps) < MIN_STEPS:
         return Abstained(KIND, "too few steps")
-    ns = max(sum(one for _, one in facts.compiles), facts.account.get("compile", 0))
+    ns = max(sum(one for _, one, _ in facts.compiles), facts.account.get("compile", 0))
     share = min(ns / facts.window_ns, 1.0)
     starts = [step.start for step in facts.steps]
-    times = len({bisect(starts, start) for start, _ in facts.compiles})
+    times = len({bisect(starts, start) for start, *_ in facts.compiles})
     if times < MIN_TIMES or share < SHARE:
         return None
+    evidence = [
+        f"{len(facts.compiles)} compiles after warm-up, in {times} of {len(starts)} steps, take"
+        f" {percent(share)} of the time"
+    ]
+    causes = [cause for *_, cause in facts.compiles if cause]
+    evidence += [f"the last one: {cause}" for cause in causes[-1:]]
+    is_anew = sum(cause.startswith(SAME) for cause in causes) > len(facts.compiles) / 2
     return Finding(
         KIND,
         "the model is compiled again and again",
         share,
         without(facts, ns),
-        [
-            f"{len(facts.compiles)} compiles after warm-up, in {times} of {len(starts)} steps, take"
-            f" {percent(share)} of the time"
-        ],
-        "keep shapes and types the same: pad or bucket the batches, drop_last=True,"
+        evidence,
+        "make what is compiled once, before the loop: a new lambda or partial in each step, or"
+        " another static argument, is compiled anew"
+        if is_anew
+        else "keep shapes and types the same: pad or bucket the batches, drop_last=True,"
         " mark what varies as dynamic",
         "compile",
     )

@@ -20,15 +20,12 @@ MAX_ERROR = 100  # characters of an exception in the summary, which is one line
 
 
 def judge_death(facts: Facts) -> Judged:
-    # The one to blame first: who starts the ranks ends the others by a signal, after one has died.
-    dead = sorted(
-        (one for one in facts.endings if one.state in DEAD),
-        key=lambda one: (one.state == "signal", one.last_ns),
-    )
+    dead = sorted((one for one in facts.endings if one.state in DEAD), key=lambda one: one.blamed)
     if not dead:
         return None
     first = dead[0]
-    what = first.error.partition("\n")[0][:MAX_ERROR]
+    # A KeyError has its text as repr, with newlines written out.
+    what = first.error.replace("\\n", "\n").partition("\n")[0][:MAX_ERROR]
     how = {
         "killed": "was killed",
         "signal": f"ended by {what or 'a signal'}",
@@ -69,4 +66,6 @@ def told(one: Ending) -> str:
     rank = "" if one.rank is None else f"rank {one.rank} "
     step = "" if one.last_step is None else f"; last {one.step_name} {one.last_step}"
     error = f": {one.error}" if one.error else ""
-    return f"{rank}{one.state} in {one.where or 'no open span'}{step}{error}"
+    is_late = one.silent_s is not None and one.state in DEAD
+    silent = f"; nothing happened for {one.silent_s:.0f} s before" if is_late else ""
+    return f"{rank}{one.state} in {one.where or 'no open span'}{step}{silent}{error}"

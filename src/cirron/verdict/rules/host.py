@@ -35,8 +35,9 @@ LEFT = 0.07  # of the phases: losses, zero_grad, logs
 # What the loop of a Trainer takes in each step by itself: Lightning's some 1 ms, transformers' 1.6.
 TRAINERS = ("transformers", "lightning", "pytorch_lightning")
 TRAINER_NS = 2_000_000
-GPU_IDLE, GPU_BUSY = 0.5, 0.7
+GPU_BUSY = 0.7
 SMALL_BATCH = 8
+CALLS = 0.7  # of the time, on a GPU
 CALL_NS = 150_000
 
 
@@ -44,15 +45,35 @@ def judge(facts: Facts) -> Judged:
     if len(facts.steps) < MIN_STEPS:
         return Abstained(KIND, "too few steps")
     between = facts.account.get("between steps", 0) / facts.window_ns
-    if between >= SHARE:
+    name, ns = max(facts.outside.items(), key=lambda one: one[1], default=("", 0))
+    if ns >= max(SHARE, between) * facts.window_ns:
+        share = ns / facts.window_ns
         return Finding(
             KIND,
-            "the time is between the steps",
+            f"{name} takes {percent(share)} of the time, between the steps",
+            share,
+            None,
+            [f"{ns / 1e9:.3g} s are in the scope {name}, which holds no step"],
+            f"do {name} less often, or beside the training",
+            name,
+        )
+    if between >= SHARE:
+        ends = [step.start + step.wall for step in facts.steps]
+        gaps = {at: facts.steps[at].start - ends[at - 1] for at in range(1, len(ends))}
+        at_starts = sum(gaps[at] for at in facts.first_of_epochs)
+        where = "epochs" if at_starts > sum(gaps.values()) / 2 else "steps"
+        return Finding(
+            KIND,
+            f"the time is between the {where}",
             between,
             None,
-            [f"{percent(between)} of the time is between steps, in nothing that was recorded"],
-            'find it: with ci.scope("name"): around what is there; batches that are loaded there:'
-            " for batch in ci.batches(loader)",
+            [f"{percent(between)} of the time is between {where}, in nothing that was recorded"],
+            'find it: with ci.scope("name"): around what is there'
+            + (
+                " (validation, saving, shuffling, making the loader)"
+                if where == "epochs"
+                else "; batches that are loaded there: for batch in ci.batches(loader)"
+            ),
             "between steps",
         )
     if not any(step.forward is not None for step in facts.steps):
@@ -66,14 +87,16 @@ def judge(facts: Facts) -> Judged:
         f"{percent(share)} of the time is in steps, in no phase: {ms(usual)} a step (median)"
     ]
     if facts.is_on_gpu:
-        timed = [step for step in facts.steps if step.gpu is not None]
-        if len(timed) < MIN_STEPS:
+        busy = facts.device_share
+        if busy is None:
             return Abstained(KIND, "the device's time was not measured: Python may wait for it")
-        busy = sum(step.gpu or 0 for step in timed) / sum(step.wall for step in timed)
-        if busy >= GPU_IDLE:
-            how = "the device is busy" if busy >= GPU_BUSY else "cannot tell"
-            return Abstained(KIND, f"kernels fill {percent(busy)} of the steps: {how}")
-        evidence.append(f"kernels fill {percent(busy)} of {len(timed)} timed steps")
+        if busy >= GPU_BUSY:
+            return Abstained(KIND, f"kernels fill {percent(busy)} of a step: the device is busy")
+        evidence.append(f"kernels fill {percent(busy)} of a step (median): the device waits")
+    loading = facts.account.get("data_load", 0) / facts.window_ns
+    if (facts.asleep_share or 0.0) - loading >= share / 2 and not facts.is_on_gpu:
+        evidence.append("the thread is asleep for most of it: it waits for a file, network or lock")
+    has_loader = any(step.data_load is not None for step in facts.steps)
 
     def mended(step: Step) -> float:
         left = LEFT * sum(one or 0 for one in (step.forward, step.backward, step.optimizer))
@@ -82,12 +105,16 @@ def judge(facts: Facts) -> Judged:
 
     return Finding(
         KIND,
-        "the GPU waits for Python" if facts.is_on_gpu else "Python takes time in the steps",
+        "the GPU waits for the host" if facts.is_on_gpu else "Python takes time in the steps",
         share,
         replay(facts, mended),
         evidence,
         'find it: with ci.scope("name"): around parts of the loop. Usual causes: .item(), prints,'
-        " loops over parameters, metrics in Python, loading or augmentation in the loop",
+        " files, loops over parameters, metrics in Python, augmentation in the loop, callbacks"
+        + (", copies to and from the device (pin_memory, non_blocking)" if facts.is_on_gpu else "")
+        + (
+            "" if has_loader else "; batches that are loaded there: for batch in ci.batches(loader)"
+        ),
         "in no phase",
     )
 
@@ -95,24 +122,31 @@ def judge(facts: Facts) -> Judged:
 def judge_calls(facts: Facts) -> Judged:
     """Whether the operations are so small that calling them is what takes the time."""
     size, tensors = facts.loader.get("batch_size"), facts.model.get("tensors")
-    if not isinstance(size, int) or not isinstance(tensors, int) or facts.model.get("compiled"):
-        return None  # of most loops it is not known, and most are well
+    if not isinstance(tensors, int) or facts.model.get("compiled"):
+        return None  # of many loops it is not known, and most are well
     phases = [
         sum(one or 0 for one in (step.forward, step.backward, step.optimizer))
         for step in facts.steps
     ]
+    # On a GPU calls take no time of their own while it works: they are the host's time, or nothing.
+    is_small = (
+        sum(phases) >= CALLS * facts.window_ns
+        if facts.is_on_gpu
+        else isinstance(size, int) and size <= SMALL_BATCH
+    )
     # The quicker steps: those that other work on the machine did not interrupt.
     each = quantiles(phases, n=10)[0] / max(tensors, 1)
-    if size > SMALL_BATCH or each > CALL_NS:
+    if not is_small or each > CALL_NS:
         return None
+    batches = "" if size is None else f"batches of {size}; "
     return Finding(
         KIND,
         "the operations are so small that calling them takes the time",
         sum(phases) / facts.window_ns,
         None,
         [
-            f"batches of {size}; forward, backward and optimizer take {each / 1e3:.0f} us for each"
-            f" of the model's {tensors} tensors"
+            f"{batches}forward, backward and optimizer take {each / 1e3:.0f} us for each of the"
+            f" model's {tensors} tensors"
         ],
         "larger batches cost next to nothing; or torch.compile, CUDA graphs, fused optimizers",
         "forward",

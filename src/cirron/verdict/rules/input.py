@@ -58,6 +58,7 @@ class Plan(NamedTuple):
     ahead: int
     left: float  # ns that the steps would take
     is_sure: bool = True
+    most: int = 0  # if the workers wait instead of computing
 
 
 def judge(facts: Facts) -> Judged:
@@ -82,27 +83,27 @@ def judge(facts: Facts) -> Judged:
     waits = [0 if at in late else step.data_load or 0 for at, step in enumerate(facts.steps)]
     stalls = [wait for wait in waits if wait > limit]
     is_stalling = len(stalls) < 0.5 * len(loads) and sum(stalls) > 0.5 * total
+    at = longest([wait if wait > limit else 0 for wait in waits]) if is_stalling else []
+    every = period_of(at)  # other work on the machine has none
     # Workers are short of a processor as much as the steps' own work is.
     delay = sum(stalls) if is_stalling else min(total, sum(step.work for step in facts.steps))
-    may_be_starved = share < MOST and (is_stalling or facts.workers)
-    if may_be_starved and facts.is_starved(delay):
+    workers = facts.workers
+    may_be_starved = share < MOST and not every and (is_stalling or workers)
+    if may_be_starved and facts.is_starved(delay, is_own_wait=not workers):
         return Abstained(KIND, STARVED)
-    if facts.workers and not is_stalling and (facts.asleep_share or 1.0) < ASLEEP:
+    if workers and not is_stalling and (facts.asleep_share or 1.0) < ASLEEP:
         return None
     found = plan(facts, stalls if is_stalling else [])
-    saved = sum(step.wall for step in facts.steps) - found.left
+    saved = sum(step.wall for step in facts.steps) - max(found.left, facts.device_ns)
     if saved < MIN_GAIN * facts.window_ns and not is_pegged(facts):
         return None
     evidence = [
         f"data_load is {percent(share)} of the time: {ms(typical)} of a step of"
         f" {ms(median(step.wall for step in facts.steps))} (median)"
     ]
-    workers = facts.workers
     if workers is not None:
         evidence.append(f"the loader has {plural(workers, 'worker')}")
     if is_stalling:
-        at = longest([wait if wait > limit else 0 for wait in waits])
-        every = period_of(at)
         evidence.append(
             f"{len(at)} of {len(loads)} steps wait {ms(median(waits[one] for one in at))},"
             f" others {ms(typical)}" + (f"; every {every} steps" if every else "")
@@ -123,9 +124,12 @@ def judge(facts: Facts) -> Judged:
 def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: float) -> Judged:
     """A loader that is slow at the start of each epoch."""
     share = cold / facts.window_ns
-    if share < MOST and facts.is_starved(cold):
-        return Abstained(KIND, STARVED)
     workers, set_up = facts.workers, facts.account.get(SET_UP, 0)
+    # Keeping the workers saves that time on a busy machine, too.
+    is_anew = bool(workers) and not facts.loader.get("persistent_workers")
+    may_be_starved = share < MOST and not is_anew
+    if may_be_starved and facts.is_starved(cold, is_own_wait=not workers):
+        return Abstained(KIND, STARVED)
     wait = median(facts.steps[at].data_load or 0 for at in late)
     evidence = [
         f"{percent(share)} of the time is at the start of {plural(len(late), 'epoch')}",
@@ -136,7 +140,6 @@ def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: fl
         evidence.append(
             f"starting and stopping {plural((workers or 0), 'worker')} takes {each} an epoch"
         )
-    is_anew = bool(workers) and not facts.loader.get("persistent_workers")
     # Workers that are kept have to load the first batch, too: what that takes is not known, but
     # not longer than they have for each.
     usual = mean(step.work for step in facts.steps)
@@ -147,7 +150,8 @@ def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: fl
         share,
         without(facts, cold, late) if is_sure else None,
         evidence,
-        "keep the workers, with what they have opened: DataLoader(..., persistent_workers=True)"
+        "keep the workers, with what they have opened: make the loader once, for all epochs:"
+        f" {settings(facts, {'persistent_workers': True})}"
         if is_anew
         else "look at what the data set does when an epoch begins (opening files, shuffling,"
         " filling a buffer), and keep what it has made",
@@ -169,9 +173,10 @@ def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
         load = now * facts.window_ns / len(facts.steps)
         loads = [load] * len(work)
         # Whether the workers wait or compute is not known: more of them than cores may not help.
-        workers = min(max(math.ceil(load / usual) + 1, now + 1), max(cores, now + 1), MAX_WORKERS)
+        most = min(max(math.ceil(load / usual) + 1, now + 1), max(MAX_WORKERS, 2 * now))
+        workers = min(most, max(cores, now + 1))
         total = with_workers(loads, work, workers, AHEAD, HANDOVER_NS, facts.first_of_epochs)
-        return Plan(workers, AHEAD, total, workers <= cores)
+        return Plan(workers, AHEAD, total, workers <= cores, most)
     loads = [float(step.data_load or 0) for step in facts.steps]
     is_busy = busy_loading(facts) >= BUSY
     needed = math.ceil(mean(loads) / usual) + 1
@@ -212,21 +217,47 @@ def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
             "make loading cheaper (cache, smaller or pre-decoded samples):"
             " the processor is busy already, more workers will not help"
         )
-    if workers and is_stalling:
-        return (
-            f"raise prefetch_factor to {found.ahead}, or num_workers to {found.workers}:"
-            " the workers run dry at times"
-        )
-    if workers:
-        return f"raise num_workers from {workers} to {found.workers}, or make __getitem__ cheaper"
-    options = f"num_workers={found.workers}"
+    options: dict[str, int | bool] = {"num_workers": found.workers}
     if is_stalling:
+        options["prefetch_factor"] = found.ahead
+    if workers and is_stalling:
+        return f"the workers run dry at times: {settings(facts, options)}"
+    if workers:
+        more = f", to {found.most} if they wait for a disk or a network"
         return (
-            "look at what the data set does at those steps, and let workers do it in advance:"
-            f" DataLoader(..., {options}, prefetch_factor={found.ahead})"
+            f"raise {option(facts, 'num_workers')} from {workers} to {found.workers}"
+            + (more if found.most > found.workers else "")
+            + ", or make __getitem__ cheaper"
         )
-    if workers == 0:
-        if facts.is_on_gpu and not facts.loader.get("pin_memory"):
-            options += ", pin_memory=True"
-        return f"load in workers: DataLoader(..., {options}, persistent_workers=True)"
-    return f"load {found.workers} batches at once, in threads or processes, while the model works"
+    if facts.is_on_gpu and not facts.loader.get("pin_memory"):
+        options["pin_memory"] = True
+    how = (
+        "look at what the data set does at those steps, and let workers do it in advance"
+        if is_stalling
+        else "load in workers"
+    )
+    # Keras makes a loader of its own on torch, out of whatever it is given.
+    is_stream = "sampler" not in facts.loader
+    if facts.framework == "keras" and is_stream:
+        return (
+            f"{how}: PyDataset(workers={found.workers}, use_multiprocessing=True); of a tf.data"
+            f" pipeline: map(..., num_parallel_calls={found.workers}) and prefetch({found.ahead})"
+        )
+    if workers is None:
+        at_once = f"load {found.workers} batches at once, in threads or processes"
+        return f"{at_once}, while the model works"
+    shared = "; an IterableDataset has to share its samples out: get_worker_info()"
+    options["persistent_workers"] = True
+    return f"{how}: {settings(facts, options)}" + (shared if is_stream else "")
+
+
+def option(facts: Facts, name: str) -> str:
+    """What an option of a DataLoader is called in this framework."""
+    return f"dataloader_{name}" if facts.framework == "transformers" else name
+
+
+def settings(facts: Facts, options: Mapping[str, int | bool]) -> str:
+    """The options of a DataLoader, where this framework takes them."""
+    call = "TrainingArguments" if facts.framework == "transformers" else "DataLoader"
+    given = (f"{option(facts, name)}={value}" for name, value in options.items())
+    return f"{call}(..., {', '.join(given)})"

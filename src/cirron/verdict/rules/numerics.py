@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 KIND: Class = "numerics"
 PAST = 50
 SPIKE = 20.0
+FIRST = 5  # values that say where a loss began
 MAX_NAMES = 5
+SMALL = {"dead", "vanishing"}  # a smaller learning rate does not help these
 
 
 def judge(facts: Facts) -> Judged:
@@ -45,6 +47,8 @@ def judge(facts: Facts) -> Judged:
     if not evidence:
         return None
     first = "lower the learning rate, clip gradients, look at the first bad batch"
+    if facts.sick and len(evidence) == 1 and {what for *_, what in facts.sick} <= SMALL:
+        first = "look at activations, at the initialisation, at what is detached from the loss"
     if facts.sick:
         advice = f"{first} and the layers named; cirron tensors shows their history"
     else:
@@ -54,11 +58,15 @@ def judge(facts: Facts) -> Judged:
 
 
 def spike_of(values: Sequence[Value]) -> Value | None:
-    """The first value far above the ones before it. A loss that crosses 0 has no such thing."""
+    """The first value far above the ones before it, and above where the loss began.
+
+    A loss that crosses 0 has no such thing.
+    """
+    began = median(one.value for one in values[:FIRST]) if values else 0.0
     for number in range(PAST, len(values)):
         before = [one.value for one in values[number - PAST : number]]
         usual = median(before)
-        if min(before) > 0 and usual > 0 and values[number].value > SPIKE * usual:
+        if min(before) > 0 and usual > 0 and values[number].value > max(SPIKE * usual, began):
             return values[number]
     return None
 

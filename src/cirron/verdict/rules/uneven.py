@@ -24,6 +24,17 @@ MIN_STEPS = 100
 RATIO = 3.0
 MIN_LONG = 3
 SHARE = 0.10
+PARTS = {
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer_step",
+    "own": "in no phase",
+}
+# What may be behind it, if it is in a phase, and if not.
+CAUSES = (
+    "longer samples or larger batches than the others', garbage collection",
+    "logging, saving, garbage collection",
+)
 
 
 def judge(facts: Facts) -> Judged:
@@ -39,31 +50,37 @@ def judge(facts: Facts) -> Judged:
     share = sum(rare.values()) / facts.window_ns
     if share < SHARE:
         return None
-    if facts.is_starved(share * facts.window_ns):
+    every = period_of(at)  # other work on the machine has none
+    if not every and facts.is_starved(share * facts.window_ns):
         return Abstained(KIND, "other work on the machine may be why: it had the processor")
     long = [facts.steps[number].work for number in at]
-    every = period_of(at)
-    evidence = [
-        f"{len(long)} of {len(facts.steps)} steps take {ms(median(long))}, others {ms(typical)}",
-        f"that is {percent(share)} of the time",
-    ]
-    if every:
-        evidence.append(f"one every {every} steps")
+    excess = {
+        part: sum(
+            (getattr(facts.steps[number], name) or 0)
+            - median(getattr(step, name) or 0 for step in facts.steps)
+            for number in at
+        )
+        for name, part in PARTS.items()
+    }
     inside = {
         name: ns
         for name, (count, ns) in facts.scopes.items()
         if len(long) / 2 <= count <= 2 * len(long) and ns > SHARE * share * facts.window_ns
     }
-    if inside:
-        named = sorted(inside, key=inside.__getitem__, reverse=True)
-        evidence.append("in them: " + ", ".join(f"{one} ({ms(inside[one])})" for one in named[:4]))
+    where = max(inside or excess, key=(inside or excess).__getitem__)
+    evidence = [
+        f"{len(long)} of {len(facts.steps)} steps take {ms(median(long))}, others {ms(typical)}:"
+        f" that is {percent(share)} of the time, most of it "
+        + (where if where == "in no phase" else f"in {where}")
+    ]
+    what = f"cirron show --name {where}" if inside else CAUSES[where == "in no phase"]
     return Finding(
         KIND,
         "some steps take far longer" + (f", one every {every}" if every else ""),
         share,
         without(facts, sum(rare.values()), rare),
         evidence,
-        "look at what those steps do: cirron show --name step; logging, saving, garbage collection,"
-        " or other work on the machine",
-        max(inside, key=inside.__getitem__, default="in no phase"),
+        f"look at what those steps do: {what}"
+        + ("" if every else ", or other work on the machine"),
+        where,
     )

@@ -1,0 +1,247 @@
+"""What a boundary leaves: a record of each tensor, marks of health, and files of raw values.
+
+Runs on the worker. A file has its final name only once it is whole.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import os
+import stat
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from cirron import files, guard, wire
+from cirron.record import clock
+from cirron.record.value import clip
+from cirron.snapshot.health import Judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from cirron.snapshot.host import Copy, Tensor
+    from cirron.snapshot.stats import Summary
+
+T = TypeVar("T")
+
+FOLDER = "snapshots"
+LARGE_BYTES = 100 * 10**6  # warn once above this size of raw values of one epoch
+
+# What a killed process left is removed after this long; until then it may be another one's.
+STALE_NS = 3600 * 10**9
+
+# The worker pauses after each turn. A thread that runs Python gives the interpreter lock away every
+# 5 ms only, and the training thread would wait that long each time it wants the lock back.
+TURN_NS = 300_000
+PAUSE_S = 0.0001  # long enough for another thread to wake and take the lock
+
+
+class Job(NamedTuple):
+    """What was copied at one boundary."""
+
+    copies: list[Copy]
+    span_id: str
+    epoch: int | None
+    at_ns: int
+    raw: bool
+
+
+class Taken(NamedTuple):
+    """What a boundary leaves: records, and the files that belong to them."""
+
+    snapshots: list[wire.Snapshot]
+    marks: list[wire.Mark]
+    files: list[tuple[Path, str]]  # a file, and the key a server knows it by
+
+
+class Recorder:
+    """Makes records of what was copied, boundary after boundary."""
+
+    def __init__(self, mode: str, folder: Path | None, access: str) -> None:
+        self.judge = Judge()
+        self.unsaved = 0  # files of raw values
+        self._mode = mode
+        self._folder = folder
+        self._access = access
+        self._warned: set[str] = set()
+        self._has_swept = False
+
+    def finish(self, job: Job) -> Taken:
+        taken = Taken([], [], [])
+        addresses = self._save(job, taken) if job.raw else {}
+        measured: list[tuple[Tensor, Summary]] = []
+        for copy in job.copies:
+            for tensor, summary in paced(zip(copy.tensors, copy.summaries(), strict=True)):
+                if not tensor.is_replaced:
+                    address = addresses.get(tensor.name)
+                    taken.snapshots.append(self._record(job, tensor, summary, address))
+                    measured.append((tensor, summary))
+        taken.marks.extend(
+            wire.Mark(
+                id=clock.random_id(),
+                span_id=job.span_id,
+                name="training_health",
+                value_type="string",
+                value=clip(text),
+                attrs=attrs,
+                ts_ns=job.at_ns,
+                kind="point",
+            )
+            for text, attrs in self.judge.report(job.epoch, measured)
+        )
+        return taken
+
+    def _record(
+        self, job: Job, tensor: Tensor, summary: Summary, address: str | None
+    ) -> wire.Snapshot:
+        attrs = dict(tensor.attrs)
+        if summary.is_broken:
+            attrs["nonfinite_count"] = summary.nan_count + summary.inf_count
+            attrs["nan_count"] = summary.nan_count
+            attrs["inf_count"] = summary.inf_count
+        return wire.Snapshot(
+            id=clock.random_id(),
+            span_id=job.span_id,
+            tensor_name=tensor.name,
+            shape=tensor.shape,
+            dtype=tensor.dtype,
+            mode=self._mode,
+            stats=summary.stats,
+            blob_uri=address,
+            ts_ns=job.at_ns,
+            attrs=attrs,
+        )
+
+    def _save(self, job: Job, taken: Taken) -> dict[str, str]:
+        """Writes the raw values; returns where those of each tensor are."""
+        assert self._folder is not None
+        found = [
+            (tensor, copy, place)
+            for copy in job.copies
+            for place, tensor in enumerate(copy.tensors)
+            if tensor.has_values and not tensor.is_replaced
+        ]
+        size = sum(copy.size_bytes for copy in job.copies)
+        if size > LARGE_BYTES and "large" not in self._warned:
+            self._warned.add("large")
+            guard.warn(
+                "the raw values of this epoch are %.1f MB (%d bytes, %d parameters), and more"
+                " epochs follow; snapshots='stats' keeps none, a lower sample_rate fewer",
+                size / 1e6,
+                size,
+                sum(math.prod(its.shape) for its, _, _ in found if not its.is_gradient),
+            )
+        if not self._has_swept:
+            self._has_swept = True
+            with guard.quiet("snapshot"):
+                sweep(self._folder)
+        addresses: dict[str, str] = {}
+        libraries = list(dict.fromkeys(tensor.saved_by for tensor, _, _ in found))
+        for library, is_gradient in itertools.product(libraries, (False, True)):
+            its = [
+                one
+                for one in found
+                if (one[0].saved_by, one[0].is_gradient) == (library, is_gradient)
+            ]
+            number = libraries.index(library)
+            name = ("gradients" if is_gradient else "weights") + (f"-{number}" if number else "")
+            key = f"{FOLDER}/{job.span_id}/{name}.safetensors"
+            path = self._write(key, its, library) if its else None
+            if path is not None:
+                taken.files.append((path, key))
+                uri = path.absolute().as_uri()
+                addresses.update((tensor.name, uri) for tensor, _, _ in its)
+        return addresses
+
+    def _write(self, key: str, found: list[tuple[Tensor, Copy, int]], library: str) -> Path | None:
+        """None: it could not be written, for whatever reason. The statistics are delivered."""
+        assert self._folder is not None
+
+        def save_to(path: Path) -> None:
+            values = {tensor.name: copy.value(place) for tensor, copy, place in found}
+            save(values, path, library)
+
+        with guard.quiet("snapshot"):
+            try:
+                return write(self._folder, key, save_to, self._access)
+            except OSError as error:
+                if "unsaved" not in self._warned:
+                    self._warned.add("unsaved")
+                    guard.warn(
+                        "raw values of a snapshot could not be written to %s (%s). Its statistics"
+                        " are kept; ci.health() counts such files",
+                        self._folder,
+                        error.strerror or error,
+                    )
+        self.unsaved += 1
+        return None
+
+
+def paced(items: Iterable[T]) -> Iterator[T]:
+    """The items, with a pause after each turn of work on them."""
+    began = clock.now()
+    for item in items:
+        yield item
+        if clock.now() - began > TURN_NS:
+            time.sleep(PAUSE_S)
+            began = clock.now()
+
+
+def write(folder: Path, key: str, save: Callable[[Path], None], access: str = "private") -> Path:
+    """Has `save` write a file, and gives it the name `<folder>/<key>` when it is on the disk."""
+    target = folder / key
+    part = target.with_name(target.name + ".tmp")
+    home = files.Folder(target.parent.parent, files.SPAN, access)
+    home.make()
+    # Its name is a random id: nobody can have planted anything there.
+    home.make_inside(target.parent.name)
+    try:
+        save(part)
+        os.chmod(part, files.MODES[access][1])
+        with open(part, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    except BaseException:  # Ctrl-C too: what is half-written does not stay
+        part.unlink(missing_ok=True)
+        raise
+    return target
+
+
+def load_saver(library: str) -> Any:
+    """The part of safetensors for NumPy's arrays, or for torch's tensors, with all that it needs.
+
+    On the user's thread first: were the program to fork while the worker imports, the child would
+    have half a module for good.
+    """
+    if library == "torch":
+        import numpy.ctypeslib  # noqa: F401  by which safetensors reads a tensor's memory
+    return importlib.import_module(f"safetensors.{library}")
+
+
+def save(values: dict[str, Any], path: Path, library: str) -> None:
+    """Writes a file of safetensors. OSError: the disk refuses it."""
+    from safetensors import SafetensorError
+
+    try:
+        load_saver(library).save_file(values, path)
+    except SafetensorError as error:  # what it says of a disk, too
+        raise OSError(str(error)) from error
+
+
+def sweep(folder: Path) -> None:
+    """Removes what was left half-written; safetensors has files named `.tmp…` while it writes."""
+    home = files.Folder(folder / FOLDER, files.SPAN)
+    home.find()
+    for pattern in ("*/*.tmp", "*/.tmp*") if home.is_ours else ():
+        for part in home.path.glob(pattern):
+            if not home.is_name(part.parent.name) or part.parent.is_symlink():
+                continue
+            try:
+                status = part.lstat()
+                if stat.S_ISREG(status.st_mode) and clock.wall() - status.st_mtime_ns > STALE_NS:
+                    part.unlink()
+            except OSError:  # another process was faster, or it is another user's
+                pass

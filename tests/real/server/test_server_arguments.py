@@ -1,0 +1,104 @@
+"""`cirron serve` with arguments that cannot be right: each is told what to do, in a line or two."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.real.server.serving import Serving, batch, session, wait_until
+else:
+    from serving import Serving, batch, session, wait_until
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port", "99999"], "99999 is not in the range 0<=x<=65535"),
+        (["--max-inbox-mb", "-5"], "-5 is not in the range x>=1"),
+        (["nowhere"], "'nowhere' is not a folder: name one that programs run in"),
+        (["a-file"], "'a-file' is not a folder"),
+        (["--host", "0.0.0.0"], "make one: cirron keys create NAME --store .cirron/server"),
+        (["--store", "there", "."], "give folders or --store, not both"),
+        (["--store", "foo://x"], "the store at 'foo://x' cannot be used"),
+        (["--store", "http://127.0.0.1:1"], "the store at 'http://127.0.0.1:1' cannot be used"),
+        (["--certificate", "a-file"], "--certificate a-file, --private-key a-file: "),
+        (["--certificate", "none.pem"], "none.pem: No such file or directory"),
+        (["--private-key", "a-file"], "give both"),
+        (["--role", "pages"], "'pages' is not one of 'all', 'ingest', 'page'"),
+        (["--trust-proxy", "10.0.0.7"], "--trust-proxy and --user-header go together"),
+        (["--trust-proxy", "home", "--user-header", "X-User"], "'home' is not an address or a net"),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, list) else "",
+)
+def test_wrong_arguments(tmp_path: Path, arguments: list[str], said: str) -> None:
+    """They end it at once, with what is wrong and no traceback, and no folder is made for them."""
+    (tmp_path / "a-file").write_text("no certificate")
+    given = ["--no-browser", *([] if "--port" in arguments else ["--port", "0"]), *arguments]
+
+    found = serve_in(tmp_path, *given)
+
+    assert found.returncode in (1, 2)
+    assert said in " ".join(found.stderr.split())
+    assert "Traceback" not in found.stderr
+    assert "" == found.stdout
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    """It says so, and how to take another."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = serve_in(tmp_path, "--no-browser", "--port", str(port))
+
+    assert 1 == found.returncode
+    assert f"127.0.0.1:{port} cannot be listened on; another port: cirron serve" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """What is received needs a place, and a folder that is only read can be served with one."""
+    tmp_path.chmod(0o500)
+    found = serve_in(tmp_path, "--no-browser", "--port", "0")
+    tmp_path.chmod(0o700)
+
+    assert 1 == found.returncode
+    assert "cirron serve --store FOLDER" in found.stderr
+
+
+def serve_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cirron", "serve", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_folder_below_that_only_a_server_has_used(serve: Callable[..., Serving]) -> None:
+    """It holds no records: those of the folders beside it are shown all the same."""
+    one = serve()
+    for name in ("recorded", "served"):
+        (one.folder / name).mkdir()
+    program = "import cirron as ci; ci.profile(); list(ci.batches(range(3)))"
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("CIRRON_")}
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=one.folder / "recorded", env=environ, check=True
+    )
+    inside = Serving(one.folder / "served")
+    assert 200 == inside.send(batch(session("sent"))).status
+    inside.kill()
+
+    wait_until(lambda: 1 == len(one.runs()), "the run")
+    assert "" == one.errors
