@@ -47,5 +47,5 @@ def test_it_follows_a_run_to_its_end(scripts: Scripts) -> None:
     assert 0 == script.end().status
     assert f"pid {script.pid}: running" in said
     assert f"pid {script.pid}: clean" == said[-1]
-    assert ["step[0]", "step[1]", "step[2]"] == [one.split()[0] for one in said[:3]]
+    assert ["batch[0]", "batch[1]", "batch[2]"] == [one.split()[0] for one in said[:3]]
     assert any("{loss=0.25}" in line for line in said)
