@@ -67,7 +67,7 @@ def test_scopes_of_the_program_are_named() -> None:
     report = ci.report()
 
     assert "uneven-steps" == report.verdict.kind
-    assert "in them: save" in " ".join(report.verdict.evidence)
+    assert "most of it in save" in " ".join(report.verdict.evidence)
     parts = {part: share for part, _, share in report.account}
     assert pytest.approx(1.0) == sum(parts.values())
     assert parts["save"] > parts["\x1b[31mtrain"] > 0.05
