@@ -252,7 +252,7 @@ class ManagedStep(Unpackable):
 
         total, pull_back, (logs, new) = jax.vjp(forward, state.params, has_aux=True)
         one = jnp.ones_like(total)
-        if state.strategy.is_compiled or not int(state.step):  # once, not in each eager step
+        if isinstance(state.step, jax.core.Tracer) or state.step == 0:  # once, if eager
             self._check_dependence(pull_back, one, logs, state.params)
         (gradients,) = pull_back(one)
         is_real = mask()
