@@ -43,7 +43,7 @@ known = {
     "last_ns": 2**62, "until_ns": run.ended_ns, "zero_ns": run.started_ns, "at_ns": 0,
     "since_ns": run.ended_ns - 10**9,
     "name": "loss", "text": "step", "number": 7, "forward": True, "every": 20, "points": 60,
-    "sessions": len(run.sessions), "bins": 40, "own_ns": 0, "first": 0, "last": 2**53,
+    "sessions": len(run.sessions), "bins": 40, "own": True, "own_ns": 0, "first": 0, "last": 2**53,
     "axis": "step", "all_ranks": True, "rank": 0, "lines": 16,
     **{key: step[key] for key in ("id", "key", "path", "epoch", "step")},
 }
