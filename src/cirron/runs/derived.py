@@ -116,6 +116,15 @@ FROM (
 ) t
 """
 
+# Those that have ended, with the time since the step before in the same epoch and thread.
+WAITED_STEPS = """
+SELECT *, CASE WHEN step = lag(step) OVER earlier + 1
+    THEN GREATEST(start_ns - lag(end_ns) OVER earlier, 0) END AS wait_ns
+FROM training_steps
+WHERE end_ns IS NOT NULL
+WINDOW earlier AS (PARTITION BY session, pid, thread_id, epoch_key ORDER BY start_ns, key)
+"""
+
 # DuckDB's own.
 _NO_MARKS = """
 (SELECT CAST(0 AS BIGINT) AS session, CAST(0 AS BIGINT) AS step_key, CAST(0 AS DOUBLE) AS value,

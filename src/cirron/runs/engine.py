@@ -1,9 +1,10 @@
 """Runs the queries: DuckDB in this process, or a Spark session that the user has.
 
 A question is a file in `queries/`, in the SQL that both take, over the tables `spans`, `marks`,
-`snapshots` and `sessions`, and the views `span_marks`, a span's marks as JSON, and
-`training_steps`. Timelines also read `cells` and `span_levels`: every span, with the finest level
-of the pyramid of its segment. Parameters, `:name`, are bound, never spliced.
+`snapshots` and `sessions`, and the views `span_marks`, a span's marks as JSON, `training_steps`,
+and `waited_steps`, those with the time since the one before. Timelines also read `cells` and
+`span_levels`: every span, with the finest level of the pyramid of its segment. Parameters, `:name`,
+are bound, never spliced.
 
 Both engines give the same rows because an aggregate that picks a row (`max_by`) breaks ties and
 picks no null, and ORDER BY says where nulls go. Sums are Spark's `try_sum`, which is a macro in
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cirron import errors
 from cirron.record import clock
-from cirron.runs.derived import LEVELS, STEP_PARTS, TRAINING_STEPS
+from cirron.runs.derived import LEVELS, STEP_PARTS, TRAINING_STEPS, WAITED_STEPS
 from cirron.runs.store import DERIVED, NO_LEVEL, TABLES, nothing
 
 if TYPE_CHECKING:
@@ -205,6 +206,7 @@ class DuckDB:
         )
         views["step_parts"] = STEP_PARTS
         views["training_steps"] = TRAINING_STEPS
+        views["waited_steps"] = WAITED_STEPS
         views["span_marks"] = self.span_marks
         for name, sql in views.items():
             try:
@@ -310,6 +312,7 @@ class Spark:
             frame.createOrReplaceTempView(name)
         session.sql(STEP_PARTS).createOrReplaceTempView("step_parts")
         session.sql(TRAINING_STEPS).createOrReplaceTempView("training_steps")
+        session.sql(WAITED_STEPS).createOrReplaceTempView("waited_steps")
         session.sql(self.span_marks).createOrReplaceTempView("span_marks")
 
     def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:

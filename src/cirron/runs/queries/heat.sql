@@ -8,13 +8,8 @@ FROM (
         step,
         end_ns - start_ns + CASE WHEN :own THEN COALESCE(wait_ns, 0) - COALESCE(backward_ns, 0) ELSE 0 END AS ns,
         CAST(floor((start_ns - :from_ns) * CAST(:width AS DOUBLE) / GREATEST(:to_ns - :from_ns, 1)) AS BIGINT) AS bucket
-    FROM (
-        SELECT *, CASE WHEN step = lag(step) OVER earlier + 1 THEN GREATEST(start_ns - lag(end_ns) OVER earlier, 0) END AS wait_ns
-        FROM training_steps
-        WHERE attempt = :attempt AND end_ns IS NOT NULL
-        WINDOW earlier AS (PARTITION BY session, pid, thread_id, epoch_key ORDER BY start_ns, key)
-    ) t
-    WHERE start_ns >= :from_ns AND start_ns < :to_ns
+    FROM waited_steps
+    WHERE attempt = :attempt AND start_ns >= :from_ns AND start_ns < :to_ns
 ) s
 GROUP BY session, bucket
 ORDER BY session, bucket

@@ -9,11 +9,7 @@ SELECT
     max(end_ns - start_ns) AS worst,
     min(start_ns) AS first_ns,
     max(end_ns) AS last_ns
-FROM (
-    SELECT *, CASE WHEN step = lag(step) OVER earlier + 1 THEN GREATEST(start_ns - lag(end_ns) OVER earlier, 0) END AS wait_ns
-    FROM training_steps
-    WHERE attempt = :attempt AND end_ns IS NOT NULL
-    WINDOW earlier AS (PARTITION BY session, pid, thread_id, epoch_key ORDER BY start_ns, key)
-) s
+FROM waited_steps
+WHERE attempt = :attempt
 GROUP BY session
 ORDER BY session
