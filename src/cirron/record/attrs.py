@@ -25,7 +25,8 @@ MAX_TEXT_BYTES = 16_384  # of one string
 MAX_BYTES = 65_536  # of a record's attributes together, about
 MAX_KEY = 256
 MAX_IN_TEXT = 20  # items of a set
-MAX_FEW = 8  # so many plain attributes are within the limits whatever they are
+MAX_SHORT = 256  # characters of a string that is within the limits
+MAX_FEW = 32  # so many short attributes are within the limits together
 
 FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of the last
 PLAIN_KEYS = frozenset((int, float, bool, type(None)))
@@ -77,9 +78,11 @@ def settle(attrs: dict[str, Any]) -> dict[str, Any]:
             value = attrs[key]
             kind = type(value)
             if kind is str:
-                if len(value) > MAX_KEY:
+                if len(value) > MAX_SHORT:
                     break
-            elif kind is not float and kind is not int and not is_fixed(kind):
+            elif kind is int or kind is float or kind is bool or value is None:
+                pass
+            elif not is_fixed(kind):
                 break
         else:
             return attrs

@@ -29,7 +29,7 @@ from contextvars import ContextVar, Token
 
 from cirron import errors
 from cirron.record import clock, value
-from cirron.record.attrs import describe_error, preview, settle
+from cirron.record.attrs import MAX_FEW, MAX_SHORT, describe_error, preview, settle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -188,7 +188,21 @@ class Span:
         self.end = end = now()
         attrs = self.attrs
         if attrs is not None:
-            attrs = settle(attrs)
+            # `settle` for short scalars, in place: its call would cost as much as an attribute.
+            for key in attrs:
+                if type(key) is str and len(key) <= MAX_SHORT:
+                    item = attrs[key]
+                    plain = type(item)
+                    if plain is str:
+                        if len(item) <= MAX_SHORT:
+                            continue
+                    elif plain is int or plain is float or plain is bool or item is None:
+                        continue
+                attrs = settle(attrs)
+                break
+            else:
+                if len(attrs) > MAX_FEW:
+                    attrs = settle(attrs)
         if _get() is self:
             try:
                 _reset(self.token)
