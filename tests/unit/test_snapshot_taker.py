@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import cirron as ci
 from cirron import errors, files, guard, hooks, session
@@ -468,6 +469,20 @@ class TestRawValues:
         assert [
             f"snapshots/{second.id}/{kind}.safetensors" for kind in ("weights", "gradients")
         ] == [key for _, key in takers.delivered[1].files]
+
+    def test_a_name_that_safetensors_reserves(self, takers: Takers, tmp_path: Path) -> None:
+        """A tensor called `__metadata__` has statistics only; the file of the others is whole."""
+        one, model = takers("full", folder=tmp_path), Model(weight=[1.0], __metadata__=[2.0])
+        one.watch(model)
+        span = take(one)
+        assert one.settle(soon())
+
+        found = load_file(tmp_path / "snapshots" / span.id / "weights.safetensors")
+        assert {"weight": 1.0} == {name: value.item() for name, value in found.items()}
+        (taken,) = takers.delivered
+        assert {"weight": True, "__metadata__": False} == {
+            record.tensor_name: record.blob_uri is not None for record in taken.snapshots
+        }
 
     def test_sampled(self, takers: Takers, tmp_path: Path) -> None:
         """Raw values are kept when chance says less than the rate; statistics always are."""

@@ -16,7 +16,7 @@ import re
 import socket
 from functools import partial
 from http.client import HTTPConnection as PlainConnection
-from http.client import HTTPException, IncompleteRead, RemoteDisconnected
+from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import (  # type: ignore[attr-defined]  # which typeshed leaves out
@@ -31,7 +31,6 @@ from urllib3.util.connection import create_connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from http.client import HTTPResponse
     from typing import TypeAlias
 
     from urllib3.util import Url
@@ -61,6 +60,14 @@ class Reply(NamedTuple):
     status: int
     reason: str
     retry_after: str | None = None
+
+
+class Response(HTTPResponse):
+    """Skips every interim answer, such as 103 Early Hints; http.client skips 100 only."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        version, status, reason = super()._read_status()  # type: ignore[misc]
+        return version, 100 if 101 < status < 200 else status, reason
 
 
 class Connection:
@@ -187,6 +194,7 @@ class Connection:
         kind = HTTPSConnection if "https" in (scheme, self._scheme) else HTTPConnection
         config = ProxyConfig(None, False, None, None)
         connection = kind(host, port, timeout=self._connect_s, proxy_config=config)
+        connection.response_class = Response
         connection._new_conn = partial(self._open, host, port)  # type: ignore[method-assign]
         if self._proxy is not None and self._scheme == "https":
             # The key is for the endpoint: a proxy sees a tunnel, and its own login.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FOLDER = "snapshots"
+RESERVED = "__metadata__"  # safetensors cannot hold a tensor of this name
 LARGE_BYTES = 100 * 10**6  # warn once above this size of raw values of one epoch
 
 # What a killed process left is removed after this long; until then it may be another one's.
@@ -122,7 +123,7 @@ class Recorder:
             (tensor, copy, place)
             for copy in job.copies
             for place, tensor in enumerate(copy.tensors)
-            if tensor.has_values and not tensor.is_replaced
+            if tensor.has_values and not tensor.is_replaced and tensor.name != RESERVED
         ]
         size = sum(copy.size_bytes for copy in job.copies)
         if size > LARGE_BYTES and "large" not in self._warned:

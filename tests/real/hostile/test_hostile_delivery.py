@@ -533,7 +533,7 @@ class TestFullDisk:
 # -- servers ----------------------------------------------------------------------------------
 
 FINAL = [400, 406, 411, 412, 413, 414, 415, 416, 417, 418, 422, 428, 431, 451, 470]
-AGAIN = [100, 103, 408, 421, 423, 424, 425, 429, 499, 500, 502, 503, 504, 507, 508, 511, 599, 600]
+AGAIN = [101, 408, 421, 423, 424, 425, 429, 499, 500, 502, 503, 504, 507, 508, 511, 599, 600]
 PERSON = [300, 301, 302, 303, 304, 307, 308, 401, 402, 403, 404, 405, 407, 410, 426, 501, 505]
 
 
@@ -557,16 +557,37 @@ class TestStatuses:
     @pytest.mark.parametrize("status", AGAIN + PERSON)
     def test_what_may_change_is_tried_again(self, status: int, make_sink: Sinks) -> None:
         """Nothing is lost to a status that time or a person can put right."""
-        behaviour = early(status) if status < 200 else answer(status)
+        behaviour = answer(status)
         with Endpoint(behaviour, behaviour) as endpoint:
             sink = make_sink(endpoint)
             sink.emit(make_batch(1))
-            endpoint.wait_for(1 if status == 100 else 3)
+            endpoint.wait_for(3)
             sink.close(soon())
 
-            assert ids(1) * (1 if status == 100 else 3) == endpoint.batch_ids
+            assert ids(1) * 3 == endpoint.batch_ids
         assert (1, 0) == (sink.health()["http_sent"], sink.health()["http_rejected"])
-        assert [300.0 if status in PERSON else 0.25] == make_sink.pauses.taken[:1] or status == 100
+        assert [300.0 if status in PERSON else 0.25] == make_sink.pauses.taken[:1]
+
+    @pytest.mark.parametrize("status", [100, 102, 103, 199])
+    def test_interim_answers_are_skipped(self, status: int, make_sink: Sinks) -> None:
+        """What a server says before its answer, such as Early Hints, is no failure."""
+        interim = f"HTTP/1.1 {status} Early\r\nLink: </style.css>\r\n\r\n".encode()
+
+        def behave(exchange: Exchange) -> bool:
+            exchange.receive()
+            ok = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+            exchange.connection.sendall(interim * 3 + ok)
+            return True
+
+        with Endpoint(behave, behave) as endpoint:
+            sink = make_sink(endpoint)
+            for number in (1, 2):
+                sink.emit(make_batch(number))
+            endpoint.wait_for(2)
+            sink.close(soon())
+
+            assert ids(1, 2) == endpoint.batch_ids
+        assert (2, None) == (sink.health()["http_sent"], sink.health()["http_last_error"])
 
     def test_a_server_that_has_it_already(self, make_sink: Sinks, root: Path) -> None:
         """409 is what a second copy may get: the batch is there, and its blobs follow."""
@@ -580,18 +601,21 @@ class TestStatuses:
             assert ["POST", "PUT"] == [request.method for request in endpoint.requests]
         assert (1, 0) == (sink.health()["http_sent"], sink.health()["http_rejected"])
 
+    def test_a_server_with_other_values(
+        self, make_sink: Sinks, root: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """409 for a blob says that the server keeps other content: the values count as lost."""
+        blob = save_blob(root, 1, "weights")
+        with Endpoint(answer(200), answer(409)) as endpoint:
+            outbox = DiskOutbox(root, A)
+            sink = make_sink(endpoint, outbox)
+            send(sink, root, outbox, make_batch(1, blobs=[blob]))
+            sink.close(soon())
 
-def early(status: int) -> Callable[[Exchange], bool]:
-    """Answers 1xx first, and the rest when the next request is there."""
-
-    def behave(exchange: Exchange) -> bool:
-        exchange.receive()
-        exchange.connection.sendall(f"HTTP/1.1 {status} Early\r\n\r\n".encode())
-        if status == 100:
-            exchange.connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-        return True
-
-    return behave
+            assert ["POST", "PUT"] == [request.method for request in endpoint.requests]
+        assert (1, 1) == (sink.health()["http_sent"], sink.health()["http_blobs_lost"])
+        assert any("raw values of a snapshot were not sent" in text for text in warnings(caplog))
+        assert [] == left(root)
 
 
 def raw(text: bytes) -> Callable[[Exchange], bool]:

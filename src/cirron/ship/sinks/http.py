@@ -343,9 +343,10 @@ class HttpSink(Sink):
         if self._is_stopped:  # before `close` could stop it
             self._connection.stop()
         its_own = {"X-Cirron-Batch-Id": item.batch_id, "Content-Length": str(size)}
-        return judge(
-            self._connection.request(method, path, self._headers | its_own | headers, body)
-        )
+        reply = self._connection.request(method, path, self._headers | its_own | headers, body)
+        if method == "PUT" and reply.status == 409:  # it keeps other content under this key
+            return Answer(Verdict.REFUSED, reply.reason)
+        return judge(reply)
 
     def _rest(self, answer: Answer) -> bool:
         """Waits before the next try; False when there will be none."""
