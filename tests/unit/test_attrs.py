@@ -15,6 +15,7 @@ import uuid
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -35,6 +36,18 @@ class Colour(enum.Enum):
 
 class Size(enum.IntEnum):
     SMALL = 1
+
+
+class Wrapped(torch.Tensor):
+    """A tensor without data of its own, as a DTensor or a quantized one is."""
+
+    @staticmethod
+    def __new__(cls) -> Wrapped:
+        return torch.Tensor._make_wrapper_subclass(cls, (2,))  # type: ignore[attr-defined,no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> Any:
+        raise AssertionError("a method of the user's was called")
 
 
 class Point(NamedTuple):
@@ -131,6 +144,8 @@ def test_what_json_holds(given: Any, expected: Any, counts: Any) -> None:
         (torch.arange(3), "Tensor(shape=(3,), dtype=torch.int64, cpu)"),
         (torch.nn.Parameter(torch.ones(2)), "Parameter(shape=(2,), dtype=torch.float32, cpu)"),
         (torch.empty(3, device="meta"), "Tensor(shape=(3,), dtype=torch.float32, meta)"),
+        (Wrapped(), "<Wrapped>"),
+        (jax.numpy.ones(2), "ArrayImpl(shape=(2,), dtype=float32)"),
         (torch.float16, "torch.float16"),
         (torch.device("cpu"), "cpu"),
         (torch.Size([2, 3]), [2, 3]),

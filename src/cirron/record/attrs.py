@@ -47,6 +47,7 @@ SAFE_MODULES = frozenset(
 )
 NUMPY = frozenset(("numpy",))
 TORCH = frozenset(("torch", "torch.nn.parameter"))
+JAX = frozenset(("jaxlib._jax", "jaxlib.xla_extension"))
 
 # Of a class, whatever its metaclass would answer:
 NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
@@ -222,6 +223,12 @@ class Copier:
             return self._array(value, kind, nesting)
         if is_of(kind, TORCH):
             return self._tensor(value, kind)
+        if is_of(kind, JAX) and hasattr(kind, "shape"):  # its text would wait for the device
+            return self._text(f"{NAME(kind)}(shape={value.shape}, dtype={value.dtype})")
+        # The text of another tensor may wait for a device, or for other ranks, and a thread that is
+        # inside of torch when the process ends takes it down.
+        if issubclass(kind, getattr(sys.modules.get("torch"), "Tensor", ())):
+            return self._text(name_of(value))
         self.bytes -= 64
         return Foreign(value)
 
