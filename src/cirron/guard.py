@@ -12,12 +12,17 @@ from collections import Counter
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import CodeType, TracebackType
 
 strict = False
 # Says something elsewhere, where a handler of the user's that blocks holds up nobody. False: here.
 relay: Callable[[Callable[[], None]], bool] | None = None
 errors: Counter[str] = Counter()
+
+# Of an exception, whatever its class would answer.
+TRACE: Callable[[BaseException], TracebackType | None] = BaseException.__dict__[
+    "__traceback__"
+].__get__
 
 
 class quiet:  # noqa: N801  reads as a statement: with guard.quiet("drain"):
@@ -39,7 +44,9 @@ class quiet:  # noqa: N801  reads as a statement: with guard.quiet("drain"):
         trace: TracebackType | None,
     ) -> bool:
         # Not isinstance(), which may ask a user's exception for its class.
-        if error is None or not issubclass(type(error), self.swallows) or strict:
+        if error is None or not issubclass(type(error), self.swallows):
+            return False
+        if strict or is_of_handler(codes_of(error)):
             return False
         caught(self.what, error)
         return True
@@ -52,13 +59,35 @@ class contained(quiet):  # noqa: N801  as above
     swallows = BaseException
 
 
+def codes_of(error: BaseException) -> list[CodeType]:
+    """The functions that an exception has come through, outermost first."""
+    codes = []
+    trace = TRACE(error)
+    while trace is not None:
+        codes.append(trace.tb_frame.f_code)
+        trace = trace.tb_next
+    return codes
+
+
+def is_of_handler(codes: list[CodeType]) -> bool:
+    """Whether a signal handler of the program is among these functions.
+
+    What it raises while code of ours runs is for the program: a time limit, for one.
+    """
+    import signal
+
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    known = [getattr(getattr(handler, "func", handler), "__code__", None) for handler in handlers]
+    return any(code in known for code in codes)
+
+
 def caught(what: str, error: BaseException) -> None:
     """Counts a mistake and logs the first of its kind; raises it in tests.
 
     What `quiet` does, for an `except` in code that runs at every step, where a `with` costs more
     than the rest.
     """
-    if strict:
+    if strict or is_of_handler(codes_of(error)):
         raise error
     kind = f"{what}: {type(error).__name__}"
     errors[kind] += 1

@@ -71,8 +71,8 @@ EDGES = [
     # A stage knows the stage before it and `wire`, never the one after.
     (("record",), ("ship", "runs", "view", "cli", "session", "hooks", "snapshot", "files")),
     (("record.clock",), ALL),
-    (("record.value", "record.readers"), besides("record.value", "record.readers")),
-    (("record.attrs",), besides("record.value")),
+    (("record.value", "record.readers"), besides("record.value", "record.readers", "guard")),
+    (("record.attrs",), besides("record.value", "guard")),
     (("wire", "errors", "_version", "guard", "captures", "system"), ALL),
     (("files",), besides("system")),
     (("project",), besides("guard")),

@@ -7,6 +7,7 @@ import datetime
 import decimal
 import enum
 import pathlib
+import signal
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ import pytest
 import torch
 
 import cirron as ci
-from cirron import testing
+from cirron import guard, testing
 from cirron.record import attrs as attributes
 from cirron.record.attrs import MAX_BYTES, MAX_ITEMS, MAX_KEY, MAX_NESTING, Foreign, settle
 from cirron.record.value import Deferred
@@ -565,6 +566,30 @@ def test_ctrl_c_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attributes.Copier, "_sequence", interrupt)
     with pytest.raises(KeyboardInterrupt):
         settle({"key": [1]})
+
+
+def test_a_signal_handler_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a signal handler raises while attributes are copied is the program's, not swallowed."""
+
+    def limit(*_: object) -> None:
+        raise TimeoutError
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(attributes.Copier, "_sequence", interrupt)
+    monkeypatch.setattr(guard, "strict", False)
+    before = signal.signal(signal.SIGALRM, limit)
+    try:
+        for attrs in ({"key": [1]}, {"key": ValueError([1])}):
+            with pytest.raises(TimeoutError):
+                settle(attrs)
+        with pytest.raises(TimeoutError):
+            attributes.describe_error(ValueError, ValueError([1]), 100)
+        with pytest.raises(TimeoutError), guard.quiet("test"):
+            signal.raise_signal(signal.SIGALRM)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_preview_counts_nothing(counts: Any) -> None:

@@ -192,6 +192,7 @@ def test_the_import_is_light() -> None:
         "cirron",
         "cirron._version",
         "cirron.errors",
+        "cirron.guard",
         "cirron.record",
         "cirron.record.attrs",
         "cirron.record.clock",

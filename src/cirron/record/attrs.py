@@ -12,7 +12,8 @@ import sys
 from collections import deque
 from itertools import islice
 
-from cirron.record.value import TRACE, Deferred, clip
+from cirron.guard import TRACE
+from cirron.record.value import Deferred, clip, is_for_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
 MODULE: Callable[[type], Any] = type.__dict__["__module__"].__get__
 # Of an exception:
 ARGS: Callable[[BaseException], tuple[Any, ...]] = BaseException.__dict__["args"].__get__
-TRACEBACK: Callable[[BaseException], Any] = BaseException.__dict__["__traceback__"].__get__
 
 as_text = 0  # values that JSON could not hold
 cut = 0  # values that were shortened to keep the limits
@@ -122,8 +122,9 @@ def describe_error(kind: type[BaseException], error: BaseException | None, limit
         text = "" if error is None else str.__str__(text_of(error))
     except BaseException as raised:  # protects the run from a method of the user's
         trace = TRACE(raised)
-        if issubclass(type(raised), KeyboardInterrupt) and (trace is None or trace.tb_next is None):
-            raise  # a Ctrl-C that came just now; one from below is its own
+        is_just_now = trace is None or trace.tb_next is None  # one from below is its own
+        if is_just_now if issubclass(type(raised), KeyboardInterrupt) else is_for_program(raised):
+            raise
         text = ""
     name = NAME(kind)
     return clip(f"{name}: {text[:limit]}" if text else name, limit)
@@ -172,9 +173,9 @@ class Copier:
             return value
         try:
             return self._other(value, kind, nesting)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # noqa: BLE001  protects the run: a list that another thread changes
+        except BaseException as error:  # protects the run: a list that another thread changes
+            if is_for_program(error):
+                raise
             return self._text(name_of(value))
 
     def _other(self, value: Any, kind: type, nesting: int) -> Any:

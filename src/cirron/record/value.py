@@ -13,10 +13,11 @@ import math
 import os
 import time
 
+from cirron import guard
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Any, TypeAlias
 
     from cirron.record.hot import DeviceClock
@@ -33,11 +34,6 @@ POLL_S = 0.02
 
 # Who takes the scalars of a library, while its hooks are in.
 TAKERS: dict[str, Callable[[Any], Deferred]] = {}
-
-# Of an exception, whatever its class would answer.
-TRACE: Callable[[BaseException], TracebackType | None] = BaseException.__dict__[
-    "__traceback__"
-].__get__
 
 MAX_READERS = 500  # types that are remembered; of others the reader is found each time
 
@@ -162,22 +158,15 @@ def is_for_program(error: BaseException) -> bool:
 
     That is Ctrl-C, and what a signal handler or another thread raises here in the meantime.
     """
-    import signal
     import threading
 
     kind = type(error)  # not isinstance(), which may ask the exception for its class
     if issubclass(kind, KeyboardInterrupt):
         return threading.current_thread() is threading.main_thread()
-    frames = []
-    trace = TRACE(error)
-    while trace is not None:
-        frames.append(trace.tb_frame.f_code)
-        trace = trace.tb_next
-    if frames[-1].co_filename.startswith(HERE):  # native code, or nothing of the value's at all
+    codes = guard.codes_of(error)
+    if codes[-1].co_filename.startswith(HERE):  # native code, or nothing of the value's at all
         return not issubclass(kind, Exception)
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = [getattr(getattr(handler, "func", handler), "__code__", None) for handler in handlers]
-    return any(code in codes for code in frames)
+    return guard.is_of_handler(codes)
 
 
 def lost() -> Deferred:

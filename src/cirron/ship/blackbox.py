@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from cirron import guard, system, wire
 from cirron.record import clock, hot
-from cirron.record.attrs import TRACEBACK
 from cirron.record.value import clip
 from cirron.ship.encode import typed, weigh
 from cirron.ship.threads import Worker, sleep
@@ -254,7 +253,7 @@ def all_stacks() -> list[dict[str, Any]]:
 def raised_at(error: BaseException) -> list[dict[str, Any]]:
     """The calls of the main thread in which an error was raised, innermost last."""
     frames = traceback.StackSummary.extract(
-        traceback.walk_tb(TRACEBACK(error)), limit=-64, lookup_lines=False
+        traceback.walk_tb(guard.TRACE(error)), limit=-64, lookup_lines=False
     )
     main = threading.main_thread()
     return [{"thread_id": main.ident, "name": main.name, "frames": list(map(_told, frames))}]
