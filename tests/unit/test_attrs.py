@@ -568,6 +568,19 @@ def test_ctrl_c_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
         settle({"key": [1]})
 
 
+def test_scopes_keep_the_limits() -> None:
+    """A scope with too many attributes, or one with a long name, is cut as any other."""
+    with testing.capture() as captured:
+        with ci.scope("many", **{f"key{number}": number for number in range(10**4)}):
+            pass
+        with ci.scope("long", **{"k" * 10**5: 1}):
+            pass
+    many, long = captured.spans
+
+    assert (MAX_ITEMS + 1, "9000 more") == (len(many.attrs), many.attrs["..."])
+    assert {"k" * MAX_KEY: 1} == long.attrs
+
+
 def test_a_signal_handler_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a signal handler raises while attributes are copied is the program's, not swallowed."""
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from cirron import guard
 from cirron.record import clock
+from cirron.record.attrs import describe_error
+from cirron.record.value import MAX_TEXT_BYTES
 from cirron.ship.sinks.base import Outcome, Sink
 from cirron.ship.threads import Worker, new_lock, sleep
 
@@ -109,7 +111,7 @@ class Lane(Sink):
                 why = "did not take a batch"
             except BaseException as error:  # noqa: BLE001  protects this thread from a user's sink
                 outcome = Outcome.DROPPED
-                why = f"raised {type(error).__name__}"
+                why = f"raised {describe_error(type(error), error, MAX_TEXT_BYTES)}"
             if outcome is Outcome.DROPPED:
                 self._count_drop(why)
             else:

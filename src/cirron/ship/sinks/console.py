@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cirron import guard
 from cirron.ship.sinks import stream
 from cirron.ship.sinks.base import Outcome, Sink
 from cirron.view import text
@@ -23,29 +22,18 @@ class Console(Sink):
     """Prints closed spans in the order in which they closed."""
 
     def __init__(
-        self, write: Callable[[str], None], name: str, close: Callable[[], None] = lambda: None
+        self, write: Callable[[str], None], close: Callable[[], None] = lambda: None
     ) -> None:
         self._write = write
         self._close = close
-        self._name = name
-        self._failures = 0
 
     def emit(self, batch: Sealed) -> Outcome:
-        try:
-            for line in batch.lines:
-                self._write(text.live_line(line.name, line.number, line.wall_ns, line.latest))
-        except Exception as error:  # noqa: BLE001  stream and handlers are the user's
-            self._failures += 1
-            if self._failures == 1:
-                guard.warn("the %r output stopped working: %s", self._name, error)
-            return Outcome.DROPPED
+        for line in batch.lines:
+            self._write(text.live_line(line.name, line.number, line.wall_ns, line.latest))
         return Outcome.DONE
 
     def close(self, deadline_ns: int) -> None:
         self._close()
-
-    def health(self) -> dict[str, object]:
-        return {f"{self._name}_failures": self._failures} if self._failures else {}
 
 
 def to_stream(stdout: Stream) -> Console:
@@ -54,7 +42,7 @@ def to_stream(stdout: Stream) -> Console:
     def write(line: str) -> None:
         stdout.write(text.encodable(line, stdout.file) + "\n")
 
-    return Console(write, "stdout", stdout.close)
+    return Console(write, stdout.close)
 
 
 def to_logger() -> Console:
@@ -65,4 +53,4 @@ def to_logger() -> Console:
         with stream.logging:  # a fork meanwhile would leave the child a handler's stream locked
             logger.info("%s", line)
 
-    return Console(write, "log")
+    return Console(write)
