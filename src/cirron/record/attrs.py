@@ -24,9 +24,8 @@ MAX_NESTING = 6
 MAX_ITEMS = 1_000  # of all containers of a record together
 MAX_TEXT_BYTES = 16_384  # of one string
 MAX_BYTES = 65_536  # of a record's attributes together, about
-MAX_KEY = 256
+MAX_KEY = 256  # characters; a string of so many is within the limits, too
 MAX_IN_TEXT = 20  # items of a set
-MAX_SHORT = 256  # characters of a string that is within the limits
 MAX_FEW = 32  # so many short attributes are within the limits together
 
 FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of the last
@@ -79,7 +78,7 @@ def settle(attrs: dict[str, Any]) -> dict[str, Any]:
             value = attrs[key]
             kind = type(value)
             if kind is str:
-                if len(value) > MAX_SHORT:
+                if len(value) > MAX_KEY:
                     break
             elif kind is int or kind is float or kind is bool or value is None:
                 pass

@@ -29,7 +29,7 @@ from contextvars import ContextVar, Token
 
 from cirron import errors
 from cirron.record import clock, value
-from cirron.record.attrs import MAX_FEW, MAX_SHORT, describe_error, preview, settle
+from cirron.record.attrs import MAX_FEW, MAX_KEY, describe_error, preview, settle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,11 +190,11 @@ class Span:
         if attrs is not None:
             # `settle` for short scalars, in place: its call would cost as much as an attribute.
             for key in attrs:
-                if type(key) is str and len(key) <= MAX_SHORT:
+                if type(key) is str and len(key) <= MAX_KEY:
                     item = attrs[key]
                     plain = type(item)
                     if plain is str:
-                        if len(item) <= MAX_SHORT:
+                        if len(item) <= MAX_KEY:
                             continue
                     elif plain is int or plain is float or plain is bool or item is None:
                         continue
@@ -653,18 +653,9 @@ class State:
 def attach(state: State) -> State:
     """Makes this the state of the hot path, and returns the one before."""
     module = globals()
-    old = State(
-        ring,
-        append=append,
-        opened=opened,
-        root=root,
-        off=off,
-        now=now,
-        sequence=module["sequence"],
-        at_epoch_end=at_epoch_end,
-    )
-    old.undone = undone
+    old = State(ring)
     for name in State.__slots__:
+        setattr(old, name, module[name])
         module[name] = getattr(state, name)
     return old
 

@@ -142,7 +142,9 @@ class Encoder:
         made = map(
             wire.Mark,
             ids,
-            self.ids_of(spans) if all(spans) else [self.span_id(span) for span in spans],
+            self.ids_of(spans)
+            if all(spans)
+            else [self.ids.hex(span) if span else "root" for span in spans],
             names,
             map(TYPES.get, map(type, values)),
             values,
@@ -159,10 +161,6 @@ class Encoder:
         if inherited and min(numbers) <= inherited[0][0]:
             return list(map(self.ids.hex, numbers))
         return hex_of(self.ids.prefix, numbers)
-
-    def span_id(self, number: int) -> str:
-        """The id of a mark's span."""
-        return self.ids.hex(number) if number else "root"
 
     def _fill_mark(self, mark: wire.Mark, attrs: dict[str, Any] | None) -> None:
         value: Any = mark.value
