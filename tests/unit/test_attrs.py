@@ -44,7 +44,7 @@ class Wrapped(torch.Tensor):
 
     @staticmethod
     def __new__(cls) -> Wrapped:
-        return torch.Tensor._make_wrapper_subclass(cls, (2,))  # type: ignore[attr-defined,no-any-return]
+        return torch.Tensor._make_wrapper_subclass(cls, (2,))
 
     @classmethod
     def __torch_dispatch__(cls, *_: Any) -> Any:
