@@ -190,7 +190,7 @@ def number(given: Any) -> float | None:
 TABLE = (
     Setting("enabled", switch, True, "False: record nothing, at next to no cost"),
     Setting("api_key", key, None, "send batches to the platform with this key"),
-    Setting("api_endpoint", address, "https://api.cirron.com", "where the platform is"),
+    Setting("api_endpoint", address, "https://api.cirron.com", "address of the platform"),
     Setting(
         "allow_insecure",
         switch,
@@ -203,7 +203,7 @@ TABLE = (
         "access",
         choice(*ACCESS),
         "private",
-        "who may read what is written: private, group, all",
+        "who may read the files: private, group, all",
     ),
     Setting("output", outputs, ("spool",), "local sinks: spool, log, stdout, none, or several"),
     Setting(
@@ -212,21 +212,43 @@ TABLE = (
         "stats",
         "weight and gradient capture: stats, sampled, full",
     ),
-    Setting("sample_rate", fraction, 0.01, "fraction of epochs whose raw tensors are kept"),
-    Setting("overhead", fraction, 0.01, "share of a step's time that measuring a device may take"),
+    Setting("sample_rate", fraction, 0.01, "fraction of epochs that save raw tensors"),
     Setting(
-        "loss_marks", switch, True, "what `backward` is called on is marked as the step's `loss`"
+        "overhead", fraction, 0.01, "maximum share of a step's time spent measuring the device"
     ),
-    Setting("steps_per_epoch", count, 1000, "optimizer steps of an epoch that nothing else bounds"),
     Setting(
-        "loggers", switch, True, "marks for what the program logs to TensorBoard, W&B and others"
+        "loss_marks",
+        switch,
+        True,
+        "record the value that `backward` is called on as the mark `loss`",
+    ),
+    Setting(
+        "steps_per_epoch", count, 1000, "optimizer steps per epoch if nothing else marks its end"
+    ),
+    Setting(
+        "loggers",
+        switch,
+        True,
+        "record what the program logs to TensorBoard, W&B and others as marks",
     ),
     Setting("flush_interval", seconds, 1.0, "seconds between flushes"),
-    Setting("spool_max_bytes", count, 1_000_000_000, "past this the oldest spool files go"),
-    Setting("max_pending_records", count, 1_000_000, "records that may wait for the flusher"),
-    Setting("silence_after", seconds, 60.0, "seconds of silence in a scope before stacks are kept"),
-    Setting("exit_timeout", seconds, 5.0, "seconds that the end of the process may take"),
-    Setting("report", switch, True, "how the run went, on standard error when it ends"),
+    Setting(
+        "spool_max_bytes",
+        count,
+        1_000_000_000,
+        "size limit of the spool; the oldest files are deleted first",
+    ),
+    Setting(
+        "max_pending_records", count, 1_000_000, "maximum number of records waiting to be flushed"
+    ),
+    Setting(
+        "silence_after",
+        seconds,
+        60.0,
+        "seconds without a record in an open scope before stacks are saved",
+    ),
+    Setting("exit_timeout", seconds, 5.0, "maximum seconds that the exit of the process may take"),
+    Setting("report", switch, True, "print a summary to standard error when the run ends"),
     Setting("tags", tags, {}, "labels for the run: a list, or name=value"),
 )
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
