@@ -97,7 +97,7 @@ def fake() -> ModuleType:
         def _flatten_metrics_in_order(self, logs: Any) -> list[float]:
             return [logs["loss"], logs["a_loss"], logs["b_loss"]]
 
-        def test_on_batch(self, return_dict: bool = False) -> float:
+        def test_single_batch_calls_are_spans(self, return_dict: bool = False) -> float:
             return 0.5
 
         def predict_on_batch(self) -> None: ...
@@ -140,7 +140,7 @@ def methods(keras: Any) -> list[Any]:
     return [value for owner in owners for value in vars(owner).values() if callable(value)]
 
 
-def test_a_fit(hook: Any, keras: Any) -> None:
+def test_a_fit_has_epochs_batches_and_marks(hook: Any, keras: Any) -> None:
     """A fit has its epochs and batches, its values as marks, and returns what it returns."""
     with testing.capture() as captured:
         returned = keras.Model().fit()
@@ -155,7 +155,7 @@ def test_a_fit(hook: Any, keras: Any) -> None:
         assert [("loss", 0.5, "point")] * 2 == marks
 
 
-def test_one_callback(hook: Any, keras: Any) -> None:
+def test_each_fit_has_exactly_one_callback(hook: Any, keras: Any) -> None:
     """Each fit has one callback of ours in its list; a list that is given stays as it is."""
     mine = [Callback()]
     with testing.capture():
@@ -234,7 +234,7 @@ def test_values_without_names(hook: Any, keras: Any) -> None:
     """Where Keras does not say which value is which, none is marked."""
     del keras.Model._flatten_metrics_in_order
     with testing.capture() as captured:
-        returned = keras.Model().test_on_batch()
+        returned = keras.Model().test_single_batch_calls_are_spans()
 
     assert 0.5 == returned
     assert (["evaluation"], []) == ([span.name for span in captured.spans], captured.marks)
@@ -289,7 +289,7 @@ def test_what_is_recorded_in_a_build(hook: Any, keras: Any) -> None:
     assert ["build"] == fit_with(keras, left_open.__enter__)[:1]
 
 
-def test_uninstall(keras: Any) -> None:
+def test_uninstall_restores_the_originals(keras: Any) -> None:
     """Afterwards the attributes are the originals, also when it was installed twice."""
     originals = methods(keras)
     hook = new_hook()

@@ -170,7 +170,9 @@ def test_parents_in_other_files(tmp_path: Path) -> None:
     } == paths(run)
 
 
-def test_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rounds_give_the_same_store_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A spool that is read in many rounds gives what one round gives."""
     spool = Spool(tmp_path)
     spans = spool.training(50)
@@ -462,10 +464,13 @@ def test_runs_by_the_start_of_an_id(tmp_path: Path) -> None:
     assert 5 == len(run.runs["alpha-2"].spans)
     with pytest.raises(
         errors.UnknownRunError,
-        match=r"'alpha' is the start of several runs; known: alpha-[12], alpha-[12]$",
+        match=r"several runs have .* starts with 'alpha'; choose one of: alpha-[12], alpha-[12]$",
     ):
         cirron.open(tmp_path, run="alpha")
-    with pytest.raises(errors.UnknownRunError, match=r"'nope' is not a run here; known"):
+    with pytest.raises(
+        errors.UnknownRunError,
+        match=r"no run here has an id that starts with 'nope'; choose one of: ",
+    ):
         run.runs["nope"]
 
 
@@ -492,11 +497,11 @@ def test_a_folder_a_rank(tmp_path: Path) -> None:
         assert 6 == len(run.steps)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(errors.SettingError, match="no run found"):
         cirron.open(tmp_path)
     Spool(tmp_path)
-    with pytest.raises(errors.SettingError, match="holds no records yet"):
+    with pytest.raises(errors.SettingError, match="has no records yet"):
         cirron.open(tmp_path)
 
 

@@ -81,7 +81,7 @@ def test_three_steps_are_not_judged() -> None:
     assert {"input-bound", "host-bound", "uneven-steps"} <= {one.kind for one in abstained}
 
 
-def test_slow_data() -> None:
+def test_the_gain_of_workers_is_the_overlapped_loading() -> None:
     """The gain is what workers give: loading goes on beside the work, but for taking a batch."""
     verdict, *_ = judge(facts(every(300, data_load=10 * MS), loader={"workers": 0}))
 
@@ -325,7 +325,7 @@ def test_compiles_again_and_again() -> None:
     assert "compute-bound" == judge(at_once)[0].kind, "a first evaluation, with all its functions"
 
 
-def test_uneven_steps() -> None:
+def test_uneven_steps_are_found() -> None:
     verdict, *_ = judge(facts(every(300, 25, backward=80 * MS)))
 
     assert "uneven-steps" == verdict.kind
@@ -403,7 +403,7 @@ def test_memory_that_grows() -> None:
     ("values", "said"),
     [([1.0] * 60 + [float("nan")], "loss is nan"), ([1.0] * 60 + [50.0], "loss jumps to 50")],
 )
-def test_sick_numbers(values: list[float], said: str) -> None:
+def test_numerics_come_before_speed(values: list[float], said: str) -> None:
     """It comes before all that is about speed."""
     marks = [Value("loss", number, 0, number, value) for number, value in enumerate(values)]
     verdict, *_ = judge(facts(every(300, own=6 * MS), values={"loss": marks}))

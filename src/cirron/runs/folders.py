@@ -39,16 +39,16 @@ def find(path: str | os.PathLike[str]) -> Path:
         if any(given.glob(BATCH_FILES)):  # copied elsewhere
             return given
         if any(os.path.lexists(inside / name) for name in FOLDERS):
-            return inside  # these are not folders; who reads them says what they are
-        reason = "it holds no .cirron, spool or blackbox folder"
+            return inside  # these are not folders; the reader reports what they are
+        reason = "it contains no .cirron, spool or blackbox folder"
         if os.path.lexists(inside) and not _is_folder(inside):
             reason = "its .cirron is not a folder"
     else:
-        reason = "it is not a folder" if os.path.lexists(given) else "there is no such folder"
+        reason = "it is not a folder" if os.path.lexists(given) else "the folder does not exist"
     raise errors.UnknownRunError(
         f"no run found in {str(given)!r}: {reason}."
-        " Record one with `cirron run train.py` or ci.profile(), or name the folder that it ran in:"
-        ' cirron show FOLDER, cirron report --dir FOLDER, ci.open("FOLDER")'
+        " Record a run with `cirron run train.py` or ci.profile(), or name the folder that the"
+        ' program ran in: cirron show FOLDER, cirron report --dir FOLDER, ci.open("FOLDER")'
     )
 
 

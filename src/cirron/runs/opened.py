@@ -286,8 +286,10 @@ class Runs(Mapping[str, Run]):
         )
         if len(matching) != 1:
             known = ", ".join((matching or self._ids)[-8:]) or "none"
-            what = "is the start of several runs" if matching else "is not a run here"
-            raise errors.UnknownRunError(f"{wanted!r} {what}; known: {known}")
+            count = "several runs have" if matching else "no run here has"
+            raise errors.UnknownRunError(
+                f"{count} an id that starts with {wanted!r}; choose one of: {known}"
+            )
         return self._place.run(matching[0])
 
     def __iter__(self) -> Iterator[str]:

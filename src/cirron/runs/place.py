@@ -345,8 +345,8 @@ def no_records(problems: Sequence[str]) -> errors.SettingError:
             *problems[:20],
             *([f"and {len(problems) - 20:,} more"] if len(problems) > 20 else []),
         ]
-        return errors.SettingError("no file here can be read: " + "\n".join(shown))
+        return errors.SettingError("none of the files can be read: " + "\n".join(shown))
     return errors.UnknownRunError(
-        "the folder holds no records yet. A run writes its first after one flush interval"
-        " (a second by default): try again then, or when the program has ended"
+        "the folder has no records yet. A run writes its first records after one flush interval"
+        " (a second by default): try again then, or after the program has ended"
     )
