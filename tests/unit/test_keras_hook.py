@@ -97,7 +97,7 @@ def fake() -> ModuleType:
         def _flatten_metrics_in_order(self, logs: Any) -> list[float]:
             return [logs["loss"], logs["a_loss"], logs["b_loss"]]
 
-        def test_single_batch_calls_are_spans(self, return_dict: bool = False) -> float:
+        def test_on_batch(self, return_dict: bool = False) -> float:
             return 0.5
 
         def predict_on_batch(self) -> None: ...
@@ -234,7 +234,7 @@ def test_values_without_names(hook: Any, keras: Any) -> None:
     """Where Keras does not say which value is which, none is marked."""
     del keras.Model._flatten_metrics_in_order
     with testing.capture() as captured:
-        returned = keras.Model().test_single_batch_calls_are_spans()
+        returned = keras.Model().test_on_batch()
 
     assert 0.5 == returned
     assert (["evaluation"], []) == ([span.name for span in captured.spans], captured.marks)

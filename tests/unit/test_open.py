@@ -364,6 +364,8 @@ HOSTILE: dict[str, Callable[[Path, Spool], object]] = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_bad_file_is_named_and_skipped(tmp_path: Path, kind: str) -> None:
+    """A damaged file is named in the problems, and the other files are read."""
+    """A damaged file is named in the problems, and the other files are read."""
     spool = Spool(tmp_path)
     spans = spool.training(2)
     spool.write(spans)
@@ -424,6 +426,8 @@ def test_cycles_of_parents(tmp_path: Path) -> None:
 
 
 def test_marks_of_every_type(tmp_path: Path) -> None:
+    """Marks of every type are read back with their value and type."""
+    """Marks of every type are read back with their value and type."""
     spool = Spool(tmp_path)
     spans = spool.training(1)
     step = spans[2]["id"]
@@ -449,6 +453,8 @@ def test_marks_of_every_type(tmp_path: Path) -> None:
 
 
 def test_runs_by_the_start_of_an_id(tmp_path: Path) -> None:
+    """A run is found by a unique start of its id; an ambiguous or unknown start is an error."""
+    """A run is found by a unique start of its id; an ambiguous or unknown start is an error."""
     for run_id in ("alpha-1", "alpha-2", "beta"):
         spool = Spool(
             tmp_path,
@@ -498,6 +504,8 @@ def test_a_folder_a_rank(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
+    """A folder without a spool, and a spool without records, are errors that say so."""
+    """A folder without a spool, and a spool without records, are errors that say so."""
     with pytest.raises(errors.SettingError, match="no run found"):
         cirron.open(tmp_path)
     Spool(tmp_path)
@@ -601,6 +609,8 @@ def test_a_store_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_compaction_changes_nothing(tmp_path: Path) -> None:
+    """Compacting a store leaves every answer as it was."""
+    """Compacting a store leaves every answer as it was."""
     spool = Spool(tmp_path)
     for span in spool.training(3):
         spool.write([span], [spool.mark(span["id"], "loss", 1.0)])
@@ -650,6 +660,8 @@ def test_a_large_segment_has_its_pyramid_at_once(
 
 
 def test_several_folders_into_one_store(tmp_path: Path) -> None:
+    """Several folders can be read into one store."""
+    """Several folders can be read into one store."""
     for rank in range(2):
         spool = Spool(tmp_path / f"rank{rank}", session(rank), rank + 1)
         spool.write(spool.training(2))
