@@ -200,12 +200,7 @@ TABLE = (
         is_in_files=False,
     ),
     Setting("output_dir", folder, "./.cirron", "the folder for spool, black box and snapshots"),
-    Setting(
-        "access",
-        choice(*ACCESS),
-        "private",
-        "who may read the files: private, group, all",
-    ),
+    Setting("access", choice(*ACCESS), "private", "who may read the files: private, group, all"),
     Setting("output", outputs, ("spool",), "local sinks: spool, log, stdout, none, or several"),
     Setting(
         "snapshots",
@@ -215,38 +210,16 @@ TABLE = (
     ),
     Setting("sample_rate", fraction, 0.01, "fraction of epochs that save raw tensors"),
     Setting(
-        "overhead", fraction, 0.01, "maximum share of a step's time spent measuring the device"
+        "overhead", fraction, 0.01, "share of a step's time that measuring the device may take"
     ),
-    Setting(
-        "loss_marks",
-        switch,
-        True,
-        "record the value that `backward` is called on as the mark `loss`",
-    ),
-    Setting(
-        "steps_per_epoch", count, 1000, "optimizer steps per epoch if nothing else marks its end"
-    ),
-    Setting(
-        "loggers",
-        switch,
-        True,
-        "record what the program logs to TensorBoard, W&B and others as marks",
-    ),
+    Setting("loss_marks", switch, True, "mark the value that `backward` is called on as `loss`"),
+    Setting("steps_per_epoch", count, 1000, "optimizer steps per epoch if nothing else ends it"),
+    Setting("loggers", switch, True, "mark what the program logs to TensorBoard, W&B and others"),
     Setting("flush_interval", seconds, 1.0, "seconds between flushes"),
+    Setting("spool_max_bytes", count, 1_000_000_000, "size limit; the oldest files are deleted"),
+    Setting("max_pending_records", count, 1_000_000, "limit of records waiting to be flushed"),
     Setting(
-        "spool_max_bytes",
-        count,
-        1_000_000_000,
-        "size limit of the spool; the oldest files are deleted first",
-    ),
-    Setting(
-        "max_pending_records", count, 1_000_000, "maximum number of records waiting to be flushed"
-    ),
-    Setting(
-        "silence_after",
-        seconds,
-        60.0,
-        "seconds without a record in an open scope before stacks are saved",
+        "silence_after", seconds, 60.0, "seconds of silence in a scope before stacks are saved"
     ),
     Setting("exit_timeout", seconds, 5.0, "maximum seconds that the exit of the process may take"),
     Setting("report", switch, True, "print a summary to standard error when the run ends"),

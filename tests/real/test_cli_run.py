@@ -245,7 +245,7 @@ def test_signals_reach_the_program(folder: Folder, number: signal.Signals) -> No
 def test_commands_that_cannot_run_say_why(folder: Folder) -> None:
     """A command that cannot run has the exit code of a shell, and a helpful message."""
     (folder.path / "text").write_text("no program")
-    missing = "Error: 'nosuch' is neither a Python script (.py) nor a command\n"
+    missing = "Error: 'nosuch' does not exist: it is neither a Python script (.py) nor a command\n"
 
     assert (127, missing) == folder.run("nosuch")[::2]
     assert (126, f"Error: '{folder.path}' is a folder: name the script to run\n") == folder.run(

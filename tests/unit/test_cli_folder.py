@@ -265,12 +265,12 @@ def test_compact_passes_on_folder_and_store(home: Path, monkeypatch: pytest.Monk
 
     def compact(where: str, store: str | None = None) -> dict[str, int]:
         given.append((where, store))
-        return {"files_before": 9, "files_after": 1}
+        return {"merged": 9, "removed": 1}
 
     monkeypatch.setattr(opened, "compact", compact, raising=False)
 
-    assert "files_before 9, files_after 1\n" == call("compact", "a").output
-    assert 1 == json.loads(call("compact", "--store", "s3://b", "--json").output)["files_after"]
+    assert "merged 9 segments, deleted 1 unused file\n" == call("compact", "a").output
+    assert 1 == json.loads(call("compact", "--store", "s3://b", "--json").output)["removed"]
     assert [("a", None), (".", "s3://b")] == given
 
 

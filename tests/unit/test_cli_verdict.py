@@ -138,7 +138,7 @@ def test_what_if_predicts_the_step_time(made: Made) -> None:
         "39.8% of the time, 0.16 s of these steps more"
         in cirron("report", "--what-if", "forward=2x")[1]
     )
-    assert "too few have data_load" in cirron("report", "--what-if", "data_load=0.5x")[1]
+    assert "too few steps have data_load" in cirron("report", "--what-if", "data_load=0.5x")[1]
     assert 2 == cirron("report", "--what-if", "nonsense")[0]
 
 

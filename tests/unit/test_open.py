@@ -524,7 +524,7 @@ def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
         (lambda run: run.series(3), "it must be the name of a mark"),
         (lambda run: run.tensor(3), "it must be the name of a tensor"),
         (lambda run: run.tree(rank=3), "the processes of this run have no ranks"),
-        (lambda run: run.export("json", 3), "it must be the name of a file"),
+        (lambda run: run.export("json", 3), "it must be the path of a file"),
         (lambda run: run.query("series"), "write run.query('series', name=...)"),
         (lambda run: run.query("timeline", width=3), "also needs from_ns=, to_ns=: write"),
     ],
@@ -561,7 +561,7 @@ def test_a_store_that_leads_out(tmp_path: Path) -> None:
     run = cirron.open(tmp_path)
 
     assert 5 == len(run.spans)
-    assert "names a file that cannot be one of its own" in run.problems[0]
+    assert "names a file with an invalid name" in run.problems[0]
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "cut", "foreign"])

@@ -111,7 +111,8 @@ def failure(name: str, error: OSError) -> click.ClickException:
     if os.path.isdir(name):
         return NotExecutableError(f"{name!r} is a folder: name the script to run")
     if isinstance(error, FileNotFoundError):
-        return AbsentError(f"{name!r} is neither a Python script (.py) nor a command")
+        problem = "is" if os.path.exists(name) else "does not exist: it is"
+        return AbsentError(f"{name!r} {problem} neither a Python script (.py) nor a command")
     return NotExecutableError(f"{name!r} cannot be executed: {error.strerror or error}")
 
 

@@ -149,7 +149,8 @@ def reasons(found: Why) -> str:
             else f": never arrived at the last {text.plain(group.step_name)}"
         )
         lines += ["", f"{who} ({group.state}{step}){late}"]
-        lines.append(f"  in {text.plain(group.where or 'no open span', 300)}")
+        where = f"in {text.plain(group.where, 300)}" if group.where else "no span was open"
+        lines.append(f"  {where}")
         if group.error:
             lines.append(f"  {text.plain(group.error, 300)}")
         if group.collective is not None:
