@@ -209,18 +209,14 @@ TABLE = (
         "weight and gradient capture: stats, sampled, full",
     ),
     Setting("sample_rate", fraction, 0.01, "fraction of epochs that save raw tensors"),
-    Setting(
-        "overhead", fraction, 0.01, "share of a step's time that measuring the device may take"
-    ),
+    Setting("overhead", fraction, 0.01, "share of a step's time for measuring the device"),
     Setting("loss_marks", switch, True, "mark the value that `backward` is called on as `loss`"),
     Setting("steps_per_epoch", count, 1000, "optimizer steps per epoch if nothing else ends it"),
     Setting("loggers", switch, True, "mark what the program logs to TensorBoard, W&B and others"),
     Setting("flush_interval", seconds, 1.0, "seconds between flushes"),
     Setting("spool_max_bytes", count, 1_000_000_000, "size limit; the oldest files are deleted"),
     Setting("max_pending_records", count, 1_000_000, "limit of records waiting to be flushed"),
-    Setting(
-        "silence_after", seconds, 60.0, "seconds of silence in a scope before stacks are saved"
-    ),
+    Setting("silence_after", seconds, 60.0, "seconds of silence in a scope until stacks are saved"),
     Setting("exit_timeout", seconds, 5.0, "maximum seconds that the exit of the process may take"),
     Setting("report", switch, True, "print a summary to standard error when the run ends"),
     Setting("tags", tags, {}, "labels for the run: a list, or name=value"),
