@@ -403,7 +403,7 @@ class TestProgram:
             deep = {"a": deep}
         write(tmp_path, session(program=wire.Program(config=deep)), [span("1", "epoch")])
 
-        assert "more than 64 deep" in show(tmp_path).output
+        assert "more than 64 levels deep" in show(tmp_path).output
 
 
 class TestOptions:
