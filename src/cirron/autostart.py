@@ -1,8 +1,9 @@
-"""Begins to profile a process that `cirron run` started, or a child of one, without its help.
+"""Profiles the process that `cirron run` starts, and its child processes, without changing them.
 
-`cirron run` leaves word in the environment; `site/sitecustomize.py` calls `begin` before the
-program runs. The program itself is profiled at once, a child as soon as it imports a framework, so
-that the many small helpers that a training starts leave no sessions. Launchers are not profiled.
+`cirron run` sets an environment variable, and `site/sitecustomize.py` calls `begin` before the
+program runs. The program itself is profiled immediately. A child is profiled when it imports a
+framework, so that the many small helpers of a training leave no sessions. Launchers are not
+profiled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 VARIABLE = "CIRRON_AUTOSTART"
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 
-# Those of `hooks.PRECEDENCE`: every small helper that a program starts would pay for that import.
+# The same as `hooks.PRECEDENCE`, which takes too long to import in every small helper process.
 FRAMEWORKS = {
     "jax",
     "keras",
@@ -31,8 +32,8 @@ FRAMEWORKS = {
     "transformers",
     "xgboost",
 }
-# Programs that start the ones to look at, or that are tools of a framework: by the name of the
-# script, or by the module after `-m`.
+# Programs that start other programs, or that are tools of a framework: the name of the script, or
+# of the module after `-m`.
 LAUNCHERS = {
     "torchrun",
     "accelerate",
@@ -49,7 +50,7 @@ HELPERS = (os.path.join("torch", "_inductor", "compile_worker", "__main__.py"),)
 
 
 def environment(environ: Mapping[str, str], run_id: str) -> dict[str, str]:
-    """The environment for a program whose Python processes are to be profiled, as one run."""
+    """The environment for a program whose Python processes are profiled as one run."""
     path = [SITE, *filter(None, [environ.get("PYTHONPATH")])]
     return {
         **environ,
@@ -72,11 +73,11 @@ def begin() -> None:
 
 
 def program() -> tuple[str, list[str]]:
-    """What this process runs, and its arguments as `sys.argv` will have them."""
+    """The script or module that this process runs, and its future `sys.argv`."""
     argv = list(sys.argv) or [""]
     if argv[0] != "-m":
         return argv[0], argv
-    at = len(sys.orig_argv) - len(argv)  # while Python starts, "-m" stands for the module's file
+    at = len(sys.orig_argv) - len(argv)  # while Python starts, sys.argv[0] is "-m"
     name = sys.orig_argv[at].removeprefix("-m") if 0 < at < len(sys.orig_argv) else ""
     return name, [f"-m {name}", *argv[1:]]
 
@@ -88,7 +89,7 @@ def start(argv: list[str] | None = None) -> None:
         from cirron import session
 
         if argv is not None:
-            sys.argv = argv  # what is recorded as having run
+            sys.argv = argv  # recorded as the command line
         session.begin_by_itself()
     except Exception as error:  # noqa: BLE001  protects the program: it runs without a profiler
         print(f"cirron: this process is not profiled: {error}", file=sys.stderr)
@@ -97,15 +98,15 @@ def start(argv: list[str] | None = None) -> None:
 
 
 class WaitForFramework:
-    """In `sys.meta_path`: sees the first import of a framework, before it is done."""
+    """An import finder that starts profiling at the first import of a framework."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Starts the profiler, and leaves the import to those after it."""
+        """Starts the profiler, and leaves the import to the other finders."""
         if name not in FRAMEWORKS or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
         start()
-        # The list has changed under the loop that called this: the hooks' finder may be new in it.
+        # `start` may have added the hooks' finder to the list that Python is iterating over.
         for finder in list(sys.meta_path):
             spec = finder.find_spec(name, path, target)
             if spec is not None:

@@ -1,7 +1,7 @@
-"""`ci.env`: a variable of the environment, else of the nearest `.env` file that the user wrote.
+"""`ci.env`: reads an environment variable, else a variable from the nearest trusted `.env` file.
 
-The file is read at each call, so that a change counts at once, and the process's environment is
-never written to.
+The file is read at each call, so that a change takes effect immediately. The process's environment
+is never modified.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cirron import errors, project
 if TYPE_CHECKING:
     from pathlib import Path
 
-MAX_LINES = 5  # broken lines that a warning names
+MAX_LINES = 5  # invalid lines named in a warning
 
 LINE = re.compile(
     r"""
@@ -33,22 +33,22 @@ LINE = re.compile(
 )
 BLANK = re.compile(r"[^\S\n]*(?:\#[^\n]*)?(?:\n|\Z)")
 ANY = re.compile(r"[^\n]*(?:\n|\Z)")
-COMMENT = re.compile(r"\s\#.*")  # after a value without quotes: `#fff` is no comment
+COMMENT = re.compile(r"\s\#.*")  # after an unquoted value; `#fff` is not a comment
 ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "$": "$"}
 
 
 def env(name: str, default: Any = None) -> Any:
-    """A variable of the environment, or of the nearest `.env` file, or the default.
+    """Return an environment variable, else its value in the nearest `.env` file, else the default.
 
-    A value that starts with `{` or `[` is read as JSON; every other one is the text, and so is one
-    that is no JSON where the default is a text.
+    A value that starts with `{` or `[` is parsed as JSON. If it is not valid JSON and the default
+    is a string, it is returned as text. Every other value is text.
 
     >>> ci.env("LIMITS", {"tokens": 256})["tokens"]
     256
     """
     if not isinstance(name, str):
-        raise errors.InputError(f"ci.env() needs the name of a variable; got {name!r}")
+        raise errors.InputError(f"ci.env() needs the name of a variable as a string; got {name!r}")
     value, where = os.environ.get(name), "the environment"
     if value is None:
         value, where = from_file(name)
@@ -58,17 +58,17 @@ def env(name: str, default: Any = None) -> Any:
         return value
     try:
         return json.loads(value)
-    except (ValueError, RecursionError) as error:  # the value may be a secret: it is not shown
-        if isinstance(default, str):  # a text is what is wanted: a prompt that starts with [INST]
+    except (ValueError, RecursionError) as error:  # the value is not shown: it may be a secret
+        if isinstance(default, str):  # text is expected, such as a prompt that starts with [INST]
             return value
         raise errors.SettingError(
-            f"{name}, from {where}, starts with {value[0]!r} and is not JSON: {error}."
-            f" Write JSON, such as {name}='[1, 2]', or begin the text with another character"
+            f"{name}, from {where}, starts with {value[0]!r} but is not valid JSON: {error}."
+            f" Write JSON, such as {name}='[1, 2]', or start the text with another character"
         ) from None
 
 
 def from_file(name: str) -> tuple[str | None, str]:
-    """The variable in the nearest `.env` that may be used, and where that is."""
+    """The variable in the nearest trusted `.env` file, and the path of that file."""
     for file in project.files(".env"):
         if file.fault is None:
             return variables(file.path, file.content).get(name), str(file.path)
@@ -78,7 +78,7 @@ def from_file(name: str) -> tuple[str | None, str]:
 
 @functools.lru_cache(maxsize=16)
 def variables(path: Path, content: bytes) -> dict[str, str]:
-    """The variables of this version of a file. Cached, so what is wrong with it is said once."""
+    """The variables of this version of a file. Cached, so it warns once per version."""
     is_wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))  # as PowerShell's `>` writes it
     text = content.decode("utf-16" if is_wide else "utf-8-sig", "replace")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -100,9 +100,9 @@ def variables(path: Path, content: bytes) -> dict[str, str]:
         more = f" and {len(broken) - MAX_LINES} more" if len(broken) > MAX_LINES else ""
         is_one = len(broken) == 1
         project.tell(
-            f"{path}, line {numbers}, is not NAME=value, and is ignored"
+            f"{path}: line {numbers} is ignored, because it is not NAME=value"
             if is_one
-            else f"{path}, lines {numbers}{more}, are not NAME=value, and are ignored"
+            else f"{path}: lines {numbers}{more} are ignored, because they are not NAME=value"
         )
     return found
 

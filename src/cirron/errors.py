@@ -1,14 +1,13 @@
 """Every exception that cirron raises on purpose.
 
     CirronError
-      SettingError (ValueError)      a setting, argument or option with a bad value
-        UnknownRunError (KeyError)   there is no run, none has this id, or several begin with it
+      SettingError (ValueError)      a setting, argument or option with an invalid value
+        UnknownRunError (KeyError)   there are no runs, no run has this id, or several start with it
       InputError (TypeError)         a value of the wrong type given to scope, mark, epochs, batches
         ScopeReusedError             a scope entered a second time
-      MissingDependencyError (ImportError)   an extra is not installed; says the pip line
+      MissingDependencyError (ImportError)   an optional package is missing; has the pip command
 
-They come from calls that set things up or that are plainly wrong. Recording itself never raises:
-see `guard.py`.
+They report wrong calls and wrong settings. Recording itself never raises: see `guard.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CirronError(Exception):
-    """The base of every error that cirron raises."""
+    """Base class of every error that cirron raises."""
 
 
 class SettingError(CirronError, ValueError):
@@ -27,9 +26,9 @@ class SettingError(CirronError, ValueError):
 
 
 class UnknownRunError(SettingError, KeyError):
-    """There is no run, none has this id, or several begin with it."""
+    """There are no runs, no run has this id, or several start with it."""
 
-    __str__ = Exception.__str__  # KeyError's shows a repr
+    __str__ = Exception.__str__  # KeyError would show a repr
 
 
 class InputError(CirronError, TypeError):
@@ -37,18 +36,18 @@ class InputError(CirronError, TypeError):
 
 
 class ScopeReusedError(InputError):
-    """One scope object was entered twice."""
+    """The same scope object was entered twice."""
 
 
 class MissingDependencyError(CirronError, ImportError):
-    """Something needs a package that is not installed."""
+    """A feature needs a package that is not installed."""
 
 
 MAX_SHOWN = 1_000  # characters of a value that a message shows
 
 
 def shown(given: object) -> str:
-    """The value as a message shows it, however long it is and whatever its own repr does."""
+    """The value as text for a message, even if it is long or its repr fails."""
     try:
         text = repr(given)
     except KeyboardInterrupt:
@@ -61,7 +60,8 @@ def shown(given: object) -> str:
 def one_of(what: str, given: object, allowed: Iterable[object]) -> SettingError:
     """The error for a value outside a fixed list."""
     names = ", ".join(repr(name) for name in allowed)
-    return SettingError(f"{what}={shown(given)} is not valid; use one of {names}")
+    rule = f"use one of {names}" if names else f"there is no {what} yet"
+    return SettingError(f"{what}={shown(given)} is not valid; {rule}")
 
 
 def out_of_range(what: str, given: object, rule: str) -> SettingError:
@@ -105,12 +105,12 @@ def not_a_value(name: str, given: object) -> InputError:
         got = f"{type(given).__name__} of shape {shape}"
         return InputError(f"{takes}; got {got}. Reduce it first, as in value.mean()")
     if given is None:
-        return InputError(f"{takes}; got NoneType. Mark a value only where there is one")
+        return InputError(f"{takes}; got NoneType. Mark only values that are not None")
     return InputError(f"{takes}; got {type(given).__name__}. Convert it first, as in str(value)")
 
 
 def not_iterable(where: str, given: object) -> InputError:
-    """The error for a loop over something that is no iterable."""
+    """The error for a loop over something that is not iterable."""
     hint = f". Write {where}(range({given}))" if isinstance(given, int) else ""
     return InputError(
         f"{where}() needs something to loop over; got {shown(given)} ({type(given).__name__}){hint}"
@@ -118,7 +118,7 @@ def not_iterable(where: str, given: object) -> InputError:
 
 
 def missing(what: str, package: str, extra: str) -> MissingDependencyError:
-    """The error for a package that an extra would have brought."""
+    """The error for a missing optional package."""
     return MissingDependencyError(
         f'{what} needs {package}, which is not installed: pip install "cirron[{extra}]"'
     )

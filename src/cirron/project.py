@@ -1,9 +1,9 @@
 """Files of the user's project: `pyproject.toml` and `.env`, in the working directory or above it.
 
-Such a file decides where records and keys go, and anyone who can write to a folder above can put
-one there. So a file counts only if the user or root wrote it, and reading it never waits: a pipe, a
-device or a huge file in its place is refused. Runs on the user's thread, in `ci.profile()` and
-`ci.env()`.
+Such a file decides where records and keys are sent, and anyone who can write to a folder above can
+put one there. A file is therefore used only if it belongs to the user or root. Reading it never
+blocks: a pipe, a device or a huge file in its place is rejected. Runs on the user's thread, in
+`ci.profile()` and `ci.env()`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class File(NamedTuple):
-    """A file that is there, and why it must not be used, if so."""
+    """An existing file, and the reason if it must not be used."""
 
     path: Path
     is_inside: bool  # the project: the working directory, or a folder up to the one with `.git`
-    content: bytes  # empty where it could not be read
+    content: bytes  # empty if it could not be read
     fault: str | None
 
 
 def files(name: str) -> Iterator[File]:
-    """The files of that name, the nearest first. A folder of that name is passed by."""
+    """The files with that name, nearest first. Folders with that name are skipped."""
     try:
         here = Path.cwd()
-    except OSError:  # it was deleted, or is inside a folder that we may not search
+    except OSError:  # it was deleted, or is inside a folder without search permission
         return
     folders = (here, *here.parents)
     top = next((i for i, folder in enumerate(folders) if os.path.lexists(folder / ".git")), 0)
@@ -53,8 +53,8 @@ def files(name: str) -> Iterator[File]:
 
 
 def read(path: Path, mode: int) -> tuple[bytes, str | None]:
-    """The content and the fault of one file, of which one is empty or both are there."""
-    if not stat.S_ISREG(mode):  # not even opened: that alone can set off a writer or a device
+    """The content of a file, and the reason if it must not be used."""
+    if not stat.S_ISREG(mode):  # opening a pipe or a device can already have side effects
         return b"", "it is not a regular file"
     try:
         with open(os.open(path, FLAGS), "rb") as file:
@@ -70,9 +70,9 @@ def read(path: Path, mode: int) -> tuple[bytes, str | None]:
 
 
 def distrust(path: Path, status: os.stat_result) -> str | None:
-    """Why somebody else may have written this file, or put it there; None if nobody else can have.
+    """Why another user may have written or placed this file; None if no other user could have.
 
-    Root is trusted as the system is. A link is judged with what it leads to.
+    Root is trusted. For a link, both the link and its target are checked.
     """
     if not hasattr(os, "getuid"):  # Windows: os.stat() does not say who owns a file
         return None
@@ -93,9 +93,10 @@ def distrust(path: Path, status: os.stat_result) -> str | None:
 
 
 def is_private(status: os.stat_result) -> bool:
-    """Whether the file's group is its owner's alone, as where each user has a group of that name.
+    """Whether the owner is the only member of the file's group: a private group per user.
 
-    Such systems let the group write to every new file (umask 002). Many may be in root's group.
+    Such systems let the group write to every new file (umask 002). Root's group may have many
+    members.
     """
     if not status.st_mode & stat.S_IWGRP or not status.st_gid:
         return False
@@ -113,5 +114,5 @@ def is_private(status: os.stat_result) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def tell(message: str) -> None:
-    """Warns once of the same thing."""
+    """Logs a warning, once per message."""
     guard.warn("%s", message)

@@ -1,8 +1,8 @@
-"""`@ci.inference`: a `request` span round each call of a function that answers. Runs on its thread.
+"""`@ci.inference`: a `request` span around each call of a function. Runs on the caller's thread.
 
-What an answer holds is told by its shape, never by its type, so that no framework is imported: the
+Answers are recognised by their shape, never by their type, so that no framework is imported: the
 `usage` of an OpenAI response, the token ids of a Hugging Face `generate`, the items of a stream. A
-stream is seen as it passes: no item is held back, and nothing but numbers is kept of it.
+stream is observed as it passes: no item is held back, and only numbers are kept.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 CAPTURES = ("capture_inputs", "capture_outputs")
 
-# Answers with nothing in them to look for, as most functions give.
+# Types of answers that contain nothing to record, which most functions return.
 PLAIN = frozenset((type(None), bool, int, float, str, bytes, list, tuple))
 
-# What is marked, and what a `usage` calls it: that of chat completions, that of responses.
+# The name of each mark, and its names in a `usage`: of chat completions, and of responses.
 USAGE = {
     "prompt_tokens": ("prompt_tokens", "input_tokens"),
     "completion_tokens": ("completion_tokens", "output_tokens"),
 }
-# What a piece of a streamed choice may say it in.
+# Fields of a streamed choice that may have content.
 SAID = ("content", "reasoning_content", "refusal", "tool_calls", "function_call")
 
-# Where an answer keeps the generator that it streams from: `openai.Stream`, Starlette's
+# The attribute that holds the generator of a stream: `openai.Stream`, Starlette's
 # `StreamingResponse`, Flask's `Response`.
 STREAMED_FROM = ("_iterator", "body_iterator", "response")
-# The events that `openai` makes of a chat's chunks, and what has the text in those that bring any.
+# The events that `openai` derives from the chunks of a chat, and the attribute with new text.
 EVENTS = {
     "content.delta": "delta",
     "content.done": "",
@@ -59,11 +59,12 @@ def inference(function: F, /, *, config: Mapping[str, Any] | None = None) -> F: 
 @overload
 def inference(*, config: Mapping[str, Any] | None = None) -> Callable[[F], F]: ...
 def inference(function: Any = None, /, *, config: Any = None) -> Any:
-    """Makes each call of a function a `request` span with an id, and marks what its answer tells.
+    """Record each call of a function as a `request` span with an id, and mark its token counts.
 
-    That is tokens from an OpenAI-shaped `usage`, the lengths of a Hugging Face `generate`, time to
-    first token and tokens per second of a stream. `config` has `capture_inputs` and
-    `capture_outputs`, to keep those too; its other keys go with each request as an attribute.
+    The marks are tokens from an OpenAI-shaped `usage`, the lengths of a Hugging Face `generate`,
+    and time to first token and tokens per second of a stream. With `capture_inputs` and
+    `capture_outputs` in `config`, the inputs and outputs are recorded too; other keys of `config`
+    become an attribute of each request.
 
     >>> @ci.inference
     ... def answer(messages):
@@ -77,7 +78,7 @@ def inference(function: Any = None, /, *, config: Any = None) -> Any:
     if inspect.isclass(target) or not callable(target):
         raise errors.InputError(
             f"ci.inference decorates functions and methods; got {function!r}."
-            " Write @ci.inference or @ci.inference(config={...}) above the function that answers"
+            " Write @ci.inference or @ci.inference(config={...}) above the function"
         )
     name = getattr(target, "__qualname__", None) or type(target).__qualname__
     parameters = signature(target) if checked is not None and checked.inputs else None
@@ -95,7 +96,7 @@ def inference(function: Any = None, /, *, config: Any = None) -> Any:
 
 
 class Config(NamedTuple):
-    """What `config=` asks for."""
+    """The checked `config=`."""
 
     inputs: bool
     outputs: bool
@@ -103,7 +104,7 @@ class Config(NamedTuple):
 
 
 def check(config: Any) -> Config | None:
-    """The config, or None where it is empty; raises for what is plainly wrong."""
+    """The config, or None if it is empty; raises if it is invalid."""
     if config is None:
         return None
     if not isinstance(config, Mapping):
@@ -120,7 +121,7 @@ def check(config: Any) -> Config | None:
 
 
 class Request(wrap.Call):
-    """One call of a decorated function, until its answer is out, to the last item."""
+    """One call of a decorated function, until its answer, or the last item of it, is delivered."""
 
     __slots__ = ("_args", "_config", "_kwargs", "_stream")
 

@@ -1,9 +1,10 @@
-"""Every setting, in one table, and where its value comes from. The only reader of the environment.
+"""All settings in one table, and where their values come from. Only this module reads the
+environment.
 
 A value comes from the call, else the environment, else `[tool.cirron]` in the nearest
-`pyproject.toml`, else the default. A bad one in the call or the environment raises, and names what
-is allowed. A bad one in a file is ignored with a warning. A key goes only where the user meant it
-to go.
+`pyproject.toml`, else the default. An invalid value in the call or the environment raises an error
+that names the allowed values. An invalid value in a file is ignored with a warning. An API key is
+sent only to the endpoint that the user meant.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SNAPSHOTS = ("stats", "sampled", "full")
 OUTPUTS = ("spool", "log", "stdout", "none")
 ACCESS = ("private", "group", "all")
 
-MAX_FAULTS = 5  # of one file that a warning names
+MAX_FAULTS = 5  # named in the warning about one file
 
 HEADER = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*cirron[ \t]*\]", re.MULTILINE)
 # tomllib takes 36 s for a key of 40,000 parts.
@@ -33,10 +34,10 @@ LONG_KEY = re.compile(r"""(?:\.[ \t]*+[\w"'-]++[ \t]*+){100}""")
 
 
 class Setting(NamedTuple):
-    """One row: what it is called, how it is checked, and what it is when nobody says."""
+    """One row: the name, the check, the default and the description of a setting."""
 
     name: str
-    check: Callable[[str, Any], Any]  # (what to call it in an error, given) -> value
+    check: Callable[[str, Any], Any]  # (name for error messages, given) -> value
     default: Any
     doc: str
     is_in_files: bool = True  # whether a pyproject.toml may set it
@@ -48,12 +49,12 @@ class Setting(NamedTuple):
 
 
 def key(what: str, given: Any) -> str:
-    """A key that can go into a header. The error does not show it."""
+    """A key that is valid in an HTTP header. The error does not show it."""
     stripped = given.strip() if isinstance(given, str) else ""
     if stripped and stripped.isascii() and stripped.isprintable():
         return stripped
     raise errors.SettingError(
-        f"{what} is empty or holds characters that no key has; copy it again"
+        f"{what} is empty or has characters that are not allowed in a key; copy the key again"
         " into CIRRON_API_KEY, or ci.Cirron(api_key=...)"
     )
 
@@ -68,27 +69,27 @@ def address(what: str, given: Any) -> str:
             and parts.hostname
             and parts.port != 0
             and "@" not in parts.netloc
-            # urlsplit() leaves out line breaks, and other programs read a backslash as a slash.
+            # urlsplit() drops line breaks, and other programs read a backslash as a slash.
             and text.isprintable()
             and not {" ", "\\"} & set(text)
         )
-    except ValueError:  # a port that is no number, a broken IPv6 address
+    except ValueError:  # a port that is not a number, an invalid IPv6 address
         is_good = False
     if is_good:
         return text.rstrip("/")
     if "@" in text:
         raise errors.SettingError(
-            f"{what} has a user name or password before an '@', which is not shown here and never"
-            " sent; use an address such as https://api.cirron.com, and api_key for the key"
+            f"{what} contains a user name or password before an '@' (not shown here, and never"
+            " sent); use an address such as https://api.cirron.com, and put the key into api_key"
         )
     raise errors.out_of_range(what, given, "it must be an address such as https://api.cirron.com")
 
 
 def is_encrypted_or_local(endpoint: str) -> bool:
-    """Whether nobody on the network can read what is sent there.
+    """Whether a connection to this address cannot be read by others on the network.
 
-    Only exact spellings are local: others, such as 127.1, 0x7f000001 or `localhost.`, may mean
-    something else to the resolver.
+    Only exact spellings count as local: the resolver may read others, such as 127.1, 0x7f000001 or
+    `localhost.`, differently.
     """
     parts = urlsplit(endpoint)
     if parts.scheme == "https" or parts.hostname == "localhost":
@@ -130,14 +131,14 @@ def seconds(what: str, given: Any) -> float:
     value = number(given)
     if value is not None and 0 < value <= 3600:
         return value
-    raise errors.out_of_range(what, given, "it must be a number of seconds above 0, 3600 at most")
+    raise errors.out_of_range(what, given, "it must be a number of seconds above 0, at most 3600")
 
 
 def count(what: str, given: Any) -> int:
     value = number(given)
     if value is not None and value >= 1 and value == int(value):
         return int(value)
-    raise errors.out_of_range(what, given, "it must be a whole number above 0")
+    raise errors.out_of_range(what, given, "it must be an integer above 0")
 
 
 def switch(what: str, given: Any) -> bool:
@@ -158,12 +159,12 @@ def outputs(what: str, given: Any) -> tuple[str, ...]:
         if name not in OUTPUTS:
             raise errors.one_of(what, given, OUTPUTS)
     if "none" in names and len(names) > 1:
-        raise errors.out_of_range(what, given, "'none' stands alone")
+        raise errors.out_of_range(what, given, "'none' cannot be combined with other outputs")
     return tuple(dict.fromkeys(names))
 
 
 def tags(what: str, given: Any) -> dict[str, str]:
-    """Tags by name; of one that is a name alone the value is empty."""
+    """Tags by name; a tag without a value has an empty value."""
     if isinstance(given, str):
         given = [part.strip() for part in given.split(",") if part.strip()]
     if isinstance(given, (list, tuple)) and all(isinstance(one, str) for one in given):
@@ -171,13 +172,13 @@ def tags(what: str, given: Any) -> dict[str, str]:
     if not isinstance(given, Mapping) or not all(
         isinstance(one, str) for pair in given.items() for one in pair
     ):
-        rule = "it must be a list or a dict of texts, such as ['baseline'] or {'team': 'vision'}"
+        rule = "it must be a list or dict of strings, such as ['baseline'] or {'team': 'vision'}"
         raise errors.out_of_range(what, given, rule)
     return dict(given)
 
 
 def number(given: Any) -> float | None:
-    """The number, from a number or from text; None for anything else, NaN included."""
+    """The number, from a number or a string; None for anything else, including NaN."""
     if isinstance(given, bool) or not isinstance(given, (int, float, str)):
         return None
     try:
@@ -190,7 +191,7 @@ def number(given: Any) -> float | None:
 TABLE = (
     Setting("enabled", switch, True, "False: record nothing, at next to no cost"),
     Setting("api_key", key, None, "send batches to the platform with this key"),
-    Setting("api_endpoint", address, "https://api.cirron.com", "where the platform is"),
+    Setting("api_endpoint", address, "https://api.cirron.com", "address of the platform"),
     Setting(
         "allow_insecure",
         switch,
@@ -199,12 +200,7 @@ TABLE = (
         is_in_files=False,
     ),
     Setting("output_dir", folder, "./.cirron", "the folder for spool, black box and snapshots"),
-    Setting(
-        "access",
-        choice(*ACCESS),
-        "private",
-        "who may read what is written: private, group, all",
-    ),
+    Setting("access", choice(*ACCESS), "private", "who may read the files: private, group, all"),
     Setting("output", outputs, ("spool",), "local sinks: spool, log, stdout, none, or several"),
     Setting(
         "snapshots",
@@ -212,28 +208,24 @@ TABLE = (
         "stats",
         "weight and gradient capture: stats, sampled, full",
     ),
-    Setting("sample_rate", fraction, 0.01, "fraction of epochs whose raw tensors are kept"),
-    Setting("overhead", fraction, 0.01, "share of a step's time that measuring a device may take"),
-    Setting(
-        "loss_marks", switch, True, "what `backward` is called on is marked as the step's `loss`"
-    ),
-    Setting("steps_per_epoch", count, 1000, "optimizer steps of an epoch that nothing else bounds"),
-    Setting(
-        "loggers", switch, True, "marks for what the program logs to TensorBoard, W&B and others"
-    ),
+    Setting("sample_rate", fraction, 0.01, "fraction of epochs that save raw tensors"),
+    Setting("overhead", fraction, 0.01, "share of a step's time for measuring the device"),
+    Setting("loss_marks", switch, True, "mark the value that `backward` is called on as `loss`"),
+    Setting("steps_per_epoch", count, 1000, "optimizer steps per epoch if nothing else ends it"),
+    Setting("loggers", switch, True, "mark what the program logs to TensorBoard, W&B and others"),
     Setting("flush_interval", seconds, 1.0, "seconds between flushes"),
-    Setting("spool_max_bytes", count, 1_000_000_000, "past this the oldest spool files go"),
-    Setting("max_pending_records", count, 1_000_000, "records that may wait for the flusher"),
-    Setting("silence_after", seconds, 60.0, "seconds of silence in a scope before stacks are kept"),
-    Setting("exit_timeout", seconds, 5.0, "seconds that the end of the process may take"),
-    Setting("report", switch, True, "how the run went, on standard error when it ends"),
+    Setting("spool_max_bytes", count, 1_000_000_000, "size limit; the oldest files are deleted"),
+    Setting("max_pending_records", count, 1_000_000, "limit of records waiting to be flushed"),
+    Setting("silence_after", seconds, 60.0, "seconds of silence in a scope until stacks are saved"),
+    Setting("exit_timeout", seconds, 5.0, "maximum seconds that the exit of the process may take"),
+    Setting("report", switch, True, "print a summary to standard error when the run ends"),
     Setting("tags", tags, {}, "labels for the run: a list, or name=value"),
 )
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 
 
 class Settings:
-    """The values in force, one attribute a setting."""
+    """The effective values, one attribute per setting."""
 
     enabled: bool
     api_key: str | None
@@ -261,9 +253,9 @@ class Settings:
 
 
 def check(given: Mapping[str, Any], **called: str) -> dict[str, Any]:
-    """The arguments that were given, checked; those that are None are left out.
+    """The given arguments, checked; arguments that are None are left out.
 
-    `called` says what an argument is called where it was given, if not as the setting.
+    `called` maps a setting to the name of its argument, if that is different.
     """
     return {
         name: BY_NAME[name].check(called.get(name, name), value)
@@ -273,15 +265,15 @@ def check(given: Mapping[str, Any], **called: str) -> dict[str, Any]:
 
 
 class Table(NamedTuple):
-    """What the `[tool.cirron]` of a file says."""
+    """The content of the `[tool.cirron]` table of a file."""
 
     file: project.File
     values: Mapping[str, Any]
-    faults: Mapping[str, str]  # keys that are not used, and why
+    faults: Mapping[str, str]  # ignored keys, and why
 
 
 def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
-    """All settings, each from the best place that has it. `arguments` went through `check`."""
+    """All settings, each from the first source that has it. `arguments` went through `check`."""
     environ = os.environ if environ is None else environ
     table = from_project()
     values: dict[str, Any] = {}
@@ -292,7 +284,7 @@ def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = No
         elif environ.get(setting.variable):
             values[name] = setting.check(setting.variable, environ[setting.variable])
     keep_key_safe(values, table)
-    # A switch in the environment turns a run off whatever the code says: that is what it is for.
+    # CIRRON_ENABLED=0 turns profiling off, whatever the code says.
     if environ.get("CIRRON_ENABLED") and not switch("CIRRON_ENABLED", environ["CIRRON_ENABLED"]):
         values["enabled"] = False
     defaults = {setting.name: setting.default for setting in TABLE}
@@ -300,16 +292,16 @@ def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = No
 
 
 def is_in_environment(setting: Setting) -> bool:
-    """Whether the environment says what it is."""
+    """Whether the environment sets it."""
     return bool(os.environ.get(setting.variable))
 
 
 def keep_key_safe(given: dict[str, Any], table: Table | None) -> None:
-    """Sees to it that a key is sent only to where it belongs, and not in the clear.
+    """Makes sure that a key is sent only to its own endpoint, and never unencrypted.
 
-    `given` is what the call and the environment say. There the wrong combination raises. Where a
-    file has a part in it, no key is used at all, so that nothing is sent. (To send to the default
-    address instead would hand a key and records to somebody whom the file did not name.)
+    `given` has the values from the call and the environment. A wrong combination there raises an
+    error. If a file is involved, the key is dropped, so that nothing is sent. (Sending to the
+    default address instead would give a key and records to an endpoint that the file did not name.)
     """
     found: Mapping[str, Any] = {**(table.values if table else {}), **given}
     if found.get("api_key") is None:
@@ -322,34 +314,34 @@ def keep_key_safe(given: dict[str, Any], table: Table | None) -> None:
     if table is None or {"api_key", "api_endpoint"} <= given.keys():
         if is_clear:
             raise errors.SettingError(
-                f"api_endpoint={errors.shown(endpoint)} is not encrypted, and api_key would be"
-                f" readable on the way; {advice}"
+                f"api_endpoint={errors.shown(endpoint)} is not encrypted: others on the network"
+                f" could read api_key; {advice}"
             )
         return
     is_named_there = "api_endpoint" not in given
     if is_clear:
-        problem = f"would be readable on the way to {endpoint}; {advice}"
+        problem = f"would be sent unencrypted to {endpoint}; {advice}"
     elif is_named_there and "api_endpoint" in table.faults:
-        problem = "has no address to go to, since the api_endpoint there is not used"
+        problem = "has no endpoint: the api_endpoint in that file is not valid"
     elif (
         is_named_there
         and "api_endpoint" in table.values
         and not (table.file.is_inside or "api_key" not in given)
     ):
         problem = (
-            f"was not given for {endpoint}, which a file outside of the project names; put both"
+            f"was not meant for {endpoint}, which a file outside the project sets; put both"
             " into that file, or set CIRRON_API_ENDPOINT"
         )
     else:
         return
-    project.tell(f"{table.file.path}: nothing is sent, since the API key {problem}")
+    project.tell(f"{table.file.path}: nothing is sent, because the API key {problem}")
     given["api_key"] = None
     if is_named_there:
         given["api_endpoint"] = BY_NAME["api_endpoint"].default
 
 
 def from_project() -> Table | None:
-    """The nearest `[tool.cirron]` in a `pyproject.toml` here or above that the user wrote."""
+    """The nearest `[tool.cirron]` in a trusted `pyproject.toml`, here or in a folder above."""
     for file in project.files("pyproject.toml"):
         if file.fault is None:
             table = read_table(file)
@@ -357,18 +349,18 @@ def from_project() -> Table | None:
                 return table
         elif not file.content or HEADER.search(file.content):
             project.tell(
-                f"{file.path} is ignored: {file.fault}. Settings may also come from the"
-                " environment, such as CIRRON_OUTPUT_DIR"
+                f"{file.path} is ignored: {file.fault}. You can also set environment variables,"
+                " such as CIRRON_OUTPUT_DIR"
             )
     return None
 
 
 def read_table(file: project.File) -> Table | None:
-    """The `[tool.cirron]` of a file, as far as it is good; what is not good is warned about.
+    """The valid part of a file's `[tool.cirron]`, with a warning about the rest.
 
-    A relative `output_dir` is in the file's folder, wherever below it the program is started.
+    A relative `output_dir` is relative to the file's folder, wherever the program is started.
     """
-    if b"cirron" not in file.content:  # so that most programs do without a parser
+    if b"cirron" not in file.content:  # most programs then never import a parser
         return None
     import tomllib
 
@@ -406,14 +398,14 @@ def read_table(file: project.File) -> Table | None:
 
 
 def in_file(name: str) -> Callable[[str, Any], Any]:
-    """The check of a setting that a file gives; raises if there is none, or a file may not."""
+    """The check for a setting in a file; raises if it is unknown or not allowed in a file."""
     setting = BY_NAME.get(name)
     if setting is None:
         known = [setting.name for setting in TABLE if setting.is_in_files]
         raise errors.one_of("[tool.cirron] key", name, known)
     if not setting.is_in_files:
         raise errors.SettingError(
-            f"[tool.cirron] {name} is not taken from a file; set {setting.variable},"
+            f"[tool.cirron] {name} is not allowed in a file; set {setting.variable},"
             f" or ci.Cirron({name}=...)"
         )
     return setting.check

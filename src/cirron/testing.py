@@ -1,4 +1,4 @@
-"""For tests, ours and yours: a fake clock, sequential ids, a sink in memory, and `capture()`.
+"""Test kit for cirron and its users: a fake clock, sequential ids, a memory sink, and `capture()`.
 
 >>> from cirron import testing
 >>> with testing.capture() as captured:
@@ -36,7 +36,7 @@ PREFIX = "0" * 16
 
 
 class FakeClock:
-    """A monotonic clock that moves by `tick_ns` each time it is read, and when told to."""
+    """A monotonic clock that advances by `tick_ns` each time it is read, and with `advance`."""
 
     def __init__(self, start_ns: int = 0, tick_ns: int = 1_000) -> None:
         self.now_ns = start_ns
@@ -47,12 +47,12 @@ class FakeClock:
         return self.now_ns
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass."""
+        """Advances the clock."""
         self.now_ns += round(seconds * 1e9)
 
 
 class MemorySink(Sink):
-    """A sink that keeps what it is given, for `ci.profile(sinks=[...])` and for tests of ours."""
+    """A sink that keeps its batches, for `ci.profile(sinks=[...])`."""
 
     def __init__(self) -> None:
         self.sealed: list[Sealed] = []

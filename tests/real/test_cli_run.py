@@ -242,13 +242,20 @@ def test_signals_reach_the_program(folder: Folder, number: signal.Signals) -> No
     assert (5, f"got {int(number)}\n") == (process.returncode, out)
 
 
-def test_commands_that_are_none(folder: Folder) -> None:
-    """What cannot be run has the exit codes of a shell, and a message."""
+def test_commands_that_cannot_run_say_why(folder: Folder) -> None:
+    """A command that cannot run has the exit code of a shell, and a helpful message."""
     (folder.path / "text").write_text("no program")
+    missing = "Error: 'nosuch' does not exist: it is neither a Python script (.py) nor a command\n"
 
-    assert (127, "Error: nosuch: No such file or directory\n") == folder.run("nosuch")[::2]
-    assert 126 == folder.run("./text")[0]
+    assert (127, missing) == folder.run("nosuch")[::2]
+    assert (126, f"Error: '{folder.path}' is a folder: name the script to run\n") == folder.run(
+        str(folder.path)
+    )[::2]
+    code, _, said = folder.run("./text")
+    assert (126, True) == (code, "'./text' cannot be executed: " in said)
     assert 2 == folder.run()[0]
+    code, _, said = folder.run("--lr", "train.py")
+    assert (2, True) == (code, "cirron run has no option '--lr'" in said)
 
 
 def test_another_sitecustomize(folder: Folder) -> None:

@@ -215,7 +215,7 @@ def test_a_server_that_rejects_some(tmp_path: Path, server: Server) -> None:
     answer.partial_success.error_message = "too old"
     server.answers = [(200, answer.SerializeToString())]
 
-    with pytest.raises(errors.CirronError, match="did not take 7 spans: too old"):
+    with pytest.raises(errors.CirronError, match="rejected 7 spans: too old"):
         export_cases.plain(tmp_path, ranks=1).export("otlp", server.url)
 
 

@@ -60,7 +60,7 @@ def assert_saved(state: TrainState, step: int) -> None:
     assert jnp.array_equal(state.w, restored.w)
 
 
-def test_time_tracking() -> None:
+def test_reaching_the_end_period_ends_the_loop() -> None:
     """`elapsed >= end_period` ends the loop."""
     dataset = batches(100)
     end_period = ciclo.at(steps=20)  # {steps, samples, time}
@@ -74,7 +74,7 @@ def test_time_tracking() -> None:
     assert elapsed.time >= 0
 
 
-def test_schedules() -> None:
+def test_a_schedule_says_when_to_evaluate() -> None:
     """`eval_period(elapsed)` says when to evaluate."""
     dataset = batches(25)
     eval_period = ciclo.every(steps=10)  # {steps, samples, time}
@@ -88,7 +88,7 @@ def test_schedules() -> None:
     assert [0, 10, 20] == evaluated
 
 
-def test_callbacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_callbacks_can_be_called_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     """Callbacks are called by hand with elapsed and state, or elapsed and logs."""
     dataset, state, total_steps = batches(30), new_state(), 30
     call_checkpoint = ciclo.every(steps=10)
@@ -108,7 +108,7 @@ def test_callbacks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "30/30 ━━━━━━━━━━━━━━━━━━━━" in capsys.readouterr().out
 
 
-def test_logging() -> None:
+def test_logs_filled_in_jit_are_committed_and_collected() -> None:
     """Logs are filled inside `jax.jit`, merged by assignment, committed and collected."""
     dataset, state = batches(30), new_state()
     history = ciclo.history()
@@ -127,7 +127,7 @@ def test_logging() -> None:
     assert all(isinstance(value, float) for value in loss + accuracy)
 
 
-def test_complete_example() -> None:
+def test_the_complete_example_runs() -> None:
     """The whole of it together."""
     dataset, state = batches(1000), new_state()
     total_steps = 100
@@ -156,7 +156,7 @@ def test_complete_example() -> None:
     assert 101 == checkpoint.restore(state).step
 
 
-def test_loop() -> None:
+def test_two_equal_schedules_are_two_keys() -> None:
     """Lists of callbacks by schedule; two `every(1)` are two keys."""
     dataset, state = batches(1000), new_state()
     total_steps = 100
@@ -177,7 +177,9 @@ def test_loop() -> None:
     assert_saved(state, 100)
 
 
-def test_sugar(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_callback_or_an_unpacked_object_is_enough(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """One callback instead of a list, and an object unpacked."""
     dataset, state = batches(1000), new_state()
     total_steps = 100

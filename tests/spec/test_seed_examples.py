@@ -58,7 +58,7 @@ class TestSeed000:
         assert shape(children()) == wrapped
         assert 20 == len(wrapped)
 
-    def test_batches(self, loader: DataLoader[Any]) -> None:
+    def test_batches_wrap_a_loader(self, loader: DataLoader[Any]) -> None:
         """Seed 000: `for batch in ci.batches(loader)`."""
         ci.profile(output="none")
         for batch in ci.batches(loader):
@@ -69,7 +69,7 @@ class TestSeed000:
         assert [("batch", 0), ("batch", 1)] == [(n["name"], n["index"]) for n in batches]
         assert all(node["attrs"]["data_load_ns"] > 0 for node in batches)
 
-    def test_combined(self, loader: DataLoader[Any]) -> None:
+    def test_epochs_batches_and_marks_combine(self, loader: DataLoader[Any]) -> None:
         """Seed 000: epochs, batches and a mark together."""
         ci.profile(output="none")
         for epoch in ci.epochs(range(20)):  # noqa: B007  as the seed has it
@@ -98,7 +98,7 @@ class TestSeed001:
         assert (tmp_path / ".cirron" / "spool").is_dir()
         assert ci.health()["enabled"] is True
 
-    def test_custom_regions(self) -> None:
+    def test_scopes_record_custom_regions(self) -> None:
         """Seed 001: explicit scopes, with and without attributes."""
 
         def augment(batch: list[int]) -> list[int]:
@@ -120,7 +120,7 @@ class TestSeed001:
             (node["name"], node["attrs"]) for node in children()
         ]
 
-    def test_values(self) -> None:
+    def test_points_and_summaries_are_marked(self) -> None:
         """Seed 001: the four marks, three points and a summary."""
         model, val_acc = MODEL, 0.9
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -145,7 +145,7 @@ class TestSeed001:
         ] == [(mark["name"], mark["kind"]) for mark in root["marks"]]
         assert (0.05, 0.9) == (root["marks"][2]["value"], root["marks"][3]["value"])
 
-    def test_read_back(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_all_forms_of_trace_work(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Seed 001: the six calls of `ci.trace`."""
         ci.profile(output="none")
         for _ in ci.epochs(range(3)):
@@ -163,7 +163,7 @@ class TestSeed001:
         ci.trace(last=10)
         assert "forward" in capsys.readouterr().out
 
-    def test_lifecycle(self, tmp_path: Path) -> None:
+    def test_flush_health_and_shutdown_work(self, tmp_path: Path) -> None:
         """Seed 001: `ci.flush()`, `ci.health()`, `ci.shutdown()`."""
         ci.profile()
         with ci.scope("x"):

@@ -56,7 +56,7 @@ LIVE = re.compile(r"\[cirron\] [^ ]+(\[\d+\])? - [\d.]+(us|ms|s)( \{.*\})?")
 class TestLoops:
     """Seed 000."""
 
-    def test_transparent(self) -> None:
+    def test_epochs_yield_the_values_of_the_iterable(self) -> None:
         """`ci.epochs(range(20))` yields exactly 0..19 while producing 20 epoch spans."""
         ci.profile(output="none")
 
@@ -145,7 +145,7 @@ class TestLoops:
         ]
         assert 1 == ci.health()["scope_depth"]
 
-    def test_overhead(self) -> None:
+    def test_an_iteration_costs_at_most_10_us(self) -> None:
         """About 10 us an iteration, at most (ours is a tenth of it)."""
         ci.profile(output="none")
         best_ns = float("inf")
@@ -177,7 +177,7 @@ class TestScopes:
             [node["name"] for node in augmentation["children"]],
         )
 
-    def test_max_depth(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_scopes_nest_64_levels_deep(self, caplog: pytest.LogCaptureFixture) -> None:
         """Max depth: 64."""
 
         def nest(depth: int) -> None:
@@ -343,7 +343,7 @@ class TestProfile:
             profiler.config.get("other", 3),
         )
 
-    def test_path(self, tmp_path: Path) -> None:
+    def test_path_overrides_the_spool_folder(self, tmp_path: Path) -> None:
         """path overrides the local spool directory."""
         ci.profile(path="traces")
         with ci.scope("x"):
@@ -353,7 +353,7 @@ class TestProfile:
         assert ["x", "cirron.session"] == [span["name"] for span in spans(tmp_path, "traces")]
         assert not (tmp_path / ".cirron").exists()
 
-    def test_flush_interval(self, tmp_path: Path) -> None:
+    def test_the_background_thread_flushes_at_the_interval(self, tmp_path: Path) -> None:
         """flush_interval: how often the background thread writes, with nobody asking."""
         ci.profile(flush_interval=0.01)
         with ci.scope("x"):
@@ -364,7 +364,7 @@ class TestProfile:
 
         assert ["x"] == [span["name"] for span in spans(tmp_path)]
 
-    def test_enabled_false(self, tmp_path: Path) -> None:
+    def test_a_disabled_profiler_does_nothing(self, tmp_path: Path) -> None:
         """enabled=False is a no-op profiler: no thread, no files, no handlers, no records."""
         handlers = signal.getsignal(signal.SIGTERM)
         profiler = ci.profile(enabled=False)
@@ -385,7 +385,7 @@ class TestProfile:
             ("output", "disk", "'spool', 'log', 'stdout', 'none'"),
             ("output", ["spool", "disk"], "'spool', 'log', 'stdout', 'none'"),
             ("output", [], "'spool', 'log', 'stdout', 'none'"),
-            ("output", ["none", "log"], "'none' stands alone"),
+            ("output", ["none", "log"], "'none' cannot be combined with other outputs"),
             ("snapshots", "all", "'stats', 'sampled', 'full'"),
             ("sample_rate", 2, "from 0 to 1"),
             ("sample_rate", "x", "from 0 to 1"),
@@ -398,7 +398,9 @@ class TestProfile:
             ("config", [1], "a dict"),
         ],
     )
-    def test_invalid_values(self, argument: str, value: Any, valid: str, tmp_path: Path) -> None:
+    def test_invalid_values_raise_before_anything_is_touched(
+        self, argument: str, value: Any, valid: str, tmp_path: Path
+    ) -> None:
         """Invalid values raise ValueError before anything is touched, and name the valid ones."""
         handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
         callbacks = atexit._ncallbacks()
@@ -410,7 +412,7 @@ class TestProfile:
         assert callbacks == atexit._ncallbacks()
         assert ci.health()["enabled"] is False
 
-    def test_the_handle(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_profile_returns_a_handle(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Returns a Profiler handle exposing health, flush, trace, and shutdown."""
         profiler = ci.profile(output="none")
         with ci.scope("x"):
@@ -438,7 +440,7 @@ class TestProfile:
 class TestWhatItDoes:
     """Seed 003: "What it does", steps 1, 2, 3, 6, 7, 8; seed 001, the happy path."""
 
-    def test_config_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_explicit_config_overrides_the_platform(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """1: explicit config, then the platform's, then defaults, key by key."""
         monkeypatch.setenv("CIRRON_CONFIG", '{"a": "platform", "b": "platform"}')
         config = ci.profile(config={"a": "explicit"}, output="none").config
@@ -449,7 +451,9 @@ class TestWhatItDoes:
             config.get("c", "default"),
         )
 
-    def test_platform_context(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_platform_ids_are_in_every_batch(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         """2: CIRRON_RUN_ID, _PIPELINE_ID, _DEPLOYMENT_ID and _WORKSPACE_ID are in every batch."""
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         for name in ("RUN", "PIPELINE", "DEPLOYMENT", "WORKSPACE"):
@@ -477,7 +481,7 @@ class TestWhatItDoes:
             ({"CIRRON_RUN_ID": "r", "CIRRON_API_KEY": "k"}, "event_stream"),
         ],
     )
-    def test_transport(
+    def test_the_transport_follows_the_environment(
         self, environ: dict[str, str], transport: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """3: event stream inside of a pipeline, else HTTP with a key, else files alone."""
@@ -496,7 +500,7 @@ class TestWhatItDoes:
         ci.shutdown()
         assert [] == our_threads()
 
-    def test_handlers(self) -> None:
+    def test_exit_and_signal_handlers_are_restored(self) -> None:
         """7: atexit and signals are watched, a user's own handler too, and all is put back."""
 
         def mine(number: int, frame: Any) -> None:
@@ -552,7 +556,7 @@ class TestOutput:
         return stream.getvalue()
 
     @pytest.mark.parametrize("output", [*ALL_OUTPUTS, "spool", "log", "stdout", "none"], ids=str)
-    def test_each_combination(
+    def test_each_combination_of_sinks_works(
         self,
         output: Any,
         monkeypatch: pytest.MonkeyPatch,
@@ -654,7 +658,9 @@ class TestTrace:
                 ci.mark("loss", epoch, batch=batch)
         return bool(request.param)
 
-    def test_tree(self, recorded: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_trace_prints_a_text_tree(
+        self, recorded: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """`ci.trace()` prints a text tree to stdout and returns nothing."""
         assert ci.trace() is None
         lines = capsys.readouterr().out.splitlines()
@@ -665,7 +671,7 @@ class TestTrace:
         assert f"{indent}  batch[1]" in [line.split(" - ")[0] for line in lines]
         assert any("{loss=1}" in line for line in lines)
 
-    def test_dict(self, recorded: bool) -> None:
+    def test_dict_format_is_nested(self, recorded: bool) -> None:
         """`format="dict"` is a nested dict with roots and span_count."""
         found = ci.trace(format="dict")
         epochs = found["roots"][0]["children"] if recorded else found["roots"]
@@ -679,14 +685,14 @@ class TestTrace:
             epochs[1]["children"][0]["marks"]
         )
 
-    def test_json(self, recorded: bool) -> None:
+    def test_json_format_is_the_dict_as_a_string(self, recorded: bool) -> None:
         """`format="json"` is the same as a JSON string."""
         text, found = ci.trace(format="json", name="epoch"), ci.trace(format="dict", name="epoch")
 
         assert isinstance(text, str)
         assert found == json.loads(text)
 
-    def test_df(self, recorded: bool) -> None:
+    def test_df_format_has_one_row_per_span(self, recorded: bool) -> None:
         """`format="df"` is a pandas DataFrame, one row per span, with the known columns."""
         frame = ci.trace(format="df")
 
@@ -714,7 +720,7 @@ class TestTrace:
         assert [1, 1, 1, 1] == frame[frame.name == "batch"].mark_count.to_list()
         assert frame.groupby("name").wall_us.quantile(0.5)["epoch"] > 0
 
-    def test_name(self, recorded: bool) -> None:
+    def test_name_filters_spans(self, recorded: bool) -> None:
         """`name` keeps matching spans and what is inside them."""
         found = ci.trace(format="dict", name="epoch")
 
@@ -722,7 +728,7 @@ class TestTrace:
         assert 4 == ci.trace(format="dict", name="batch")["span_count"]
         assert {"roots": [], "span_count": 0} == ci.trace(format="dict", name="absent")
 
-    def test_last(self, recorded: bool) -> None:
+    def test_last_keeps_the_newest_spans(self, recorded: bool) -> None:
         """`last=n` keeps the n most recently closed spans."""
         frame = ci.trace(format="df", last=2)
 
@@ -746,7 +752,7 @@ class TestTrace:
             ({"name": 3}, "the name of a scope"),
         ],
     )
-    def test_bad_arguments(self, arguments: Any, text: str) -> None:
+    def test_bad_trace_arguments_name_the_allowed_values(self, arguments: Any, text: str) -> None:
         """A bad argument is a ValueError that says what is allowed."""
         with pytest.raises(ValueError, match=re.escape(text)):
             ci.trace(**arguments)
@@ -801,7 +807,7 @@ class TestTrace:
 class TestLifecycle:
     """Seed 001, lifecycle."""
 
-    def test_flush(self, tmp_path: Path) -> None:
+    def test_flush_drains_buffers_to_the_spool(self, tmp_path: Path) -> None:
         """`ci.flush()` synchronously drains scope and mark buffers to the spool."""
         ci.profile(flush_interval=3600)
         for i in range(2_000):
@@ -813,7 +819,7 @@ class TestLifecycle:
         assert list(range(2_000)) == [span["index"] for span in spans(tmp_path)]
         assert list(range(2_000)) == marks
 
-    def test_health(self) -> None:
+    def test_health_has_the_documented_counters(self) -> None:
         """`ci.health()`: enabled, drop counts, frameworks, transport, spool usage."""
         ci.profile()
         with ci.scope("x"):
@@ -836,7 +842,7 @@ class TestLifecycle:
         assert health["spool_bytes"] > 0
         assert health["flush_latency_ns"] > 0
 
-    def test_shutdown(self, tmp_path: Path) -> None:
+    def test_shutdown_closes_the_session(self, tmp_path: Path) -> None:
         """`ci.shutdown()` closes the root, flushes, stops the thread, clears the singleton."""
         ci.profile(flush_interval=3600)
         with ci.scope("x"):
@@ -903,7 +909,7 @@ class TestWhatTraceSaysOfItself:
 
         assert "older spans are no longer in memory" in capsys.readouterr().out
 
-    def test_off(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_trace_says_that_profiling_is_off(self, capsys: pytest.CaptureFixture[str]) -> None:
         """When profiling is off, it says that, not that nothing was recorded."""
         ci.profile(enabled=False)
         ci.trace()
@@ -944,7 +950,7 @@ class TestInstance:
         assert 4 == len(spans(tmp_path, "mine"))
 
     @pytest.mark.parametrize("bad", [{"output": "x"}, {"sample_rate": 5}, {"spool_max_bytes": 0}])
-    def test_bad_settings(self, bad: Any) -> None:
+    def test_a_bad_setting_raises_when_the_instance_is_created(self, bad: Any) -> None:
         """A bad setting is an error when the instance is made."""
         with pytest.raises(ValueError, match="is not valid"):
             ci.Cirron(**bad)

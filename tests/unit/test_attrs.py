@@ -218,7 +218,7 @@ def test_copied_when_the_span_closes() -> None:
 
 
 class TestLimits:
-    def test_long_text(self, counts: Any) -> None:
+    def test_long_text_is_cut_and_counted(self, counts: Any) -> None:
         """A text is cut, between characters, and counted."""
         found = settle({"short": "x" * 4_000, "long": "ü" * 10**6})
 
@@ -230,21 +230,21 @@ class TestLimits:
         [list(range(10**6)), tuple(range(10**6)), dict.fromkeys(range(10**6)).keys()],
         ids=["list", "tuple", "keys"],
     )
-    def test_many_items(self, given: Any, counts: Any) -> None:
+    def test_long_lists_keep_their_first_items(self, given: Any, counts: Any) -> None:
         """Of a long list the first items are kept, and a last one says how many more there are."""
         found = settled(given)
 
         assert list(range(900)) == found[:900]
         assert (10**6, (0, 1)) == (len(found) - 1 + more(found[-1]), counts())
 
-    def test_many_keys(self, counts: Any) -> None:
+    def test_large_dicts_keep_their_first_keys(self, counts: Any) -> None:
         """Of a large dict the first keys are kept, and one more says how many there are."""
         found = settled({number: number for number in range(10**6)})
 
         assert {str(number): number for number in range(900)}.items() <= found.items()
         assert (10**6, (0, 1)) == (len(found) - 1 + more("... " + found["..."]), counts())
 
-    def test_many_attributes(self) -> None:
+    def test_attributes_of_a_record_are_limited_in_number(self) -> None:
         """A record has a limit for its attributes together."""
         attrs: dict[str, Any] = {f"a{number}": [number] for number in range(5_000)}
         found = settle(attrs)
@@ -264,14 +264,14 @@ class TestLimits:
         ],
         ids=["texts", "values", "lists", "keys", "bytes", "objects"],
     )
-    def test_many_bytes(self, given: Any) -> None:
+    def test_attributes_of_a_record_are_limited_in_bytes(self, given: Any) -> None:
         """However they are put together, the attributes of a record have a limit in bytes."""
         found = settle({"key": given, "next": "x" * 100_000})
 
         assert weigh(found) < 1.5 * MAX_BYTES
         assert count(found) <= MAX_ITEMS + 100
 
-    def test_depth(self) -> None:
+    def test_deep_nesting_ends_in_dots(self) -> None:
         """What is nested too deep ends in dots."""
         given: Any = "leaf"
         for _ in range(100_000):
@@ -286,7 +286,7 @@ class TestLimits:
     @pytest.mark.parametrize(
         "make", [lambda x: [x, x], lambda x: (x, x), lambda x: {"a": x, "b": x}]
     )
-    def test_shared_nesting(self, make: Any) -> None:
+    def test_exponential_nesting_is_not_expanded(self, make: Any) -> None:
         """What is small in memory and endless when expanded is neither expanded nor waited for."""
         given: Any = 1
         for _ in range(60):
@@ -362,7 +362,7 @@ class TestLimits:
 
         assert {"error": expected} == recorded.spans[0].attrs
 
-    def test_cycles(self) -> None:
+    def test_cycles_end(self) -> None:
         """What holds itself comes to an end."""
         items: list[Any] = [1]
         items.append(items)
@@ -384,7 +384,7 @@ class TestLimits:
         ],
         ids=lambda given: repr(given)[:10],
     )
-    def test_keys(self, key: Any, expected: str) -> None:
+    def test_keys_become_short_text(self, key: Any, expected: str) -> None:
         """A key is a short text; what is none is named by its class."""
         assert {expected: 1} == settled({key: 1})
         if isinstance(key, str):
@@ -447,7 +447,9 @@ class TestMethodsOfTheUser:
         ],
         ids=lambda given: getattr(given, "__name__", ""),
     )
-    def test_subclasses(self, base: type, given: Any, expected: Any) -> None:
+    def test_subclasses_are_read_with_built_in_methods(
+        self, base: type, given: Any, expected: Any
+    ) -> None:
         """A subclass of a built-in type is read by the methods of that type."""
         plain = type("Plain", (base,), {})(given)
         rude = type("Rude", (base,), {})(given)
@@ -458,7 +460,7 @@ class TestMethodsOfTheUser:
         assert (expected, type(expected)) == (settled(rude), type(settled(rude)))
         assert {"key": [expected]} == settle({"key": [rude]})
 
-    def test_objects(self) -> None:
+    def test_methods_of_other_classes_are_not_called(self) -> None:
         """An object of another class is not asked anything."""
         rude = type("Rude", (), dict.fromkeys(METHODS, refuse))()
 
@@ -476,7 +478,7 @@ class TestMethodsOfTheUser:
         "method",
         ["__getattribute__", "__hash__", "__eq__", "__instancecheck__", "__subclasscheck__"],
     )
-    def test_metaclasses(self, method: str) -> None:
+    def test_methods_of_metaclasses_are_not_called(self, method: str) -> None:
         """Nor are the methods of a class's class called."""
         body: dict[str, Any] = {method: refuse}
         if method == "__eq__":
@@ -497,7 +499,7 @@ class TestMethodsOfTheUser:
         assert {"label": 1} == recorded.spans[0].attrs
         assert str is type(next(iter(settle({key: 1}))))
 
-    def test_dead_proxies(self) -> None:
+    def test_dead_weak_proxies_do_no_harm(self) -> None:
         """A weak reference whose object is gone raises whatever is done with it."""
 
         class Thing:

@@ -96,7 +96,7 @@ def test_where_it_is(box: Box, tmp_path: Path) -> None:
     assert (1, 1.0, None) == (content["schema_version"], content["interval_s"], content["ended"])
 
 
-def test_open_spans(box: Box) -> None:
+def test_open_spans_are_in_the_black_box(box: Box) -> None:
     """Open spans are there, outermost first, with start, thread and the last value of each mark."""
     with ci.scope("epoch", index=3):
         ci.mark("loss", 2.0)
@@ -365,14 +365,14 @@ class TestThread:
 
         assert started.content()["ended"] is None
 
-    def test_refresh(self, started: Box) -> None:
+    def test_refresh_returns_when_the_file_is_current(self, started: Box) -> None:
         """A refresh returns when the file is as new as the call."""
         for i in range(20):
             with ci.scope(str(i)):
                 started.box.refresh(NEVER_NS)
                 assert [str(i)] == [span["name"] for span in started.content()["open"]]
 
-    def test_wake(self, started: Box) -> None:
+    def test_wake_writes_soon(self, started: Box) -> None:
         """Woken, it writes soon."""
         wait_until(started.path.exists)
         with ci.scope("new"):

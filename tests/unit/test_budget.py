@@ -27,11 +27,15 @@ def test_what_costs_too_much_is_thinned_out() -> None:
 
 
 def test_one_in_a_hundred_whatever_it_costs() -> None:
+    """At least one step in a hundred is measured, however expensive measuring is."""
+    """At least one step in a hundred is measured, however expensive measuring is."""
     found = run(Budget(0.0), FIRST + 10 * LEAST, cost_ns=STEP_NS)
 
     assert 10 == sum(found[FIRST:])
 
 
 def test_what_costs_little_is_always_measured() -> None:
+    """If measuring is cheap, every step is measured."""
+    """If measuring is cheap, every step is measured."""
     assert all(run(Budget(0.01), 500, cost_ns=1_000))
     assert all(run(Budget(1.0), 500, cost_ns=STEP_NS))

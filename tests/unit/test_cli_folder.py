@@ -56,7 +56,7 @@ class TestClear:
         gone, kept = record("first"), record("second")
         result = call("clear", "--run", gone[:10], "--yes")
 
-        assert (0, "removed 2 files of 1 run\n") == (result.exit_code, result.output)
+        assert (0, "deleted 2 files of 1 run\n") == (result.exit_code, result.output)
         assert [kept] == list(ci.open().runs)
         assert not any(gone in name for name in records(home))
         assert "second" in call("show").output
@@ -70,13 +70,13 @@ class TestClear:
         assert set() == records(home)
         assert 3 == call("ls").exit_code
 
-    def test_it_asks(self, home: Path) -> None:
+    def test_clear_asks_before_deleting(self, home: Path) -> None:
         """Without a yes nothing is removed."""
         record("first")
         before = records(home)
         result = call("clear", input="n\n")
 
-        assert (1, True) == (result.exit_code, "for good?" in result.output)
+        assert (1, True) == (result.exit_code, "Delete 1 run for good" in result.output)
         assert before <= records(home)
         assert 0 == call("clear", input="y\n").exit_code
 
@@ -104,7 +104,7 @@ class TestClear:
         assert 0 == call("clear", "--run", run_id, "--yes").exit_code
         assert before <= records(home)
 
-    def test_by_age(self, home: Path) -> None:
+    def test_clear_deletes_only_runs_older_than_an_age(self, home: Path) -> None:
         """Only what ended so long ago goes; an age has a unit."""
         record("first")
 
@@ -127,7 +127,7 @@ class TestClear:
         )
         assert [run_id] == list(ci.open().runs)
 
-    def test_raw_values(self, home: Path) -> None:
+    def test_clear_deletes_raw_values_of_snapshots(self, home: Path) -> None:
         """The files with raw values of a run's snapshots go with it."""
         torch = pytest.importorskip("torch")
         model = torch.nn.Linear(2, 2)
@@ -200,7 +200,7 @@ class TestSend:
         server.status = 200
         assert 1 == json.loads(call("send", "--json").output)["sent"]
 
-    def test_no_key(self, home: Path) -> None:
+    def test_send_without_a_key_says_what_to_set(self, home: Path) -> None:
         """Without a key the message says what to set."""
         record("first")
 
@@ -209,7 +209,7 @@ class TestSend:
 
 class TestDoctor:
     def test_all_is_well(self, home: Path) -> None:
-        """What is installed, each setting with its source, and that nothing is wrong."""
+        """What is installed, each setting with its source, and that there are no problems."""
         (home / "pyproject.toml").write_text('[tool.cirron]\nsnapshots = "sampled"\n')
         result = call("doctor", env={"CIRRON_FLUSH_INTERVAL": "2"})
         rows = [line.split() for line in result.output.splitlines()]
@@ -218,7 +218,7 @@ class TestDoctor:
         assert ["flush_interval", "2.0", "CIRRON_FLUSH_INTERVAL"] in rows
         assert ["snapshots", "sampled", str(home / "pyproject.toml")] in rows
         assert ["access", "private", "default"] in rows
-        assert "nothing is wrong" == result.output.splitlines()[-1]
+        assert "no problems found" == result.output.splitlines()[-1]
 
     def test_the_key_is_not_shown(self, home: Path) -> None:
         """That there is a key is said, the key is not."""
@@ -231,7 +231,7 @@ class TestDoctor:
         ("environ", "problem"),
         [
             ({"CIRRON_SNAPSHOTS": "some"}, "CIRRON_SNAPSHOTS='some' is not valid"),
-            ({"CIRRON_OUTPUT_DIR": "/proc/nothing"}, "/proc/nothing cannot be written"),
+            ({"CIRRON_OUTPUT_DIR": "/proc/nothing"}, "/proc/nothing is not writable"),
         ],
     )
     def test_what_is_wrong(self, home: Path, environ: dict[str, str], problem: str) -> None:
@@ -243,7 +243,9 @@ class TestDoctor:
         assert any(line.startswith(f"problem: {problem}") for line in said), result.output
         assert said[-1].startswith("  fix: ")
 
-    def test_the_endpoint(self, home: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_doctor_asks_the_endpoint_only_with_network(
+        self, home: Path, server: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It is asked with --network only, and what it answers is judged."""
         address = f"http://127.0.0.1:{server.server_address[1]}"
         monkeypatch.setenv("CIRRON_API_ENDPOINT", address)
@@ -257,18 +259,18 @@ class TestDoctor:
         assert (1, True) == (result.exit_code, "fix: export CIRRON_API_KEY" in result.output)
 
 
-def test_compact(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compact_passes_on_folder_and_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`compact` hands on the folder and the store, and says what was done."""
     given: list[Any] = []
 
     def compact(where: str, store: str | None = None) -> dict[str, int]:
         given.append((where, store))
-        return {"files_before": 9, "files_after": 1}
+        return {"merged": 9, "removed": 1}
 
     monkeypatch.setattr(opened, "compact", compact, raising=False)
 
-    assert "files_before 9, files_after 1\n" == call("compact", "a").output
-    assert 1 == json.loads(call("compact", "--store", "s3://b", "--json").output)["files_after"]
+    assert "merged 9 segments, deleted 1 unused file\n" == call("compact", "a").output
+    assert 1 == json.loads(call("compact", "--store", "s3://b", "--json").output)["removed"]
     assert [("a", None), (".", "s3://b")] == given
 
 

@@ -213,8 +213,10 @@ class TestTensors:
         """A name that is nothing here is exit code 3, and so is a run without snapshots."""
         self.write(tmp_path)
 
-        assert 3 == call("tensors", "nope", "--dir", tmp_path).exit_code
-        assert 3 == call("tensors", "aaaa", "nope", "--dir", tmp_path).exit_code
+        alone = call("tensors", "nope", "--dir", tmp_path)
+        assert (3, True) == (alone.exit_code, "neither a run nor a tensor" in alone.output)
+        named = call("tensors", "aaaa", "nope", "--dir", tmp_path)
+        assert (3, True) == (named.exit_code, "'nope' is not a tensor of run aaaa" in named.output)
 
     def test_json(self, tmp_path: Path) -> None:
         """Programs get each epoch of each tensor."""

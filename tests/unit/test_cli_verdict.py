@@ -46,7 +46,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_report(runs: list[str]) -> None:
+def test_report_prints_the_verdict(runs: list[str]) -> None:
+    """`cirron report` prints the verdict, and as JSON also the rules that abstained."""
+    """`cirron report` prints the verdict, and as JSON also the rules that abstained."""
     report = as_json("report", runs[0])
 
     assert (1, runs[0]) == (report["schema"], report["run"]["id"])
@@ -116,7 +118,7 @@ def test_more_runs_before(runs: list[str]) -> None:
     assert [1, 2] == [len(one["runs"]["before"]) for one in (alone, several)]
 
 
-def test_what_if(made: Made) -> None:
+def test_what_if_predicts_the_step_time(made: Made) -> None:
     """Of steps of 10 ms, 4 of them forward; the second half of which is a hundredth longer."""
     session = made()
     at = 0
@@ -136,23 +138,23 @@ def test_what_if(made: Made) -> None:
         "39.8% of the time, 0.16 s of these steps more"
         in cirron("report", "--what-if", "forward=2x")[1]
     )
-    assert "too few have data_load" in cirron("report", "--what-if", "data_load=0.5x")[1]
+    assert "too few steps have data_load" in cirron("report", "--what-if", "data_load=0.5x")[1]
     assert 2 == cirron("report", "--what-if", "nonsense")[0]
 
 
-def test_diff(runs: list[str]) -> None:
+def test_diff_shows_where_marks_differ(runs: list[str]) -> None:
     """Where the marks part is said; what cannot be told has an exit code of its own."""
     found = as_json("diff", *runs)
 
     assert {"epoch": 0, "step": 3} == found["marks"][0]["parts_at"] == found["marks"][0]["far_at"]
-    assert "loss: parts in epoch 0, step 3; at the end 1 -> 2" in cirron("diff", *runs)[1]
+    assert "loss: first differs in epoch 0, step 3; last value 1 -> 2" in cirron("diff", *runs)[1]
     assert cirron("diff", *runs, "--fail-on", "900%")[0] in (0, 5)
     assert 2 == cirron("diff", *runs, "--fail-on", "much")[0]
     assert 2 == cirron("diff", *runs, "--fail-on", "5")[0], "5% or 500%?"
     assert 3 == cirron("diff", runs[0], "nope")[0]
 
 
-def test_why(runs: list[str], tmp_path: Path) -> None:
+def test_why_reads_flight_recorder_dumps_safely(runs: list[str], tmp_path: Path) -> None:
     """Dumps of others are read, and never run."""
 
     class Evil:
@@ -270,5 +272,5 @@ def test_too_little_to_compare() -> None:
     status, said = cirron("diff", *ci.open().runs)
 
     assert 5 == status
-    assert "no name has enough spans on both sides" in said
-    assert "loss: the same to the last" in said
+    assert "no span name has enough spans in both runs" in said
+    assert "loss: identical" in said

@@ -48,7 +48,7 @@ class Stream(IterableDataset[int]):
 class TestLoaders:
     """`of_loader`."""
 
-    def test_settings(self) -> None:
+    def test_all_loader_arguments_are_described(self) -> None:
         """Everything that a loader was made with, by its name."""
         loader = DataLoader(
             ROWS,
@@ -87,11 +87,11 @@ class TestLoaders:
             (DataLoader(Stream()), None),
         ],
     )
-    def test_lengths(self, loader: Any, batches: int | None) -> None:
+    def test_only_library_lengths_are_asked_for(self, loader: Any, batches: int | None) -> None:
         """A length is told where a library knows it; the program's own code is not asked."""
         assert batches == describe.of_loader(loader)["loader_batches"]
 
-    def test_own_batches(self) -> None:
+    def test_a_batch_sampler_is_described(self) -> None:
         """Of a batch sampler of the program's, the class and the size that it says it has."""
 
         class Buckets(BatchSampler):
@@ -102,7 +102,7 @@ class TestLoaders:
 
         assert ("Buckets", 5) == (found["loader_sampler"], found["loader_batch_size"])
 
-    def test_a_stream(self) -> None:
+    def test_a_stream_has_no_sampler(self) -> None:
         """A stream has no sampler."""
         found = describe.of_loader(DataLoader(Stream(), batch_size=2))
 
@@ -112,7 +112,7 @@ class TestLoaders:
             found["loader_batch_size"],
         )
 
-    def test_strange_loaders(self) -> None:
+    def test_broken_loaders_are_described_as_far_as_possible(self) -> None:
         """What is like no loader, or fails when it is asked, is described by what there is."""
 
         class Strange:
@@ -132,7 +132,7 @@ class TestLoaders:
 class TestModels:
     """`of_model`."""
 
-    def test_a_model(self) -> None:
+    def test_a_model_is_described_and_shared_parameters_count_once(self) -> None:
         """Class, parameters, types and device; parameters that are shared count once."""
         model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4), nn.LayerNorm(4))
         model[0].weight = model[1].weight
@@ -174,7 +174,7 @@ class TestModels:
         large = describe.of_model(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))))
         assert (None, "float32") == (large["model_parameters"], large["model_dtype"])
 
-    def test_checkpointing(self) -> None:
+    def test_gradient_checkpointing_is_detected(self) -> None:
         """Gradient checkpointing is seen where a part of the model says so."""
         model: Any = nn.Sequential(nn.Linear(2, 2))
         model[0].gradient_checkpointing = True  # as transformers does
@@ -197,13 +197,13 @@ class TestModels:
 
         assert 6 == describe.of_model(model)["model_parameters"]
 
-    def test_data_parallel(self) -> None:
+    def test_data_parallel_is_detected(self) -> None:
         """DataParallel is told, and the model inside described."""
         found = describe.of_model(nn.DataParallel(nn.Linear(2, 2)))
 
         assert ("Linear", "DataParallel") == (found["model_class"], found["model_strategy"])
 
-    def test_distributed(self, tmp_path: Path) -> None:
+    def test_ddp_and_fsdp_are_detected(self, tmp_path: Path) -> None:
         """DDP and FSDP are told, and how many processes there are."""
         from torch import distributed
         from torch.distributed.device_mesh import init_device_mesh

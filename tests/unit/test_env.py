@@ -19,7 +19,7 @@ def write(folder: Path, content: str | bytes) -> None:
     (folder / ".env").write_bytes(data)
 
 
-def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_wins_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable of the environment is its text; one that is not there is the default."""
     monkeypatch.setenv("MODEL", "small")
 
@@ -81,7 +81,9 @@ LINES = [
 
 
 @pytest.mark.parametrize(("content", "value"), LINES, ids=[repr(line) for line, _ in LINES])
-def test_lines(content: str, value: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_forms_of_lines_are_read(
+    content: str, value: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Quotes, comments, `export`, blank lines, CRLF, a BOM, values of several lines, JSON."""
     write(tmp_path, content)
 
@@ -89,7 +91,7 @@ def test_lines(content: str, value: Any, tmp_path: Path, caplog: pytest.LogCaptu
     assert [] == caplog.messages
 
 
-def test_utf_16(tmp_path: Path) -> None:
+def test_utf_16_files_are_read(tmp_path: Path) -> None:
     """A file as PowerShell's `>` writes it is read."""
     write(tmp_path, "A=x\r\n".encode("utf-16"))
 
@@ -100,14 +102,16 @@ BROKEN = ["just text", "= x", "A='x", "A='x'y", 'A="x', "A B=x", "export A", "'A
 
 
 @pytest.mark.parametrize("line", BROKEN)
-def test_broken_lines(line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_line_is_ignored_with_one_warning(
+    line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A broken line is told once, without its content, and the rest of the file is read."""
     write(tmp_path, f"FIRST=1\n{line}\nLAST=2\n")
 
     with caplog.at_level(logging.WARNING, "cirron"):
         assert ("1", None, "2") == (ci.env("FIRST"), ci.env("A"), ci.env("LAST"))
     assert [
-        f"cirron: {tmp_path / '.env'}, line 2, is not NAME=value, and is ignored"
+        f"cirron: {tmp_path / '.env'}: line 2 is ignored, because it is not NAME=value"
     ] == caplog.messages
 
 
@@ -117,12 +121,12 @@ def test_many_broken_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
 
     assert "1\n2" == ci.env("A")
     assert [
-        f"cirron: {tmp_path / '.env'}, lines 1, 5, 6, 7, 8 and 2 more, are not NAME=value,"
-        " and are ignored"
+        f"cirron: {tmp_path / '.env'}: lines 1, 5, 6, 7, 8 and 2 more are ignored, because they are"
+        " not NAME=value"
     ] == caplog.messages
 
 
-def test_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nearest_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nearest file counts, here or in a folder above; a folder of that name is passed by."""
     write(tmp_path, "A=top\nB=top\n")
     inner = tmp_path / "inner" / "deep"
@@ -168,7 +172,7 @@ def test_no_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("value", ['{"a": }', "[1, 3", "{name}", "[" * 100_000])
-def test_broken_json(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_json_is_an_error(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that begins as JSON and is none is an error, which names the variable."""
     monkeypatch.setenv("LIMITS", value)
 
@@ -176,10 +180,10 @@ def test_broken_json(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ci.env("LIMITS", {})
     text = str(raised.value)
     assert text.startswith(
-        f"LIMITS, from the environment, starts with '{value[0]}' and is not JSON:"
+        f"LIMITS, from the environment, starts with '{value[0]}' but is not valid JSON:"
     )
     assert text.endswith(
-        " Write JSON, such as LIMITS='[1, 2]', or begin the text with another character"
+        " Write JSON, such as LIMITS='[1, 2]', or start the text with another character"
     )
     assert value not in text
 
@@ -208,7 +212,9 @@ def test_a_default_is_not_parsed() -> None:
 
 def test_a_name_that_is_none() -> None:
     """A name that is no text is a TypeError."""
-    with pytest.raises(ci.InputError, match=r"ci\.env\(\) needs the name of a variable; got 3"):
+    with pytest.raises(
+        ci.InputError, match=r"ci\.env\(\) needs the name of a variable as a string; got 3"
+    ):
         ci.env(3)  # type: ignore[arg-type]
 
 

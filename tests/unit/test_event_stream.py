@@ -365,7 +365,7 @@ class TestPipe:
         with contextlib.suppress(BrokenPipeError):
             pipe.file.close()
 
-    def test_no_pipe(self, tmp_path: Path) -> None:
+    def test_files_are_written_immediately(self, tmp_path: Path) -> None:
         """A file is written at once, however long the line."""
         with open(tmp_path / "out", "w", encoding="utf-8") as file:
             Stream(file).write("x" * 2**22)

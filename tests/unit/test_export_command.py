@@ -50,7 +50,7 @@ def test_a_run_by_the_start_of_its_id(run_id: str) -> None:
     assert run_id == json.loads(Path("out.json").read_text())["run"]
     status, said = cirron("nothing", *place)
     assert 3 == status
-    assert "'nothing' is not a run here" in said
+    assert "no run here has an id that starts with 'nothing'" in said
 
 
 def test_what_is_missing_is_said(run_id: str) -> None:

@@ -222,7 +222,7 @@ class TestOurs:
 
         assert (len(padding) == 1) is folder.is_ours
 
-    def test_found_again(self, tmp_path: Path) -> None:
+    def test_the_next_run_finds_the_marker(self, tmp_path: Path) -> None:
         """The next run finds the mark."""
         make(tmp_path).put(NAME, [b"{}"])
         folder = make(tmp_path)
@@ -278,7 +278,7 @@ class TestPut:
         assert {NAME} == set(os.listdir(folder.path))
         assert b"ab" == folder.read(NAME)
 
-    def test_replaced(self, tmp_path: Path) -> None:
+    def test_existing_files_are_replaced(self, tmp_path: Path) -> None:
         """A file that is there is replaced, also one that may not be written to."""
         folder = make(tmp_path)
         folder.put(NAME, [b"old"])
@@ -416,7 +416,9 @@ class TestPut:
         assert before == len(os.listdir("/proc/self/fd"))
 
     @pytest.mark.parametrize("durable", [True, False])
-    def test_durable(self, durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_replacement_is_synced_before_it_is_renamed(
+        self, durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """What replaces other files is on the disk itself before it has its name."""
         folder = make(tmp_path)
         synced: list[set[str]] = []
@@ -445,7 +447,9 @@ class TestEntries:
         assert [(NAME, 3, 5)] == list(folder.entries())
         assert [f"{OTHER}.tmp"] == [entry.name for entry in folder.entries(files.TMP)]
 
-    def test_gone_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_files_removed_during_a_listing_are_left_out(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A file that another process removes while we look is left out."""
         folder = make(tmp_path)
         folder.put(NAME, [b"1"])
@@ -456,7 +460,7 @@ class TestEntries:
 
         assert [OTHER] == [entry.name for entry in folder.entries()]
 
-    def test_remove(self, tmp_path: Path) -> None:
+    def test_remove_says_whether_the_file_existed(self, tmp_path: Path) -> None:
         """Removing says whether the file was there; a link is removed, not what it points to."""
         folder = make(tmp_path)
         folder.put(NAME, [b"1"])
@@ -498,7 +502,7 @@ class TestOpen:
             system.create(tmp_path / "there", 0o600)
 
     @pytest.mark.parametrize("what", ["link", "folder", "fifo", "device"])
-    def test_open_regular(self, what: str, tmp_path: Path) -> None:
+    def test_only_regular_files_are_opened(self, what: str, tmp_path: Path) -> None:
         """A link, a folder, a FIFO or a device is refused at once, and nothing stays open."""
         plant(tmp_path / "there", what)
         (tmp_path / NAME).write_text("content")
@@ -521,7 +525,7 @@ class TestOpen:
             system.open_regular(tmp_path / "there")
         os.close(system.open_regular(tmp_path / NAME))
 
-    def test_not_inherited(self, tmp_path: Path) -> None:
+    def test_child_processes_do_not_inherit_files(self, tmp_path: Path) -> None:
         """A program that is started has none of our files open."""
         file = system.create(tmp_path / "file", 0o600)
         try:
@@ -540,14 +544,14 @@ class TestWriteAll:
         return way
 
     @pytest.mark.parametrize("pieces", [[], [b""], [b"", b"a", b"", b"b", b""]])
-    def test_few_pieces(self, pieces: list[bytes], tmp_path: Path) -> None:
+    def test_empty_pieces_are_written(self, pieces: list[bytes], tmp_path: Path) -> None:
         """No pieces, and pieces without bytes, are written too."""
         with opened(tmp_path / "file") as file:
             system.write_all(file, pieces)
 
         assert b"".join(pieces) == (tmp_path / "file").read_bytes()
 
-    def test_many_pieces(self, tmp_path: Path) -> None:
+    def test_many_pieces_are_written_whole(self, tmp_path: Path) -> None:
         """More pieces than one call of the system takes are written whole."""
         pieces = [str(n).encode() for n in range(5_000)]
         with opened(tmp_path / "file") as file:
@@ -556,7 +560,7 @@ class TestWriteAll:
         assert b"".join(pieces) == (tmp_path / "file").read_bytes()
 
     @pytest.mark.parametrize("step", [1, 3, 7])
-    def test_short_writes(
+    def test_short_writes_lose_nothing(
         self, step: int, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A system that writes a few bytes at a time loses none."""
@@ -573,20 +577,22 @@ class TestWriteAll:
 
 
 class TestSystem:
-    def test_locks(self, tmp_path: Path) -> None:
+    def test_a_lock_has_one_owner(self, tmp_path: Path) -> None:
         """A file is locked by one opener at a time, until it closes it."""
         with opened(tmp_path / "file") as second:
             with opened(tmp_path / "file") as first:
                 assert (True, False) == (system.lock(first), system.lock(second))
             assert system.lock(second)
 
-    def test_no_locks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_locks_the_owner_is_unknown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Where there are no locks, nobody can tell."""
         monkeypatch.setattr(system, "HAS_FCNTL", False)
         with opened(tmp_path / "file") as file:
             assert system.lock(file) is None
 
-    def test_pipe_level(self) -> None:
+    def test_a_pipe_reports_its_fill_level(self) -> None:
         """A pipe tells how much waits in it, and how much it holds."""
         read, write = os.pipe()
         try:
@@ -615,7 +621,7 @@ class TestSystem:
         os.close(read)
         os.close(write)
 
-    def test_is_alive(self) -> None:
+    def test_zombies_and_reused_ids_are_not_alive(self) -> None:
         """A process is alive until its end; what waits to be collected is dead, as a reused id."""
         started = system.process_start(os.getpid())
         child = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
@@ -652,7 +658,7 @@ class TestSystem:
 
         assert system.is_alive(1)
 
-    def test_memory(self) -> None:
+    def test_resident_memory_is_known(self) -> None:
         """The resident memory of this process is known."""
         assert 10**6 < (system.resident_bytes() or 0) < 10**11
 

@@ -57,11 +57,11 @@ def test_nothing_there(tmp_path: Path) -> None:
 
     with pytest.raises(errors.SettingError, match=r"no \.cirron, spool.*cirron show FOLDER"):
         folders.find(tmp_path)
-    with pytest.raises(errors.SettingError, match="there is no such folder"):
+    with pytest.raises(errors.SettingError, match="the folder does not exist"):
         folders.find(tmp_path / "absent")
     with pytest.raises(errors.SettingError, match="it is not a folder"):
         folders.find(tmp_path / "package.json")
-    with pytest.raises(errors.SettingError, match="there is no such folder"):
+    with pytest.raises(errors.SettingError, match="the folder does not exist"):
         folders.find(f"{tmp_path}/a\0b")
     (tmp_path / ".cirron").symlink_to(".cirron")
     with pytest.raises(errors.SettingError, match=r"its \.cirron is not a folder"):

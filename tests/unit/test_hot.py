@@ -91,7 +91,7 @@ class TestScope:
         assert {"size": 2, "hit": True} == span.attrs
         assert span.id == scope.id
 
-    def test_repr(self, recorded: testing.Captured) -> None:
+    def test_repr_shows_name_index_and_state(self, recorded: testing.Captured) -> None:
         """A scope shows its name, its index and how far it is."""
         scope = ci.scope("load", index=3)
 
@@ -266,7 +266,7 @@ class TestErrors:
 
 
 class TestDecorator:
-    def test_functions(self, recorded: testing.Captured) -> None:
+    def test_decorated_functions_record_each_call(self, recorded: testing.Captured) -> None:
         """Each call of a decorated function has a span; result, name and docstring stay."""
 
         @ci.scope("work", variant="fast")
@@ -278,7 +278,7 @@ class TestDecorator:
         assert ("add", "Adds.") == (add.__name__, add.__doc__)
         assert [("work", {"variant": "fast"})] * 2 == [(s.name, s.attrs) for s in recorded.spans]
 
-    def test_recursion(self, recorded: testing.Captured) -> None:
+    def test_a_decorated_function_may_recurse(self, recorded: testing.Captured) -> None:
         """A decorated function may call itself."""
 
         @ci.scope("fact")
@@ -299,7 +299,7 @@ class TestDecorator:
             fail()
         assert {"error": "ValueError: no good"} == recorded.spans[0].attrs
 
-    def test_methods(self, recorded: testing.Captured) -> None:
+    def test_decorated_methods_get_self(self, recorded: testing.Captured) -> None:
         """A decorated method gets its self."""
 
         class Model:
@@ -312,7 +312,7 @@ class TestDecorator:
         assert 6 == Model().forward(2)
         assert ["forward"] == tree(recorded)
 
-    def test_coroutines(self, recorded: testing.Captured) -> None:
+    def test_a_coroutine_span_lasts_until_it_returns(self, recorded: testing.Captured) -> None:
         """The span of a coroutine lasts until it returns, not until it is made."""
 
         @ci.scope("outer")
@@ -326,7 +326,7 @@ class TestDecorator:
         assert [("outer", ["inner"])] == tree(recorded)
         assert asyncio.iscoroutinefunction(outer)
 
-    def test_generators(self, recorded: testing.Captured) -> None:
+    def test_a_generator_span_lasts_until_its_end(self, recorded: testing.Captured) -> None:
         """The span of a generator lasts until its end; send and return values go through."""
 
         @ci.scope("stream")
@@ -360,7 +360,7 @@ class TestDecorator:
 
         assert [("stream", {})] == [(span.name, span.attrs) for span in recorded.spans]
 
-    def test_async_generators(self, recorded: testing.Captured) -> None:
+    def test_an_async_generator_span_lasts_until_its_end(self, recorded: testing.Captured) -> None:
         """The span of an async generator lasts until it is exhausted."""
 
         @ci.scope("stream")
@@ -446,7 +446,7 @@ class TestDepth:
         assert 64 == ci.trace(format="dict")["span_count"]
         assert (1, 1) == (ci.health()["scope_drop_count"], ci.health()["scope_depth"])
 
-    def test_one_warning(
+    def test_dropped_scopes_warn_once(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """However many are dropped, one warning says so."""
@@ -613,7 +613,7 @@ class TestContexts:
 
         assert [("outer", ["short", "late"])] == tree(recorded)
 
-    def test_to_thread(self, recorded: testing.Captured) -> None:
+    def test_to_thread_keeps_the_parent(self, recorded: testing.Captured) -> None:
         """Work that asyncio hands to a thread is under its caller, with its own thread's id."""
 
         def work() -> int:
@@ -667,7 +667,9 @@ class TestLoops:
         assert [] == list(wrapper([]))
         assert [] == tree(recorded)
 
-    def test_break(self, wrapper: Any, name: str, recorded: testing.Captured) -> None:
+    def test_break_closes_the_scope(
+        self, wrapper: Any, name: str, recorded: testing.Captured
+    ) -> None:
         """`break` closes the current scope before the next statement."""
         for item in wrapper(range(20)):
             if item == 1:
@@ -690,7 +692,9 @@ class TestLoops:
         assert [1, 2] == list(held)
         assert [f"{name}[0]", "between", f"{name}[1]", f"{name}[2]"] == tree(recorded)
 
-    def test_continue(self, wrapper: Any, name: str, recorded: testing.Captured) -> None:
+    def test_continue_starts_the_next_scope(
+        self, wrapper: Any, name: str, recorded: testing.Captured
+    ) -> None:
         """`continue` goes on with the next scope."""
         for item in wrapper(range(3)):
             if item == 1:
@@ -715,7 +719,9 @@ class TestLoops:
 
         assert [f"{name}[0]", "after"] == tree(recorded)
 
-    def test_garbage_collection(self, wrapper: Any, name: str, recorded: testing.Captured) -> None:
+    def test_a_dropped_iterator_closes_its_scope(
+        self, wrapper: Any, name: str, recorded: testing.Captured
+    ) -> None:
         """An iterator that is dropped half-way closes its scope."""
         iterator = iter(wrapper(range(3)))
         next(iterator)
@@ -735,7 +741,9 @@ class TestLoops:
         iterator.close()
         assert not recorded.dict()["roots"][0]["open"]
 
-    def test_next(self, wrapper: Any, name: str, recorded: testing.Captured) -> None:
+    def test_next_works_on_the_wrapper(
+        self, wrapper: Any, name: str, recorded: testing.Captured
+    ) -> None:
         """The wrapper is an iterator: `next` works on it, and a loop takes what is left."""
         loop = wrapper(range(4))
 
@@ -744,13 +752,17 @@ class TestLoops:
         assert "none" == next(loop, "none")
         assert [f"{name}[{n}]" for n in range(4)] == tree(recorded)
 
-    def test_len(self, wrapper: Any, name: str, recorded: testing.Captured) -> None:
+    def test_the_wrapper_has_the_length_of_the_iterable(
+        self, wrapper: Any, name: str, recorded: testing.Captured
+    ) -> None:
         """It has a length where the iterable has one, which is what progress bars ask for."""
         assert 20 == len(wrapper(range(20)))
         with pytest.raises(TypeError, match="no len"):
             len(wrapper(iter(())))
 
-    def test_truth(self, wrapper: Any, name: str, recorded: testing.Captured) -> None:
+    def test_the_wrapper_is_always_true(
+        self, wrapper: Any, name: str, recorded: testing.Captured
+    ) -> None:
         """As any iterator it is true, also where there is no length."""
         assert wrapper(iter(()))
         assert wrapper([])
@@ -797,7 +809,9 @@ class TestLoops:
         ):
             wrapper(5)
 
-    def test_lazily(self, wrapper: Any, name: str, recorded: testing.Captured) -> None:
+    def test_items_are_fetched_on_demand(
+        self, wrapper: Any, name: str, recorded: testing.Captured
+    ) -> None:
         """An item is asked for when the loop wants it, never before."""
         asked: list[int] = []
 
@@ -812,7 +826,7 @@ class TestLoops:
         assert [0] == asked
         iterator.close()
 
-    def test_off(self, wrapper: Any, name: str) -> None:
+    def test_loops_work_when_disabled(self, wrapper: Any, name: str) -> None:
         """Off, a loop gives the same values, length and errors."""
         ci.profile(enabled=False)
         loop = wrapper(range(3))
@@ -878,7 +892,7 @@ class TestOff:
         with pytest.raises(ValueError, match="no good"), ci.scope("x"):
             raise ValueError("no good")
 
-    def test_decorators(self) -> None:
+    def test_decorators_work_when_disabled(self) -> None:
         """Decorated functions of any kind work while off, whenever they were decorated."""
 
         @ci.scope("before")

@@ -57,7 +57,7 @@ STEP = {"SLURM_STEP_ID": "0"}
         "rank-before-slurm",
     ],
 )
-def test_ranks(
+def test_an_unknown_rank_is_never_the_local_rank(
     environ: dict[str, str], rank: int | None, local_rank: int | None, world_size: int | None
 ) -> None:
     """A rank that is not given is unknown, and the local rank never stands for it."""
@@ -98,7 +98,7 @@ def test_a_rank_that_is_no_number(caplog: pytest.LogCaptureFixture) -> None:
         ),
     ],
 )
-def test_run_ids(environ: dict[str, str], expected: str) -> None:
+def test_all_ranks_compute_the_same_run_id(environ: dict[str, str], expected: str) -> None:
     """All ranks of a job compute the same run id, from the best variable that there is."""
     assert expected == identity.identify(environ, ANCHOR).run_id
 
@@ -156,7 +156,7 @@ def test_a_run_that_the_program_has_set_since_stays() -> None:
         ({"SLURM_RESTART_COUNT": "3", "TORCHELASTIC_RESTART_COUNT": "2"}, 3002),
     ],
 )
-def test_attempts(environ: dict[str, str], expected: int) -> None:
+def test_attempts_count_restarts(environ: dict[str, str], expected: int) -> None:
     """Attempts count up with each restart, of either kind."""
     assert expected == identity.identify(environ, ANCHOR).attempt
 

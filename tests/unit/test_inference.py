@@ -120,7 +120,7 @@ class TestKinds:
         assert ["a", "b"] == asyncio.run(main())
         assert [("request", ["first"])] == tree(recorded)
 
-    def test_methods(self, recorded: testing.Captured) -> None:
+    def test_methods_of_all_kinds_can_be_decorated(self, recorded: testing.Captured) -> None:
         """Methods, class methods and static methods, decorated from either side."""
 
         class Model:
@@ -153,7 +153,7 @@ class TestKinds:
         model = Model()
         assert (6, 6, 6) == (model.predict(2), Model.of_class(2), model.of_class_below(2))
         assert (2, 2) == (Model.of_none(2), model.of_none_below(2))
-        prefix = f"{type(self).__name__}.test_methods.<locals>.Model."
+        prefix = f"{type(self).__name__}.test_methods_of_all_kinds_can_be_decorated.<locals>.Model."
         assert ["predict", "of_class", "of_class_below", "of_none", "of_none_below"] == [
             span.attrs["function"].removeprefix(prefix) for span in recorded.spans
         ]
@@ -240,7 +240,7 @@ class TestKinds:
 
 
 class TestRequests:
-    def test_ids(self, recorded: testing.Captured) -> None:
+    def test_each_request_has_its_own_id(self, recorded: testing.Captured) -> None:
         """Each request has an id of its own, that of its span."""
 
         @ci.inference
@@ -339,7 +339,7 @@ class TestRequests:
             for request in requests
         )
 
-    def test_threads(self, recorded: testing.Captured) -> None:
+    def test_requests_of_threads_stay_separate(self, recorded: testing.Captured) -> None:
         """Requests of many threads keep their trees apart."""
         barrier = threading.Barrier(8)
 
@@ -356,7 +356,9 @@ class TestRequests:
         assert set(range(8)) == {request["children"][0]["index"] for request in requests}
 
     @pytest.mark.parametrize("error", [ValueError("no good"), KeyboardInterrupt(), SystemExit(3)])
-    def test_exceptions(self, error: BaseException, recorded: testing.Captured) -> None:
+    def test_exceptions_reach_the_caller_unchanged(
+        self, error: BaseException, recorded: testing.Captured
+    ) -> None:
         """An exception is noted on the request, and is the one that the caller gets."""
 
         @ci.inference
@@ -405,7 +407,7 @@ class TestRequests:
         with pytest.raises(TypeError, match="positional argument"):
             predict()
 
-    def test_off(self) -> None:
+    def test_disabled_inference_records_nothing(self) -> None:
         """While profiling is off, every kind of function works and nothing is recorded."""
         ci.profile(enabled=False)
 
@@ -451,7 +453,7 @@ class TestRequests:
         predict()
         assert ["request"] == tree(recorded)
 
-    def test_too_deep(self, recorded: testing.Captured) -> None:
+    def test_requests_nested_too_deep_still_answer(self, recorded: testing.Captured) -> None:
         """A request that is nested too deep is dropped, with its marks, and still answers."""
         answer = {"usage": {"prompt_tokens": 1, "completion_tokens": 2}}
 
@@ -565,7 +567,9 @@ class TestStreams:
         how = {"error": "CancelledError"} if is_last else {"abandoned": True}
         assert how == {key: span.attrs[key] for key in ("error", "abandoned") if key in span.attrs}
 
-    def test_never_begun(self, stream: Any, recorded: testing.Captured) -> None:
+    def test_a_stream_that_is_never_started_is_no_request(
+        self, stream: Any, recorded: testing.Captured
+    ) -> None:
         """A stream that nobody asks for an item is no request: none of its code ran."""
         stream()
         gc.collect()
@@ -751,7 +755,9 @@ class TestReturnedStreams:
         assert ["request"] == tree(recorded)
 
     @pytest.mark.parametrize("is_begun", [True, False])
-    def test_dropped(self, is_begun: bool, recorded: testing.Captured) -> None:
+    def test_dropping_a_stream_ends_the_request(
+        self, is_begun: bool, recorded: testing.Captured
+    ) -> None:
         """A stream that is dropped ends the request, also when nobody has asked for an item."""
         closed = []
 
@@ -785,7 +791,7 @@ class TestMarks:
             ),
         ],
     )
-    def test_usage(self, answer: Any, recorded: testing.Captured) -> None:
+    def test_usage_becomes_token_marks(self, answer: Any, recorded: testing.Captured) -> None:
         """Tokens are marked where the answer has a `usage`, as attributes or items."""
         assert answer is ci.inference(lambda: answer)()
         assert {"prompt_tokens": 3, "completion_tokens": 5} == marks(recorded)
@@ -809,7 +815,9 @@ class TestMarks:
             [1, 2],
         ],
     )
-    def test_other_answers(self, answer: Any, recorded: testing.Captured) -> None:
+    def test_other_answers_are_returned_unchanged(
+        self, answer: Any, recorded: testing.Captured
+    ) -> None:
         """What has no such shape marks nothing, and is returned as it is."""
         assert answer is ci.inference(lambda: answer)()
         assert ({}, ["request"]) == (marks(recorded), tree(recorded))
@@ -842,7 +850,7 @@ class TestMarks:
         assert ["request", "request"] == tree(recorded)
         guard.errors.clear()
 
-    def test_generate(self, recorded: testing.Captured) -> None:
+    def test_generate_marks_input_and_output_lengths(self, recorded: testing.Captured) -> None:
         """Token ids in, token ids out: both lengths are marked."""
 
         def ids(length: int, dtype: str = "torch.int64") -> Any:
@@ -970,7 +978,7 @@ class TestMarks:
 
 
 class TestConfig:
-    def test_flags(self, recorded: testing.Captured) -> None:
+    def test_config_flags_become_an_attribute(self, recorded: testing.Captured) -> None:
         """Keys of the user's own are an attribute of each request."""
         ci.inference(lambda: None, config={"model": "small", "beams": 2})()
         assert {"model": "small", "beams": 2} == recorded.spans[0].attrs["config"]
@@ -981,7 +989,7 @@ class TestConfig:
             ci.inference(lambda prompt: "secret", config=config)("secret")
         assert all("secret" not in str(span.attrs) for span in recorded.spans)
 
-    def test_inputs(self, recorded: testing.Captured) -> None:
+    def test_captured_inputs_are_short(self, recorded: testing.Captured) -> None:
         """Inputs are kept by name: scalars, the beginning of texts, the shapes of arrays."""
         import numpy as np
 
@@ -1011,7 +1019,9 @@ class TestConfig:
             ({"choices": [{"text": "Hello"}]}, "Hello"),
         ],
     )
-    def test_outputs(self, answer: Any, kept: Any, recorded: testing.Captured) -> None:
+    def test_captured_outputs_are_short(
+        self, answer: Any, kept: Any, recorded: testing.Captured
+    ) -> None:
         """An answer is kept as an attribute; of a chat, what it says."""
         ci.inference(lambda: answer, config={"capture_outputs": True})()
         assert kept == recorded.spans[0].attrs["output"]

@@ -118,7 +118,7 @@ def test_phases_of_a_compile(jax: FakeJax) -> None:
     ] == spans()
 
 
-def test_causes(jax: FakeJax) -> None:
+def test_a_compilation_names_its_cause(jax: FakeJax) -> None:
     """A compile is compared with the one before of the same function."""
     for types in (["f32[4]"], ["f32[8]"], ["f32[8]"], ["f32[8]", "i32[]"]):
         jax.monitoring.compile("step", *types)
@@ -198,7 +198,7 @@ def test_a_log_record_of_another_shape(jax: FakeJax) -> None:
     assert [("compile", {"function": "step", "cause": "first call", "count": 1})] == spans()
 
 
-def test_transfers(jax: FakeJax) -> None:
+def test_transfers_are_spans_in_both_directions(jax: FakeJax) -> None:
     """Both directions are spans, with the result untouched; tracers and traced code are not."""
     assert ("on device", b"") == jax.device_put(b"", device=1)
     assert ("on host", b"") == jax.device_get(b"")
@@ -242,7 +242,7 @@ class Scalar:
         return self.number
 
 
-def test_device_time(jax: FakeJax) -> None:
+def test_device_time_is_measured_in_the_background(jax: FakeJax) -> None:
     """A span waits in the background for the last of its values; the next one begins there."""
     values = [Scalar(1.0), Scalar(2.0), Scalar(3.0)]
     with ci.scope("first"):
@@ -310,7 +310,7 @@ class Manager:
         pass
 
 
-def test_checkpoints(jax: FakeJax, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orbax_checkpoints_are_spans(jax: FakeJax, monkeypatch: pytest.MonkeyPatch) -> None:
     """Orbax's methods are spans once the program has imported it; what was not due is none."""
     original = Manager.save
     orbax = ModuleType("orbax.checkpoint")

@@ -140,7 +140,7 @@ def methods(keras: Any) -> list[Any]:
     return [value for owner in owners for value in vars(owner).values() if callable(value)]
 
 
-def test_a_fit(hook: Any, keras: Any) -> None:
+def test_a_fit_has_epochs_batches_and_marks(hook: Any, keras: Any) -> None:
     """A fit has its epochs and batches, its values as marks, and returns what it returns."""
     with testing.capture() as captured:
         returned = keras.Model().fit()
@@ -155,7 +155,7 @@ def test_a_fit(hook: Any, keras: Any) -> None:
         assert [("loss", 0.5, "point")] * 2 == marks
 
 
-def test_one_callback(hook: Any, keras: Any) -> None:
+def test_each_fit_has_exactly_one_callback(hook: Any, keras: Any) -> None:
     """Each fit has one callback of ours in its list; a list that is given stays as it is."""
     mine = [Callback()]
     with testing.capture():
@@ -289,7 +289,7 @@ def test_what_is_recorded_in_a_build(hook: Any, keras: Any) -> None:
     assert ["build"] == fit_with(keras, left_open.__enter__)[:1]
 
 
-def test_uninstall(keras: Any) -> None:
+def test_uninstall_restores_the_originals(keras: Any) -> None:
     """Afterwards the attributes are the originals, also when it was installed twice."""
     originals = methods(keras)
     hook = new_hook()

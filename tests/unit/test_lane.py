@@ -142,7 +142,7 @@ def test_nobody_waits_for_one_that_blocks(make: Any) -> None:
     assert {} == lane.health()
 
 
-def test_bounded(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_lane_drops_its_oldest_batches(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Past the limit the oldest batches go, are counted, and are spoken of once."""
     sink = Blocking()
     lane = make(sink, max_bytes=3 * make_batch(1).size)
@@ -196,7 +196,9 @@ def test_one_that_raises(
     ("outcome", "is_sent"),
     [(Outcome.DONE, True), (Outcome.HELD, True), (None, True), (Outcome.DROPPED, False)],
 )
-def test_outcomes(outcome: Outcome | None, is_sent: bool, make: Any) -> None:
+def test_only_an_explicit_outcome_counts_as_dropped(
+    outcome: Outcome | None, is_sent: bool, make: Any
+) -> None:
     """A sink that returns nothing has taken the batch; one that says so has dropped it."""
     lane = make(Plain(lambda batch: outcome))
     lane.emit(make_batch())
@@ -227,7 +229,7 @@ class TestSettle:
 
         assert lanes.STALL_NS / 1e9 <= time.monotonic() - began < 2
 
-    def test_the_deadline(self, make: Any) -> None:
+    def test_closing_keeps_the_deadline(self, make: Any) -> None:
         """Nobody is waited for past the deadline."""
         lane = make(Blocking())
         lane.emit(make_batch())
@@ -370,7 +372,7 @@ class TestOfTheUser:
         assert (True, 4_000, 0) == (flushed.ok, flushed.on_disk, flushed.lost)
         assert sink.is_closed
 
-    def test_several(self) -> None:
+    def test_several_sinks_get_the_same_batches(self) -> None:
         """Several sinks, of the settings and of the call, get the same batches."""
         sinks = [testing.MemorySink() for _ in range(3)]
         cirron = ci.Cirron(output="none", sinks=[sinks[0]])

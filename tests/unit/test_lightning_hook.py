@@ -184,7 +184,7 @@ def new_hook(name: str, snapshots: Snapshots | None = None) -> Any:
     return KINDS[name](settings.resolve({}), snapshots or Snapshots())
 
 
-def test_a_run(fake: Fake, name: str) -> None:
+def test_epochs_contain_steps_and_phases(fake: Fake, name: str) -> None:
     """Epochs hold steps, a step its batches, and the optimizer's step what it does itself."""
     snapshots = Snapshots()
     with testing.capture() as captured:
@@ -202,7 +202,7 @@ def test_a_run(fake: Fake, name: str) -> None:
     assert {"module"} == set(snapshots.expected)
 
 
-def test_asides(fake: Fake, name: str) -> None:
+def test_evaluations_and_checkpoints_are_spans(fake: Fake, name: str) -> None:
     """Evaluations, predictions and checkpoints are scopes, and give back what they did."""
     with testing.capture() as captured:
         new_hook(name).install()
@@ -231,7 +231,7 @@ def test_install_and_uninstall(fake: Fake, name: str) -> None:
     assert "fitted" == fake.train(trainer)
 
 
-def test_callbacks(fake: Fake, name: str) -> None:
+def test_callbacks_record_inside_their_span(fake: Fake, name: str) -> None:
     """A Trainer's callbacks are its own: what they record is inside of what they are told of."""
     new_hook(name).install()
     inside = []

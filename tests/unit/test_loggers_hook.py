@@ -28,7 +28,9 @@ class TestReading:
             (loggers.read_aim, ({"a": 1},), {"step": 2, "context": {}}, [("a", 1, 2)]),
         ],
     )
-    def test_calls(self, read: Any, args: Any, kwargs: Any, found: Any) -> None:
+    def test_arguments_are_found_by_position_or_name(
+        self, read: Any, args: Any, kwargs: Any, found: Any
+    ) -> None:
         """By position or by name, with what there is besides left aside."""
         assert found == list(read(*args, **kwargs))
 
@@ -45,7 +47,7 @@ class TestReading:
 
         assert [("a", 1, None), ("b/c", 2, None), ("b/d/e", 3, None)] == found
 
-    def test_endless_dicts(self) -> None:
+    def test_endless_dicts_are_read_up_to_a_limit(self) -> None:
         """A dict that holds itself, or very many values, is read up to a limit."""
         endless: dict[str, Any] = {"a": 1}
         endless["b"] = endless
@@ -65,7 +67,7 @@ class TestMarks:
         hot.keep_names(False)
 
     @pytest.mark.parametrize("given", ["text", None, [1.0], {"a": 1}, object(), 1j, b"1"])
-    def test_no_scalars(self, given: Any) -> None:
+    def test_values_that_are_not_scalars_are_skipped(self, given: Any) -> None:
         """What is no scalar is left alone, and nothing is raised."""
         with testing.capture() as captured, ci.scope("step") as span:
             loggers.mark(span, "x", "a", given, 1)
@@ -73,14 +75,14 @@ class TestMarks:
         assert [] == captured.marks
 
     @pytest.mark.parametrize(("step", "attrs"), [(None, {}), (3, {"step": 3}), ("3", {})])
-    def test_steps(self, step: Any, attrs: Any) -> None:
+    def test_a_numeric_step_becomes_an_attribute(self, step: Any, attrs: Any) -> None:
         """A step that is a number is an attribute."""
         with testing.capture() as captured, ci.scope("step") as span:
             loggers.mark(span, "x", "a", 1.0, step)
 
         assert [{"logger": "x", **attrs}] == [mark.attrs for mark in captured.marks]
 
-    def test_sources(self) -> None:
+    def test_each_name_has_one_source_per_span(self) -> None:
         """The first source of a name is the only one in a span."""
         with testing.capture() as captured, ci.scope("step") as span:
             ci.mark("own", 0)
@@ -103,7 +105,7 @@ class TestMarks:
             assert not hasattr(span, "marked")
 
 
-def test_the_table() -> None:
+def test_every_logger_has_a_name_and_methods() -> None:
     """Each logger has a name of its own, and methods that are read."""
     names = [logger.name for logger in loggers.LOGGERS]
 

@@ -100,7 +100,7 @@ class TestValues:
         ],
         ids=lambda given: repr(given).partition(" at 0x")[0],
     )
-    def test_scalars(
+    def test_every_scalar_is_stored_with_its_type(
         self, given: Any, value_type: str, expected: Any, recorded: testing.Captured
     ) -> None:
         """Every kind of scalar is stored as the plain value that it is, with its type."""
@@ -155,7 +155,9 @@ class TestValues:
         ],
         ids=["fits", "ascii", "two-bytes", "between", "three-bytes", "four-bytes"],
     )
-    def test_long_text(self, given: str, expected: str, recorded: testing.Captured) -> None:
+    def test_long_text_is_cut_at_256_bytes(
+        self, given: str, expected: str, recorded: testing.Captured
+    ) -> None:
         """Text is cut at 256 bytes, between characters."""
         ci.mark("m", given)
 
@@ -498,7 +500,7 @@ class TestAttributes:
 
         assert 256 == len(recorded.spans[0].attrs["key"])
 
-    def test_cycles(self, recorded: testing.Captured) -> None:
+    def test_cycles_end(self, recorded: testing.Captured) -> None:
         """A list that holds itself comes to an end."""
         with ci.scope("s", key=cyclic()):
             pass

@@ -65,7 +65,7 @@ def test_what_is_no_secret_stays(given: list[str]) -> None:
     assert given == masking.arguments(given)
 
 
-def test_a_configuration() -> None:
+def test_nested_secrets_are_masked() -> None:
     """Names inside names count, and those of everything above."""
     given: dict[str, Any] = {
         "lr": 0.1,

@@ -156,7 +156,7 @@ class TestHtml:
         assert 80_000 < len(spans)
         assert 200_000 > len(html)
 
-    def test_empty(self) -> None:
+    def test_an_empty_tree_shows_the_same_sentence_as_text(self) -> None:
         """No spans: the same sentence as in text."""
         assert [text.EMPTY] == parse(notebook.to_html(trees.build([], []))).texts
 

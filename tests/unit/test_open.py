@@ -170,7 +170,9 @@ def test_parents_in_other_files(tmp_path: Path) -> None:
     } == paths(run)
 
 
-def test_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rounds_give_the_same_store_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A spool that is read in many rounds gives what one round gives."""
     spool = Spool(tmp_path)
     spans = spool.training(50)
@@ -362,6 +364,8 @@ HOSTILE: dict[str, Callable[[Path, Spool], object]] = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_bad_file_is_named_and_skipped(tmp_path: Path, kind: str) -> None:
+    """A damaged file is named in the problems, and the other files are read."""
+    """A damaged file is named in the problems, and the other files are read."""
     spool = Spool(tmp_path)
     spans = spool.training(2)
     spool.write(spans)
@@ -422,6 +426,8 @@ def test_cycles_of_parents(tmp_path: Path) -> None:
 
 
 def test_marks_of_every_type(tmp_path: Path) -> None:
+    """Marks of every type are read back with their value and type."""
+    """Marks of every type are read back with their value and type."""
     spool = Spool(tmp_path)
     spans = spool.training(1)
     step = spans[2]["id"]
@@ -447,6 +453,8 @@ def test_marks_of_every_type(tmp_path: Path) -> None:
 
 
 def test_runs_by_the_start_of_an_id(tmp_path: Path) -> None:
+    """A run is found by a unique start of its id; an ambiguous or unknown start is an error."""
+    """A run is found by a unique start of its id; an ambiguous or unknown start is an error."""
     for run_id in ("alpha-1", "alpha-2", "beta"):
         spool = Spool(
             tmp_path,
@@ -462,10 +470,13 @@ def test_runs_by_the_start_of_an_id(tmp_path: Path) -> None:
     assert 5 == len(run.runs["alpha-2"].spans)
     with pytest.raises(
         errors.UnknownRunError,
-        match=r"'alpha' is the start of several runs; known: alpha-[12], alpha-[12]$",
+        match=r"several runs have .* starts with 'alpha'; choose one of: alpha-[12], alpha-[12]$",
     ):
         cirron.open(tmp_path, run="alpha")
-    with pytest.raises(errors.UnknownRunError, match=r"'nope' is not a run here; known"):
+    with pytest.raises(
+        errors.UnknownRunError,
+        match=r"no run here has an id that starts with 'nope'; choose one of: ",
+    ):
         run.runs["nope"]
 
 
@@ -492,11 +503,13 @@ def test_a_folder_a_rank(tmp_path: Path) -> None:
         assert 6 == len(run.steps)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
+    """A folder without a spool, and a spool without records, are errors that say so."""
+    """A folder without a spool, and a spool without records, are errors that say so."""
     with pytest.raises(errors.SettingError, match="no run found"):
         cirron.open(tmp_path)
     Spool(tmp_path)
-    with pytest.raises(errors.SettingError, match="holds no records yet"):
+    with pytest.raises(errors.SettingError, match="has no records yet"):
         cirron.open(tmp_path)
 
 
@@ -511,7 +524,7 @@ def test_nothing_there(tmp_path: Path) -> None:
         (lambda run: run.series(3), "it must be the name of a mark"),
         (lambda run: run.tensor(3), "it must be the name of a tensor"),
         (lambda run: run.tree(rank=3), "the processes of this run have no ranks"),
-        (lambda run: run.export("json", 3), "it must be the name of a file"),
+        (lambda run: run.export("json", 3), "it must be the path of a file"),
         (lambda run: run.query("series"), "write run.query('series', name=...)"),
         (lambda run: run.query("timeline", width=3), "also needs from_ns=, to_ns=: write"),
     ],
@@ -548,7 +561,7 @@ def test_a_store_that_leads_out(tmp_path: Path) -> None:
     run = cirron.open(tmp_path)
 
     assert 5 == len(run.spans)
-    assert "names a file that cannot be one of its own" in run.problems[0]
+    assert "names a file with an invalid name" in run.problems[0]
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "cut", "foreign"])
@@ -596,6 +609,8 @@ def test_a_store_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_compaction_changes_nothing(tmp_path: Path) -> None:
+    """Compacting a store leaves every answer as it was."""
+    """Compacting a store leaves every answer as it was."""
     spool = Spool(tmp_path)
     for span in spool.training(3):
         spool.write([span], [spool.mark(span["id"], "loss", 1.0)])
@@ -645,6 +660,8 @@ def test_a_large_segment_has_its_pyramid_at_once(
 
 
 def test_several_folders_into_one_store(tmp_path: Path) -> None:
+    """Several folders can be read into one store."""
+    """Several folders can be read into one store."""
     for rank in range(2):
         spool = Spool(tmp_path / f"rank{rank}", session(rank), rank + 1)
         spool.write(spool.training(2))

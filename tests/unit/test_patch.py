@@ -226,7 +226,7 @@ def test_undo_stops_watching(watch: ImportWatch, package: str) -> None:
     assert watch not in sys.meta_path
 
 
-def test_several_modules(watch: ImportWatch, package: str) -> None:
+def test_one_watch_waits_for_many_modules(watch: ImportWatch, package: str) -> None:
     """One watch waits for many, and is in the import system once."""
     called: list[str] = []
     for name in (package, f"{package}.inner"):

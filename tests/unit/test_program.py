@@ -84,7 +84,7 @@ def test_gpus_that_differ(driver: Path) -> None:
     assert 3 == len(program.gpus({}, str(driver)))
 
 
-def test_no_driver(tmp_path: Path) -> None:
+def test_without_a_driver_there_are_no_gpus(tmp_path: Path) -> None:
     """Without a driver there are no devices."""
     assert [] == program.gpus({}, str(tmp_path / "none"))
 

@@ -147,7 +147,7 @@ def last_ns(of: MadeSession) -> int:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_steps(made: Made, seed: int) -> None:
+def test_steps_have_phases_self_time_and_loss(made: Made, seed: int) -> None:
     """Steps have their phases, what no child of their thread covers, and their last loss."""
     of = training(made, seed)
     found = rows("steps")
@@ -209,7 +209,7 @@ def test_steps_in_several_segments(
     assert whole == {name: cut.query(name).rows() for name in names}
 
 
-def test_stalls(made: Made) -> None:
+def test_stalls_count_the_wait_of_training_steps(made: Made) -> None:
     """What a rank waited for its data is what its training steps waited, in their own thread."""
     of = training(made)
     of.span("step", 90_000, 90_100, of.spans[0], 0)
@@ -228,7 +228,7 @@ def test_stalls(made: Made) -> None:
     assert len(stalled) == row["stalled_steps"] >= 1
 
 
-def test_phases(made: Made) -> None:
+def test_phases_have_exact_percentiles(made: Made) -> None:
     """Phases are the spans that have ended by name and mode, with exact percentiles."""
     of = training(made)
     found = {(row["name"], row["mode"]): row for row in rows("phases")}
@@ -252,7 +252,7 @@ def test_phases(made: Made) -> None:
         assert sum(times) / session_ns == pytest.approx(row["share"], rel=1e-12)
 
 
-def test_outline(made: Made) -> None:
+def test_the_outline_separates_paths_and_open_spans(made: Made) -> None:
     """The outline has open spans, keeps a path's time apart from that of its children in the same
     thread, and lists parents before children.
     """
@@ -301,7 +301,7 @@ def test_outline_keeps_subtrees_together(made: Made) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_times(made: Made, seed: int) -> None:
+def test_times_count_each_moment_once(made: Made, seed: int) -> None:
     """Each moment of the training thread counts once: for the outermost evaluation, checkpoint,
     compilation or snapshot that it is in, else for the step, else for the loading.
     """
@@ -340,7 +340,7 @@ def test_times_of_a_session_without_spans_below(made: Made) -> None:
     assert [(0, 0), (50, 50)] == [(row["wall_ns"], row["idle_ns"]) for row in rows("times")]
 
 
-def test_epochs(made: Made) -> None:
+def test_epochs_have_their_steps_waits_and_evaluations(made: Made) -> None:
     """An epoch has its steps, what they waited, its evaluations and the last loss of its steps; a
     second training in the same process has epochs of its own.
     """
@@ -383,7 +383,7 @@ def length(span: wire.Span, end: int) -> int:
 @pytest.mark.parametrize(
     ("low", "high", "width"), [(0, 4_000, 7), (300, 900, 11), (1_000, 1_001, 3)]
 )
-def test_timeline(
+def test_timeline_buckets_hide_no_error(
     made: Made, monkeypatch: pytest.MonkeyPatch, low: int, high: int, width: int, is_merged: bool
 ) -> None:
     """A bucket has the longest of the spans that begin in it, and hides no error; a span that began
@@ -475,7 +475,7 @@ def test_pyramid_answers_as_the_spans_do(made: Made, monkeypatch: pytest.MonkeyP
         assert again.query("timeline", **given).rows() == after.query("timeline", **given).rows()
 
 
-def test_curves(made: Made) -> None:
+def test_curves_lose_no_peak(made: Made) -> None:
     """No peak is lost, whatever the width; NaN and infinities are counted and hide none."""
     of = made()
     root = of.span("cirron.session", 0, 10_000)
@@ -505,7 +505,7 @@ def test_curves(made: Made) -> None:
             assert row["first_ns"] == row["lowest_ns"] == row["highest_ns"]
 
 
-def test_tensors(made: Made) -> None:
+def test_tensors_have_their_gradient_and_relative_change(made: Made) -> None:
     """A weight stands beside its gradient; `change` is relative to the norm before."""
     training(made)
     found = {(row["tensor"], row["epoch"]): row for row in rows("tensors")}
@@ -533,7 +533,7 @@ def test_two_snapshots_in_one_epoch_stay_two(made: Made) -> None:
     ]
 
 
-def test_ranks(made: Made) -> None:
+def test_ranks_name_the_slowest_of_each_step(made: Made) -> None:
     """The slowest rank of a step, the lowest of those that tie, and how far clocks may be apart."""
     lengths = {0: (50, 40, 70), 1: (60, 40, 70), None: (10, 40, 70), 2: (60, 30, 80)}
     for rank, took in lengths.items():
@@ -555,7 +555,7 @@ def test_ranks(made: Made) -> None:
     assert (10, 60, 62 - 10) == (first["fastest_ns"], first["slowest_ns"], first["spread_ns"])
 
 
-def test_goodput(made: Made) -> None:
+def test_repeated_and_failed_steps_are_not_goodput(made: Made) -> None:
     """Steps that a later attempt repeats do not count as good, nor does one that failed; an attempt
     without steps has a row, and the row is of the rank with the most steps.
     """
@@ -617,7 +617,7 @@ def test_the_first_rows(made: Made, name: str) -> None:
     assert whole == run.query(name).head(10_000).rows()
 
 
-def test_rank_steps(made: Made) -> None:
+def test_rank_steps_align_the_steps_of_all_ranks(made: Made) -> None:
     """The same steps on each rank, by phase: from a moment on, and every second one.
 
     With the time since the step before, of those that are left out, too.
@@ -658,7 +658,7 @@ def test_a_compile_inside_a_forward_is_not_part_of_it(made: Made) -> None:
     assert {"name": "compile", "place": "forward", "spans": 1, "ns": 40} in account
 
 
-def test_empty_run(made: Made) -> None:
+def test_an_empty_run_answers_every_query(made: Made) -> None:
     """A session that has recorded nothing answers every query, most of them with no row."""
     made().write()
     run = ci.open(".")

@@ -179,7 +179,7 @@ def test_search_finds_by_name_and_number(place: Place) -> None:
     assert None is ask(place, "find", text="nothing")["found"]
 
 
-def test_other_questions(place: Place) -> None:
+def test_a_run_with_one_process_answers_every_view(place: Place) -> None:
     """Ranks, reasons, tensors and goodput of a run with one process and no snapshots."""
     ranks = ask(place, "ranks", width=8)
 
@@ -219,7 +219,7 @@ def test_bad_parameters_are_refused(place: Place, what: str, params: dict[str, o
         ask(place, what, **params)
 
 
-def test_unknown_run(place: Place) -> None:
+def test_an_unknown_run_is_an_error(place: Place) -> None:
     """A run that is not there is said to be so."""
     with pytest.raises(ci.UnknownRunError):
         ask(place, "report", run="nothing")

@@ -61,7 +61,7 @@ def test_the_table_is_whole() -> None:
 
 
 @pytest.mark.parametrize(("name", "default", "argument", "variable", "project"), PLACES)
-def test_order(
+def test_the_call_wins_over_the_environment_and_the_file(
     name: str, default: Any, argument: Any, variable: tuple[str, Any], project: tuple[str, Any]
 ) -> None:
     """The call wins over the environment, that over pyproject.toml, and that over the default."""
@@ -168,14 +168,14 @@ BAD: list[tuple[str, list[Any], str]] = [
     (
         "flush_interval",
         [0, -1, 3601, "x", float("inf"), False, 10**400],
-        "it must be a number of seconds above 0, 3600 at most",
+        "it must be a number of seconds above 0, at most 3600",
     ),
     (
         "spool_max_bytes",
         [0, -5, 1.5, "x", float("inf"), True, 10**400],
-        "it must be a whole number above 0",
+        "it must be an integer above 0",
     ),
-    ("max_pending_records", [0, 0.5], "it must be a whole number above 0"),
+    ("max_pending_records", [0, 0.5], "it must be an integer above 0"),
     ("silence_after", [0], "seconds above 0"),
     ("exit_timeout", [0], "seconds above 0"),
 ]
@@ -186,7 +186,9 @@ BAD: list[tuple[str, list[Any], str]] = [
     [(name, given, rule) for name, values, rule in BAD for given in values],
     ids=lambda value: repr(value)[:24],
 )
-def test_bad_values(name: str, given: Any, rule: str) -> None:
+def test_a_bad_value_names_the_setting_and_what_is_allowed(
+    name: str, given: Any, rule: str
+) -> None:
     """A bad value is a ValueError with the setting, what was given, and what is allowed."""
     with pytest.raises(ValueError, match=re.escape(f"{name}={given!r} is not valid; ")) as caught:
         settings.check({name: given})
@@ -197,8 +199,8 @@ def test_bad_values(name: str, given: Any, rule: str) -> None:
 
 @pytest.mark.parametrize("given", ["", "  ", 5, "se\ncret", "sécret"])
 def test_a_bad_key_is_not_shown(given: Any) -> None:
-    """A key that cannot be one is an error that says what to do and does not show it."""
-    with pytest.raises(ValueError, match=r"api_key is empty or holds.*copy it again") as caught:
+    """An invalid key is an error that says what to do and does not show the key."""
+    with pytest.raises(ValueError, match=r"api_key is empty or has.*copy the key again") as caught:
         settings.check({"api_key": given})
 
     assert "cret" not in str(caught.value)
@@ -212,11 +214,14 @@ def test_a_bad_key_is_not_shown(given: Any) -> None:
             ["spool", "x"],
             "output=['spool', 'x'] is not valid; use one of 'spool', 'log', 'stdout', 'none'",
         ),
-        (["none", "log"], "output=['none', 'log'] is not valid; 'none' stands alone"),
+        (
+            ["none", "log"],
+            "output=['none', 'log'] is not valid; 'none' cannot be combined with other outputs",
+        ),
         ([], "output=[] is not valid; use one of 'spool', 'log', 'stdout', 'none' or a list"),
     ],
 )
-def test_bad_outputs(given: Any, text: str) -> None:
+def test_a_bad_output_lists_the_allowed_ones(given: Any, text: str) -> None:
     """The error for a bad output shows all of them."""
     with pytest.raises(ValueError, match="^" + re.escape(text) + "$"):
         settings.check({"output": given})
@@ -312,7 +317,7 @@ class TestFlags:
         assert {"a": 1, "b": 3, "c": 4} == dict(config)
         assert (1, 3, "default") == (config.get("a"), config["b"], config.get("z", "default"))
 
-    def test_no_flags(self) -> None:
+    def test_without_flags_the_mapping_is_empty(self) -> None:
         """Without any, there is an empty mapping."""
         assert {} == dict(ci.profile(output="none").config)
 
@@ -337,7 +342,7 @@ class TestFlags:
         assert Path(".cirron/spool").is_dir()
 
     @pytest.mark.parametrize("given", ["a", 3, ["a"]])
-    def test_bad_flags(self, given: Any) -> None:
+    def test_flags_must_be_a_dict(self, given: Any) -> None:
         """Flags that are no dict are an error."""
         with pytest.raises(
             ValueError, match=r"config=.* is not valid; it must be a dict of feature"
@@ -363,7 +368,7 @@ class TestFlags:
         ([], {}),
     ],
 )
-def test_tags(given: Any, expected: dict[str, str]) -> None:
+def test_tags_are_accepted_in_every_form(given: Any, expected: dict[str, str]) -> None:
     """Tags are names, or names with a value, in whichever form they are given."""
     assert expected == resolve(tags=given).tags
 

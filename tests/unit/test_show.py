@@ -144,7 +144,7 @@ class TestStory:
             entry("5", "worker", "1", None, 50) | {"thread_id": 2},
         ]
 
-    def test_killed(self, tmp_path: Path, dead_pid: int) -> None:
+    def test_a_killed_process_shows_where_it_was(self, tmp_path: Path, dead_pid: int) -> None:
         """Of a killed process: since when it is silent, where it was, for how long, which step."""
         write_box(
             tmp_path,
@@ -168,10 +168,10 @@ class TestStory:
 
         assert (
             f"killed: no sign of life since {clock_of(HEARTBEAT_NS)};"
-            " judged by that alone, for it ran on node9"
+            " no more is known, since it ran on node9"
         ) in lines(tmp_path)
 
-    def test_running(self, tmp_path: Path) -> None:
+    def test_a_running_process_shows_where_it_is(self, tmp_path: Path) -> None:
         """Of a running process: where it is now."""
         who = session(pid=os.getpid())
         start = system.process_start(os.getpid())
@@ -180,7 +180,7 @@ class TestStory:
 
         assert re.match(r"running: as of .* ago; it is in epoch\[3\], ", story)
 
-    def test_exception(self, tmp_path: Path) -> None:
+    def test_an_exception_is_shown_with_its_time(self, tmp_path: Path) -> None:
         """Of a process that ended in an exception: which, and when."""
         ended = {"how": "exception", "detail": "ValueError: bad\nvalue", "at_ns": HEARTBEAT_NS}
         write_box(tmp_path, session(), ended=ended)
@@ -234,7 +234,7 @@ class TestRuns:
             f"  run-old: {command.moment(START_NS)}",
         ] == found[-2:]
 
-    def test_all(self, tmp_path: Path) -> None:
+    def test_all_lists_runs_oldest_first(self, tmp_path: Path) -> None:
         """All runs come oldest first, and no others are left to mention."""
         self.two_runs(tmp_path)
         found = lines(tmp_path, "--all")
@@ -242,7 +242,7 @@ class TestRuns:
         assert ["run run-old", "run run-new"] == [one for one in found if one.startswith("run ")]
         assert "other run" not in found[-1]
 
-    def test_by_id(self, tmp_path: Path) -> None:
+    def test_a_run_is_found_by_the_start_of_its_id(self, tmp_path: Path) -> None:
         """A run is found by its id or by the start of it."""
         self.two_runs(tmp_path)
 
@@ -252,8 +252,14 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("wanted", "expected"),
         [
-            ("nope", "--run 'nope' is not a run here; known: run-old, run-new"),
-            ("run-", "--run 'run-' is the start of several runs; known: run-old, run-new"),
+            (
+                "nope",
+                "no run here has an id that starts with 'nope'; choose one of: run-old, run-new",
+            ),
+            (
+                "run-",
+                "several runs have an id that starts with 'run-'; choose one of: run-old, run-new",
+            ),
         ],
     )
     def test_an_id_that_is_not_there(self, tmp_path: Path, wanted: str, expected: str) -> None:
@@ -261,7 +267,7 @@ class TestRuns:
         self.two_runs(tmp_path)
         result = show(tmp_path, "--run", wanted)
 
-        assert (3, f"Error: {expected}\n") == (result.exit_code, result.output)
+        assert (3, f"Error: --run: {expected}\n") == (result.exit_code, result.output)
 
     def test_all_ranks_of_a_run(self, tmp_path: Path) -> None:
         """Every session of a run is shown, by attempt and rank; one rank can be picked."""
@@ -272,7 +278,7 @@ class TestRuns:
 
         assert ["rank 0 of 2", "rank 1 of 2"] == [one[:11] for one in found if one[:4] == "rank"]
         assert "on0 - 142us" not in lines(tmp_path, "--rank", 1)
-        assert "--rank 7 is not in this run; known: 0, 1" in show(tmp_path, "--rank", 7).output
+        assert "this run has no rank 7; choose one of: 0, 1" in show(tmp_path, "--rank", 7).output
 
     def test_many_ranks_get_no_wall_of_trees(self, tmp_path: Path) -> None:
         """Of a run of 20 ranks each has its header and the first 8 have their tree."""
@@ -285,7 +291,7 @@ class TestRuns:
         assert 8 == found.count("step - 142us")
         assert "(trees of the first 8 sessions only; others: --rank N)" in found
 
-    def test_other_writers(self, tmp_path: Path) -> None:
+    def test_batches_without_a_session_are_shown(self, tmp_path: Path) -> None:
         """Batches that do not say who wrote them are shown."""
         write(tmp_path, None, [span("1", "step")])
 
@@ -397,7 +403,7 @@ class TestProgram:
             deep = {"a": deep}
         write(tmp_path, session(program=wire.Program(config=deep)), [span("1", "epoch")])
 
-        assert "more than 64 deep" in show(tmp_path).output
+        assert "more than 64 levels deep" in show(tmp_path).output
 
 
 class TestOptions:
@@ -407,15 +413,15 @@ class TestOptions:
         result = show(tmp_path, "--name", "stpe")
 
         assert 3 == result.exit_code
-        assert "no span is called 'stpe'; known: cirron.session, epoch\n" in result.output
+        assert "no span is called 'stpe'; choose one of: cirron.session, epoch\n" in result.output
 
     def test_a_run_in_place_of_a_folder(self, tmp_path: Path) -> None:
         """Other commands take a run first; who writes it here is told the option."""
         result = show(tmp_path / "4bd80676")
 
         assert 3 == result.exit_code
-        assert "there is no such folder" in result.output
-        assert "A run is named by --run" in result.output
+        assert "the folder does not exist" in result.output
+        assert "To choose a run, write --run" in result.output
 
     def test_name_and_last(self, tmp_path: Path) -> None:
         """The filters of ci.trace() work here too."""
@@ -500,22 +506,22 @@ class TestOptions:
 
 
 class TestTrouble:
-    def test_no_folder(self, tmp_path: Path) -> None:
+    def test_a_folder_without_a_run_is_exit_code_3(self, tmp_path: Path) -> None:
         """A folder without a run is exit code 3 and a hint, not a traceback."""
         result = show(tmp_path)
 
         assert 3 == result.exit_code
         assert result.output.startswith("Error: no run found in ")
-        assert "Record one with `cirron run train.py` or ci.profile()" in result.output
+        assert "Record a run with `cirron run train.py` or ci.profile()" in result.output
 
     def test_no_records_yet(self, tmp_path: Path) -> None:
         """A run that has just begun has nothing on disk; the message says to wait."""
         (tmp_path / ".cirron" / "spool").mkdir(parents=True)
         result = show(tmp_path)
 
-        assert (3, True) == (result.exit_code, "holds no records yet" in result.output)
+        assert (3, True) == (result.exit_code, "has no records yet" in result.output)
 
-    def test_only_rubbish(self, tmp_path: Path) -> None:
+    def test_unreadable_files_are_named(self, tmp_path: Path) -> None:
         """When no file can be read the first is named with the reason."""
         path = write(tmp_path, session(), [])
         path.write_bytes(b"\x00")

@@ -72,7 +72,7 @@ SOME = st.floats(-1e4, 1e4, width=16) | st.sampled_from([math.nan, math.inf, -ma
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[])
 @given(st.data())
-def test_any_numbers(data: st.DataObject) -> None:
+def test_device_and_host_statistics_agree(data: st.DataObject) -> None:
     """Whatever the tensors hold, the device and the host agree, edges of bins included."""
     dtype = data.draw(st.sampled_from(TYPES))
     tensors = st.lists(st.lists(SOME, min_size=1, max_size=70), min_size=1, max_size=6)

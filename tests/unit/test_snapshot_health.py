@@ -29,7 +29,7 @@ def history(norms: list[float]) -> list[str | None]:
 
 @pytest.mark.parametrize("tensor", [WEIGHT, GRADIENT], ids=["weight", "gradient"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_not_finite(tensor: Tensor, value: float) -> None:
+def test_nan_and_infinity_are_found_in_their_first_epoch(tensor: Tensor, value: float) -> None:
     """NaN or infinity in a weight or a gradient is found in the first epoch that has it."""
     found = Judge().judge(3, tensor, summary(1, value, 2, value))
 
@@ -37,7 +37,7 @@ def test_not_finite(tensor: Tensor, value: float) -> None:
     assert Finding("not finite", tensor.name, 3, detail, is_new=True) == found
 
 
-def test_since_when() -> None:
+def test_a_lasting_problem_keeps_its_first_epoch() -> None:
     """A problem that lasts keeps the epoch that it began in, and is new only then."""
     judge = Judge()
     found = [judge.judge(epoch, WEIGHT, summary(math.nan)) for epoch in (4, 5, 6)]
@@ -46,7 +46,7 @@ def test_since_when() -> None:
     assert [True, False, False] == [finding.is_new for finding in found if finding]
 
 
-def test_recovery() -> None:
+def test_recovery_is_reported_once() -> None:
     """A tensor that is well again says so once; the same illness again is since then, not new."""
     judge = Judge()
     judge.judge(0, GRADIENT, summary(0, 0))
@@ -77,7 +77,7 @@ def test_a_dead_layer() -> None:
     assert None is Judge().judge(0, GRADIENT, summary())
 
 
-def test_cleared_gradients() -> None:
+def test_cleared_gradients_are_not_dead() -> None:
     """A model whose gradients are all zero was cleared; one that has another has dead layers."""
     other = replace(GRADIENT, model="Gan.")
     value = replace(GRADIENT, model=None)
@@ -102,7 +102,7 @@ def test_another_model_is_new() -> None:
     assert (5, True) == (found.since, found.is_new)
 
 
-def test_exploding() -> None:
+def test_a_norm_100_times_the_median_is_exploding() -> None:
     """A norm a hundred times the usual one is exploding, and is no part of what is usual."""
     assert [None, None, None, "exploding", "exploding", "recovered"] == history(
         [1, 2, 3, 201, 5000, 2]
@@ -110,7 +110,7 @@ def test_exploding() -> None:
     assert [None] * 5 == history([1, 2, 3, 199, 100])
 
 
-def test_vanishing() -> None:
+def test_a_norm_a_thousandth_of_the_median_is_vanishing() -> None:
     """A norm a thousandth of the usual one is vanishing."""
     assert [None, None, None, "vanishing", "recovered"] == history([1, 2, 3, 0.00199, 1])
     assert [None] * 4 == history([1, 2, 3, 0.0021])

@@ -75,7 +75,7 @@ ORDINARY = st.floats(-1e100, 1e100, allow_subnormal=False).filter(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(ORDINARY | st.sampled_from([math.nan, math.inf, -math.inf]), max_size=80))
-def test_any_numbers(numbers: list[float]) -> None:
+def test_statistics_are_those_of_numpy(numbers: list[float]) -> None:
     """Moments, extremes, norm and histogram of finite values are those of NumPy; others count."""
     check(np.array(numbers, dtype=np.float64))
 
@@ -89,7 +89,7 @@ def test_values_on_the_edges_of_bins(numbers: list[int], divisor: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.sampled_from(NUMBERS))
-def test_every_type(data: st.DataObject, dtype: str) -> None:
+def test_every_numpy_type_is_measured(data: st.DataObject, dtype: str) -> None:
     """Every type of number that NumPy has is measured in double precision."""
     kind = np.dtype(dtype)
     if kind.kind == "f":
@@ -121,7 +121,7 @@ def test_a_block_that_is_not_finite_at_all() -> None:
     assert stats.summarize(ordinary).stats.histogram == found.stats.histogram
 
 
-def test_a_constant() -> None:
+def test_a_constant_has_no_spread() -> None:
     """A constant has no spread, and is in the middle of a histogram of width 1, as in NumPy."""
     found = check(np.full(1000, 3.0, dtype=np.float32))
 
@@ -130,7 +130,7 @@ def test_a_constant() -> None:
     assert 1000 == found.stats.histogram.counts[8]
 
 
-def test_nothing() -> None:
+def test_an_empty_tensor_has_no_statistics() -> None:
     """An empty tensor has no statistics, and bins that are empty."""
     found = check(np.zeros(0))
 
@@ -139,7 +139,7 @@ def test_nothing() -> None:
     assert not found.is_broken
 
 
-def test_nothing_finite() -> None:
+def test_a_tensor_without_finite_values_has_counts_only() -> None:
     """A tensor of NaN and infinity has counts and no statistics."""
     found = check(np.array([math.nan, math.inf, -math.inf, -math.inf]))
 
@@ -148,7 +148,7 @@ def test_nothing_finite() -> None:
     assert found.is_broken
 
 
-def test_one_value() -> None:
+def test_a_single_value_is_its_mean_and_extremes() -> None:
     """A single value is its own mean and extreme."""
     found = check(np.array([-2.5]))
 
@@ -189,7 +189,7 @@ def test_a_range_wider_than_the_largest_float() -> None:
     ("values", "is_all_zero"),
     [([0, 0.0, -0.0], True), ([0, 1e-320], False), ([0, math.nan], False), ([], False)],
 )
-def test_all_zero(values: list[float], is_all_zero: bool) -> None:
+def test_all_zero_needs_finite_values(values: list[float], is_all_zero: bool) -> None:
     """A tensor is all zero when it has values, all are finite, and every one is 0."""
     assert is_all_zero is stats.summarize(np.array(values, dtype=np.float64)).is_all_zero
 
@@ -229,13 +229,13 @@ class TestMemory:
         monkeypatch.setattr(host, "MEMINFO", tmp_path / "meminfo")
         monkeypatch.setattr(host, "CGROUP", tmp_path)
 
-    def test_the_host(self, tmp_path: Path) -> None:
+    def test_free_host_memory_is_what_linux_calls_available(self, tmp_path: Path) -> None:
         """What Linux calls available is."""
         (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 7 kB\n")
 
         assert 7 * 1024 == host.available_bytes()
 
-    def test_a_container(self, tmp_path: Path) -> None:
+    def test_free_container_memory_is_limit_minus_use(self, tmp_path: Path) -> None:
         """A container has its limit less what it uses; files that are kept in memory are no use."""
         (tmp_path / "meminfo").write_text("MemAvailable: 700 kB\n")
         (tmp_path / "memory.max").write_text("1000\n")
@@ -251,7 +251,7 @@ class TestMemory:
 
         assert 7 * 1024 == host.available_bytes()
 
-    def test_nobody_says(self) -> None:
+    def test_unknown_free_memory_is_none(self) -> None:
         """Where there is no such file, nothing is known."""
         assert None is host.available_bytes()
 

@@ -181,7 +181,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class TestWatching:
-    def test_a_record(self, takers: Takers) -> None:
+    def test_a_boundary_records_each_tensor_once(self, takers: Takers) -> None:
         """A boundary leaves one record a tensor: its statistics, its epoch, and when it was."""
         one, model = takers(), Model(weight=[1.0, 3.0])
         one.watch(model)
@@ -209,7 +209,7 @@ class TestWatching:
         assert None is span.attrs
         assert None is one._thread
 
-    def test_watching_twice(self, takers: Takers) -> None:
+    def test_watching_twice_changes_nothing(self, takers: Takers) -> None:
         """A model that is watched already stays as it is, also inside a wrapper."""
         one, model, wrapper = takers(), Model(weight=[1.0]), Model()
         wrapper.wrapped = model
@@ -220,7 +220,7 @@ class TestWatching:
 
         assert [["weight"]] == takers.names()
 
-    def test_several_models(self, takers: Takers) -> None:
+    def test_names_of_several_models_stay_apart(self, takers: Takers) -> None:
         """Names are kept apart by the model's class, then by a number; the first keeps its own."""
         one = takers()
         models = [Model(weight=[1.0], bias=[1.0]), Gan(weight=[1.0]), Gan(weight=[1.0])]
@@ -288,7 +288,7 @@ class TestWatching:
         assert [["weight"]] == takers.names()
 
     @pytest.mark.parametrize("given", [None, 42, "model", Model])
-    def test_no_model(self, takers: Takers, given: Any) -> None:
+    def test_watching_something_else_is_an_error(self, takers: Takers, given: Any) -> None:
         """What is no model is an error that says what was given and what is taken."""
         one = takers()
         with pytest.raises(errors.InputError) as caught:
@@ -367,7 +367,9 @@ class TestBounds:
 
         assert (5, 0) == (one.taken, one.skipped)
 
-    def test_no_memory(self, takers: Takers, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_copy_that_does_not_fit_is_skipped(
+        self, takers: Takers, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """A copy that might not fit in memory is left out, said once and counted."""
         one, model = takers(), Model(weight=[1.0] * 1_000_000)
         one.watch(model)
@@ -415,7 +417,7 @@ class TestBounds:
         assert 1 == sum(guard.errors.values())
         assert (1, 2, 0) == (one.taken, FakeReader.made.released, one._pending_bytes)
 
-    def test_the_end(self, takers: Takers) -> None:
+    def test_stop_ends_the_worker(self, takers: Takers) -> None:
         """After `stop` nothing is taken, the thread ends, and the taker is let go of."""
         one, model = takers(), Model(weight=[1.0])
         one.watch(model)
@@ -446,7 +448,7 @@ class TestBounds:
 
 
 class TestRawValues:
-    def test_full(self, takers: Takers, tmp_path: Path) -> None:
+    def test_full_mode_writes_every_epoch(self, takers: Takers, tmp_path: Path) -> None:
         """Every epoch's weights and gradients are in files of their own, named by the span."""
         one, model = takers("full", folder=tmp_path), Model(weight=[1.0])
         one.watch(model)
@@ -484,7 +486,9 @@ class TestRawValues:
             record.tensor_name: record.blob_uri is not None for record in taken.snapshots
         }
 
-    def test_sampled(self, takers: Takers, tmp_path: Path) -> None:
+    def test_sampled_mode_writes_a_share_of_the_epochs(
+        self, takers: Takers, tmp_path: Path
+    ) -> None:
         """Raw values are kept when chance says less than the rate; statistics always are."""
         chances = iter([0.3, 0.29, 0.9, 0.0])
         one = takers("sampled", folder=tmp_path, chance=chances.__next__, sample_rate=0.3)
@@ -512,7 +516,7 @@ class TestRawValues:
 
         assert kept == sum(FakeReader.made.raws)
 
-    def test_stats(self, takers: Takers, tmp_path: Path) -> None:
+    def test_stats_mode_writes_no_files(self, takers: Takers, tmp_path: Path) -> None:
         """Statistics alone write nothing."""
         one, model = takers("stats", folder=tmp_path), Model(weight=[1.0])
         one.watch(model)
@@ -521,7 +525,7 @@ class TestRawValues:
 
         assert [] == list(tmp_path.iterdir())
 
-    def test_no_folder(self, takers: Takers) -> None:
+    def test_without_a_folder_no_raw_values_are_copied(self, takers: Takers) -> None:
         """Where nothing is written to disk, no raw values are copied either."""
         one, model = takers("full"), Model(weight=[1.0])
         one.watch(model)
@@ -579,7 +583,7 @@ class TestRawValues:
         (warning,) = warnings(caplog)
         assert "internal error in snapshot; your program is fine" in warning
 
-    def test_large(
+    def test_large_raw_values_warn_once(
         self,
         takers: Takers,
         tmp_path: Path,
@@ -878,7 +882,7 @@ class TestHealth:
 class TestSession:
     """`ci.watch` and the session."""
 
-    def test_before_profile(self) -> None:
+    def test_a_model_can_be_watched_before_profile(self) -> None:
         """A model that is given before `ci.profile()` is watched from then on."""
         model = Model(weight=[1.0])
         ci.watch(model)
@@ -910,7 +914,7 @@ class TestSession:
 
         assert {} == ci.health()["errors"]
 
-    def test_while_off(self) -> None:
+    def test_watch_does_nothing_when_disabled(self) -> None:
         """When profiling is off, `ci.watch` does nothing and keeps nothing."""
         model = Model(weight=[1.0])
         ci.profile(enabled=False)
@@ -995,7 +999,7 @@ class TestSession:
             (mark["name"], mark["value"]) for mark in span["marks"]
         ]
 
-    def test_break(self) -> None:
+    def test_break_ends_an_epoch_with_one_snapshot(self) -> None:
         """An epoch that is left by `break` has its snapshot, one."""
         model = Model(weight=[1.0])
         ci.profile(output="none")

@@ -56,7 +56,7 @@ def mark(id: str, span_id: str, name: str, value: Any, ts: int = 0, **more: Any)
         (183_600_000_000_000, "2d 3h"),
     ],
 )
-def test_duration(ns: int, expected: str) -> None:
+def test_durations_use_the_right_unit(ns: int, expected: str) -> None:
     """A duration is in us, ms, s or longer by size, and rounding never reaches the next unit."""
     assert expected == text.duration(ns)
 
@@ -78,7 +78,7 @@ def test_duration(ns: int, expected: str) -> None:
         ("x" * 200, "x" * 77 + "..."),
     ],
 )
-def test_value(given: Any, expected: str) -> None:
+def test_values_are_short_and_safe(given: Any, expected: str) -> None:
     """Floats have 4 significant digits; text stays on one line and cannot drive the terminal."""
     assert expected == text.value(given)
 
@@ -214,7 +214,9 @@ def raiser(error: Exception) -> Any:
         (None, {"a": 1, "b": "x"}, "epoch - 142us {a=1, b=x}"),
     ],
 )
-def test_line(index: int | None, marks: dict[str, Any], expected: str) -> None:
+def test_a_line_shows_only_what_exists(
+    index: int | None, marks: dict[str, Any], expected: str
+) -> None:
     """Index and braces are there only when there is something to put in."""
     assert expected == text.line("epoch", index, 142_000, marks)
 
@@ -228,7 +230,7 @@ def test_integers_of_any_size() -> None:
     assert "13992196986d 6h" == text.duration(huge)
 
 
-def test_live_line() -> None:
+def test_the_live_line_has_the_documented_format() -> None:
     """The live line is the documented one, to the letter."""
     assert "[cirron] epoch[0] - 142us {epoch_loss=0.5234}" == text.live_line(
         "epoch", 0, 142_000, {"epoch_loss": 0.5234}
@@ -241,7 +243,7 @@ def test_docstring_examples() -> None:
 
 
 class TestRender:
-    def test_tree(self) -> None:
+    def test_the_tree_is_indented_by_level(self) -> None:
         """Each level is indented by two spaces; open, failed and other attributes are told."""
         tree = trees.build(
             [
@@ -271,7 +273,7 @@ class TestRender:
             "    backward - 142us (error=ValueError: bad)",
         ] == text.render(tree).splitlines()
 
-    def test_folded(self) -> None:
+    def test_many_equal_spans_are_one_line(self) -> None:
         """Many alike spans are one line with count, median, worst, total and how marks moved."""
         spans = [
             span(str(n), "batch", None, n, n * 50_000_000, n * 50_000_000 + 2_100_000)
@@ -312,7 +314,7 @@ class TestRender:
 
         assert "epoch - 0.0us {loss=0.9 -> nan}" == text.render(tree)
 
-    def test_capped_names(self) -> None:
+    def test_hidden_children_are_counted(self) -> None:
         """A parent with very many different children says how many are not shown."""
         tree = trees.build([span(str(n), f"n{n}", start=n, end=n) for n in range(100)], [])
         lines = text.render(tree).splitlines()
@@ -340,7 +342,7 @@ class TestRender:
 
         assert line.endswith("k5: median 0.0us, total 0.1us, 94 more)")
 
-    def test_empty(self) -> None:
+    def test_an_empty_tree_says_what_to_do(self) -> None:
         """A tree without spans is one sentence that says what to do."""
         found = text.render(trees.build([], []))
 
@@ -434,7 +436,7 @@ class TestDetails:
         ] == text.render(tree, is_detailed=True).splitlines()
         assert "epoch - 100us" == text.render(tree).splitlines()[0]
 
-    def test_folded_lines(self) -> None:
+    def test_folded_steps_show_share_gpu_and_peak(self) -> None:
         """Many steps have the share of all, the median on the device, and the greatest peak."""
         spans = [span("e", "epoch", end=1_000_000)]
         for n in range(30):

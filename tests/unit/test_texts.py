@@ -60,7 +60,7 @@ def test_on_a_thread_of_its_own(made: Texts) -> None:
     assert ["cirron-texts"] * 2 == value.threads
 
 
-def test_many(made: Texts) -> None:
+def test_each_object_gets_its_own_text(made: Texts) -> None:
     """Each object gets its own text, whatever came before."""
     assert [str(number) for number in range(500)] == [
         made.of(Named(str(number))) for number in range(500)
@@ -70,7 +70,9 @@ def test_many(made: Texts) -> None:
 @pytest.mark.parametrize(
     "error", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
 )
-def test_raising(error: type[BaseException], made: Texts) -> None:
+def test_an_object_without_text_is_named_by_its_class(
+    error: type[BaseException], made: Texts
+) -> None:
     """An object whose text cannot be had is named by its class; the next one is asked again."""
 
     class Rude:
@@ -103,7 +105,7 @@ def test_not_a_text(made: Texts) -> None:
     assert str is type(made.of(OfText()))
 
 
-def test_long(made: Texts) -> None:
+def test_text_is_cut_at_256_bytes(made: Texts) -> None:
     """A text is cut at 256 bytes, between characters."""
     assert ("x" * 256, "ü" * 128) == (made.of(Named("x" * 10**6)), made.of(Named("ü" * 10**6)))
 

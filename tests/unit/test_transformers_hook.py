@@ -117,7 +117,7 @@ def new_hook(fake: Any, snapshots: Snapshots | None = None) -> Any:
     return fake.TransformersHook(settings.resolve({}), snapshots or Snapshots())
 
 
-def test_a_run(fake: Any) -> None:
+def test_epochs_contain_steps_and_end_with_a_snapshot(fake: Any) -> None:
     """Epochs hold steps, steps their values, and each epoch is snapshotted at its last step."""
     snapshots = Snapshots()
     with testing.capture() as captured:
@@ -137,7 +137,7 @@ def test_a_run(fake: Any) -> None:
     assert {"model"} == set(snapshots.expected)
 
 
-def test_asides(fake: Any) -> None:
+def test_evaluations_and_checkpoints_are_spans(fake: Any) -> None:
     """Evaluations and checkpoints are scopes; one that is called by its like is not another."""
     with testing.capture() as captured:
         new_hook(fake).install()
@@ -167,7 +167,7 @@ def test_install_and_uninstall(fake: Any) -> None:
     assert "trained" == trainer.train()
 
 
-def test_one_callback(fake: Any) -> None:
+def test_a_trainer_has_one_callback(fake: Any) -> None:
     """A Trainer has one callback, the one that it was given or ours, before all others."""
     other, own = FakeCallback(), fake.CirronCallback()
     new_hook(fake).install()
@@ -233,7 +233,9 @@ def test_asking_for_what_is_absent(monkeypatch: pytest.MonkeyPatch, name: str) -
     ("text", "expected"),
     [("5.22.2", (5, 22, 2)), ("2.13.0+cpu", (2, 13)), ("5.0.0rc1", (5, 0)), (None, None)],
 )
-def test_versions(monkeypatch: pytest.MonkeyPatch, text: Any, expected: Any) -> None:
+def test_versions_are_read_as_numbers(
+    monkeypatch: pytest.MonkeyPatch, text: Any, expected: Any
+) -> None:
     """A release is read as far as it is a number."""
     module = ModuleType("made_up")
     module.__version__ = text  # type: ignore[attr-defined]

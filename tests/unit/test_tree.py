@@ -456,7 +456,7 @@ class TestForms:
             now_ns=3_234,
         )
 
-    def test_dict(self) -> None:
+    def test_a_node_has_the_documented_keys(self) -> None:
         """A node has the documented keys first, and whatever else is known of the span."""
         expected = {
             "name": "epoch",
@@ -500,7 +500,7 @@ class TestForms:
             trees.to_dict(tree)["roots"][0]["marks"]
         )
 
-    def test_frame(self) -> None:
+    def test_the_frame_has_the_documented_columns(self) -> None:
         """The frame has exactly the documented columns, a row a span, by start."""
         frame = trees.to_frame(self.tree())
 

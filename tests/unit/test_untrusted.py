@@ -19,7 +19,7 @@ class TestUntrusted:
             untrusted.read_file(path, limit_bytes)
         return str(caught.value)
 
-    def test_a_file(self, tmp_path: Path) -> None:
+    def test_a_regular_file_is_read_up_to_the_limit(self, tmp_path: Path) -> None:
         """A regular file is read whole, up to the limit."""
         path = tmp_path / "file"
         path.write_bytes(b"x" * 100)
@@ -32,7 +32,7 @@ class TestUntrusted:
         with pytest.raises(FileNotFoundError):
             untrusted.read_file(tmp_path / "file", 100)
 
-    def test_other_things(self, tmp_path: Path) -> None:
+    def test_the_reason_names_what_is_there_instead(self, tmp_path: Path) -> None:
         """The reason says what is there in place of a file."""
         os.mkfifo(tmp_path / "fifo")
         (tmp_path / "link").symlink_to("fifo")
@@ -86,7 +86,7 @@ class TestUntrusted:
 
         assert "is too large for the memory of this machine" == self.reason(tmp_path / "file")
 
-    def test_a_listing(self, tmp_path: Path) -> None:
+    def test_a_listing_keeps_the_newest_names(self, tmp_path: Path) -> None:
         """The newest names come first; past the limit the others are left out."""
         for name in ("1.json", "3.json", "2.json", "4.tmp"):
             (tmp_path / name).touch()

@@ -74,6 +74,8 @@ def test_a_healthy_run_raises_no_alarm() -> None:
 
 
 def test_three_steps_are_not_judged() -> None:
+    """A run with three steps gets no verdict."""
+    """A run with three steps gets no verdict."""
     verdict, findings, abstained = judge(facts(count=3))
 
     assert "not-enough-data" == verdict.kind
@@ -81,7 +83,7 @@ def test_three_steps_are_not_judged() -> None:
     assert {"input-bound", "host-bound", "uneven-steps"} <= {one.kind for one in abstained}
 
 
-def test_slow_data() -> None:
+def test_the_gain_of_workers_is_the_overlapped_loading() -> None:
     """The gain is what workers give: loading goes on beside the work, but for taking a batch."""
     verdict, *_ = judge(facts(every(300, data_load=10 * MS), loader={"workers": 0}))
 
@@ -129,6 +131,8 @@ def test_more_workers_than_cores_are_advised_without_a_number() -> None:
 
 
 def test_a_loader_with_many_workers_is_advised_more() -> None:
+    """A loader whose workers cannot keep up is advised more workers."""
+    """A loader whose workers cannot keep up is advised more workers."""
     slow = every(300, data_load=10 * MS)
     verdict, *_ = judge(facts(slow, loader={"workers": 16}, cores=64))
 
@@ -151,6 +155,8 @@ def test_a_loader_with_many_workers_is_advised_more() -> None:
 def test_advice_in_the_words_of_the_framework(
     framework: str, loader: dict[str, Any], said: str
 ) -> None:
+    """The advice names the arguments of the framework in use."""
+    """The advice names the arguments of the framework in use."""
     slow = every(300, data_load=10 * MS)
 
     assert said in judge(facts(slow, loader=loader, framework=framework))[0].advice
@@ -158,6 +164,8 @@ def test_advice_in_the_words_of_the_framework(
 
 @pytest.mark.parametrize("workers", [0, 4])
 def test_more_workers_do_not_help_a_busy_processor(workers: int) -> None:
+    """If all cores are busy, the advice does not recommend more workers."""
+    """If all cores are busy, the advice does not recommend more workers."""
     slow = every(300, data_load=10 * MS)
     verdict, *_ = judge(facts(slow, loader={"workers": workers}, cpu_share=7.9))
 
@@ -166,6 +174,8 @@ def test_more_workers_do_not_help_a_busy_processor(workers: int) -> None:
 
 
 def test_stalls_with_their_period() -> None:
+    """Stalls at a regular interval are reported with their period."""
+    """Stalls at a regular interval are reported with their period."""
     verdict, *_ = judge(facts(every(300, 10, data_load=80 * MS), loader={"workers": 2}))
 
     assert "input-bound" == verdict.kind
@@ -174,6 +184,8 @@ def test_stalls_with_their_period() -> None:
 
 
 def test_small_stalls_between_do_not_hide_the_period() -> None:
+    """Small stalls in between do not hide the period of the large ones."""
+    """Small stalls in between do not hide the period of the large ones."""
     noise = random.Random(1)
     small = {number: {"data_load": 3 * MS} for number in noise.sample(range(300), 60)}
     verdict, *_ = judge(facts(small | every(300, 10, data_load=80 * MS), loader={"workers": 0}))
@@ -229,6 +241,8 @@ def test_parts_that_go_on_at_once_are_an_error_of_the_replay() -> None:
 
 
 def test_python_in_the_step() -> None:
+    """Time in a step outside its phases is host-bound."""
+    """Time in a step outside its phases is host-bound."""
     verdict, *_ = judge(facts(every(300, own=6 * MS)))
 
     assert "host-bound" == verdict.kind
@@ -301,6 +315,8 @@ def test_operations_that_are_too_small(size: int, tensors: int, found: str) -> N
 
 
 def test_evaluation_and_others_beside() -> None:
+    """Evaluations and checkpoints that take too much time are the verdict."""
+    """Evaluations and checkpoints that take too much time are the verdict."""
     made = facts(every(300, 10, beside=50 * MS), asides={"evaluation": 30})
     verdict, *_ = judge(made)
 
@@ -311,6 +327,8 @@ def test_evaluation_and_others_beside() -> None:
 
 @pytest.mark.parametrize("part", ["evaluation", "checkpoint", "snapshot", "logging"])
 def test_what_is_beside_the_training_is_named(part: str) -> None:
+    """The verdict names the kind of work that takes time besides the training."""
+    """The verdict names the kind of work that takes time besides the training."""
     made = facts(every(300, 10, beside=50 * MS), asides={part: 30})
     made.account[part] = made.account.pop("evaluation")
 
@@ -318,6 +336,8 @@ def test_what_is_beside_the_training_is_named(part: str) -> None:
 
 
 def test_compiles_again_and_again() -> None:
+    """Compilations in several steps are a compile storm; many at once are not."""
+    """Compilations in several steps are a compile storm; many at once are not."""
     apart = facts(compiles=[(100 * MS * number, 100 * MS, "") for number in range(5)])
     at_once = facts(compiles=[(number, 100 * MS, "") for number in range(5)])
 
@@ -325,7 +345,9 @@ def test_compiles_again_and_again() -> None:
     assert "compute-bound" == judge(at_once)[0].kind, "a first evaluation, with all its functions"
 
 
-def test_uneven_steps() -> None:
+def test_uneven_steps_are_found() -> None:
+    """Long steps at a regular interval are uneven steps, with their period."""
+    """Long steps at a regular interval are uneven steps, with their period."""
     verdict, *_ = judge(facts(every(300, 25, backward=80 * MS)))
 
     assert "uneven-steps" == verdict.kind
@@ -386,6 +408,8 @@ def test_memory_that_grows_with_the_steps_however_long_they_take() -> None:
 
 
 def test_memory_that_grows() -> None:
+    """Memory that grows through the whole run is reported."""
+    """Memory that grows through the whole run is reported."""
     grows = [(number, 10**9, 2**30 + number * 2**28) for number in range(8)]
     stays = [(number, 10**9, 2**30 + (number > 0) * 2**29) for number in range(8)]
 
@@ -403,7 +427,7 @@ def test_memory_that_grows() -> None:
     ("values", "said"),
     [([1.0] * 60 + [float("nan")], "loss is nan"), ([1.0] * 60 + [50.0], "loss jumps to 50")],
 )
-def test_sick_numbers(values: list[float], said: str) -> None:
+def test_numerics_come_before_speed(values: list[float], said: str) -> None:
     """It comes before all that is about speed."""
     marks = [Value("loss", number, 0, number, value) for number, value in enumerate(values)]
     verdict, *_ = judge(facts(every(300, own=6 * MS), values={"loss": marks}))
@@ -422,6 +446,8 @@ def test_a_jump_below_where_the_loss_began_is_well() -> None:
 
 
 def test_layers_without_gradients_need_no_smaller_learning_rate() -> None:
+    """Dead layers do not lead to the advice to lower the learning rate."""
+    """Dead layers do not lead to the advice to lower the learning rate."""
     dead, exploding = (
         judge(facts(sick=[("0.weight.grad", 0, what)]))[0] for what in ("dead", "exploding")
     )
@@ -431,6 +457,8 @@ def test_layers_without_gradients_need_no_smaller_learning_rate() -> None:
 
 
 def test_a_falling_loss_is_well() -> None:
+    """A falling loss is healthy."""
+    """A falling loss is healthy."""
     noise = random.Random(1)
     marks = [Value("loss", n, 0, n, 5 / (1 + n / 10) * noise.uniform(0.5, 2)) for n in range(500)]
 
@@ -508,12 +536,16 @@ def test_equal_ranks_raise_no_alarm() -> None:
 
 
 def test_the_binomial_tail() -> None:
+    """The binomial tail matches known values."""
+    """The binomial tail matches known values."""
     assert pytest.approx(1.0) == ranks.tail(0, 10, 0.5)
     assert pytest.approx(11 / 1024) == ranks.tail(9, 10, 0.5)
 
 
 @pytest.mark.parametrize("state", ["killed", "signal", "exception"])
 def test_a_run_that_died(state: str) -> None:
+    """A run that died gets the verdict `died`."""
+    """A run that died gets the verdict `died`."""
     verdict, *_ = judge(facts(endings=[Ending(0, state, "epoch[1] > step[3] > backward", 3, None)]))
 
     assert "died" == verdict.kind
@@ -536,6 +568,8 @@ def test_the_rank_that_died_first_is_named() -> None:
 
 
 def test_a_run_that_hangs() -> None:
+    """A run that hangs gets the verdict `hung`."""
+    """A run that hangs gets the verdict `hung`."""
     silent = [Ending(0, "running", "step[3] > backward", 3, 300.0)]
     brief = [Ending(0, "running", "step[3] > backward", 3, None)]
 
@@ -544,6 +578,8 @@ def test_a_run_that_hangs() -> None:
 
 
 def test_warm_up_is_cut_where_the_steps_settle() -> None:
+    """Warm-up ends where the step times settle."""
+    """Warm-up ends where the step times settle."""
     noise = random.Random(1)
     settled = [round(10 * MS * noise.gauss(1, 0.05)) for _ in range(200)]
 

@@ -73,6 +73,9 @@ def test_rest_ends_when_woken() -> None:
 
 
 def test_stop_ends_a_rest() -> None:
+    """`stop` ends a pause of the worker."""
+    """`stop` ends a pause of the worker."""
+
     def run() -> None:
         while not worker.is_stopping:
             worker.rest(60.0)
@@ -100,6 +103,8 @@ def test_worker_that_raises_has_ended(
 
 
 def test_worker_never_started_has_no_end_to_wait_for() -> None:
+    """Waiting for a worker that never started returns immediately."""
+    """Waiting for a worker that never started returns immediately."""
     assert Worker(lambda: None, "cirron-test").wait_for_end(clock.now())
 
 
@@ -148,12 +153,16 @@ def test_a_warning_that_blocks_holds_up_no_worker(speaker: Speaker) -> None:
 
 
 def test_other_threads_say_it_themselves(speaker: Speaker) -> None:
+    """Threads of the program log their warnings themselves."""
+    """Threads of the program log their warnings themselves."""
     assert not speaker.relay(lambda: None)
 
 
 def test_a_warning_that_raises_loses_itself_only(
     speaker: Speaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A warning whose handler raises does not stop later warnings."""
+    """A warning whose handler raises does not stop later warnings."""
     monkeypatch.setattr(guard, "strict", False)
     said: list[str] = []
 
@@ -170,6 +179,8 @@ def test_a_warning_that_raises_loses_itself_only(
 
 
 def test_what_the_parent_had_to_say_is_not_said_by_a_child(speaker: Speaker) -> None:
+    """A forked child does not repeat the pending warnings of its parent."""
+    """A forked child does not repeat the pending warnings of its parent."""
     may_go = threading.Event()
 
     def say() -> None:
@@ -195,6 +206,8 @@ def interval() -> Iterator[float]:
 
 
 def test_turns_are_put_back(interval: float) -> None:
+    """The switch interval is restored."""
+    """The switch interval is restored."""
     turns = Turns()
     turns.shorten()
     turns.shorten()
@@ -206,6 +219,8 @@ def test_turns_are_put_back(interval: float) -> None:
 
 @pytest.mark.parametrize("given", [0.05, 0.0001])
 def test_turns_that_the_program_has_set_since_are_left(interval: float, given: float) -> None:
+    """A switch interval that the program has changed since is kept."""
+    """A switch interval that the program has changed since is kept."""
     turns = Turns()
     turns.shorten()
     sys.setswitchinterval(given)
@@ -214,6 +229,8 @@ def test_turns_that_the_program_has_set_since_are_left(interval: float, given: f
 
 
 def test_turns_that_are_short_are_left(interval: float) -> None:
+    """A switch interval that is already short is kept."""
+    """A switch interval that is already short is kept."""
     sys.setswitchinterval(0.0005)
     turns = Turns()
     turns.shorten()

@@ -130,7 +130,7 @@ def recorded() -> Iterator[testing.Captured]:
 class TestSpans:
     """What a wrapped estimator records."""
 
-    def test_a_call(self, recorded: testing.Captured) -> None:
+    def test_each_outside_call_is_a_span(self, recorded: testing.Captured) -> None:
         """Each call from outside is a span; what the estimator calls on itself is part of it."""
         model = ci.wrap(Mean())
         model.fit(3).predict(1)
@@ -150,7 +150,7 @@ class TestSpans:
 
         assert "ValueError: nothing to predict" == recorded.spans[0].attrs["error"]
 
-    def test_steps(self, recorded: testing.Captured) -> None:
+    def test_steps_of_a_composite_have_spans(self, recorded: testing.Captured) -> None:
         """The steps of a composite have spans of their own, also those that were put in later."""
         chain = ci.wrap(Chain([("a", Mean()), ("b", Chain([("c", Sometimes())]))]))
         chain.fit(1)
@@ -177,7 +177,7 @@ class TestSpans:
         assert [] == recorded.marks
         assert ["score"] == [span.name for span in recorded.spans]
 
-    def test_off(self) -> None:
+    def test_a_wrapped_estimator_works_when_disabled(self) -> None:
         """While profiling is off, a wrapped estimator just works."""
         model = ci.wrap(Mean())
         ci.profile(enabled=False)
@@ -185,7 +185,7 @@ class TestSpans:
         assert 3 == model.fit(3).predict(1)
         assert {"roots": [], "span_count": 0} == ci.trace(format="dict")
 
-    def test_after_shutdown(self) -> None:
+    def test_a_wrapped_estimator_works_after_shutdown(self) -> None:
         """After a shutdown too."""
         ci.profile(output="none")
         model = ci.wrap(Mean()).fit(3)
@@ -219,7 +219,7 @@ class TestTheSame:
 
         assert Model is type(ci.wrap(model))
 
-    def test_identity(self) -> None:
+    def test_wrap_returns_the_same_object(self) -> None:
         """It is the same object, of a class that is called the same; wrapping twice is once."""
         model = Mean()
         wrapped = ci.wrap(model)
@@ -233,7 +233,7 @@ class TestTheSame:
             assert getattr(Mean, name) == getattr(kind, name)
         assert vars(Mean()) == vars(ci.wrap(Mean()))
 
-    def test_signatures(self) -> None:
+    def test_methods_keep_signatures_and_docstrings(self) -> None:
         """The methods have the signatures and docstrings of the originals."""
         wrapped = ci.wrap(Sometimes())
 
@@ -253,11 +253,11 @@ class TestTheSame:
         assert 6 == has.transform(3)
         assert ["transform"] == [span.name for span in recorded.spans]
 
-    def test_slots(self) -> None:
+    def test_estimators_with_slots_can_be_wrapped(self) -> None:
         """An estimator without a dictionary is wrapped like any other."""
         assert 3 == ci.wrap(Slotted()).fit(3).fitted_
 
-    def test_frozen(self, recorded: testing.Captured) -> None:
+    def test_frozen_estimators_can_be_wrapped(self, recorded: testing.Captured) -> None:
         """So is one that forbids to set its attributes."""
         ci.wrap(Frozen()).fit(3)
 
@@ -288,7 +288,7 @@ class TestCopies:
     """Copies stay wrapped; what is saved is plain."""
 
     @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-    def test_pickles(self, protocol: int) -> None:
+    def test_a_pickle_holds_the_plain_estimator(self, protocol: int) -> None:
         """A pickle holds the plain estimator, of every protocol."""
         saved = pickle.dumps(ci.wrap(Mean(0.5)).fit(3), protocol)
         loaded = pickle.loads(saved)
@@ -298,7 +298,7 @@ class TestCopies:
         assert b"cirron.hooks" not in saved
 
     @pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy])
-    def test_copies(self, copier: Any) -> None:
+    def test_copies_are_wrapped_separately(self, copier: Any) -> None:
         """A copy is wrapped, and apart from the original."""
         model = ci.wrap(Mean()).fit([3])
         copied = copier(model)
@@ -422,7 +422,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestBoosters:
     """A boosting round is a step, and its metrics are marks."""
 
-    def test_lightgbm(self, recorded: testing.Captured) -> None:
+    def test_lightgbm_rounds_are_steps(self, recorded: testing.Captured) -> None:
         """Callbacks are added for the time of `fit`."""
         ci.wrap(LGBMModel()).fit(2)
 
@@ -432,7 +432,7 @@ class TestBoosters:
             "  step[1] - 2.0us {valid_0-l2=0.5}",
         ] == recorded.text().splitlines()
 
-    def test_xgboost(self, recorded: testing.Captured) -> None:
+    def test_xgboost_rounds_are_steps(self, recorded: testing.Captured) -> None:
         """The same for XGBoost, whose estimators have their callbacks as a parameter."""
         model = ci.wrap(XGBModel()).fit(2)
 
@@ -443,7 +443,7 @@ class TestBoosters:
         ] == recorded.text().splitlines()
         assert model.callbacks is None
 
-    def test_own_callbacks(self, recorded: testing.Captured) -> None:
+    def test_user_callbacks_still_run(self, recorded: testing.Captured) -> None:
         """The user's callbacks are called, are what they were, and may stop the training."""
         calls = []
 
@@ -488,7 +488,7 @@ class TestBoosters:
         assert ["KeyboardInterrupt"] * 2 == [span.attrs.get("error") for span in recorded.spans]
         assert callbacks is model.callbacks
 
-    def test_forests(self, recorded: testing.Captured) -> None:
+    def test_xgboost_forests_get_no_callback(self, recorded: testing.Captured) -> None:
         """A forest of XGBoost refuses callbacks, and gets none."""
         assert [] == ci.wrap(XGBRFRegressor()).fit(1).seen_
         assert ["fit"] == [span.name for span in recorded.spans]
@@ -504,7 +504,7 @@ class TestBoosters:
 
         assert ["step", "step", "fit"] == [span.name for span in recorded.spans]
 
-    def test_train(self, recorded: testing.Captured) -> None:
+    def test_the_train_function_can_be_wrapped(self, recorded: testing.Captured) -> None:
         """The function `train` is wrapped too; a function of one's own is not."""
         wrapped = ci.wrap(train)
         wrapped({}, None)
@@ -527,14 +527,16 @@ class TestBoosters:
         assert 1 == len([span for span in recorded.spans if span.name in ("step", "batch")])
         assert [1.0, 0.5] == [mark.value for mark in recorded.marks]
 
-    def test_off(self) -> None:
+    def test_a_wrapped_booster_works_when_disabled(self) -> None:
         """While profiling is off, nothing is added."""
         ci.profile(enabled=False)
 
         assert [] == ci.wrap(XGBModel()).fit(2).seen_
 
 
-def test_absent_libraries(monkeypatch: pytest.MonkeyPatch, recorded: testing.Captured) -> None:
+def test_wrap_works_without_the_libraries(
+    monkeypatch: pytest.MonkeyPatch, recorded: testing.Captured
+) -> None:
     """Where none of the libraries can be imported, everything else is as ever."""
     for name in ("sklearn", "xgboost", "lightgbm"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -1,8 +1,8 @@
-"""The command line: `cirron`. One file a command; this one puts them together.
+"""The command line: `cirron`. One file per command; this one puts them together.
 
-A command's file is imported when it is called, so that `cirron --help` is quick. Every error leaves
-through here as a message, without codes that a terminal would act on: it may name files and
-arguments, which a shell may have expanded in somebody else's folder.
+A command's file is imported when it is called, so that `cirron --help` is fast. This module prints
+every error as a message without terminal control codes: an error may name files and arguments that
+a shell expanded in another user's folder.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ COMMANDS = {
     "tensors": "Show weights and gradients over the epochs.",
     "sql": "Query a run with SQL.",
     "export": "Export a run for another tool.",
-    "serve": "Show runs in the browser, and receive what programs send.",
+    "serve": "Show runs in the browser, and receive records over HTTP.",
     "keys": "Create, list and revoke the keys of a server.",
     "compact": "Merge the small files of a store.",
-    "send": "Send what could not be sent before.",
+    "send": "Send records that could not be sent before.",
     "clear": "Delete runs.",
     "doctor": "Check the installation and the settings.",
 }
 
 
 class NothingFoundError(click.ClickException):
-    """There is no such run."""
+    """No such run, span or tensor was found."""
 
     exit_code = 3
 
@@ -89,7 +89,7 @@ def _as_message() -> Iterator[None]:
         kind = NothingFoundError if is_absent else click.ClickException
         raise kind(_safe(str(error))) from None
     except OSError as error:
-        if error.errno == errno.EPIPE:  # `cirron show | head`: click leaves quietly
+        if error.errno == errno.EPIPE:  # `cirron show | head`: click exits silently
             raise
         what = "standard output" if error.filename is None else str(error.filename)
         raise click.ClickException(_safe(f"{what}: {error.strerror or error}")) from None
@@ -98,11 +98,11 @@ def _as_message() -> Iterator[None]:
 def _safe(message: str) -> str:
     lines = message.replace("\n\t", "\n  ").split(
         "\n"
-    )  # click puts each choice on a line of its own
+    )  # click prints each choice on a separate line
     return "\n".join(text.escape(line) for line in lines)
 
 
 @click.group(name="cirron", cls=Commands)
 @click.version_option(__version__, prog_name="cirron")
 def main() -> None:
-    """Find out why a training run is slow, strange or dead."""
+    """Find out why a training run is slow, misbehaving or dead."""

@@ -1,6 +1,6 @@
-"""`cirron clear`: removes runs from a folder.
+"""`cirron clear`: deletes runs from a folder.
 
-Only what is surely ours: regular files with the exact names of ours, in folders that we made (see
+It deletes only regular files with cirron's exact file names, in folders that cirron created (see
 `files.py`), of runs that have ended.
 """
 
@@ -35,7 +35,7 @@ SNAPSHOT = re.compile(r".*/snapshots/([0-9a-f]{32})/[^/]+", re.S)
 
 
 class Found(NamedTuple):
-    """A file to remove."""
+    """A file to delete."""
 
     path: Path
     size: int
@@ -76,7 +76,7 @@ def clear(
     runs = [place.runs[wanted]] if wanted is not None else [place.runs[one] for one in place.runs]
     running = [run for run in runs if run.state == "running"]
     if wanted is not None and running:
-        raise errors.SettingError(f"run {text.plain(wanted)} is running, and is not removed")
+        raise errors.SettingError(f"run {text.plain(wanted)} is still running: stop it first")
     before_ns = clock.wall() - (age_ns or 0)
     chosen = [run for run in runs if run not in running and run.ended_ns <= before_ns]
     if not chosen:
@@ -89,19 +89,19 @@ def clear(
         if not is_json:
             for run in chosen:
                 output.echo(f"{text.plain(run.id)}, ended {tables.moment(run.ended_ns)}")
-        what = f"{text.plural(len(chosen), 'run')}, {text.plural(len(found), 'file')}, {total}"
-        click.confirm(f"Remove {what}, for good?", abort=True, err=True)
+        runs_, files_ = text.plural(len(chosen), "run"), text.plural(len(found), "file")
+        click.confirm(f"Delete {runs_} for good ({files_}, {total})?", abort=True, err=True)
     removed = remove(root, place, chosen, found)
     if is_json:
         output.echo_json(
             {"runs": [run.id for run in chosen], "files": removed, "left": len(found) - removed}
         )
     else:
-        output.echo(f"removed {text.plural(removed, 'file')} of {text.plural(len(chosen), 'run')}")
+        output.echo(f"deleted {text.plural(removed, 'file')} of {text.plural(len(chosen), 'run')}")
 
 
 def files_of(root: Path, run: Run) -> Iterator[Found]:
-    """The files of ours that belong to a run."""
+    """The files that cirron wrote for a run."""
     for name, names in (("spool", files.BATCH), ("blackbox", files.BLACK_BOX)):
         folder = files.Folder(root / name, names)
         folder.find()
@@ -126,7 +126,7 @@ def files_of(root: Path, run: Run) -> Iterator[Found]:
 
 
 def run_of(path: Path) -> str | None:
-    """The run that a batch or a black box says it is of."""
+    """The run that a batch or a black box names."""
     try:
         content = msgspec.json.decode(untrusted.read_file(path, batches.MAX_BYTES), type=Head)
     except (OSError, untrusted.UnreadableError, *batches.UNREADABLE):
@@ -141,10 +141,10 @@ class Head(msgspec.Struct):
 
 
 def remove(root: Path, place: Place, runs: list[Run], found: list[Found]) -> int:
-    """Removes the files, then what the store has; how many files are gone."""
+    """Deletes the files, then the records in the store; returns the number of deleted files."""
     count = 0
     folders = set()
-    with output.progress("removing") as told:
+    with output.progress("deleting") as told:
         for file in dict.fromkeys(found):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file.path)

@@ -1,4 +1,4 @@
-"""`cirron compact`: fewer and larger files in a store."""
+"""`cirron compact`: merges the small files of a store."""
 
 from __future__ import annotations
 
@@ -25,4 +25,5 @@ def compact(folder: str | None, store: str | None, is_json: bool) -> None:
     if is_json:
         output.echo_json(done)
     else:
-        output.echo(", ".join(f"{text.plain(key)} {text.value(n)}" for key, n in done.items()))
+        merged = text.plural(done["merged"], "segment")
+        output.echo(f"merged {merged}, deleted {text.plural(done['removed'], 'unused file')}")

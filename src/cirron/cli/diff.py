@@ -1,6 +1,6 @@
-"""`cirron diff`: what changed between two runs.
+"""`cirron diff`: shows what changed between two runs.
 
-Exit code 4: slower than allowed; 5: it cannot be told, or there is too little to compare.
+Exit code 4: slower than allowed; 5: inconclusive, or too little data to compare.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ UNCLEAR = 5
 @click.command()
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="AFTER")
-@click.option("--baseline", multiple=True, metavar="RUN", help="More runs like BEFORE.")
-@click.option("--fail-on", metavar="5%", help="Exit with 4 if anything is slower by more.")
+@click.option(
+    "--baseline", multiple=True, metavar="RUN", help="Another run like BEFORE; can be repeated."
+)
+@click.option(
+    "--fail-on", metavar="5%", help="Exit with 4 if anything is slower by more than this."
+)
 @output.in_folder
 @output.as_json
 def diff(
@@ -30,7 +34,10 @@ def diff(
     folder: str | None,
     is_json: bool,
 ) -> None:
-    """Compare two runs by span name, with intervals, and show where their marks diverge."""
+    """Compare two runs by span name, with confidence intervals, and show where marks differ.
+
+    BEFORE and AFTER are run ids, or the start of them; `cirron ls` lists them.
+    """
     limit = None if fail_on is None else share_of(fail_on)
     runs = output.open_place(folder).runs
     with output.status("comparing"):
@@ -47,7 +54,7 @@ def diff(
 
 
 def share_of(text: str) -> float:
-    """`5%` or `0.05` as a share. A `5` alone would be 500 %, which nobody means."""
+    """`5%` or `0.05` as a share. A plain `5` would be 500 %, which is surely a mistake."""
     is_percent = text.endswith("%")
     try:
         share = float(text.removesuffix("%")) / (100 if is_percent else 1)

@@ -1,4 +1,4 @@
-"""`cirron doctor`: what is set up, where it comes from, and what is wrong."""
+"""`cirron doctor`: the installation, the settings and their sources, and problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cirron.cli import output
 from cirron.view import text
 
 NEEDED = ("click", "duckdb", "msgspec", "rich", "urllib3")
-# What brings more, and the line that installs it.
+# Optional packages, and what needs them.
 EXTRAS = {
     "numpy": "ci.watch()",
     "safetensors": "raw values of snapshots",
@@ -29,7 +29,7 @@ EXTRAS = {
 
 
 class Problem(NamedTuple):
-    """What is wrong, and what mends it."""
+    """A problem and its fix."""
 
     what: str
     mend: str
@@ -40,7 +40,7 @@ class Problem(NamedTuple):
 @output.as_json
 @click.pass_context
 def doctor(ctx: click.Context, network: bool, is_json: bool) -> None:
-    """Check what is installed, which settings apply and where they come from, and what is wrong.
+    """Check the installed packages, and the settings and where they come from.
 
     Exits with 1 if there is a problem. Nothing is sent without --network.
     """
@@ -75,7 +75,7 @@ def _version(package: str) -> str | None:
 
 
 def frameworks(problems: list[Problem]) -> dict[str, str]:
-    """The frameworks that are installed, by release. Nothing is imported."""
+    """The installed frameworks and their versions. Nothing is imported."""
     found = {}
     for name in hooks.PRECEDENCE:
         package = {"sklearn": "scikit-learn"}.get(name, name)
@@ -89,7 +89,7 @@ def frameworks(problems: list[Problem]) -> dict[str, str]:
             wanted = ".".join(map(str, oldest))
             problems.append(
                 Problem(
-                    f"{name} {release} is older than {wanted}, and is not hooked",
+                    f"{name} {release} is older than {wanted}, so cirron does not hook it",
                     f'pip install -U "{package}>={wanted}"',
                 )
             )
@@ -97,7 +97,7 @@ def frameworks(problems: list[Problem]) -> dict[str, str]:
 
 
 def effective(problems: list[Problem]) -> dict[str, dict[str, Any]]:
-    """Each setting: its value, and where that comes from. The key itself is not shown."""
+    """Each setting with its value and where it comes from. The key itself is not shown."""
     try:
         values = settings.resolve({})
         table = settings.from_project()
@@ -122,10 +122,10 @@ def effective(problems: list[Problem]) -> dict[str, dict[str, Any]]:
 
 
 def check_folder(problems: list[Problem]) -> None:
-    """Whether a program that is started here could write."""
+    """Checks whether a program started here could write its records."""
     try:
         folder = Path(settings.resolve({}).output_dir).absolute()
-    except (errors.SettingError, OSError):  # said already; no working directory
+    except (errors.SettingError, OSError):  # reported already; no working directory
         return
     above = folder
     while not above.exists() and above != above.parent:
@@ -135,7 +135,7 @@ def check_folder(problems: list[Problem]) -> None:
             pass
     except OSError:
         problems.append(
-            Problem(f"{folder} cannot be written", "export CIRRON_OUTPUT_DIR=/a/folder/of/yours")
+            Problem(f"{folder} is not writable", "export CIRRON_OUTPUT_DIR=/path/to/your/folder")
         )
     for name in ("spool", "blackbox"):
         if os.path.islink(folder / name):
@@ -145,7 +145,7 @@ def check_folder(problems: list[Problem]) -> None:
 
 
 def check_endpoint(problems: list[Problem]) -> str:
-    """How the endpoint answers."""
+    """Asks the endpoint whether it accepts batches."""
     from cirron.ship import backlog
 
     try:
@@ -157,7 +157,7 @@ def check_endpoint(problems: list[Problem]) -> str:
     if trouble is None:
         return "answers"
     reason, mend = trouble
-    problems.append(Problem(f"{values.api_endpoint} takes no batches: {reason}", mend))
+    problems.append(Problem(f"{values.api_endpoint} does not accept batches: {reason}", mend))
     return reason
 
 
@@ -184,4 +184,4 @@ def show(content: dict[str, Any], problems: list[Problem]) -> None:
         output.echo(f"problem: {text.plain(one.what, 500)}")
         output.echo(f"  fix: {text.plain(one.mend, 300)}")
     if not problems:
-        output.echo("nothing is wrong")
+        output.echo("no problems found")

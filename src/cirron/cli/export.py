@@ -1,4 +1,4 @@
-"""`cirron export`: a run as other tools read it."""
+"""`cirron export`: writes a run in the format of another tool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cirron.view import text
 
 
 def formats() -> str:
-    """The formats, one a line, for the help."""
+    """The formats for the help, one per line."""
     width = max(map(len, exports.FORMS))
     return "\n".join(f"{name:<{width}}  {form.what}" for name, form in exports.FORMS.items())
 
@@ -24,9 +24,11 @@ def formats() -> str:
 )
 @click.argument("wanted", metavar="[RUN]", required=False)
 @click.option(
-    "--format", "form", type=click.Choice(list(exports.FORMS)), required=True, help="What to write."
+    "--format", "form", type=click.Choice(list(exports.FORMS)), required=True, help="The format."
 )
-@click.option("-o", "--output", "path", metavar="PATH", required=True, help="Where to write it.")
+@click.option(
+    "-o", "--output", "path", metavar="PATH", required=True, help="The file or folder to write."
+)
 @output.in_folder
 def export(wanted: str | None, form: str, path: str, folder: str | None) -> None:
     """Writes a run for another tool."""

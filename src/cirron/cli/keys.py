@@ -1,4 +1,4 @@
-"""`cirron keys`: who may send to a server, and who may look."""
+"""`cirron keys`: manages the keys that allow writing to or reading from a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ store_option = click.option("--store", metavar="URL", help="The store that is se
 
 
 def depot(folder: str | None, store: str | None, *, make: bool = False) -> Depot:
-    """What a server of this folder or store keeps."""
+    """The data of the server for this folder or store."""
     from cirron.server.depot import Depot
     from cirron.server.process import depot_of
 
@@ -32,7 +32,7 @@ def keys() -> None:
 @keys.command()
 @click.argument("name")
 @click.option("--scope", type=click.Choice(["write", "read"]), default="write", show_default=True)
-@click.option("--rate", type=click.IntRange(1), help="Requests a second.")
+@click.option("--rate", type=click.IntRange(1), help="Maximum requests per second.")
 @output.in_folder
 @store_option
 def create(name: str, scope: Any, rate: int | None, folder: str | None, store: str | None) -> None:
@@ -59,7 +59,7 @@ def list_(folder: str | None, store: str | None, is_json: bool) -> None:
         (one.id, text.plain(one.name), ", ".join(one.scopes), str(one.rate), when(one.created_ns))
         for one in found
     ]
-    output.table(("id", "name", "scope", "rate", "made"), rows)
+    output.table(("id", "name", "scope", "rate", "created"), rows)
 
 
 @keys.command()
@@ -67,7 +67,7 @@ def list_(folder: str | None, store: str | None, is_json: bool) -> None:
 @output.in_folder
 @store_option
 def revoke(key_id: str, folder: str | None, store: str | None) -> None:
-    """Revoke a key by its id, and log out whoever logged in with it."""
+    """Revoke a key by its id, and log out everyone who logged in with it."""
     from cirron.server import keys as rooms
 
     rooms.revoke(depot(folder, store), key_id)
@@ -79,7 +79,10 @@ def revoke(key_id: str, folder: str | None, store: str | None) -> None:
 @output.in_folder
 @store_option
 def link(key_id: str, address: str, folder: str | None, store: str | None) -> None:
-    """Print a link to a server's ADDRESS that logs a browser in once, with a read key."""
+    """Print a link that logs in a browser once.
+
+    KEY_ID is a key with the scope read; ADDRESS is the server's, such as https://runs.example.
+    """
     from cirron import errors, settings
     from cirron.server import keys as rooms
     from cirron.server import login

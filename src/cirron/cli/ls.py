@@ -24,7 +24,7 @@ SHORTEST = 8
 def ls(folder: str | None, is_json: bool) -> None:
     """List the runs in DIR, newest first.
 
-    The first column is as much of each run's id as other commands need as RUN.
+    The first column is the part of each run's id that other commands need as RUN.
     """
     found = output.open_place(folder).runs
     runs = [found[one] for one in found][::-1]
@@ -51,7 +51,7 @@ def row(run: Run, name: str) -> list[str]:
 
 
 def prefixes(ids: Sequence[str]) -> dict[str, str]:
-    """For each id the start that no other has, in 8 characters or more."""
+    """The shortest unique start of each id, at least 8 characters."""
     found = {}
     ordered = sorted(ids)
     for at, one in enumerate(ordered):
@@ -64,7 +64,7 @@ def prefixes(ids: Sequence[str]) -> dict[str, str]:
 
 
 def as_dict(run: Run) -> dict[str, Any]:
-    """What is known of a run without its records."""
+    """A run as JSON, without its records."""
     return {
         "run_id": run.id,
         "state": run.state,

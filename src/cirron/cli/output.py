@@ -1,7 +1,7 @@
-"""What commands share: where the runs are, and how an answer is written.
+"""Shared by all commands: finding the runs, and printing tables, JSON and progress.
 
-On a terminal a table is rich's, with colour unless NO_COLOR is set; in a pipe it is plain text.
-What comes from files goes through `text.plain`, and into rich only as `Text`, which has no markup.
+On a terminal, rich draws tables, with colour unless NO_COLOR is set; in a pipe they are plain text.
+Values from files go through `text.plain`, and into rich only as `Text`, which has no markup.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run
     from cirron.runs.place import Place
 
-SCHEMA = 1  # of what --json writes
+SCHEMA = 1  # version of the --json output
 GAP = 2  # between the columns of a table
 
 STYLES = {
@@ -38,13 +38,13 @@ in_folder = click.option("--dir", "folder", metavar="DIR", help="The folder with
 
 
 def default_folder() -> str:
-    """Where a program that is started here would write, or this folder."""
+    """The folder that a program started here would write to, or the current folder."""
     chosen = settings.resolve({}).output_dir
     return "." if chosen == settings.BY_NAME["output_dir"].default else chosen
 
 
 def open_place(folder: str | None) -> Place:
-    """The runs in a folder, or where a program that is started here would write."""
+    """The runs in a folder, by default the one that a program started here would write to."""
     from cirron.runs.place import Place
 
     with status("reading"):
@@ -58,7 +58,7 @@ def open_run(folder: str | None, wanted: str | None) -> Run:
 
 
 def echo(line: str = "") -> None:
-    """Prints, with what this terminal's encoding lacks escaped."""
+    """Prints a line; characters that the terminal's encoding lacks are escaped."""
     click.echo(text.encodable(line, sys.stdout))
 
 
@@ -68,7 +68,7 @@ def echo_json(content: dict[str, Any]) -> None:
 
 
 def is_terminal(stream: Any = None) -> bool:
-    """Whether people look at this stream, standard output by default."""
+    """Whether this stream, by default standard output, is a terminal."""
     try:
         return bool((stream or sys.stdout).isatty())
     except (AttributeError, ValueError):  # None, or closed
@@ -76,9 +76,9 @@ def is_terminal(stream: Any = None) -> bool:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], more: str = "") -> None:
-    """Prints a table. Its cells are text for a terminal already.
+    """Prints a table. Its cells must be safe for a terminal already.
 
-    One that is wider than the terminal is plain lines there, too: its columns would be split in
+    A table wider than the terminal is printed as plain lines, because rich would split columns in
     the middle of words and numbers.
     """
     widths = [max(len(row[at]) for row in (columns, *rows)) for at in range(len(columns))]
@@ -91,7 +91,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], more: str = "")
 
 
 def draw(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
-    """Draws a table on the terminal. False: it is not that wide."""
+    """Draws a table on the terminal. Returns False if the terminal is too narrow."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -111,13 +111,13 @@ def draw(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> b
 
 
 def cells(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """Rows of an answer as text."""
+    """The rows of a query result as text."""
     return [[tables.cell(*pair) for pair in zip(columns, row, strict=True)] for row in rows]
 
 
 @contextlib.contextmanager
 def status(what: str) -> Iterator[None]:
-    """Says on a terminal that something goes on, and wipes it away."""
+    """Shows a status line on a terminal while the block runs."""
     if not is_terminal(sys.stderr):
         yield
         return
@@ -129,7 +129,7 @@ def status(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; nothing elsewhere. What it gives is called with how much of how much."""
+    """A progress bar on a terminal. Yields a function that takes (done, total)."""
     if not is_terminal(sys.stderr):
         yield lambda done, total: None
         return
@@ -142,7 +142,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def records_folder(folder: str | None) -> str:
-    """The folder with the records themselves: a `.cirron`."""
+    """The `.cirron` folder that contains the records."""
     from cirron.runs import folders
 
     return os.fspath(folders.find(default_folder() if folder is None else folder))

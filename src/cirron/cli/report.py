@@ -1,4 +1,4 @@
-"""`cirron report`: why a run is slow, what fixing it would save, or how it ended. One screen."""
+"""`cirron report`: explains on one screen why a run is slow, and what a fix would save."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def report(wanted: str | None, changed: str | None, folder: str | None, is_json:
 
 
 def of_batch(content: bytes, *, is_line: bool) -> str:
-    """The verdict on the records of one batch, whose process has ended well."""
+    """The verdict on the records of one batch of a process that ended without an error."""
     from cirron.runs.place import of_batch as open_batch
 
     found = report_on(open_batch(content))
@@ -57,5 +57,8 @@ def parse(text: str) -> tuple[str, float]:
     match = re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)x?", text)
     if match is None or match[1] not in PARTS:
         names = ", ".join(PARTS)
-        raise click.UsageError(f"--what-if takes PART=FACTORx, with a part of: {names}")
+        raise click.UsageError(
+            f"--what-if takes PART=FACTORx, such as data_load=0.5x, not {text!r}; PART is one of:"
+            f" {names}"
+        )
     return match[1], float(match[2])

@@ -1,7 +1,7 @@
-"""`cirron run`: a program, profiled, with no line of its code changed.
+"""`cirron run`: profiles a program without changing its code.
 
-The program is a child of this process, with its own standard streams; what it says on the way out
-is all that is added. Signals that come here go on to it.
+The program is a child of this process and inherits its standard streams. Signals that arrive here
+are passed on to it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from cirron.cli import output
 from cirron.record import clock
 from cirron.view import text
 
-# What is sent to a process to tell it something. Ctrl-C in a terminal goes to the program anyway.
+# A terminal sends Ctrl-C to the program itself.
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 MAX_PROBLEM = 500
-BY_SIGNAL = 128  # as shells have it, and the codes below
+BY_SIGNAL = 128  # the convention of shells, as are the codes below
 
 
 class AbsentError(click.ClickException):
-    """There is no such command."""
+    """The command does not exist."""
 
     exit_code = 127
 
 
 class NotExecutableError(click.ClickException):
-    """It cannot be run."""
+    """The command cannot be executed."""
 
     exit_code = 126
 
@@ -51,12 +51,18 @@ def run(ctx: click.Context, command: tuple[str, ...]) -> None:
     """
     if not command:
         raise click.UsageError("no command given. Try: cirron run train.py", ctx)
+    if command[0].startswith("-") and not command[0].startswith("-m"):
+        raise click.UsageError(
+            f"cirron run has no option {command[0]!r}; options of the program go after its name:"
+            " cirron run train.py --lr 0.1",
+            ctx,
+        )
     started_ns = clock.wall()
     code = execute(as_python(list(command)))
     if output.is_terminal(sys.stderr):
         try:
             said = result(started_ns)
-        except (errors.CirronError, OSError) as error:  # the program's exit code is the program's
+        except (errors.CirronError, OSError) as error:  # must not change the program's exit code
             said = text.plain(str(error), MAX_PROBLEM)
         click.echo(text.encodable(f"cirron: {said}", sys.stderr), err=True)
     ctx.exit(code)
@@ -70,7 +76,7 @@ def as_python(command: list[str]) -> list[str]:
 
 
 def execute(command: list[str]) -> int:
-    """Runs a command to its end; its exit code, 128 and the number of the signal that ended it."""
+    """Runs a command; returns its exit code, or 128 plus the number of the signal that ended it."""
     environ = autostart.environment(os.environ, clock.random_id())
     child: subprocess.Popen[bytes] | None = None
 
@@ -79,7 +85,7 @@ def execute(command: list[str]) -> int:
             child.send_signal(number)
 
     def interrupt(number: int, frame: Any) -> None:
-        if not system.is_in_foreground():  # else the terminal has told the program itself
+        if not system.is_in_foreground():  # else the terminal has sent it to the program already
             forward(number, frame)
 
     handlers = {getattr(signal, name): forward for name in FORWARDED if hasattr(signal, name)}
@@ -87,22 +93,31 @@ def execute(command: list[str]) -> int:
     before = {
         number: signal.signal(number, handler)
         for number, handler in handlers.items()
-        if signal.getsignal(number) != signal.SIG_IGN  # nohup: the program inherits it
+        if signal.getsignal(number) != signal.SIG_IGN  # after nohup, the program ignores it too
     }
     try:
         child = subprocess.Popen(command, env=environ)  # noqa: S603  what the user asked for
         code = child.wait()
     except OSError as error:
-        kind = AbsentError if isinstance(error, FileNotFoundError) else NotExecutableError
-        raise kind(f"{command[0]}: {error.strerror or error}") from None
+        raise failure(command[0], error) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return code if code >= 0 else BY_SIGNAL - code
 
 
+def failure(name: str, error: OSError) -> click.ClickException:
+    """The error for a command that could not be started."""
+    if os.path.isdir(name):
+        return NotExecutableError(f"{name!r} is a folder: name the script to run")
+    if isinstance(error, FileNotFoundError):
+        problem = "is" if os.path.exists(name) else "does not exist: it is"
+        return AbsentError(f"{name!r} {problem} neither a Python script (.py) nor a command")
+    return NotExecutableError(f"{name!r} cannot be executed: {error.strerror or error}")
+
+
 def result(started_ns: int) -> str:
-    """Which runs have begun since, and how to see them."""
+    """The runs that have started since, and how to see them."""
     from cirron.runs import blackboxes
 
     folder = Path(settings.resolve({}).output_dir)
@@ -110,8 +125,8 @@ def result(started_ns: int) -> str:
     ids = {box.session.run_id for box in boxes if box.session.clock.wall_ns >= started_ns}
     if not ids:
         return (
-            f"nothing was recorded in {text.plain(str(folder))}: has its Python cirron installed?"
-            " See: cirron doctor"
+            f"nothing was recorded in {text.plain(str(folder))}: is cirron installed in the"
+            " program's Python? See: cirron doctor"
         )
     names = ", ".join(text.plain(one) for one in sorted(ids))
     where = "" if folder == Path(".cirron") else f" {text.plain(str(folder))}"

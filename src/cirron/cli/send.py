@@ -1,4 +1,4 @@
-"""`cirron send`: what processes that are gone could not send."""
+"""`cirron send`: sends what processes could not send before they ended."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from cirron.view import text
 def send(folder: str | None, timeout: float, is_json: bool) -> None:
     """Send the batches in DIR that the endpoint does not have yet, oldest first.
 
-    They are left by processes that had an API key and ended before everything was sent. A later
-    run with a key sends them too. Needs CIRRON_API_KEY, or api_key in pyproject.toml.
+    Processes with an API key leave them behind if they end before everything is sent. A later run
+    with a key sends them too. Needs CIRRON_API_KEY, or api_key in pyproject.toml.
     """
     from cirron.ship import backlog
 
     values = settings.resolve({})
     if values.api_key is None:
-        raise errors.SettingError("there is no API key to send with: set CIRRON_API_KEY")
+        raise errors.SettingError("no API key found; set CIRRON_API_KEY=... and try again")
     root = Path(output.records_folder(folder))
     with output.progress("sending") as told:
         done = backlog.send(root, values.api_endpoint, values.api_key, wait_s=timeout, told=told)
@@ -41,5 +41,5 @@ def send(folder: str | None, timeout: float, is_json: bool) -> None:
         counts = [f"{done[name]} {name.replace('_', ' ')}" for name in done if name != "error"]
         output.echo(", ".join(counts))
     if done["left"] or done["rejected"]:
-        reason = text.plain(str(done["error"] or "the time was up"))
+        reason = text.plain(str(done["error"] or f"gave up after {timeout:g} s (--timeout)"))
         raise click.ClickException(f"not everything was sent: {reason}")

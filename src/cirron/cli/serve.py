@@ -1,4 +1,4 @@
-"""`cirron serve`: takes batches over HTTP, and shows runs in the browser."""
+"""`cirron serve`: receives batches over HTTP, and shows runs in the browser."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ PORT = 8321
     "--role",
     type=click.Choice(["all", "ingest", "page"]),
     default="all",
+    show_default=True,
     help="Only receive batches, only show runs, or both.",
 )
 @click.option(
     "--max-inbox-mb",
     type=click.IntRange(1),
     default=1024,
-    help="Refuse batches while more than this waits to be stored.",
+    show_default=True,
+    help="Reject batches while more than this waits to be stored.",
 )
 @click.option(
     "--allow-host", "hosts", multiple=True, help="A host name that the server is reached by."
 )
 @click.option(
-    "--trust-proxy", "proxies", multiple=True, help="Address of a proxy that logs users in."
+    "--trust-proxy", "proxies", multiple=True, help="Address of a proxy that authenticates users."
 )
 @click.option("--user-header", help="The header in which that proxy names the user.")
 @click.option(
@@ -61,20 +63,20 @@ def serve(
     certificate: str | None,
     private_key: str | None,
 ) -> None:
-    """Show the runs in DIR in the browser, live, and receive what programs send over HTTP.
+    """Show the runs in DIR live in the browser, and receive records from programs over HTTP.
 
     The first line of output is the address to open. It works once.
     """
     if folders and store:
         raise click.UsageError("give folders or --store, not both")
     if bool(proxies) != bool(user_header):
-        raise click.UsageError("--trust-proxy and --user-header go together")
+        raise click.UsageError("--trust-proxy and --user-header go together: give both")
     if private_key and not certificate:
-        raise click.UsageError("--private-key is that of a --certificate: give both")
+        raise click.UsageError("--private-key needs a --certificate: give both")
     for one in folders:
         if "://" not in one and not os.path.isdir(one):
             raise click.UsageError(
-                f"{one!r} is not a folder: name one that programs run in, or make it first"
+                f"{one!r} is not a folder: name a folder that programs run in, or create it first"
             )
     from cirron.server.process import Options, Server
 
@@ -98,23 +100,23 @@ def serve(
     )
     try:
         server.config.load()
-    except OSError as error:  # all else in it is ours
+    except OSError as error:  # only the certificate and its key come from the user
         raise click.ClickException(
             f"--certificate {certificate}, --private-key {private_key or certificate}:"
             f" {error.strerror or error}"
         ) from None
     try:
         server.run()
-    except KeyboardInterrupt:  # uvicorn raises it once all is closed: the end that people give it
+    except KeyboardInterrupt:  # Ctrl-C; uvicorn raises it after everything is closed
         return
     except SystemExit:
         raise click.ClickException(
-            f"{host}:{port} cannot be listened on; another port: cirron serve --port 0"
+            f"cannot listen on {host}:{port}; choose a free port: cirron serve --port 0"
         ) from None
 
 
 def announce(server: object, *, is_browser: bool) -> None:
-    """Says where to look, and how programs send."""
+    """Prints the address to open, and how programs send."""
     from cirron.server.process import Server
 
     assert isinstance(server, Server)
@@ -131,7 +133,7 @@ def announce(server: object, *, is_browser: bool) -> None:
 
 
 def open_browser(server: object) -> None:
-    """Opens a link of its own, by a file: other users see the arguments of a browser."""
+    """Opens a separate link through a file: other users can see the arguments of a browser."""
     import webbrowser
 
     from cirron.server.process import Server

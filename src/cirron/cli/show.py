@@ -1,6 +1,6 @@
-"""`cirron show`: what the runs in a folder did, are doing, or were doing when they died.
+"""`cirron show`: shows what runs did, are doing, or were doing when they died.
 
-Reads the disk only, so it works beside a running program and long after a dead one.
+It reads only the disk, so it works while a program runs and long after it died.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run, Runs, Session
 
 ROOT = "cirron.session"
-# With more sessions than this in a run, the others get their header lines only.
+# If a run has more sessions than this, the others get only their header lines.
 MAX_TREES = 8
 MAX_OTHERS = 5
 MAX_NAMES = 20
@@ -74,7 +74,7 @@ def show(
     except errors.UnknownRunError as error:
         if folder is None or os.path.lexists(folder):
             raise
-        raise errors.UnknownRunError(f"{error}. A run is named by --run {folder}") from None
+        raise errors.UnknownRunError(f"{error}. To choose a run, write --run {folder}") from None
     chosen = choose(place.runs, wanted, is_all)
     shown = [Shown(run, sessions_of(run, rank)) for run in chosen]
     if name is not None:
@@ -95,7 +95,7 @@ def show(
 
 
 class Shown(NamedTuple):
-    """A run, and the sessions of it that are wanted."""
+    """A run, and those of its sessions to show."""
 
     run: Run
     sessions: list[Session]
@@ -104,12 +104,12 @@ class Shown(NamedTuple):
         return self.run.tree_of(session)
 
     def count_of(self, table: str, session: Session) -> int:
-        """How many records of a table the session has."""
+        """The number of records of the session in a table."""
         query = f"SELECT count(*) AS count FROM {table} WHERE session = :session"  # noqa: S608
         return int(self.run.sql(query, session=session.key).rows()[0]["count"])
 
     def closed(self, session: Session, ids: list[str]) -> set[str]:
-        """Of these spans, those that ended by themselves."""
+        """Those of these spans that ended normally."""
         query = (
             "SELECT id, attrs FROM spans WHERE session = :session AND end_ns IS NOT NULL"
             " AND id IN (SELECT unnest(:ids))"
@@ -126,22 +126,24 @@ class Shown(NamedTuple):
 
 
 def choose(runs: Runs, wanted: str | None, is_all: bool) -> list[Run]:
-    """The runs to show: those asked for, or the latest."""
+    """The runs to show: the requested ones, or the latest."""
     if wanted is not None:
         try:
             return [runs[wanted]]
         except errors.UnknownRunError as error:
-            raise errors.UnknownRunError(f"--run {error}") from None
+            raise errors.UnknownRunError(f"--run: {error}") from None
     return [runs[run_id] for run_id in runs] if is_all else [runs.latest]
 
 
 def check_name(runs: Sequence[Run], name: str) -> None:
-    """Raises where no span is called so, with the names that there are."""
+    """Raises an error that lists the known names if no span has this name."""
     query = "SELECT name FROM spans GROUP BY name ORDER BY count(*), name"
     known = list(dict.fromkeys(row["name"] for run in runs for row in run.sql(query).rows()))
     if name not in known:
         names = ", ".join(text.plain(one) for one in known[:MAX_NAMES])
-        raise errors.UnknownRunError(f"no span is called {text.plain(name)!r}; known: {names}")
+        raise errors.UnknownRunError(
+            f"no span is called {text.plain(name)!r}; choose one of: {names}"
+        )
 
 
 def sessions_of(run: Run, rank: int | None) -> list[Session]:
@@ -149,12 +151,13 @@ def sessions_of(run: Run, rank: int | None) -> list[Session]:
     kept = [one for one in run.sessions if rank is None or one.rank == rank]
     if not kept:
         ranks = ", ".join(map(str, run.ranks))
-        raise errors.SettingError(f"--rank {rank} is not in this run; known: {ranks or 'none'}")
+        known = f"choose one of: {ranks}" if ranks else "leave out --rank, since no rank is known"
+        raise errors.SettingError(f"this run has no rank {rank}; {known}")
     return kept
 
 
 def other_runs(runs: Runs, others: Sequence[str]) -> list[str]:
-    """The lines that say what else the folder holds, newest first."""
+    """Lines that list the other runs in the folder, newest first."""
     count = "1 other run" if len(others) == 1 else f"{len(others)} other runs"
     lines = [f"{count} in this folder: cirron show --all, or --run ID"]
     for run_id in [*others][: -MAX_OTHERS - 1 : -1]:
@@ -169,7 +172,7 @@ def other_runs(runs: Runs, others: Sequence[str]) -> list[str]:
 
 
 def title(run: Run) -> str:
-    """What a run is called: by its id, if somebody gave it one."""
+    """The title of a run: its id, if it has one."""
     return "records of other writers" if run.main.info is None else text.plain(run.id)
 
 
@@ -177,7 +180,7 @@ def title(run: Run) -> str:
 
 
 def show_run(shown: Shown, name: str | None, last: int | None) -> None:
-    """Prints a run: each of its sessions with what is known of it, and its tree."""
+    """Prints a run: each session with its state and its tree."""
     run = shown.run
     echo(title(run) if run.main.info is None else f"run {title(run)}")
     first = run.main.program
@@ -185,7 +188,7 @@ def show_run(shown: Shown, name: str | None, last: int | None) -> None:
     for line in common:
         echo(line)
     for number, session in enumerate(shown.sessions):
-        # One process of a run asks git for changes.
+        # Only one process of a run asks git for changes.
         program = msgspec.structs.replace(
             session.program, dirty=session.program.dirty or first.dirty
         )
@@ -200,7 +203,7 @@ def show_run(shown: Shown, name: str | None, last: int | None) -> None:
 
 
 def show_problems(problems: Sequence[str]) -> None:
-    """Prints what could not be read."""
+    """Prints the files that could not be read."""
     lines, more = _listed(problems)
     for line in lines:
         echo(f"problem: {line}")
@@ -214,7 +217,7 @@ def _listed(problems: Sequence[str]) -> tuple[list[str], int]:
 
 
 def header(shown: Shown, one: Session) -> list[str]:
-    """Who the session was, how it stands, and how much there is of it."""
+    """The session's rank, host and pid, its state, and the number of its records."""
     who = []
     if one.info is not None:
         if one.rank is not None:
@@ -241,7 +244,7 @@ def header(shown: Shown, one: Session) -> list[str]:
 
 
 def story(shown: Shown, run: Session) -> list[str]:
-    """What the black box tells of a process that runs or that did not end by itself."""
+    """What the black box says about a process that runs or did not end normally."""
     if run.box is None or run.state in ("clean", "unknown"):
         return []
     box = run.box.content
@@ -262,11 +265,11 @@ def story(shown: Shown, run: Session) -> list[str]:
 
 
 def fate(run: Session, box: dict[str, Any]) -> list[str]:
-    """How the process ended, or from what it is known that it did."""
+    """How the process ended, or why it is considered dead."""
     beat = moment(box.get("heartbeat_ns"), run.first_ns)
     host = "" if run.info is None else text.plain(run.info.host)
     if run.state == "killed":
-        judged = [f"judged by that alone, for it ran on {host}"] if run.is_judged_by_silence else []
+        judged = [f"no more is known, since it ran on {host}"] if run.is_judged_by_silence else []
         return [f"no sign of life since {beat}", *judged]
     if run.state == "running":
         if run.is_judged_by_silence:
@@ -279,7 +282,7 @@ def fate(run: Session, box: dict[str, Any]) -> list[str]:
 
 
 def silence(run: Session, box: dict[str, Any]) -> list[str]:
-    """For how long nothing was recorded inside a scope; the stacks of then, or of the end."""
+    """How long nothing was recorded inside a scope, and the stacks at that time or at the end."""
     since_ns, heartbeat_ns = box.get("silent_since_ns"), box.get("heartbeat_ns")
     taken = box.get("stacks") or []
     if since_ns is None or heartbeat_ns is None:
@@ -325,7 +328,7 @@ def _path(span: wire.Span, spans: dict[str, wire.Span]) -> str:
 
 
 def stacks(threads: Sequence[blackboxes.Stack]) -> list[str]:
-    """The stacks that were taken during a long silence, innermost call last."""
+    """The stacks that were saved during a long silence, innermost call last."""
     lines: list[str] = []
     for thread in threads[:MAX_STACKS]:
         frames = thread.get("frames", [])
@@ -339,7 +342,7 @@ def stacks(threads: Sequence[blackboxes.Stack]) -> list[str]:
 
 
 def moment(ns: int | None, same_day_as_ns: int | None = None) -> str:
-    """A moment in local time; without the date when that is the day of the other one."""
+    """A local time; without the date if both are on the same day."""
     day = "%Y-%m-%d"
     is_same_day = tables.moment(ns, day) == tables.moment(same_day_as_ns, day)
     return tables.moment(ns, "%H:%M:%S") if is_same_day else tables.moment(ns)
@@ -351,7 +354,7 @@ def moment(ns: int | None, same_day_as_ns: int | None = None) -> str:
 def as_dict(
     shown: Sequence[Shown], name: str | None, last: int | None, problems: Sequence[str]
 ) -> dict[str, Any]:
-    """The runs with everything that is known of them, and what is wrong with files here."""
+    """The runs with all their data, and the files that could not be read."""
     return {
         "runs": [
             {

@@ -1,4 +1,4 @@
-"""`cirron sql`: the user's own questions. It runs with the user's rights, on this machine only."""
+"""`cirron sql`: runs the user's own queries with the user's permissions, on this machine only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from cirron.cli import output
 from cirron.view import text
 
-MAX_ROWS = 1_000  # that are shown to people
+MAX_ROWS = 1_000  # printed as a table
 
 
 @click.command()
@@ -27,7 +27,7 @@ def sql(query: str, wanted: str | None, folder: str | None, is_json: bool, is_cs
     would run in a shell.
     """
     if is_json and is_csv:
-        raise click.UsageError("--json and --csv exclude each other")
+        raise click.UsageError("give --json or --csv, not both")
     run = output.open_run(folder, wanted)
     columns, rows = run.sql(query).fetch()
     if is_json:

@@ -1,4 +1,4 @@
-"""`cirron tail`: a run as it goes on. Looks once a second; a look costs what is new."""
+"""`cirron tail`: follows a run live. Each update reads only new records."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 
     from cirron.runs.opened import Run, Session
 
-FIRST_LINES = 10  # of what was there before
-MAX_LINES = 20  # of one look and process: a fast loop is told by the last of its steps
+FIRST_LINES = 10  # of the records from before the start
+MAX_LINES = 20  # per update and process: of a fast loop, only the last steps are shown
 
 
 @click.command()
 @click.argument("wanted", metavar="[RUN]", required=False)
 @output.in_folder
 @click.option(
-    "--interval", type=click.FloatRange(0.05, 60), default=1.0, help="Seconds between updates."
+    "--interval",
+    type=click.FloatRange(0.05, 60),
+    default=1.0,
+    show_default=True,
+    help="Seconds between updates.",
 )
 @output.as_json
 def tail(wanted: str | None, folder: str | None, interval: float, is_json: bool) -> None:
@@ -52,7 +56,7 @@ def tail(wanted: str | None, folder: str | None, interval: float, is_json: bool)
 
 
 class Seen:
-    """What was told already, by session."""
+    """The newest step, mark and state of each session that was printed."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
@@ -61,7 +65,7 @@ class Seen:
         self._names: dict[str, str] = {}  # of its steps: `step`, or `batch`
 
     def look(self, run: Run) -> Iterator[dict[str, Any]]:
-        """What is new, by time; the states last."""
+        """New events by time, with state changes last."""
         limit = MAX_LINES if self._states else FIRST_LINES
         steps = run.query("steps_since", since_ns=_since(self._steps))
         marks = run.query("marks_since", since_ns=_since(self._marks))
@@ -90,7 +94,7 @@ def _since(told: dict[str, int]) -> int:
 
 
 def _newest(what: str, rows: Any, told: dict[str, int], limit: int) -> Iterator[dict[str, Any]]:
-    """The last new rows of each session, and how many were before them."""
+    """The newest rows of each session, and how many others were skipped."""
     by_session: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["end_ns"] > told.get(row["session_id"], 0):
@@ -115,7 +119,7 @@ def _who(session: Session) -> dict[str, Any]:
 
 
 def line(event: dict[str, Any]) -> str:
-    """An event for people."""
+    """An event as a line of text."""
     rank = "" if event["rank"] is None else f"rank {event['rank']} "
     if event["event"] == "state":
         return f"{rank}pid {event['pid']}: {event['state']}"

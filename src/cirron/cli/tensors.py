@@ -1,4 +1,4 @@
-"""`cirron tensors`: weights and gradients over the epochs, sick ones first."""
+"""`cirron tensors`: weights and gradients over the epochs, unhealthy ones first."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ EPOCH_COLUMNS = ("epoch", "norm", "mean", "std", "min", "max", "gradient_norm", 
 
 
 class Tensor(NamedTuple):
-    """What is known of one tensor of one rank, an entry an epoch."""
+    """One tensor of one rank, with an entry per epoch."""
 
     name: str
     rank: int | None
     epochs: list[dict[str, Any]]
-    problem: str  # empty: it is well
+    problem: str  # empty if it is healthy
 
     @property
     def last(self) -> dict[str, Any]:
@@ -57,17 +57,19 @@ def tensors(
     try:
         run = runs.latest if wanted is None else runs[wanted]
     except errors.UnknownRunError:
-        run, name = runs.latest, wanted if name is None else name
-        if name != wanted or not any(one.name == name for one in read(run)):
-            raise
-    found = read(run)
-    if name is not None:
-        found = [one for one in found if one.name == name.removesuffix(".grad")]
-    if not found:
-        what = "no snapshots; call ci.watch(model) before the training to have some"
         if name is not None:
-            what = f"no tensor called {text.plain(name)!r}; cirron tensors lists those that it has"
-        raise errors.UnknownRunError(f"run {text.plain(run.id)} has {what}")
+            raise
+        run, name = runs.latest, wanted
+    found = every = read(run)
+    if name is not None:
+        found = [one for one in every if one.name == name.removesuffix(".grad")]
+    if not found:
+        what = f"run {text.plain(run.id)} has no snapshots: call ci.watch(model) before training"
+        if name is not None:
+            kinds = "neither a run nor a tensor" if name == wanted else "not a tensor"
+            hint = "`cirron tensors` lists its tensors" if every else what
+            what = f"{text.plain(name)!r} is {kinds} of run {text.plain(run.id)}; {hint}"
+        raise errors.UnknownRunError(what)
     if is_json:
         output.echo_json({"run_id": run.id, "tensors": [one._asdict() for one in found]})
     elif name is None:
@@ -80,11 +82,11 @@ def tensors(
             show_one(run, one)
 
 
-# -- what there is ------------------------------------------------------------------------------
+# -- the data -----------------------------------------------------------------------------------
 
 
 def read(run: Run) -> list[Tensor]:
-    """The tensors of a run's last attempt, sick ones first."""
+    """The tensors of a run's last attempt, unhealthy ones first."""
     by_tensor: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for entry in run.query("tensors"):
         if entry["attempt"] == run.attempts[-1]:
@@ -166,7 +168,7 @@ def spark(values: Sequence[float | None], width: int = WIDTH) -> str:
             return " "
         if one - one != 0:
             return "!"
-        # In halves: the distance of two numbers may be none.
+        # Halved first: the difference of two large numbers may overflow.
         share = 0.0 if high == low else (one / 2 - low / 2) / (high / 2 - low / 2)
         return BARS[round(share * (len(BARS) - 1))]
 
@@ -174,7 +176,7 @@ def spark(values: Sequence[float | None], width: int = WIDTH) -> str:
 
 
 def show_one(run: Run, one: Tensor) -> None:
-    """Prints a tensor: what it is, its epochs, and the histograms of the last."""
+    """Prints a tensor: shape and dtype, its epochs, and the histograms of the last one."""
     rank = "" if one.rank is None else f", rank {one.rank}"
     shape, dtype = (text.plain(one.last[key] or "?") for key in ("shape", "dtype"))
     output.echo(f"{text.plain(one.name)}{rank}: {shape} {dtype}, {one.problem or 'ok'}")
@@ -204,7 +206,7 @@ def draw(run: Run, name: str, of: Tensor) -> list[str]:
 
 
 def histogram(bins: Sequence[float], counts: Iterable[int]) -> list[str]:
-    """A line a bin: where it begins, a bar, and how many."""
+    """One line per bin: its start, a bar, and the count."""
     shown = list(counts)
     most = max(shown, default=0) or 1
     starts = [text.value(float(one)) for one in bins[: len(shown)]]

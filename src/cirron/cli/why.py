@@ -1,4 +1,4 @@
-"""`cirron why`: what each rank of a dead or hanging run was doing."""
+"""`cirron why`: shows what each rank of a dead or hanging run was doing."""
 
 from __future__ import annotations
 

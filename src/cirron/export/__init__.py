@@ -1,4 +1,4 @@
-"""A run as other tools read it. One file a format; this one has the table of them.
+"""Exports a run to the formats of other tools. One file per format; this one has their table.
 
 What is written is put in place whole: after an error there is the old file, or none. Rows come from
 the engine in chunks and leave in chunks, so that a run of any size can be written.
@@ -44,7 +44,7 @@ FORMS = {
     "parquet": Form("table", "write_parquet", "the tables: a folder"),
     "csv": Form("table", "write_csv", "the tables: a folder"),
     "json": Form("table", "write_json", "the tables as one object"),
-    "html": Form("html", "write", "a report to look at, in one file"),
+    "html": Form("html", "write", "a report as one HTML page"),
 }
 
 
@@ -56,22 +56,24 @@ def export(run: Run, form: str, path: str | os.PathLike[str], **options: Any) ->
     if form not in FORMS:
         raise errors.one_of("format", form, FORMS)
     if not isinstance(path, (str, os.PathLike)):
-        raise errors.out_of_range("path", path, "it must be the name of a file or a folder")
+        raise errors.out_of_range("path", path, "it must be the path of a file or a folder")
     module = importlib.import_module(f"cirron.export.{FORMS[form].module}")
     getattr(module, FORMS[form].function)(run, os.fspath(path), **options)
 
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """A path to write at, in the same folder; what was written there is then put in place."""
+    """Yields a temporary path in the same folder, and renames it to `path` at the end."""
     if os.path.isdir(path):
-        raise errors.SettingError(f"{path!r} is a folder; this format is one file: give its name")
+        raise errors.SettingError(
+            f"{path!r} is a folder, but this format writes one file: give the name of a file"
+        )
     folder, name = os.path.split(os.path.abspath(path))
     partial = os.path.join(folder, f".{name[:80]}.{clock.random_id()[:8]}.tmp")
     try:
         yield partial
         os.replace(partial, path)
-    except BaseException:  # Ctrl-C, too, leaves no half of a file
+    except BaseException:  # even Ctrl-C must not leave a partial file
         with contextlib.suppress(OSError):
             os.unlink(partial)
         raise
@@ -79,15 +81,17 @@ def replacing(path: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def new_file(path: str) -> Iterator[BinaryIO]:
-    """A file that is in place once all of it was written."""
+    """A file that gets its name when it is complete."""
     with replacing(path) as partial, open(partial, "xb") as file:
         yield file
 
 
 def new_folder(path: str) -> None:
-    """Makes the folder of a format that has several files."""
+    """Creates the folder for a format with several files."""
     if os.path.lexists(path) and not os.path.isdir(path):
-        raise errors.SettingError(f"{path!r} is a file; this format is a folder: give another name")
+        raise errors.SettingError(
+            f"{path!r} is a file, but this format writes a folder: give the name of a folder"
+        )
     os.makedirs(path, exist_ok=True)
 
 
@@ -105,7 +109,7 @@ def spans_in_order(run: Run, sql: str, order: str, **given: Any) -> Iterator[Row
 
 
 def attributes(text: str | None) -> dict[str, Any]:
-    """The attributes of a record, which are JSON that anybody may have written."""
+    """The attributes of a record, which are untrusted JSON."""
     if text is None:
         return {}
     try:

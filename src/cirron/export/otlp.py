@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run, Session
 
 CHUNK_SPANS = 2_000
-MAX_BYTES = 4 * 2**20  # what a gRPC server takes by default, which collectors hold to
-MAX_DEPTH = 8  # of attributes; a reader of protobuf takes 100 levels of messages
+MAX_BYTES = 4 * 2**20  # the default limit of gRPC servers, which collectors use too
+MAX_DEPTH = 8  # of attributes; protobuf readers accept 100 levels of messages
 CONNECT_S, READ_S = 5.0, 30.0
 TRIES = 3  # after the first one
-BUSY = (429, 502, 503, 504)  # as the specification has it: what may be tried again
+BUSY = (429, 502, 503, 504)  # retryable, according to the specification
 
 # Of a step, `above` is the trace of what it is in.
 _SPANS = """
@@ -64,7 +64,7 @@ def write(run: Run, path: str, *, headers: Mapping[str, str] | None = None) -> N
         return
     with export.new_file(path) as file:
         for request in requests:
-            file.write(request)  # requests that are joined end to end are one
+            file.write(request)  # concatenated requests are one request
 
 
 def _requests(run: Run, service: Any, protos: Any) -> Iterator[bytes]:
@@ -189,10 +189,10 @@ def _poster(url: str, headers: Mapping[str, str], service: Any) -> Callable[[byt
     retry = urllib3.Retry(
         total=TRIES,
         status_forcelist=BUSY,
-        allowed_methods=None,  # a POST, too: spans have ids
+        allowed_methods=None,  # POST too: sending twice is harmless, because spans have ids
         backoff_factor=0.2,
-        redirect=0,  # what was recorded goes where it was told to go
-        respect_retry_after_header=False,  # it may say a year
+        redirect=0,  # records are sent only to the given address
+        respect_retry_after_header=False,  # it may ask for a year
         raise_on_status=False,
         raise_on_redirect=False,
     )
@@ -215,6 +215,6 @@ def _poster(url: str, headers: Mapping[str, str], service: Any) -> Callable[[byt
             return
         if rejected := answer.partial_success.rejected_spans:
             why = answer.partial_success.error_message or "no reason was given"
-            raise errors.CirronError(f"{url} did not take {rejected:,} spans: {why}")
+            raise errors.CirronError(f"{url} rejected {rejected:,} spans: {why}")
 
     return post

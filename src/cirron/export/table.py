@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cirron.runs.relation import Relation, Rows
 
 JSON_COLUMNS = ("attrs", "marks", "program", "shape")
-# A spreadsheet runs a cell that begins so: a name in a run is anybody's text.
+# A spreadsheet runs a cell that starts with one of these, and names in a run are not trusted.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
@@ -39,16 +39,16 @@ def tables(run: Run) -> Iterator[tuple[str, Relation]]:
 
 
 def write_parquet(run: Run, path: str) -> None:
-    """Writes a folder with a file a table."""
+    """Writes a folder with one file per table."""
     export.new_folder(path)
     for name, table in tables(run):
         with export.replacing(os.path.join(path, f"{name}.parquet")) as partial:
-            # In no order: to sort all spans would take gigabytes, and who queries a file sorts.
+            # Unsorted: sorting all spans would take gigabytes, and queries can sort.
             run.sql(table.sql.rsplit("ORDER BY", 1)[0]).write_parquet(partial)
 
 
 def write_csv(run: Run, path: str) -> None:
-    """Writes a folder with a file a table. Before text that a spreadsheet would run is a `'`."""
+    """Writes a folder with one file per table. Text that a spreadsheet would run gets a `'`."""
     export.new_folder(path)
     for name, table in tables(run):
         with (
@@ -70,7 +70,7 @@ def _cells(row: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def write_json(run: Run, path: str) -> None:
-    """Writes one object with a list a table. Numbers that JSON lacks are null, and named beside."""
+    """Writes one object with a list per table. NaN and infinities are null, and named apart."""
     with export.new_file(path) as file:
         file.write(b'{"run":' + wire.encode(run.id))
         for name, table in tables(run):

@@ -1,4 +1,4 @@
-"""A batch file's content, as far as it can be read: `scan.py` and the server look at it first."""
+"""Reads the valid part of a batch file, after the first check by `scan.py` or the server."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from cirron import wire
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# What is larger was not written by us: batches have 2 MB, merged ones 4 MB.
+# Cirron never writes larger files: batches have 2 MB, merged ones 4 MB.
 MAX_BYTES = 256 * 2**20
-# Lists and objects inside each other. Everything that formats or encodes a record recurses.
+# Limit of nested lists and objects: everything that formats or encodes a record recurses.
 MAX_NESTING = 64
 CUT = "has a number of more than 64 bits, which was cut to 64"
 
-# What decoding the content of a file can raise.
+# Errors that decoding the content of a file can raise.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError)
 
 _packer = msgspec.msgpack.Encoder()
 
 
 def decode(payload: bytes) -> tuple[wire.Batch | None, str | None]:
-    """A batch as far as it can be read, and what is wrong with it."""
+    """The readable part of a batch, and its problems."""
     batch = None
     head: wire.Batch | wire.Header | None
     problem = None
@@ -51,7 +51,7 @@ def decode(payload: bytes) -> tuple[wire.Batch | None, str | None]:
 
 
 def _salvage_header(payload: bytes) -> wire.Header | None:
-    """The head of a batch whose records cannot be read: in our files it comes first."""
+    """The head of a batch whose records cannot be read; cirron writes it first."""
     try:
         head = payload.partition(b',"spans":[')[0] + b"}"
         header = msgspec.json.decode(head, type=wire.Header)
@@ -61,7 +61,7 @@ def _salvage_header(payload: bytes) -> wire.Header | None:
 
 
 def attributes(batch: wire.Batch) -> Iterator[Any]:
-    """All values of attributes and of the configuration: what a batch may hold of any type."""
+    """All attribute and configuration values, which can have any type."""
     if batch.session is not None and isinstance(batch.session.program, wire.Program):
         yield from batch.session.program.config.values()
     for records in (batch.spans, batch.marks, batch.snapshots):
@@ -73,22 +73,24 @@ def attributes(batch: wire.Batch) -> Iterator[Any]:
 def fits(content: Any) -> bool:
     """Whether all integers have at most 64 bits. Takes a third of the time of decoding."""
     try:
-        _packer.encode(content)  # MessagePack has no others, while JSON has integers of any size
+        _packer.encode(
+            content
+        )  # MessagePack integers have at most 64 bits; JSON integers have any size
     except OverflowError:
         return False
     return True
 
 
 def refuse_nesting(values: Iterable[Any]) -> None:
-    """Raises for values that are too deep for who formats or encodes them."""
+    """Raises if values are nested too deep to be formatted or encoded."""
     if _is_deep(values, MAX_NESTING):
         raise msgspec.ValidationError(
-            f"it has lists or objects more than {MAX_NESTING} deep inside each other"
+            f"it has lists or objects nested more than {MAX_NESTING} levels deep"
         )
 
 
 def _is_deep(values: Iterable[Any], levels: int) -> bool:
-    """Whether any of these values has lists or dicts inside each other deeper than this."""
+    """Whether any of these values is nested deeper than this."""
     for value in values:
         if value.__class__ is dict or value.__class__ is list:
             inner = value.values() if value.__class__ is dict else value

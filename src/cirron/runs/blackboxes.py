@@ -1,4 +1,4 @@
-"""The black boxes beside a spool: what each process had open, and how it stands or ended."""
+"""Reads the black boxes next to a spool: the open spans of each process, and its state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 State = Literal["running", "clean", "exception", "signal", "killed", "unknown"]
 
-MAX_BYTES = 16 * 2**20  # what is larger was not written by us
+MAX_BYTES = 16 * 2**20  # cirron never writes a larger one
 
 # A process on another host runs while its heartbeat is younger than the longer of these.
 QUIET_INTERVALS = 10
@@ -25,7 +25,7 @@ QUIET_S = 30.0
 
 
 class Ended(TypedDict, total=False):
-    """How a process said that it ended."""
+    """How a process ended, as it recorded itself."""
 
     how: str
     detail: str | None
@@ -33,7 +33,7 @@ class Ended(TypedDict, total=False):
 
 
 class Step(TypedDict, total=False):
-    """The step that a process was in last, or has last been in."""
+    """The last step of a process."""
 
     name: str
     index: int | None
@@ -43,15 +43,15 @@ class Step(TypedDict, total=False):
 
 
 class Stack(TypedDict, total=False):
-    """Where a thread was, innermost call last."""
+    """The stack of a thread, innermost call last."""
 
     thread_id: int
     name: str
     frames: list[str]
 
 
-# What a black box may hold, and as what. Any key may be missing; what is of another type is left
-# out and named, so that whoever uses a black box need not look twice.
+# The keys of a black box and their types. Any key may be missing. Values of another type are
+# dropped and reported, so that users of a black box need no further checks.
 BLACK_BOX: dict[str, Any] = {
     "pid": int,
     "process_start": str | None,
@@ -86,16 +86,16 @@ _TYPES = {bool: "bool", int: "int", float: "float", str: "string"}
 
 
 class Box(NamedTuple):
-    """A black box: whose it is, what it holds, and the spans in it."""
+    """A black box: its session, its content, and its spans."""
 
     session: wire.Session
     content: dict[str, Any]
     spans: list[wire.Span]  # open
-    closed: list[wire.Span]  # of which a batch may not have come to be
+    closed: list[wire.Span]  # which may not be in a batch
 
 
 def read(folder: Path) -> tuple[list[Box], list[str]]:
-    """The black boxes in a folder, and what cannot be read."""
+    """The black boxes in a folder, and the problems."""
     found: list[Box] = []
     problems: list[str] = []
     try:
@@ -127,7 +127,7 @@ def read(folder: Path) -> tuple[list[Box], list[str]]:
 
 
 def _decode(payload: bytes) -> tuple[Box, list[str]]:
-    """A black box without what is not as ours is, and what was left out or cut."""
+    """The valid part of a black box, and what was dropped or cut."""
     reasons = []
     content = msgspec.json.decode(payload, type=dict[str, Any])
     batches.refuse_nesting(content.values())
@@ -144,7 +144,7 @@ def _decode(payload: bytes) -> tuple[Box, list[str]]:
     spans, bad = _spans(content.get("open", []))
     closed, more = _spans(content.pop("closed", []))
     reasons += dict.fromkeys(bad + more)
-    # A forked process may still name its parent's in the session.
+    # The session of a forked process may still have its parent's pid.
     session = wire.changed(session, pid=content.get("pid", session.pid))
     return Box(session, content, spans, closed), reasons
 
@@ -162,7 +162,7 @@ def _spans(entries: list[dict[str, Any]]) -> tuple[list[wire.Span], list[str]]:
 
 
 def latest_marks(box: Box) -> Iterator[wire.Mark]:
-    """The last value of each mark of a black box's open spans."""
+    """The last value of each mark of the open spans in a black box."""
     for entry in box.content.get("open", []):
         for name, value in _latest(entry).items():
             if value is not None:
@@ -183,7 +183,7 @@ def _latest(entry: dict[str, Any]) -> dict[str, float | int | str | bool | None]
 def judge(
     box: dict[str, Any] | None, session: wire.Session | None, now_ns: int, host: str
 ) -> tuple[State, bool]:
-    """How a process is or ended, and whether only the silence of its heartbeat says so."""
+    """The state of a process, and whether it is based only on a missing heartbeat."""
     if box is None or session is None:
         return "unknown", False
     if ended := box.get("ended"):
@@ -198,7 +198,7 @@ def judge(
 
 
 def judge_records(ended: str, silence_ns: int) -> State:
-    """The same of a process whose black box is elsewhere: it sends over HTTP."""
+    """The state of a process that sends over HTTP, and whose black box is elsewhere."""
     if ended:
         return _ending(ended)
     return "running" if silence_ns <= QUIET_S * 1e9 else "unknown"
@@ -209,5 +209,5 @@ def _ending(how: Any) -> State:
 
 
 def this_host() -> str:
-    """The name that processes of this machine give as their host."""
+    """The host name that processes on this machine record."""
     return platform.node()

@@ -1,4 +1,4 @@
-"""Runs the queries: DuckDB in this process, or a Spark session that the user has.
+"""Runs the queries on DuckDB in this process, or on the user's Spark session.
 
 A question is a file in `queries/`, in the SQL that both take, over the tables `spans`, `marks`,
 `snapshots` and `sessions`, and the views `span_marks`, a span's marks as JSON, `training_steps`,
@@ -31,7 +31,7 @@ from cirron.runs.store import DERIVED, NO_LEVEL, TABLES, nothing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# Beside the tables of the store: one row a session, most of it from its newest batch.
+# In addition to the tables of the store: one row per session, mostly from its newest batch.
 SESSIONS = {
     "session": "BIGINT",
     "session_id": "VARCHAR",
@@ -63,7 +63,7 @@ FROM marks
 
 
 class QueryError(errors.CirronError):
-    """A question that cannot be answered: what the engine says of it."""
+    """A query failed; the message is the engine's."""
 
 
 @dataclass
@@ -73,24 +73,24 @@ class Files:
     tables: dict[str, list[str]]
     new_spans: list[str]  # of segments without `steps`
     new_marks: list[str]
-    spans_by_level: dict[int, list[str]]  # all of them, by the finest level of their segments
+    spans_by_level: dict[int, list[str]]  # all files, by the finest level of their segments
 
 
 class Engine(Protocol):
-    """Answers SQL over the tables of a run."""
+    """Runs SQL over the tables of a run."""
 
     span_marks: str  # the SQL of that view, over `marks`
 
     def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """The names of the columns, and the rows."""
+        """The column names, and the rows."""
 
     def batches(
         self, sql: str, given: Mapping[str, Any]
     ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
-        """The same in chunks, for answers of any size."""
+        """The same in chunks, for results of any size."""
 
     def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
-        """Writes the rows to a Parquet file (Spark: a folder of them)."""
+        """Writes the rows to a Parquet file (with Spark, to a folder of them)."""
 
     def frame(self, sql: str, given: Mapping[str, Any]) -> Any:
         """A pandas DataFrame."""
@@ -101,12 +101,12 @@ class Engine(Protocol):
 
 @functools.cache
 def query(name: str) -> str:
-    """The text of a question."""
+    """The SQL of a query."""
     return resources.files("cirron.runs").joinpath(f"queries/{name}.sql").read_text("utf-8")
 
 
 def queries() -> list[str]:
-    """The names of all questions."""
+    """The names of all queries."""
     folder = resources.files("cirron.runs").joinpath("queries")
     return sorted(
         one.name.removesuffix(".sql") for one in folder.iterdir() if one.name.endswith(".sql")
@@ -114,9 +114,9 @@ def queries() -> list[str]:
 
 
 def parameters(name: str) -> list[str]:
-    """What a question has to be given: each `:name` in it."""
+    """The parameters of a query: each `:name` in it."""
     if name == "timeline":
-        return ["from_ns", "to_ns", "width"]  # and three more, if wanted
+        return ["from_ns", "to_ns", "width"]  # and three optional ones
     text = re.sub(r"--.*", "", query(name))
     return list(dict.fromkeys(re.findall(r"(?<!:):([a-z]\w*)", text)))
 
@@ -148,18 +148,18 @@ def timeline(
 
 
 def duckdb() -> Any:
-    """DuckDB, set up to read local files and nothing else, and to download nothing."""
+    """DuckDB, configured to read only local files and to download nothing."""
     import duckdb
 
     connection = duckdb.connect(":memory:")
-    # GLOBAL: for its cursors, too.
+    # GLOBAL, so that it also applies to cursors.
     connection.execute(
         "SET GLOBAL autoinstall_known_extensions = false;"
         "SET GLOBAL autoload_known_extensions = false;"
         "SET GLOBAL preserve_insertion_order = false; SET enable_progress_bar = false;"
-        "SET GLOBAL python_enable_replacements = false;"  # a table is no variable of this file
-        "SET GLOBAL parquet_metadata_cache = true;"  # a file of a store never changes
-        # As Spark has them.
+        "SET GLOBAL python_enable_replacements = false;"  # no Python variables as tables
+        "SET GLOBAL parquet_metadata_cache = true;"  # the files of a store never change
+        # The same functions as in Spark.
         "CREATE MACRO try_sum(x) AS TRY_CAST(sum(x) AS BIGINT);"
         "CREATE MACRO try_add(a, b) AS TRY(a + b)"
     )
@@ -167,12 +167,12 @@ def duckdb() -> Any:
 
 
 class DuckDB:
-    """The tables as views over Parquet files, in a schema of their own.
+    """The tables as views over Parquet files, in a separate schema.
 
     Each question has a cursor of its own, so any number of threads may ask.
     """
 
-    owner: object = None  # of the files: lives as long as somebody may ask
+    owner: object = None  # of the files; must outlive every query
     span_marks = (
         # An aggregate with an ORDER BY takes three times as long. In a struct nulls are last.
         "SELECT session, span_key, CAST(to_json([{'ts_ns': one.ts_ns, 'name': one.name,"
@@ -190,7 +190,7 @@ class DuckDB:
         self._connection = connection.cursor()
         self._schema = f"run_{clock.random_id()}"
         self._connection.execute(f"CREATE SCHEMA {self._schema}")
-        # When nobody can ask any more.
+        # After the last reference is gone.
         drop = functools.partial(connection.cursor().execute, f"DROP SCHEMA {self._schema} CASCADE")
         weakref.finalize(self, drop).atexit = False
         cursor = self._cursor()
@@ -224,24 +224,24 @@ class DuckDB:
             return self._cursor().sql(_bound(sql, given), params=dict(given) or None)
         except self._error as error:
             said = str(error)
-            if said.startswith("Catalog Error: Table"):  # what it guesses is a table of its own
+            if said.startswith("Catalog Error: Table"):  # its suggestion would be an internal table
                 said = f"{said.partition(chr(10))[0]} The tables are {', '.join(SCHEMAS)}."
             raise QueryError(said) from None
 
     def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
         found = self._ask(sql, given)
-        if found is None:  # it was no question
+        if found is None:  # a statement without a result
             return [], []
         try:
             return found.columns, found.fetchall()
-        except self._error as error:  # found while looking: a bad cast, a damaged file
+        except self._error as error:  # during execution: a bad cast, a damaged file
             raise QueryError(str(error)) from None
 
     def batches(
         self, sql: str, given: Mapping[str, Any]
     ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
         try:
-            # A relation would run again for each chunk.
+            # A relation would run the query again for each chunk.
             result = self._cursor().execute(_bound(sql, given), dict(given) or None)
             columns = [one[0] for one in result.description]
             while rows := result.fetchmany(CHUNK_ROWS):
@@ -268,7 +268,7 @@ class DuckDB:
 
 
 class Spark:
-    """The tables as temporary views of a Spark session of our own, beside the user's.
+    """The tables as temporary views of a separate Spark session, next to the user's.
 
     Two runs have separate views, and the user's settings stay as they are. The workers read the
     store's files at the paths that they have here; files in `local` exist only on this machine, so
@@ -292,7 +292,7 @@ class Spark:
             here = [one for one in paths if Path(one).is_relative_to(local)]
             shared = [_no_glob(one) for one in paths if one not in here]
             frame = session.createDataFrame(_read(here, columns), kinds)
-            if shared:  # by name: a folder `run=...` is no column
+            if shared:  # by name: a folder `run=...` must not become a column
                 reader = session.read.schema(kinds).option("recursiveFileLookup", "true")
                 frame = reader.parquet(*shared).union(frame) if here else reader.parquet(*shared)
             return frame
@@ -364,7 +364,7 @@ def _read_parquet(columns: Mapping[str, str], files: Sequence[str] | None) -> st
 
 
 def _bound(sql: str, given: Mapping[str, Any]) -> str:
-    """The question with its parameters as DuckDB writes them."""
+    """The query with its parameters in DuckDB's syntax."""
     for name in given:
         sql = re.sub(rf"(?<!:):{name}\b", f"${name}", sql)
     return sql

@@ -1,4 +1,4 @@
-"""Where the records of a run lie: finding the folder, and how much of it is read."""
+"""Finds the folder with the records of a run, and limits how much of it is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cirron import errors
 FOLDERS = ("spool", "blackbox")
 BATCH_FILES = "[0-9]" * 20 + "-*.json"
 
-# Of one folder: the newest files. Of black boxes, which are read at once, so many bytes.
+# Only the newest files of a folder are read; black boxes are also limited in bytes.
 MAX_FILES = 100_000
 MAX_BOXES_BYTES = 2 * 2**30
 TOO_MUCH = (
@@ -21,7 +21,7 @@ TOO_MUCH = (
 
 
 def find(path: str | os.PathLike[str]) -> Path:
-    """The folder with the records, given it, its `spool`, or the project folder it lies in.
+    """The folder with the records, given that folder, its `spool`, or the project folder.
 
     >>> find(".")
     PosixPath('.cirron')
@@ -34,30 +34,30 @@ def find(path: str | os.PathLike[str]) -> Path:
     if _is_folder(given):
         if given.name in FOLDERS:
             return given.parent
-        if given.resolve().name in FOLDERS:  # "." inside of it
+        if given.resolve().name in FOLDERS:  # "." inside that folder
             return given.resolve().parent
         if any(given.glob(BATCH_FILES)):  # copied elsewhere
             return given
         if any(os.path.lexists(inside / name) for name in FOLDERS):
-            return inside  # these are not folders; who reads them says what they are
-        reason = "it holds no .cirron, spool or blackbox folder"
+            return inside  # these are not folders; the reader reports what they are
+        reason = "it contains no .cirron, spool or blackbox folder"
         if os.path.lexists(inside) and not _is_folder(inside):
             reason = "its .cirron is not a folder"
     else:
-        reason = "it is not a folder" if os.path.lexists(given) else "there is no such folder"
+        reason = "it is not a folder" if os.path.lexists(given) else "the folder does not exist"
     raise errors.UnknownRunError(
         f"no run found in {str(given)!r}: {reason}."
-        " Record one with `cirron run train.py` or ci.profile(), or name the folder that it ran in:"
-        ' cirron show FOLDER, cirron report --dir FOLDER, ci.open("FOLDER")'
+        " Record a run with `cirron run train.py` or ci.profile(), or name the folder that the"
+        ' program ran in: cirron show FOLDER, cirron report --dir FOLDER, ci.open("FOLDER")'
     )
 
 
 def _is_folder(path: Path) -> bool:
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
-    except PermissionError:  # no telling what is there, so it must not count as nothing
+    except PermissionError:  # there may be records, so this must not count as an empty folder
         raise
-    except (OSError, ValueError):  # nothing, a loop of links, or a path with a NUL
+    except (OSError, ValueError):  # nothing there, a loop of links, or a path with a NUL
         return False
 
 
@@ -66,7 +66,7 @@ def find_all(where: str | os.PathLike[str]) -> list[Path]:
     try:
         return [find(where)]
     except errors.SettingError:
-        # Not those that a server keeps its own things in, and nobody has recorded into.
+        # Skip folders that contain only a server's own files.
         below = [
             one
             for one in sorted(Path(where).glob("*/.cirron"))

@@ -1,4 +1,4 @@
-"""From a spool to the store: batches that a store has not seen become a new segment a run.
+"""Moves new batches of a spool into the store, as one new segment per run.
 
 `scan.py` checks the files and cuts them into arrays of records; DuckDB does the rest, a round of
 files at a time, newest first, and `placement.py` says where each record is. What has no parent goes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 20
 
-# What is read of each record, and as what.
+# The fields of each record that are read, and their types.
 _FIELDS: dict[str, dict[str, str]] = {
     "spans": {
         "id": "VARCHAR",
@@ -68,7 +68,7 @@ _FIELDS: dict[str, dict[str, str]] = {
         "attrs": "JSON",
     },
 }
-# From what a record says to the columns of the store that are known at once.
+# From the fields of a record to the columns of the store that need no other record.
 _READ = {
     "spans": """SELECT session, COALESCE(rank, session_rank) AS rank, pid, thread_id, id,
         key_of(id) AS key, parent_id, key_of(parent_id) AS parent_key,
@@ -93,7 +93,7 @@ _READ = {
         stats.norm AS norm, stats.histogram.bins AS bins, stats.histogram.counts AS counts,
         blob_uri, moment(ts_ns) AS ts_ns, NULLIF(CAST(attrs AS VARCHAR), '{}') AS attrs""",
 }
-# A value in a black box is in a batch, too, unless a kill cut it off.
+# A value in a black box is also in a batch, unless the process was killed first.
 _NEWEST_MARKS = """SELECT session, span_key, name, max_by(value, ts_ns) AS value,
     max_by(text, ts_ns) AS text FROM {files} m
     SEMI JOIN new_marks n ON n.session = m.session AND n.span_key = m.span_key
@@ -101,13 +101,13 @@ _NEWEST_MARKS = """SELECT session, span_key, name, max_by(value, ts_ns) AS value
 _SAME_MARK = """n.span_key = s.span_key AND n.name = s.name
     AND n.value IS NOT DISTINCT FROM s.value AND n.text IS NOT DISTINCT FROM s.text"""
 
-# Of two copies of a record: the one that has ended.
+# Of two copies of a record, the one that has ended wins.
 _BEST = {"spans": "end_ns DESC NULLS LAST", "marks": "ts_ns", "snapshots": "ts_ns"}
 _TIMES = {"spans": "end_ns", "marks": "ts_ns", "snapshots": "ts_ns"}
 
 
 class Ingest:
-    """One look at the sources of a store."""
+    """One update of a store from its sources."""
 
     def __init__(self, store: Store, connection: Any) -> None:
         self._store = store
@@ -118,7 +118,7 @@ class Ingest:
         self._replaced: list[str] = []
 
     def run(self, sources: list[Source]) -> None:
-        """Brings the store up to date, also while a writer adds, merges and removes files."""
+        """Brings the store up to date, even while a writer adds, merges and deletes files."""
         for _ in range(MAX_TRIES):
             look = self._look()
             files = look.fresh(sources)
@@ -147,7 +147,7 @@ class Ingest:
         return False
 
     def complete(self, sources: list[Source], stores: list[Store]) -> None:
-        """Writes what the black boxes know and no batch in these stores does."""
+        """Writes the records in black boxes that are in no batch of these stores."""
         one = self._boxes(sources)
         self._note(one.sessions)
         self._open(one)
@@ -164,7 +164,7 @@ class Ingest:
         self._placement.place()
         for run_id in {session.run_id for session in self._sessions.values()}:
             self._write(Segment(id=clock.random_id(), run_id=run_id, rows={}))
-        # The stores' own say more of a session than its black box.
+        # The stores know more about a session than its black box.
         known = {one.key: one for store in stores for one in store.manifest.sessions}
         self._store.commit(
             self._added, (), [known.get(key, one) for key, one in self._sessions.items()]
@@ -179,7 +179,7 @@ class Ingest:
         return Scan(self._store, {batch_id for batch_id, _ in rows}, names)
 
     def _boxes(self, sources: list[Source]) -> Round:
-        """What the black boxes hold, as a round."""
+        """The records in the black boxes, as a round."""
         one = Round(self._store, [])
         for source in sources:
             for box in source.boxes:
@@ -193,7 +193,7 @@ class Ingest:
         return one
 
     def _open(self, boxes: Round) -> None:
-        """Makes the open spans known: they are the parents of others."""
+        """Adds the open spans to the known ones: they are the parents of others."""
         self._placement.forget()
         if boxes.sessions:
             self._read(boxes)
@@ -230,7 +230,7 @@ class Ingest:
         if not arrays:
             return nothing(fields), {}
         columns = ", ".join(f"\"{name}\": '{kind}'" for name, kind in _FIELDS[table].items())
-        # A join with a table of files may be done the slow way round.
+        # DuckDB may choose a slow plan for a join with a table of files.
         sql = (
             "SELECT * EXCLUDE (filename), map($arrays, $sessions)[filename] AS session,"
             " CAST(map($arrays, $ranks)[filename] AS BIGINT) AS session_rank"
@@ -246,7 +246,7 @@ class Ingest:
         return sql, given
 
     def _drop_copies(self, table: str) -> None:
-        """Of records found twice in a round, the better one."""
+        """Keeps the better copy of records that are twice in a round."""
         rows, keys = self._db.execute(
             f"SELECT count(*), count(DISTINCT hash(session, key)) FROM new_{table}"
         ).fetchone()
@@ -257,7 +257,7 @@ class Ingest:
             )
 
     def _drop_stored(self, table: str) -> None:
-        """What the store has is not new."""
+        """Drops records that are in the store already."""
         at = _TIMES[table]
         first, last = self._db.execute(f"SELECT min({at}), max({at}) FROM new_{table}").fetchone()
         if first is None:
@@ -276,7 +276,7 @@ class Ingest:
             )
 
     def _make(self, table: str, columns: dict[str, str], rows: list[tuple[Any, ...]]) -> None:
-        """A small table. A statement a row would take a millisecond each."""
+        """A small table, in one statement: one per row would take a millisecond each."""
         taken = ", ".join(
             f"unnest(CAST($c{at} AS {kind}[])) AS {name}"
             for at, (name, kind) in enumerate(columns.items())
@@ -294,9 +294,13 @@ class Ingest:
         self._note(one.sessions)
         try:
             self._read(one)
-        except IOException:  # of the disk, or of what this process has open: not of a file
+        except (
+            IOException
+        ):  # the disk is full, or too many files are open: not caused by a single file
             raise
-        except DatabaseError as error:  # of a file that passed our checks: which one is it?
+        except (
+            DatabaseError
+        ) as error:  # caused by a file that passed the checks: find out which one
             for file in one.files if len(one.files) > 1 else ():
                 self._load(look, look.read([file], again=True))
             if len(one.files) == 1:
@@ -321,7 +325,7 @@ class Ingest:
         self._placement.keep_older()
 
     def _write_round(self, run_ids: set[str], batches: Iterable[scan.Batch] = ()) -> None:
-        """A segment a run of what has its place for good, and another of what has not."""
+        """Writes one segment per run with placed records, and one with the others."""
         left = sum(self._count(table) for table in RECORDS)
         for run_id in run_ids:
             segment = Segment(id=clock.random_id(), run_id=run_id, rows={})
@@ -336,7 +340,7 @@ class Ingest:
             self._write(segment, "is_lost")
 
     def _write(self, segment: Segment, condition: str = "true", *, is_of_many: bool = True) -> int:
-        """Writes a run's records. Gives their number."""
+        """Writes the records of a run. Returns their number."""
         given = {}
         if is_of_many:
             sessions = (*self._store.manifest.sessions, *self._sessions.values())
@@ -389,7 +393,7 @@ class Ingest:
             given,
         )
         there, given = "SELECT session, key FROM known", {}
-        if len(lost) > 1:  # what is lost in one round is no parent of what is lost in the same
+        if len(lost) > 1:  # orphans of one round are not parents of each other
             there, given = f"{there} UNION ALL SELECT session, key FROM ({spans})", files
         is_found = self._db.execute(
             f"SELECT count(*) > 0 FROM wanted w SEMI JOIN ({there}) s"

@@ -23,10 +23,10 @@ from cirron.runs import untrusted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Names of ours, and nothing that could lead out of the store.
+# Valid file names; they cannot lead out of the store.
 NAME = re.compile(r"(manifest/[0-9]{20}\.json|run-[\w.%-]{1,120}/[0-9a-f]{32}-[a-z]+\.parquet)")
 MAX_MANIFEST_BYTES = 256 * 2**20
-# What `os.link` says where files have one name each. Else it is the disk that fails.
+# Errors of `os.link` on file systems without hard links. Others mean that the disk fails.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 MAGIC = b"PAR1"  # at the end of each Parquet file
 
@@ -35,22 +35,22 @@ class Objects(Protocol):
     """Files by name. Names are checked against `NAME` before they come here."""
 
     def list(self, prefix: str) -> list[str]:
-        """The names that begin so, in order."""
+        """The names with this prefix, in order."""
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """The same with the bytes that each has."""
+        """The same, with the size of each file."""
 
     def read(self, name: str) -> bytes:
-        """A small file; FileNotFoundError if there is none."""
+        """The content of a small file; raises FileNotFoundError if it does not exist."""
 
     def add(self, name: str, file: Path) -> bool:
-        """Moves a finished local file to this name. False: the name is taken."""
+        """Moves a finished local file to this name. Returns False if the name is taken."""
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Deletes a file, if it exists."""
 
     def local(self, name: str) -> str:
-        """The path of a local copy; FileNotFoundError if there is none."""
+        """The path of a local copy; raises FileNotFoundError if the file does not exist."""
 
     def age_s(self, name: str) -> float:
         """How long ago it was added."""
@@ -74,7 +74,7 @@ class Folder:
     def sizes(self, prefix: str) -> dict[str, int]:
         found = {}
         for name in self.list(prefix):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # deleted in the meantime
                 found[name] = os.stat(self.root / name).st_size
         return found
 
@@ -103,7 +103,7 @@ class Folder:
         return True
 
     def _copy(self, file: Path, target: Path) -> bool:
-        """Whole or not at all only as long as nobody kills us: the name is taken before it is."""
+        """Not atomic if the process is killed: the name is taken before the file is complete."""
         try:
             descriptor = system.create(target, 0o600)
         except FileExistsError:
@@ -113,7 +113,7 @@ class Folder:
                 shutil.copyfileobj(written, made)
                 made.flush()
                 os.fsync(made.fileno())
-        except OSError:  # who finds the name taken takes it for whole
+        except OSError:  # others would take the incomplete file for a complete one
             os.unlink(target)
             raise
         return True
@@ -196,7 +196,7 @@ class Bucket:
     def local(self, name: str) -> str:
         path = self._copies / name.replace("/", "_")
         if not path.exists():
-            partial = self._copies / clock.random_id()  # another thread may want it, too
+            partial = self._copies / clock.random_id()  # another thread may download it too
             partial.write_bytes(self.read(name))
             os.replace(partial, path)
         return str(path)
@@ -224,7 +224,7 @@ def is_url(text: str) -> bool:
 
 
 def _sync_folder(path: Path) -> None:
-    with contextlib.suppress(OSError):  # not everywhere can a folder be opened
+    with contextlib.suppress(OSError):  # some systems cannot open a folder
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

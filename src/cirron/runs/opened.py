@@ -1,4 +1,4 @@
-"""`cirron.open(where)`: a run to ask questions of, from Python."""
+"""`cirron.open(where)`: opens a run for queries from Python."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from cirron.server.notebook import Shown
     from cirron.verdict.findings import Report
 
-# A tree is for reading: of a larger run, the rows with most time in them.
+# A tree is for people to read: of a larger run, it has only the rows with the most time.
 MAX_TREE_SPANS = 200_000
 
 
 @dataclass
 class Session:
-    """A process of a run: what it said of itself, and how it stands."""
+    """A process of a run, with its identity and its state."""
 
     key: int
-    info: wire.Session | None  # None: another writer's
+    info: wire.Session | None  # None if another program wrote the records
     run_id: str
     rank: int | None
     pid: int
@@ -51,7 +51,7 @@ class Session:
 
     @property
     def program(self) -> wire.Program:
-        """What ran, as far as is known."""
+        """What ran, as far as known."""
         found = None if self.info is None else self.info.program
         return found if isinstance(found, wire.Program) else wire.Program()
 
@@ -61,7 +61,7 @@ class Session:
 
 
 class Run:
-    """One run: all its ranks and attempts, as they were when it was opened. Any thread may ask."""
+    """One run with all ranks and attempts, as it was when it was opened. Thread-safe."""
 
     def __init__(self, place: Place, run_id: str, look: Look) -> None:
         self._place = place
@@ -74,7 +74,7 @@ class Run:
     def _engine(self) -> engines.Engine:
         return self._place.engine_of(self, self._look)
 
-    # -- what it is: worked out once, or a thousand ranks would each look at all others ------
+    # -- properties: computed once, or each of a thousand ranks would look at all others -----
 
     @property
     def runs(self) -> Runs:
@@ -88,17 +88,17 @@ class Run:
 
     @cached_property
     def attempts(self) -> list[int]:
-        """The attempts, first one first."""
+        """The attempts, in order."""
         return sorted({one.attempt for one in self.sessions})
 
     @cached_property
     def main(self) -> Session:
-        """The session that stands for the run: rank 0 of the last attempt, or the first."""
+        """The main session of the run: rank 0 of the last attempt, else the first session."""
         return min(self.sessions, key=lambda one: (-one.attempt, one.rank or 0, one.first_ns))
 
     @cached_property
     def state(self) -> State:
-        """How the run stands: as bad as the worst of its last attempt's processes."""
+        """The state of the run: that of the worst process of the last attempt."""
         last = [one.state for one in self.sessions if one.attempt == self.attempts[-1]]
         order: tuple[State, ...] = (
             "running",
@@ -116,7 +116,7 @@ class Run:
 
     @cached_property
     def ended_ns(self) -> int:
-        """The last moment that anything is known of."""
+        """The time of the last sign of life."""
         return max(one.last_ns for one in self.sessions)
 
     @cached_property
@@ -127,7 +127,7 @@ class Run:
     # -- tables -----------------------------------------------------------------------------
 
     def query(self, name: str, /, **given: Any) -> Relation:
-        """The answer to a question in `queries/`."""
+        """The result of a query in `queries/`."""
         if name not in engines.queries():
             raise errors.one_of("query", name, engines.queries())
         needed = engines.parameters(name)
@@ -142,48 +142,48 @@ class Run:
         return kind(self._engine, engines.query(name).rstrip(), **given)
 
     def sql(self, text: str, /, **given: Any) -> Relation:
-        """The answer to SQL of your own. It runs with your rights: it may read and write files."""
+        """The result of your own SQL, which can read and write files with your permissions."""
         _check_text("sql", text, "it must be a question in SQL, as text")
         return Relation(self._engine, text.strip().rstrip(";"), **given)
 
     @property
     def spans(self) -> Relation:
-        """One row a span, with its path, its attributes, and its marks as JSON."""
+        """One row per span, with its path, its attributes, and its marks as JSON."""
         return self.query("spans")
 
     @property
     def marks(self) -> Relation:
-        """One row a value: its name, where in the training, and when."""
+        """One row per mark: its name, value, position in the training, and time."""
         return self.query("marks")
 
     @property
     def snapshots(self) -> Relation:
-        """One row a tensor and epoch."""
+        """One row per tensor and epoch."""
         return self.query("snapshots")
 
     @property
     def steps(self) -> Relation:
-        """One row a step and rank."""
+        """One row per step and rank."""
         return self.query("steps")
 
     @property
     def phases(self) -> Relation:
-        """One row a name of spans."""
+        """One row per span name."""
         return self.query("phases")
 
     def series(self, name: str) -> Relation:
-        """The values of a mark by time."""
+        """The values of a mark over time."""
         _check_text("name", name, "it must be the name of a mark")
         return self.query("series", name=name)
 
     def tensor(self, name: str) -> Relation:
-        """The statistics of one tensor over the epochs, its gradient's beside them."""
+        """The statistics of one tensor and its gradient over the epochs."""
         _check_text("name", name, "it must be the name of a tensor")
         sql = f"SELECT * FROM ({engines.query('tensors')}) t WHERE tensor = :tensor"
         return Relation(self._engine, sql, tensor=name.removesuffix(".grad"))
 
     def export(self, form: str, path: str | os.PathLike[str], **options: Any) -> None:
-        """Writes the run as another tool's format: see `docs/exports.md`.
+        """Export the run to the format of another tool: see `docs/exports.md`.
 
         >>> run.export("perfetto", "run.pftrace")
         """
@@ -194,7 +194,7 @@ class Run:
     # -- views ------------------------------------------------------------------------------
 
     def tree(self, rank: int | None = None) -> trees.Tree:
-        """The spans of one rank, by parent; of the main session, if no rank is given."""
+        """The tree of spans of one rank, by default of the main session."""
         session = self.main
         if rank is not None:
             of_rank = [one for one in self.sessions if one.rank == rank]
@@ -206,7 +206,7 @@ class Run:
         return self.tree_of(session)
 
     def tree_of(self, session: Session) -> trees.Tree:
-        """The spans of one session, by parent: of a large one, the outer ones."""
+        """The tree of spans of one session; for a large session, only the outer spans."""
         given = {"session": session.key}
         counts = self.sql(
             "SELECT depth, count(*) FROM spans WHERE session = :session GROUP BY depth"
@@ -240,18 +240,18 @@ class Run:
         return tree
 
     def report(self) -> Report:
-        """The verdict: why it is slow and what mending it gives, or how it ended."""
+        """The verdict: why the run is slow and what a fix would save, or how it ended."""
         from cirron.verdict import report
 
         return report(self)
 
     @property
     def where(self) -> list[str | os.PathLike[str]]:
-        """The folders and stores that it was looked for in."""
+        """The folders and stores that were searched."""
         return self._place.where
 
     def show(self, height: int = 720) -> Shown:
-        """The page of this run, in a notebook's cell. For a browser on this machine.
+        """Show the page of this run in a notebook cell, for a browser on this machine.
 
         >>> run.show()
         """
@@ -271,7 +271,7 @@ class Run:
 
 
 class Runs(Mapping[str, Run]):
-    """The runs in a place, by id or the start of one; the newest is last."""
+    """The runs in a place, by id or the start of an id; the newest is last."""
 
     def __init__(self, place: Place, run_ids: Sequence[str]) -> None:
         self._place = place
@@ -286,8 +286,10 @@ class Runs(Mapping[str, Run]):
         )
         if len(matching) != 1:
             known = ", ".join((matching or self._ids)[-8:]) or "none"
-            what = "is the start of several runs" if matching else "is not a run here"
-            raise errors.UnknownRunError(f"{wanted!r} {what}; known: {known}")
+            count = "several runs have" if matching else "no run here has"
+            raise errors.UnknownRunError(
+                f"{count} an id that starts with {wanted!r}; choose one of: {known}"
+            )
         return self._place.run(matching[0])
 
     def __iter__(self) -> Iterator[str]:
@@ -298,7 +300,7 @@ class Runs(Mapping[str, Run]):
 
     @property
     def latest(self) -> Run:
-        """The run that began last."""
+        """The run that started last."""
         return self._place.run(self._ids[-1])
 
     def __repr__(self) -> str:
@@ -318,7 +320,7 @@ def open(  # noqa: A001  the public name is cirron.open
     run: str | None = None,
     engine: Any = None,
 ) -> Run:
-    """Opens the newest run in a folder, in several, or in a store; or the one whose id begins so.
+    """Open the newest run in a folder, several folders or a store, or the run with this id.
 
     >>> run = ci.open()  # the newest run of a program that ran here
     >>> run.steps.df()
@@ -338,9 +340,9 @@ def compact(
     where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = ".",
     store: str | os.PathLike[str] | None = None,
 ) -> dict[str, int]:
-    """Brings the stores of folders up to date and merges their small files; or into one `store`.
+    """Bring the stores of folders up to date and merge their small files, or write to one `store`.
 
-    Says how many segments were merged, and how many files removed that nothing names any more.
+    Returns the number of merged segments and of deleted files that were no longer in use.
     """
     from cirron.runs.place import Place
 

@@ -1,4 +1,4 @@
-"""Where runs are: reads folders and stores, and says which sessions and runs they hold.
+"""Reads folders and stores, and lists the sessions and runs in them.
 
 What is in a spool is brought into its store first; a second look costs what was added. The store
 lies beside the spool, or in a temporary folder where we may not write. What the black boxes know
@@ -33,7 +33,7 @@ STORE = "store"
 
 @dataclass
 class Look:
-    """What one look at a place found. It is never changed, so threads may share it."""
+    """The result of one refresh. It never changes, so threads can share it."""
 
     sessions: dict[int, Session]
     held: list[tuple[Store, list[Segment]]]
@@ -68,7 +68,7 @@ class Look:
 
 
 class Place:
-    """Where runs are: folders of records, stores, or both. Any thread may use it."""
+    """Folders of records, stores, or both. Thread-safe."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class Place:
         self._finalizer = weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
         self.where = list(where)
         self._spark = spark
-        self._root = engines.duckdb()  # nothing runs here: cursors are made of it
-        self._db = self._root.cursor()  # ingest's
+        self._root = engines.duckdb()  # runs no queries; only creates cursors
+        self._db = self._root.cursor()  # for ingest
         self._db.execute(f"SET temp_directory = '{self._scratch}'")
         self._given = [Store.open(one, self._scratch) for one in where if is_store(one)]
         self._folders = [
             found for one in where if not is_store(one) for found in folders.find_all(one)
         ]
-        self._stores: dict[Path, Store] = {}  # of the folders
+        self._stores: dict[Path, Store] = {}  # by folder
         self._boxes: list[blackboxes.Box] = []
         self._listed: object = None
         self._refreshing = threading.Lock()
@@ -107,7 +107,7 @@ class Place:
         return [*self._given, *self._stores.values()]
 
     def refresh(self) -> bool:
-        """Reads what was added since the last look. True: something is new, or a process ended.
+        """Reads new records. Returns True if there are any, or if a process ended.
 
         Takes milliseconds if nothing is. Runs that were handed out stay as they were: ask `runs`
         for new ones.
@@ -127,7 +127,7 @@ class Place:
             return True
 
     def _list(self) -> object:
-        """What differs once a folder has grown. Batches never change; black boxes do."""
+        """A value that changes when a folder changes. Batches never change; black boxes do."""
         found: list[object] = []
         for folder in self._folders:
             for name in (".", *folders.FOLDERS):
@@ -138,15 +138,15 @@ class Place:
                             {
                                 (one.name, is_box and one.stat(follow_symlinks=False).st_mtime_ns)
                                 for one in entries
-                                if one.name != STORE  # ours, and made by the first look
+                                if one.name != STORE  # created by the first refresh
                             }
                         )
-                except OSError:  # not there yet, or a file went meanwhile
+                except OSError:  # not there yet, or a file was deleted in the meantime
                     found.append(None)
         return found
 
     def _read(self) -> tuple[list[str], list[tuple[Store, list[Segment]]]]:
-        """Brings each folder's store up to date; what only black boxes know goes beside it."""
+        """Brings each folder's store up to date; records only in black boxes are kept apart."""
         from duckdb import Error as DatabaseError
 
         from cirron.runs.ingest import Ingest
@@ -156,7 +156,7 @@ class Place:
         self._problems: list[str] = []
         sources = []
         for folder in self._folders:
-            # Black boxes first: a span that closes meanwhile is then in both places.
+            # Black boxes first: a span that closes in between is then in both places.
             boxes, problems = blackboxes.read(folder / "blackbox")
             self._boxes += boxes
             is_copied = not any(os.path.lexists(folder / name) for name in folders.FOLDERS)
@@ -186,7 +186,7 @@ class Place:
         return self._problems, [(one, one.manifest.segments) for one in stores]
 
     def _new_store(self) -> Store:
-        """A temporary one, which lasts as long as somebody reads it."""
+        """A temporary store, which exists as long as it is in use."""
         folder = self._scratch / clock.random_id()
         store = Store.open(folder, self._scratch)
         weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True).atexit = False
@@ -194,19 +194,19 @@ class Place:
 
     def _store_of(self, folder: Path) -> Store:
         where = folder / STORE
-        if not os.path.islink(where):  # no reader of ours follows one
+        if not os.path.islink(where):  # links are never followed
             try:
                 os.makedirs(where, mode=0o700, exist_ok=True)
                 if os.access(where, os.W_OK | os.X_OK):
                     return Store.open(where, self._scratch)
             except DamagedError as error:
                 self._problems.append(f"{where}: {error}; remove it, and it is made anew")
-            except OSError:  # a folder that we may only read
+            except OSError:  # a read-only folder
                 pass
         return self._new_store()
 
     def compact(self, target: str | os.PathLike[str] | None) -> dict[str, int]:
-        """Merges small segments, in each store or all into another one."""
+        """Merges small segments in each store, or writes all of them to another store."""
         into = None if target is None else Store.open(target, self._scratch)
         merged = removed = 0
         for store in self.stores:
@@ -218,7 +218,7 @@ class Place:
     # -- sessions ---------------------------------------------------------------------------
 
     def _judge(self, held: list[tuple[Store, list[Segment]]]) -> dict[int, Session]:
-        """All sessions, by start: how each stands, by its black box and the last of its records."""
+        """All sessions by start, with the state that the black box and the last records show."""
         from cirron.runs.scan import session_key
 
         known: dict[int, Known] = {}
@@ -285,7 +285,7 @@ class Place:
             engine = engines.Spark(self._spark, files, self._scratch)
         else:
             engine = engines.DuckDB(self._root, files)
-        engine.owner = (self, look)  # temporary files are removed with these
+        engine.owner = (self, look)  # deletes temporary files when these are collected
         weakref.finalize(engine, sessions.unlink, missing_ok=True).atexit = False
         return engine
 
@@ -323,7 +323,7 @@ class Place:
 
 
 def of_batch(content: bytes) -> Run:
-    """The run of one batch that is in no folder."""
+    """The run of one batch that is not in a folder."""
     folder = Path(tempfile.mkdtemp(prefix="cirron-"))
     (folder / "spool").mkdir()
     (folder / "spool" / f"{0:020d}-{0:032x}.json").write_bytes(content)
@@ -333,20 +333,20 @@ def of_batch(content: bytes) -> Run:
 
 
 def is_store(where: str | os.PathLike[str]) -> bool:
-    """Whether there is a store: an address, or a folder with manifests."""
+    """Whether this is a store: an address, or a folder with manifests."""
     text = os.fspath(where)
     return objects.is_url(text) or (Path(text) / MANIFESTS).is_dir()
 
 
 def no_records(problems: Sequence[str]) -> errors.SettingError:
-    """The error for a place in which nothing was recorded, or nothing that can be read."""
+    """The error for a place without records, or without readable records."""
     if problems:
         shown = [
             *problems[:20],
             *([f"and {len(problems) - 20:,} more"] if len(problems) > 20 else []),
         ]
-        return errors.SettingError("no file here can be read: " + "\n".join(shown))
+        return errors.SettingError("none of the files can be read: " + "\n".join(shown))
     return errors.UnknownRunError(
-        "the folder holds no records yet. A run writes its first after one flush interval"
-        " (a second by default): try again then, or when the program has ended"
+        "the folder has no records yet. A run writes its first records after one flush interval"
+        " (a second by default): try again then, or after the program has ended"
     )

@@ -1,4 +1,4 @@
-"""An answer that is looked up when it is wanted: as rows, chunks or frames."""
+"""A lazy query result, as rows, chunks or data frames."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """An answer: the names of the columns, and the rows."""
+    """A result: the column names, and the rows."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
 
 
 class Relation:
-    """A question and its answer, which is looked up when it is wanted."""
+    """A query whose result is fetched when it is used."""
 
     def __init__(self, engine: Engine, sql: str, /, **given: Any) -> None:
         self._engine = engine
@@ -32,7 +32,7 @@ class Relation:
         self.sql = sql
 
     def fetch(self) -> Rows:
-        """The names of the columns, and the rows as tuples."""
+        """The column names, and the rows as tuples."""
         return Rows(*self._engine.rows(self.sql, self._given))
 
     def rows(self) -> list[dict[str, Any]]:
@@ -42,15 +42,15 @@ class Relation:
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns."""
+        """The column names."""
         return self._engine.rows(f"SELECT * FROM ({self.sql}) q LIMIT 0", self._given)[0]
 
     def batches(self) -> Iterator[Rows]:
-        """The answer in chunks, however large it is."""
+        """The result in chunks, for any size."""
         return itertools.starmap(Rows, self._engine.batches(self.sql, self._given))
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Writes the answer to a Parquet file, or with Spark to a folder of them."""
+        """Write the result to a Parquet file, or with Spark to a folder of them."""
         self._engine.write_parquet(self.sql, self._given, os.fspath(path))
 
     def df(self) -> pandas.DataFrame:
@@ -100,7 +100,7 @@ class Spans(Relation):
     """The spans of a run, with their marks."""
 
     def head(self, rows: int) -> Relation:
-        """The first rows. Only their marks are looked up: all of ten million spans take seconds."""
+        """The first rows. Only their marks are read: those of ten million spans take seconds."""
         return Relation(
             self._engine,
             "WITH spans AS (SELECT * FROM spans ORDER BY start_ns, depth, id, session"

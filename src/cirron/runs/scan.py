@@ -1,4 +1,4 @@
-"""The batches that a store has not seen: checked, and with their records cut out of the files.
+"""Finds the new batches for a store, checks them, and cuts their records out of the files.
 
 DuckDB takes a number for a string, cuts a float to an integer and turns one of 401 digits into
 null, without a word, so each file is checked first. One that is laid out as our writer does it is
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 ROUND_BYTES = 256 * 2**20
 MAX_RECORD_BYTES = 16 * 2**20
 MAX_LISTINGS = 20  # a merging writer settles after two or three
-FOREIGN = "foreign"  # the run of batches that do not say whose they are
+FOREIGN = "foreign"  # the run of batches without a session
 RECORDS: dict[str, Any] = {"spans": wire.Span, "marks": wire.Mark, "snapshots": wire.Snapshot}
-# Lists and objects inside each other in attributes, where they are checked fast.
+# Maximum nesting of attributes on the fast path.
 _LEVELS = 4
 
 
 @dataclass
 class Source:
-    """A folder of batches, and the spans that its black boxes say are open."""
+    """A folder of batches, and the open spans in its black boxes."""
 
     spool: Path
     boxes: list[Box]
@@ -51,7 +51,7 @@ class Source:
     whose: str = ""  # stands for the folder where that changes: the writer of unsigned batches
 
     def tell(self, path: str | Path, problem: str) -> None:
-        """Notes what is wrong with a file. It may be looked at more than once."""
+        """Records a problem of a file. A file may be read more than once."""
         said = f"{untrusted.shown(path)}: {problem}"
         if said not in self.problems:
             self.problems.append(said)
@@ -59,17 +59,17 @@ class Source:
 
 @dataclass
 class File:
-    """A batch file that was not seen yet."""
+    """A new batch file."""
 
     path: str
     name: str
     size: int
     source: Source
-    is_mended: bool = False  # it is looked at each time, so that its problem is told each time
+    is_mended: bool = False  # it is read each time, so that its problem is reported each time
 
 
 class Batch(NamedTuple):
-    """That a batch was seen: a row of its run's `batches`."""
+    """A batch that was read: a row of its run's `batches`."""
 
     run_id: str
     batch_id: str
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
 
 
 class Round:
-    """The records of some files, as JSON arrays: a file a session and table."""
+    """The records of some files, as JSON arrays: one file per session and table."""
 
     def __init__(self, store: Store, files: list[File]) -> None:
         self.files = files
@@ -109,13 +109,13 @@ class Round:
 
 
 class Scan:
-    """One look at the files of sources."""
+    """One scan of the files of sources."""
 
     def __init__(self, store: Store, seen: set[str], names: set[str]) -> None:
         self._store = store
         self._seen = seen  # batches
         self._names = names  # of files
-        self.is_missed = False  # a file went before it was read: it was merged, say
+        self.is_missed = False  # a file disappeared before it was read, for example by merging
 
     def fresh(self, sources: list[Source]) -> list[File]:
         """The files that are not in the store, newest first."""
@@ -135,7 +135,7 @@ class Scan:
                     path = os.path.join(source.spool, name)
                     try:
                         size = os.lstat(path).st_size
-                    except OSError:  # merged meanwhile, into one that the next look finds
+                    except OSError:  # merged in the meantime; the next scan finds the merged file
                         self.is_missed = True
                         continue
                     found.append(File(path, name, size, source))
@@ -158,7 +158,7 @@ class Scan:
         return names
 
     def rounds(self, files: list[File]) -> Iterator[Round]:
-        """Reads ahead by one round, while DuckDB works on the one before."""
+        """Reads ahead by one round, while DuckDB works on the previous one."""
         ready: queue.Queue[Round | BaseException | None] = queue.Queue(1)
         stop = threading.Event()
 
@@ -242,7 +242,7 @@ Arrays = dict[str, bytes | memoryview]
 
 
 def check(payload: bytes, *, anew: bool = False) -> tuple[wire.Batch | None, Arrays, str | None]:
-    """A batch as far as it can be read, its records, and what is wrong with it.
+    """The readable part of a batch, its records, and its problems.
 
     `anew`: the records are encoded once more, whatever the file is like.
     """
@@ -337,7 +337,7 @@ def session_key(session_id: str, run_id: str) -> int:
 
 
 def known(session: wire.Session | None, source: Source) -> Known:
-    """The session that wrote something; of another writer's, a folder is all that is known."""
+    """The session that wrote a file; for other writers, only the folder is known."""
     if session is None:
         return Known(key=session_key(source.whose or str(source.spool), FOREIGN), run_id=FOREIGN)
     return Known(

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 MANIFESTS = "manifest/"
-# What was replaced, or was never committed, stays for readers and writers that are under way.
+# Replaced and uncommitted files are kept this long for readers and writers that still use them.
 GRACE_S = 3600.0
 KEPT_MANIFESTS = 10
-# Segments are merged until they have so much.
+# Segments are merged until they reach this size.
 SMALL_BYTES = 64 * 2**20
-# So many segments of about one size become one.
+# This many segments of about the same size are merged into one.
 MANY = 16
 
-# The tables of a segment. A `key` stands for an id in joins, within a session. Times are
-# nanoseconds since 1970. What comes last says where in its tree a span is.
+# The tables of a segment. A `key` identifies a record in joins, within a session. Times are
+# nanoseconds since 1970. The last columns say where a span is in its tree.
 TABLES: dict[str, dict[str, str]] = {
     "spans": {
         "session": "BIGINT",
@@ -119,11 +119,11 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "batches": {
         "batch_id": "VARCHAR",
-        "file": "VARCHAR",  # its name; null for one that is looked at again, to tell its problem
+        "file": "VARCHAR",  # its name; null for a file that is read again to report its problem
         "created_ns": "BIGINT",
     },
 }
-# What `derived.py` makes of a segment's records.
+# The tables that `derived.py` computes for a segment.
 DERIVED: dict[str, dict[str, str]] = {
     "steps": {
         "session": "BIGINT",
@@ -175,7 +175,7 @@ NO_LEVEL = 99
 
 
 class Segment(msgspec.Struct, kw_only=True):
-    """A group of files that were written together: of one run, a file a table that has rows."""
+    """Files of one run that were written together, one per table with rows."""
 
     id: str
     run_id: str
@@ -183,7 +183,7 @@ class Segment(msgspec.Struct, kw_only=True):
     bytes: int = 0
     first_ns: int = 0  # of the ends of its spans
     last_ns: int = 0
-    is_of_orphans: bool = False  # spans whose parents were not there yet, and what is below them
+    is_of_orphans: bool = False  # spans whose parents were missing, and their descendants
     finest_level: int = NO_LEVEL  # of its cells
 
     def file(self, table: str) -> str:
@@ -191,20 +191,20 @@ class Segment(msgspec.Struct, kw_only=True):
 
 
 class Known(msgspec.Struct, kw_only=True):
-    """A session that a store has records of."""
+    """A session with records in a store."""
 
     key: int
-    session: wire.Session | None = None  # None: another writer's, of which this is all
+    session: wire.Session | None = None  # None if another program wrote the records
     run_id: str = ""
     pid: int = 0
     rank: int | None = None
     first_ns: int = 0
     last_ns: int = 0
-    ended: str = ""  # how, as its root has it; "": the root is open
+    ended: str = ""  # how, according to its root span; empty while that is open
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """What a store holds."""
+    """The content of a store."""
 
     schema: int = SCHEMA
     number: int = 0
@@ -214,15 +214,15 @@ class Manifest(msgspec.Struct, kw_only=True):
 
 
 class DamagedError(errors.CirronError):
-    """A store's own files cannot be read."""
+    """The files of a store cannot be read."""
 
 
 @dataclass
 class Store:
-    """A store, and what its newest manifest says."""
+    """A store and its newest manifest."""
 
     objects: objects.Objects
-    scratch: Path  # for files that are being written
+    scratch: Path  # for files in progress
     manifest: Manifest
 
     @staticmethod
@@ -233,7 +233,7 @@ class Store:
         return Store(found, scratch, newest(found))
 
     def is_newest(self) -> bool:
-        """Whether nobody has committed since the manifest was read."""
+        """Whether no other process has committed since the manifest was read."""
         names = self.objects.list(MANIFESTS)
         return not names or names[-1] == f"{MANIFESTS}{self.manifest.number:020d}.json"
 
@@ -259,7 +259,7 @@ class Store:
         return found
 
     def check(self, connection: Any) -> None:
-        """Raises if a file is not there, is not whole, or has not the columns that it should."""
+        """Raises if a file is missing, incomplete, or has the wrong columns."""
         for table, columns in (TABLES | DERIVED).items():
             files = self.files(table)
             if files:
@@ -268,7 +268,7 @@ class Store:
                 connection.execute(sql, {"files": files})
 
     def new_file(self) -> Path:
-        """A path to write at."""
+        """A new path to write to."""
         return self.scratch / f"{clock.random_id()}.tmp"
 
     def commit(
@@ -288,7 +288,7 @@ class Store:
         )
 
     def forget(self, run_ids: Iterable[str]) -> None:
-        """Removes runs, with their files at once: who reads them meanwhile finds them gone."""
+        """Deletes runs and their files immediately, even if they are being read."""
         gone = set(run_ids)
         segments: list[Segment] = []
         while gone & {
@@ -319,7 +319,7 @@ class Store:
         return False
 
     def compact(self, connection: Any, target: Store | None = None) -> int:
-        """Rewrites the small segments of each run as few large ones. Says how many were.
+        """Rewrites the small segments of each run as a few large ones. Returns how many there were.
 
         `target`: another store, which gets all of it, with what it has not seen before.
         """
@@ -351,7 +351,7 @@ class Store:
         alike: dict[tuple[str, int], list[Segment]] = {}
         for segment in self.manifest.segments:
             if segment.bytes < SMALL_BYTES and not segment.is_of_orphans:
-                # Of a growing run a record is written anew some three times, not each time.
+                # A record of a growing run is rewritten about three times, not at each merge.
                 size = segment.bytes.bit_length() // 4
                 alike.setdefault((segment.run_id, size), []).append(segment)
         for group in alike.values():
@@ -373,7 +373,7 @@ class Store:
         return is_done
 
     def seen(self, connection: Any, segments: list[Segment] | None = None) -> set[str]:
-        """The ids of the batches that the store holds."""
+        """The ids of the batches in the store."""
         sql, given = select("batches", self.files("batches", segments=segments))
         rows = connection.execute(f"SELECT batch_id FROM ({sql})", given).fetchall()
         return {batch_id for (batch_id,) in rows}
@@ -392,7 +392,7 @@ class Store:
                 order = {"spans": "end_ns", "batches": "created_ns"}.get(table, "ts_ns")
                 sql, given = "SELECT * FROM read_parquet($files) n", {"files": files}
                 old = [] if store is self or table == "batches" else store.files(table, run_id)
-                if old:  # a part of a segment may be there, from before it was merged here
+                if old:  # part of a segment may be here already, from before it was merged
                     sql += (
                         " ANTI JOIN read_parquet($old) o ON o.session = n.session AND o.key = n.key"
                     )
@@ -407,11 +407,11 @@ class Store:
         """Writes a table of a segment, unless it has no rows."""
         path = self.new_file()
         columns = ", ".join(f'"{name}"' for name in (TABLES | DERIVED)[table])
-        # Of a pyramid a query wants one level, or a part of it.
+        # A query reads one level of a pyramid, or a part of it.
         groups = ", ROW_GROUP_SIZE 8192" if table == "cells" else ""
         rows = connection.execute(
             f"COPY (SELECT {columns} FROM ({sql})) TO '{path}'"
-            # Where most values differ, a dictionary takes a third of the time and saves nothing.
+            # If most values differ, a dictionary takes a third of the time and saves nothing.
             f" (FORMAT parquet, COMPRESSION snappy, DICTIONARY_SIZE_LIMIT 1000{groups})",
             given,
         ).fetchone()[0]
@@ -421,15 +421,15 @@ class Store:
         segment.rows[table] = rows
         segment.bytes += path.stat().st_size
         if not self.objects.add(segment.file(table), path):
-            raise DamagedError(f"{segment.file(table)} was there already")
+            raise DamagedError(f"{segment.file(table)} already exists")
 
     def remove(self, segment: Segment) -> None:
-        """Removes the files of a segment that no manifest names."""
+        """Deletes the files of a segment that is in no manifest."""
         for table in segment.rows:
             self.objects.remove(segment.file(table))
 
     def clean(self, grace_s: float = GRACE_S) -> int:
-        """Removes files that no recent manifest names, and old manifests. Says how many."""
+        """Deletes files that are in no recent manifest, and old manifests. Returns their number."""
         manifests = self.objects.list(MANIFESTS)
         old = [name for name in manifests[:-KEPT_MANIFESTS] if self.objects.age_s(name) > grace_s]
         kept = {
@@ -454,7 +454,7 @@ class Store:
 
 
 def _groups(segments: list[Segment]) -> list[list[Segment]]:
-    """Segments in the order that they were written, as many together as make a large one."""
+    """Segments in the order of writing, grouped into large ones."""
     groups: list[list[Segment]] = []
     size = SMALL_BYTES
     for segment in segments:
@@ -479,17 +479,17 @@ def _read(found: objects.Objects, name: str) -> Manifest:
         raise DamagedError(f"{name} of the store cannot be read ({error})") from None
     if manifest.schema != SCHEMA:
         raise DamagedError(
-            f"the store is of schema {manifest.schema}; this cirron reads {SCHEMA}."
+            f"the store has schema {manifest.schema}, but this version of cirron reads {SCHEMA}."
             " Update: pip install -U cirron"
         )
     for segment in manifest.segments:
         if not objects.NAME.fullmatch(segment.file("spans")):
-            raise DamagedError(f"{name} of the store names a file that cannot be one of its own")
+            raise DamagedError(f"{name} of the store names a file with an invalid name")
     return manifest
 
 
 def _latest(before: Known, after: Known) -> Known:
-    """Of two looks at a session the later one, which knows more, over the time of both."""
+    """The later of two states of a session, which knows more, over the time of both."""
     return msgspec.structs.replace(
         after,
         session=after.session or before.session,
@@ -500,7 +500,7 @@ def _latest(before: Known, after: Known) -> Known:
 
 
 def run_folder(run_id: str) -> str:
-    """The folder of a run's files: its id as far as a file name can hold it, and a hash."""
+    """The folder of a run: the part of its id that fits into a file name, and a hash."""
     short = quote(run_id, safe="")[:80]
     if re.fullmatch(r"[\w-]{1,80}", run_id, re.ASCII):
         return f"run-{short}"
@@ -508,7 +508,7 @@ def run_folder(run_id: str) -> str:
 
 
 def select(table: str, files: list[str]) -> tuple[str, dict[str, Any]]:
-    """SQL for the rows of files, or for none, and its parameters."""
+    """SQL for the rows of files, or for no rows, and its parameters."""
     if files:
         return f"SELECT * FROM read_parquet($files_{table})", {f"files_{table}": files}
     return nothing(TABLES[table]), {}

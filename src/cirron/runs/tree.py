@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pandas
 
-# More siblings of one name than this are one row.
+# More siblings of one name than this are folded into one row.
 FOLD_ABOVE = 20
 # Steps are alike, and each has its phases inside: of them, and inside of a folded row, so many.
 FOLD_STEPS_ABOVE = 5
@@ -25,15 +25,15 @@ FOLD_EPOCHS_ABOVE = 10
 OUTER_EPOCHS = 2
 # When that leaves too many rows, these are tried.
 FOLD_HARDER = (5, 1)
-# What at most one in so many folded siblings has inside is shown with the one that has it.
+# A child that at most one in this many folded siblings has is shown with its parent.
 FEW = 2
 # Rows under one parent, whatever their names.
 MAX_SIBLINGS = 50
 MAX_ROWS = 400
-# The recorder stops at 64. Files of others may hold any depth, and JSON encoders recurse.
+# The recorder stops at 64. Files of other programs may have any depth, and JSON encoders recurse.
 MAX_DEPTH = 128
 
-# What a mark can hold; None for a value that a newer writer knows and we do not.
+# The types of a mark's value; None for a type that only a newer writer knows.
 Value: TypeAlias = float | int | str | bool | None
 
 NONFINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
@@ -58,7 +58,7 @@ class Node:
         "start_ns",
     )
     id: str
-    parent_id: str | None  # also when the parent is not in the tree
+    parent_id: str | None  # even if the parent is not in the tree
     name: str
     index: int | None
     start_ns: int
@@ -85,17 +85,17 @@ class Node:
 
     @property
     def is_open(self) -> bool:
-        """Whether the span had not ended when it was last heard of."""
+        """Whether the span had not ended at its last sign of life."""
         return self.end_ns is None
 
     @property
     def error(self) -> str | None:
-        """The exception that the span ended in."""
+        """The exception that ended the span."""
         text = self.attrs.get("error")
         return None if text is None else str(text)
 
     def wall_ns(self, now_ns: int) -> int:
-        """How long the span took, or has been taking at `now_ns`."""
+        """The duration of the span, up to `now_ns` if it is open."""
         end_ns = now_ns if self.end_ns is None else self.end_ns
         return max(0, end_ns - self.start_ns)
 
@@ -105,12 +105,12 @@ class Node:
 
 
 class Tree:
-    """Spans by parent. `now_ns` is the moment up to which open spans are counted."""
+    """Spans by parent. Open spans last until `now_ns`."""
 
     __slots__ = ("is_partial", "marks", "now_ns", "roots", "span_count")
 
     def __init__(self, nodes: list[Node], now_ns: int, marks: Sequence[wire.Mark] = ()) -> None:
-        self.is_partial = False  # older spans are not there any more
+        self.is_partial = False  # older spans were dropped
         self.roots = _assemble(nodes)
         self.span_count = len(nodes)
         self.now_ns = now_ns
@@ -175,7 +175,7 @@ def select(tree: Tree, name: str | None = None, last: int | None = None) -> Tree
         if last < 0:
             raise errors.out_of_range("last", last, "it is how many spans to keep, 0 or more")
         closed = [node for node in kept if node.end_ns is not None]
-        # Of two that ended in the same nanosecond the outer one closed later.
+        # Of two spans that ended in the same nanosecond, the outer one closed later.
         closed.sort(key=lambda node: (node.end_ns, -node.depth, node.start_ns))
         kept = closed[max(0, len(closed) - last) :]
     if name is not None:
@@ -225,7 +225,7 @@ def _assemble(nodes: list[Node]) -> list[Node]:
             parent.children.append(node)
     _place(parentless, roots)
     for node in nodes:
-        if node.depth < 0:  # its parents form a circle: only a broken file has that
+        if node.depth < 0:  # its parents form a cycle, which only a damaged file has
             first = _on_circle(node, by_id)
             by_id[first.parent_id].children.remove(first)
             _place([first], roots)
@@ -234,7 +234,7 @@ def _assemble(nodes: list[Node]) -> list[Node]:
 
 
 def _on_circle(node: Node, by_id: Mapping[str | None, Node]) -> Node:
-    """A node of the circle that this node's parents lead to."""
+    """A node of the cycle that this node's parents lead to."""
     seen = set()
     while node.id not in seen:
         seen.add(node.id)
@@ -243,7 +243,7 @@ def _on_circle(node: Node, by_id: Mapping[str | None, Node]) -> Node:
 
 
 def _place(level: list[Node], roots: list[Node]) -> None:
-    """Sets the depths from here down. What lies too deep becomes a root itself."""
+    """Sets the depths from here down. Spans that are too deep become roots."""
     roots += level
     depth = 0
     while level:
@@ -260,11 +260,11 @@ def _place(level: list[Node], roots: list[Node]) -> None:
         level = below
 
 
-# -- folding: many alike become one row ---------------------------------------------------------
+# -- folding: many equal siblings become one row -------------------------------------------------
 
 
 class Series:
-    """The values that a mark had over time: how it began, how it ended, and between what."""
+    """The values of a mark over time: first, last, minimum and maximum."""
 
     __slots__ = ("count", "first", "last", "maximum", "minimum", "nonfinite_count")
 
@@ -277,7 +277,7 @@ class Series:
         self.nonfinite_count = 0
 
     def add(self, value: Value) -> None:
-        """Takes the next value."""
+        """Adds the next value."""
         self.count += 1
         self.last = value
         if not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -293,7 +293,7 @@ class Series:
 
 
 class Folded:
-    """Siblings of one name that are shown as one row."""
+    """Siblings with the same name that are shown as one row."""
 
     __slots__ = (
         "count",
@@ -447,7 +447,7 @@ def flatten(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def span_count(item: Item) -> int:
-    """How many spans a row stands for, without those in the rows below it."""
+    """The number of spans in a row, without those in the rows below it."""
     return 1 if isinstance(item, Node) else item.count
 
 
@@ -491,7 +491,7 @@ def _inside(above: Item, item: Item) -> tuple[Node, Node] | None:
 
 
 def _inner(item: Item) -> list[Node]:
-    """The spans right inside those that a row stands for."""
+    """The direct children of the spans in a row."""
     if isinstance(item, Node):
         return item.children
     return item.pooled if isinstance(item, Folded) else []
@@ -502,17 +502,17 @@ def _count(nodes: Iterable[Node]) -> int:
 
 
 def members(item: Node | Folded) -> list[Node]:
-    """The spans that a row stands for."""
+    """The spans in a row."""
     return [item] if isinstance(item, Node) else list(item.owners.values())
 
 
 def total_ns(item: Node | Folded, now_ns: int) -> int:
-    """How long the spans of a row took together."""
+    """The total duration of the spans in a row."""
     return item.wall_ns(now_ns) if isinstance(item, Node) else item.total_ns
 
 
 def uncovered_ns(node: Node, now_ns: int) -> int:
-    """How much of a span's time none of its children covers, of whatever thread."""
+    """The time of a span that none of its children covers, in any thread."""
     left, at = 0, node.start_ns
     end_ns = now_ns if node.end_ns is None else node.end_ns
     for child in node.children:  # by start
@@ -534,7 +534,7 @@ def shared_times(nodes: Sequence[Node]) -> dict[str, tuple[int, int]]:
 
 
 def series(nodes: Iterable[Node]) -> dict[str, Series]:
-    """The marks of these spans by name. A span's summary value stands for its points."""
+    """The marks of these spans by name. The summary of a span replaces its points."""
     found: dict[str, Series] = {}
     for node in nodes:
         summed_up = {mark.name for mark in node.marks if mark.kind == "summary"}
@@ -550,7 +550,7 @@ def series(nodes: Iterable[Node]) -> dict[str, Series]:
 
 
 def mark_value(mark: wire.Mark) -> Value:
-    """The value that was marked; on the wire a number that is not finite is null."""
+    """The value of a mark; on the wire, a non-finite number is null."""
     if mark.value is None and mark.value_nonfinite is not None:
         return NONFINITE.get(mark.value_nonfinite)
     return mark.value
@@ -573,14 +573,14 @@ def to_json(tree: Tree) -> str:
 
 
 def to_frame(tree: Tree) -> pandas.DataFrame:
-    """One row a span, by start."""
+    """One row per span, by start."""
     try:
         import pandas
     except ImportError:
         raise errors.missing("ci.trace(format='df')", "pandas", "pandas") from None
     nodes = sorted(walk(tree.roots), key=attrgetter("start_ns"))
     now_ns = tree.now_ns
-    # Text stays `object`, where what is absent is None: comparing with pandas.NA raises.
+    # Text stays `object` with None for missing values: comparing with pandas.NA raises.
     columns: Mapping[str, tuple[str, list[Any]]] = {
         "id": ("object", [node.id for node in nodes]),
         "parent_id": ("object", [node.parent_id for node in nodes]),

@@ -1,4 +1,4 @@
-"""Reads files that anybody may have put into a run's folder.
+"""Reads untrusted files in a run's folder.
 
 Nothing here waits (on a FIFO), follows a link (to a device, or to a private file) or reads more
 than it was asked to. Whatever reads a run's folder opens its files with this module.
@@ -26,11 +26,11 @@ _KINDS = {
 
 
 class UnreadableError(Exception):
-    """Why a file or folder was not read: the rest of a sentence that begins with its name."""
+    """Why a file or folder was not read, as the rest of a sentence that starts with its name."""
 
 
 def read_file(path: StrPath, limit_bytes: int) -> bytes:
-    """The content of a regular file of at most so many bytes.
+    """The content of a regular file, up to a limit in bytes.
 
     Raises FileNotFoundError when it is gone, OSError when this process has too much open, and
     UnreadableError for everything else.
@@ -57,7 +57,7 @@ def read_file(path: StrPath, limit_bytes: int) -> bytes:
 
 
 def list_files(folder: StrPath, suffix: str, limit: int) -> list[str]:
-    """The names in a folder that end like this, the greatest first, at most so many.
+    """The names in a folder with this suffix, in descending order, up to a limit.
 
     Raises FileNotFoundError when there is no such folder, and UnreadableError when it is something
     else.

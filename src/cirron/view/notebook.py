@@ -1,4 +1,4 @@
-"""A tree as a notebook cell shows it: nested rows with bars, in HTML without scripts.
+"""Renders a tree for a notebook cell: nested rows with bars, in HTML without scripts.
 
 Self-contained: one block of CSS, scoped by a class, that takes text colours from the notebook's
 theme, so it reads in light and dark ones alike.
@@ -60,7 +60,7 @@ class TraceView:
 
 def in_notebook() -> bool:
     """Whether a cell of a Jupyter kernel would render what is returned to it."""
-    # Whoever runs in a kernel has IPython imported; nobody else should have to import it.
+    # A kernel has imported IPython already; other programs should not have to.
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     if get_ipython is None:
         return False
@@ -87,7 +87,7 @@ def to_html(tree: trees.Tree) -> str:
 
 
 class _Extent:
-    """From when to when a row goes."""
+    """The start and end of a row."""
 
     __slots__ = ("end_ns", "start_ns")
 

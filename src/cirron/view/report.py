@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 BAR = 24
 MAX_OTHERS = 4
 MAX_ABSTAINED = 6
-MAX_RATIO = 100  # of two times: beyond it nothing is known
+MAX_RATIO = 100  # a larger ratio of two times means that nothing is known
 
 
 def render(report: Report) -> str:
@@ -55,15 +55,15 @@ def render(report: Report) -> str:
 
 
 def since(report: Report, before: dict[str, Any]) -> list[str]:
-    """A run beside those of the same script before it."""
+    """Compares the steps of a run with earlier runs of the same script."""
     runs, change = before["runs"], before["change"]
     how = {
-        "same": "a step takes as long as in",
-        "unknown": "whether a step takes as long cannot be told from",
-    }.get(change.outcome, f"a step is {100 * abs(change.ratio - 1):.1f}% {change.outcome} than in")
-    who = "the run" if len(runs) == 1 else f"the {len(runs)} runs"
+        "same": "steps take as long as in",
+        "unknown": "no clear change of the step time since",
+    }.get(change.outcome, f"steps are {100 * abs(change.ratio - 1):.1f}% {change.outcome} than in")
+    who = "the previous run" if len(runs) == 1 else f"the previous {len(runs)} runs"
     took = f"{text.duration(round(change.before_ns))} -> {text.duration(round(change.after_ns))}"
-    lines = ["", f"{how} {who} of this script before: {took} ({interval(change)})"]
+    lines = ["", f"{how} {who} of this script: {took} ({interval(change)})"]
     if change.outcome in ("slower", "faster"):
         lines.append(
             f"  see: cirron diff {text.plain(runs[0])} {text.plain(str(report.run['id']))}"
@@ -72,13 +72,13 @@ def since(report: Report, before: dict[str, Any]) -> list[str]:
 
 
 def interval(change: Change) -> str:
-    """How much longer it takes, at least and at most."""
+    """The confidence interval of a change."""
     high = f"{100 * (change.high - 1):+.1f}%" if change.high < MAX_RATIO else "any"
     return f"{100 * (change.low - 1):+.1f}% to {high}"
 
 
 def line(report: Report) -> str:
-    """The verdict in one line, and the command that says the rest."""
+    """The verdict in one line, and the command that shows the report."""
     verdict = report.verdict
     said = f"cirron: {verdict.kind}: {text.plain(verdict.summary, 200)}{gain(verdict)}"
     return f"{said}; see: cirron report {text.plain(str(report.run['id']))}"
@@ -100,7 +100,7 @@ def gain(finding: Finding) -> str:
 
 
 def following(report: Report) -> str:
-    """The command that tells more of this run."""
+    """The command that shows more about this run."""
     run_id = text.plain(str(report.run["id"]))
     steps = f"cirron show --run {run_id} --name {report.run.get('step_name', 'step')} --last 20"
     tensors = f"cirron tensors {run_id}"
@@ -113,12 +113,15 @@ def following(report: Report) -> str:
 
 
 def what_if(part: str, factor: float, found: Gain | None) -> str:
-    """The answer to a user's own question."""
+    """The predicted effect of changing one part of a step."""
     if found is None:
-        return f"the steps cannot be replayed: too few have {part}, or their parts do not add up"
+        return (
+            f"no prediction: too few steps have {part}, or the parts of the steps vary too much to"
+            " replay them"
+        )
     saved = f"{100 * abs(found.share):.1f}% of the time, {abs(found.seconds):.3g} s of these steps"
     return (
-        f"{part} at {factor:g} times what it takes: {saved} {'more' if found.share < 0 else 'less'}"
+        f"{part} at {factor:g}x its time: {saved} {'more' if found.share < 0 else 'less'}"
         f" (replay error {100 * found.replay_error:.1f}%)"
     )
 
@@ -129,7 +132,7 @@ MAX_STACK = 8
 
 
 def reasons(found: Why) -> str:
-    """Where the ranks of a run are, those that differ first."""
+    """Where the ranks of a run are; ranks that differ come first."""
     lines = [f"run {text.plain(found.run_id)}: {found.state}"]
     for group in found.groups:
         ranks = ", ".join(str(one) for one in group.ranks[:MAX_RANKS] if one is not None)
@@ -146,7 +149,8 @@ def reasons(found: Why) -> str:
             else f": never arrived at the last {text.plain(group.step_name)}"
         )
         lines += ["", f"{who} ({group.state}{step}){late}"]
-        lines.append(f"  in {text.plain(group.where or 'no open span', 300)}")
+        where = f"in {text.plain(group.where, 300)}" if group.where else "no span was open"
+        lines.append(f"  {where}")
         if group.error:
             lines.append(f"  {text.plain(group.error, 300)}")
         if group.collective is not None:
@@ -157,11 +161,11 @@ def reasons(found: Why) -> str:
 
 
 def changes(found: Diff) -> str:
-    """What differs between runs: whether they can be compared, then by name."""
+    """The differences between runs: settings first, then times by span name, marks and tensors."""
     before, after = (", ".join(text.plain(one) for one in side) for side in found.runs)
     lines = [f"before: {before}", f"after:  {after}"]
     if found.differences:
-        lines += ["", "these differ, so a difference in time may be theirs"]
+        lines += ["", "the runs differ in these settings, which may explain a change:"]
         lines += [f"  {text.plain(one, 200)}" for one in found.differences]
     lines += [f"note: {one}" for one in found.warnings]
     lines.append("")
@@ -173,19 +177,19 @@ def changes(found: Diff) -> str:
             f"  ({interval(one)})  {one.outcome}"
         )
     if not found.changes:
-        lines.append("  no name has enough spans on both sides")
+        lines.append("  no span name has enough spans in both runs")
     for mark in found.marks:
         at = mark["parts_at"]
-        where = "the same to the last" if at is None else f"parts in {place(at)}"
+        where = "identical" if at is None else f"first differs in {place(at)}"
         if mark["far_at"] not in (None, at):
-            where += f", by more than rounding in {place(mark['far_at'])}"
+            where += f", by more than 1% in {place(mark['far_at'])}"
         lines.append(
             f"  {text.plain(mark['name'])}: {where};"
-            f" at the end {mark['before']:.6g} -> {mark['after']:.6g}"
+            f" last value {mark['before']:.6g} -> {mark['after']:.6g}"
         )
     if found.tensors:
         epoch, count = found.tensors[0]["epoch"], len(found.tensors)
-        lines.append(f"  {count} tensors part in epoch {epoch}, these the most (norms)")
+        lines.append(f"  {count} tensors differ in epoch {epoch}; largest differences (norms):")
         lines += [
             f"    {text.plain(one['tensor'], 200)}: {one['before']:.6g} -> {one['after']:.6g}"
             for one in found.tensors[:MAX_TENSORS]
@@ -194,6 +198,6 @@ def changes(found: Diff) -> str:
 
 
 def place(at: dict[str, int]) -> str:
-    """Where in the training."""
+    """A position in the training."""
     parts = [f"{name} {number}" for name, number in at.items() if number >= 0]
     return ", ".join(parts) or "the session's own"

@@ -1,4 +1,4 @@
-"""Rows as text and as HTML: what a relation, a run and a list of runs look like.
+"""Tables as text and HTML: query results, runs and lists of runs.
 
 All text goes through `text.plain`, and is escaped for HTML: names come from anybody's files.
 """
@@ -41,12 +41,12 @@ def moment(ns: int | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """A moment in local time."""
     try:
         return "an unknown time" if ns is None else f"{datetime.fromtimestamp(ns / 1e9):{form}}"
-    except (OverflowError, OSError, ValueError):  # a number that is no time
+    except (OverflowError, OSError, ValueError):  # a number that is not a time
         return str(ns)
 
 
 def losses(session: Session) -> list[str]:
-    """The counters of what was dropped, where there are any."""
+    """The counters of dropped records that are not zero."""
     counters = ({} if session.box is None else session.box.content).get("counters") or {}
     return [
         f"{text.plain(name)}={text.value(count)}"

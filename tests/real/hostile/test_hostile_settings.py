@@ -291,7 +291,7 @@ def test_a_file_outside_the_project_does_not(
     assert (DEFAULT, None) == destination(KEY)
     assert (DEFAULT, None) == destination({}, api_key="users-key")
     (message,) = caplog.messages
-    assert "nothing is sent, since the API key was not given for https://own.example" in message
+    assert "nothing is sent, because the API key was not meant for https://own.example" in message
     assert 7.0 == resolve(KEY).silence_after
 
 
@@ -321,7 +321,7 @@ def test_a_bad_endpoint_in_a_file(endpoint: str, caplog: pytest.LogCaptureFixtur
 
     assert (DEFAULT, None) == destination(KEY)
     assert "api_endpoint" in caplog.messages[0]
-    assert "nothing is sent, since the API key has no address to go to" in caplog.messages[1]
+    assert "nothing is sent, because the API key has no endpoint" in caplog.messages[1]
     assert "secret" not in caplog.text
 
 
@@ -402,7 +402,7 @@ def test_a_key_goes_nowhere_else_unencrypted(
     # From a file it is not used, and that is said.
     write(f"[tool.cirron]\napi_endpoint = '{endpoint}'\n")
     assert (DEFAULT, None) == destination(KEY)
-    assert "nothing is sent, since the API key would be readable on the way" in caplog.text
+    assert "nothing is sent, because the API key would be sent unencrypted" in caplog.text
     assert (endpoint, "users-key") == destination(KEY | allowed)
     write(f"[tool.cirron]\napi_endpoint = '{endpoint}'\napi_key = 'files-key'\n")
     assert (DEFAULT, None) == destination({})
@@ -418,7 +418,7 @@ def test_addresses_that_mean_two_things(endpoint: str) -> None:
 
     assert "secret" not in str(caught.value)
     if "@" in endpoint:
-        assert "has a user name or password before an '@'" in str(caught.value)
+        assert "contains a user name or password before an '@'" in str(caught.value)
 
 
 def test_a_file_does_not_allow_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -426,7 +426,7 @@ def test_a_file_does_not_allow_it(caplog: pytest.LogCaptureFixture) -> None:
     write("[tool.cirron]\napi_endpoint = 'http://own.example'\nallow_insecure = true\n")
 
     assert (DEFAULT, None) == destination(KEY)
-    assert "allow_insecure is not taken from a file; set CIRRON_ALLOW_INSECURE" in caplog.text
+    assert "allow_insecure is not allowed in a file; set CIRRON_ALLOW_INSECURE" in caplog.text
 
 
 def test_the_example_of_a_server_on_this_machine(server: Server) -> None:

@@ -24,7 +24,7 @@ else:
     [
         (["--port", "99999"], "99999 is not in the range 0<=x<=65535"),
         (["--max-inbox-mb", "-5"], "-5 is not in the range x>=1"),
-        (["nowhere"], "'nowhere' is not a folder: name one that programs run in"),
+        (["nowhere"], "'nowhere' is not a folder: name a folder that programs run in"),
         (["a-file"], "'a-file' is not a folder"),
         (["--host", "0.0.0.0"], "make one: cirron keys create NAME --store .cirron/server"),
         (["--store", "there", "."], "give folders or --store, not both"),
@@ -60,7 +60,10 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         found = serve_in(tmp_path, "--no-browser", "--port", str(port))
 
     assert 1 == found.returncode
-    assert f"127.0.0.1:{port} cannot be listened on; another port: cirron serve" in found.stderr
+    assert (
+        f"cannot listen on 127.0.0.1:{port}; choose a free port: cirron serve --port 0"
+        in found.stderr
+    )
     assert "Traceback" not in found.stderr
 
 
