@@ -398,9 +398,11 @@ def elapse(
 def check_dataset(dataset: Any) -> None:
     """Refuses what cannot be read, and what would be read as something else than batches."""
     if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+        name = getattr(dataset, "__name__", None)
+        what = "a list, a loader or a generator" if name is None else f"what it returns: {name}()"
         raise TypeError(
             f"the dataset {dataset!r} ({type(dataset).__name__}) cannot be read batch by batch;"
-            " give a list, a loader or a generator"
+            f" give {what}"
         )
     if hasattr(dataset, "keys") and hasattr(dataset, "values"):
         raise TypeError(

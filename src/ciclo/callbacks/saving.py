@@ -72,7 +72,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         self.overwrite = overwrite
         self.asynchronous = asynchronous
         self.trusted = trusted
-        self._writer = Writer()
+        self._writer = Writer.of(self.folder.path)
         self._ours: set[int] = set()  # steps of the run that goes on; others are in its way
         self._is_checked = False
         self._is_deferred = False

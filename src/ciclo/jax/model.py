@@ -125,10 +125,10 @@ class ModelState(ManagedState):
         return self.replace(batch_stats=stats)._judged(outputs, given, written)
 
     @managed.step
-    def predict_step(self, batch: Any) -> Logs:
+    def predict_step(self, batch: Any) -> tuple[Logs, ModelState]:
         """Logs what the model puts out for a batch, with or without targets in it."""
         outputs = self._run(self._unpacked(batch).inputs, False)[0]
-        return Logs({"outputs": named_outputs(outputs)})
+        return Logs({"outputs": named_outputs(outputs, "preds")}), self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model puts out, not trained."""

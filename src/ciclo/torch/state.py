@@ -174,7 +174,7 @@ class TorchState:
         with torch.no_grad(), self._mode(is_training=False), self._with_average():
             outputs = self._called(self._placed.evaluate, inputs)
             self._placed.evaluated()
-        return Logs({"outputs": named_outputs(outputs)}), self
+        return Logs({"outputs": named_outputs(outputs, "outputs")}), self
 
     def reset_step(self) -> TorchState:
         """Has stateful metrics begin anew, as at the start of an epoch or an evaluation."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ciclo import _seam
+from ciclo import loop as run_loop  # `loops.loop` is a module, for programs of 0.1.9
 from ciclo.binding import listed, pairs_of
 from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
 from ciclo.errors import CicloError, PeriodError, warn
-from ciclo.loop import NO_BATCH, LoopState, Options, Result, State, iterate, loop
+from ciclo.loop import NO_BATCH, LoopState, Options, Result, State, iterate
 from ciclo.moments import (
     on_epoch_end,
     on_epoch_start,
@@ -214,7 +215,7 @@ class Evaluation:
         def evaluate(state: Any) -> Result[Any]:
             tasks = [(always(), steps)]
             batches, stop = made(self.dataset), self.stop
-            return loop(state, batches, tasks, stop, on_start=starts, on_end=ends, **options)
+            return run_loop(state, batches, tasks, stop, on_start=starts, on_end=ends, **options)
 
         return [inner_loop(self.name, evaluate, **self._inner)]
 
@@ -338,4 +339,4 @@ def _pass(
         (always(), plan.callbacks[on_train_step]),
         (always(), plan.all_at(on_test_batch_end) if is_test else []),
     ]
-    return loop(state, dataset, steps, stop, on_start=starts, on_end=ends, **options)
+    return run_loop(state, dataset, steps, stop, on_start=starts, on_end=ends, **options)
