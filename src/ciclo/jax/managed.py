@@ -293,8 +293,10 @@ class ManagedStep(Unpackable):
                 ' give the gradients: logs.add_loss("loss", loss); return logs, state'
             )
         for name, loss in losses.items():
-            if loss is None or isinstance(loss, str):
-                raise CallbackError(f"{self.name}: the loss {name!r} is {loss!r}, not a number")
+            if not hasattr(loss, "dtype") and not isinstance(loss, (int, float)):
+                raise CallbackError(
+                    f"{self.name}: the loss {name!r} is {describe(loss)}, not a number"
+                )
             if jnp.shape(loss) != ():
                 raise CallbackError(
                     f"{self.name}: the loss {name!r} is {describe(loss)}, and a loss is one number:"

@@ -8,6 +8,7 @@ that a checkpoint or an early stop sees the evaluation of the same state.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ciclo import _seam
@@ -244,7 +245,8 @@ def _train(
         (always(), plan.all_at(on_train_batch_end)),
         (lambda elapsed: epochs.is_over(), ending),
     ]
-    return iterate(
+    before, at_start = run.done().steps, _array_ids(run.state)
+    result = iterate(
         run,
         batches,
         tasks,
@@ -255,6 +257,19 @@ def _train(
         _seam.watch(is_epoch_end=lambda: epochs.is_last, epoch=lambda: run.epoch or 0),
         at_last=lambda: ending if epochs.end() else [],
     )
+    if at_start and result.elapsed.steps > before and _array_ids(result.state) == at_start:
+        warn(
+            "no step returned a new state, so that nothing was trained; end the train step with\n"
+            "    return logs, state"
+        )
+    return result
+
+
+def _array_ids(state: Any) -> list[int]:
+    """Which arrays of JAX, which never change, a state has."""
+    jax: Any = sys.modules.get("jax")
+    leaves = [] if jax is None else jax.tree.leaves(state)
+    return [id(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
 
 
 def _flush(state: Any) -> Any:
