@@ -406,13 +406,12 @@ def check_dataset(dataset: Any) -> None:
         )
     if isinstance(dataset, str):
         warn(f"the dataset is the text {dataset!r}, of which each character is a batch")
-    # One of torch that is not iterable knows single samples only.
-    if "torch.utils.data.dataset" in (one.__module__ for one in type(dataset).__mro__):
-        if not hasattr(dataset, "__iter__"):
-            warn(
-                "the dataset is one of torch, of which each sample is a batch; give"
-                " torch.utils.data.DataLoader(dataset, batch_size=32)"
-            )
+    is_torch = "torch.utils.data.dataset" in (one.__module__ for one in type(dataset).__mro__)
+    if is_torch and not hasattr(dataset, "__iter__"):
+        warn(
+            "the dataset is one of torch, of which each sample is a batch; give"
+            " torch.utils.data.DataLoader(dataset, batch_size=32)"
+        )
     if hasattr(dataset, "keys") and hasattr(dataset, "values"):
         raise TypeError(
             f"the dataset is a {type(dataset).__name__}, and a loop would read its keys; give"
