@@ -57,16 +57,6 @@ class Elapsed:
         "time",
         "tokens",
     )
-    steps: int
-    samples: int
-    tokens: int
-    time: float
-    date: float
-    batch_samples: int
-    batch_tokens: int
-    _before: Counts  # of the iteration before
-    _anchors: Anchors  # what schedules remembered before this iteration; never changed
-    _noted: Anchors | None  # what they note in it, for the next
 
     def __init__(
         self,
@@ -84,9 +74,9 @@ class Elapsed:
         self.batch_samples = 0
         self.batch_tokens = 0
         # What comes just before, so that a period which is reached exactly is reached now.
-        self._before = (samples - 1, tokens - 1, nextafter(time, -1.0), self.date)
-        self._anchors = {}
-        self._noted = None
+        self._before: Counts = (samples - 1, tokens - 1, nextafter(time, -1.0), self.date)
+        self._anchors: Anchors = {}  # what schedules remembered before this iteration
+        self._noted: Anchors | None = None  # what they note in it, for the next
 
     @classmethod
     def create(cls, steps: int = 0, samples: int = 0) -> Elapsed:
@@ -197,11 +187,6 @@ class Period:
     """An amount of steps, samples, tokens or time, or a date; reached when any of them is."""
 
     __slots__ = FIELDS
-    steps: int | None
-    samples: int | None
-    tokens: int | None
-    time: float | None
-    date: float | None
 
     def __init__(
         self,

@@ -126,7 +126,7 @@ class _Freezer:
             if module.owns(value):
                 return self.leaf(format, value, *module.traits(value))
         if isinstance(value, CODE) or hasattr(value, "__wrapped__"):
-            return {"code": _name(value)}
+            return {"code": str(getattr(value, "__qualname__", repr(value)))}
         if id(value) in self._above:
             raise CheckpointError(f"{path} holds itself; a checkpoint cannot")
         self._above.add(id(value))
@@ -176,10 +176,6 @@ class _Freezer:
             ) from error
         self.pickled.append(f"{path} ({kind})")
         return {"pickle": [kind, self.leaf("plain", content)]}
-
-
-def _name(value: Any) -> str:
-    return str(getattr(value, "__qualname__", repr(value)))
 
 
 def _held(value: Any) -> tuple[Any, Callable[[Any], None]] | None:
@@ -363,7 +359,9 @@ class Plan:
                 return self._differ(path, _described({"dict": pairs}), describe(like))
             like = {}
         # What an older version of ciclo did not keep begins as it is in this run.
-        new = {key: like[key] for key in like.keys() - nodes.keys() if _is_new(like[key])}
+        absent = {key: like[key] for key in like.keys() - nodes.keys()}
+        is_new = lambda one: getattr(type(one), "__loop_new__", False) is True  # noqa: E731
+        new = {key: one for key, one in absent.items() if is_new(one)}
         for key in like.keys() - nodes.keys() - new.keys():
             if _holds_arrays(like[key]):
                 self._differ(f"{path}[{key!r}]", "nothing", describe(like[key]))
@@ -438,10 +436,6 @@ class Plan:
             return pickle.loads(build(leaves))  # noqa: S301  only where the caller trusts the folder
 
         return loaded
-
-
-def _is_new(like: Any) -> bool:
-    return getattr(type(like), "__loop_new__", False) is True
 
 
 def _is_wider(given: str, saved: str) -> bool:

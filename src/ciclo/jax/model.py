@@ -184,19 +184,9 @@ class ModelState(ManagedState):
                 " and targets that return a value a row"
             )
         rows = samples_in(given.inputs.leaves()) if is_real is None else is_real.sum()
-        means = {
-            name: one.update(rows, losses)
-            for name, one in self.metrics.items()
-            if isinstance(one, stateful.Mean)
-        }
-        seen = {
-            "logits": outputs,
-            "labels": given.target,
-            "preds": outputs,
-            "loss": total,
-            **losses,
-        }
-        seen |= {"target": given.target, **given.named_targets()}
+        means = {n: one.update(rows, losses) for n, one in self.metrics.items() if n not in counted}
+        seen = {"logits": outputs, "labels": given.target, "preds": outputs, "loss": total}
+        seen |= {**losses, "target": given.target, **given.named_targets()}
         others = {name: self.metrics[name] for name in counted}
         others = self.replace(metrics=others).update_metrics(**seen).metrics
         state = self.replace(metrics={**others, **means})
