@@ -360,8 +360,7 @@ class Plan:
             like = {}
         # What an older version of ciclo did not keep begins as it is in this run.
         absent = {key: like[key] for key in like.keys() - nodes.keys()}
-        is_new = lambda one: getattr(type(one), "__loop_new__", False) is True  # noqa: E731
-        new = {key: one for key, one in absent.items() if is_new(one)}
+        new = {k: v for k, v in absent.items() if getattr(type(v), "__loop_new__", False) is True}
         for key in like.keys() - nodes.keys() - new.keys():
             if _holds_arrays(like[key]):
                 self._differ(f"{path}[{key!r}]", "nothing", describe(like[key]))
