@@ -23,7 +23,7 @@ from ciclo.errors import (
 )
 from ciclo.history import History, history
 from ciclo.interrupts import Preempted
-from ciclo.logs import Logs, logs
+from ciclo.logs import Logs, LogsLike, logs
 from ciclo.loop import LoopState, Result, loop
 from ciclo.moments import *
 from ciclo.schedules import Schedule, after, always, at, every, never, piecewise
@@ -110,6 +110,7 @@ __all__ = [
     "piecewise",
     "History",
     "Logs",
+    "LogsLike",
     "history",
     "logs",
     "LoopState",

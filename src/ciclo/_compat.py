@@ -7,11 +7,13 @@ Only for programs that people bring along: each says what to use in new ones. Th
 from __future__ import annotations
 
 import inspect
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ciclo.binding import with_arguments
 from ciclo.callbacks.base import LoopCallback
 from ciclo.elapsed import samples_of
+from ciclo.logs import LogsLike
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +26,14 @@ __all__ = ["LoopCallbackBase", "LoopElement", "callback", "inject"]
 S = TypeVar("S")
 B = TypeVar("B")
 Batch = Any
+CallbackOutput = tuple[LogsLike, S]
+
+
+class OptimizationMode(StrEnum):
+    """Whether the smallest or the largest value is the best: "min" or "max"."""
+
+    min = "min"
+    max = "max"
 
 
 class LoopElement(LoopCallback):

@@ -45,7 +45,7 @@ def register() -> None:
     # As plain dicts: to JAX two logs are alike, however their collections were made.
     jax.tree_util.register_pytree_node(
         Logs,
-        lambda logs: (({name: _plain(values) for name, values in logs.items()},), None),
+        lambda logs: (({k: {**v} if isinstance(v, dict) else v for k, v in logs.items()},), None),
         lambda _, children: Logs._of(children[0]),
     )
     jax.tree_util.register_pytree_node(
@@ -59,10 +59,6 @@ def register() -> None:
         lambda elapsed: ((elapsed.steps, elapsed.samples, elapsed.tokens, elapsed.time), None),
         lambda _, children: _unflatten(Elapsed, children),
     )
-
-
-def _plain(values: Any) -> Any:
-    return dict(values) if isinstance(values, dict) else values
 
 
 def _unflatten(kind: type[Elapsed], children: tuple[Any, ...]) -> Elapsed:

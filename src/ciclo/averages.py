@@ -36,3 +36,10 @@ def share(count: Any, decay: float, expm1: Callable[[Any], Any] = math.expm1) ->
     It is 1 - decay**count, which in 32 bits has few digits left where the decay is near 1.
     """
     return -expm1(count * (math.log(decay) if decay else -math.inf))
+
+
+def wide(leaf: Any) -> Any:
+    """The leaf in 32 bits, where it has fewer."""
+    if getattr(getattr(leaf, "dtype", None), "itemsize", 4) >= 4:
+        return leaf
+    return leaf.float() if hasattr(leaf, "float") else leaf.astype("float32")

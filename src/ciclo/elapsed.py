@@ -14,7 +14,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ciclo import _seam, _trees
-from ciclo.errors import PeriodError
+from ciclo.errors import PeriodError, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -57,16 +57,6 @@ class Elapsed:
         "time",
         "tokens",
     )
-    steps: int
-    samples: int
-    tokens: int
-    time: float
-    date: float
-    batch_samples: int
-    batch_tokens: int
-    _before: Counts  # of the iteration before
-    _anchors: Anchors  # what schedules remembered before this iteration; never changed
-    _noted: Anchors | None  # what they note in it, for the next
 
     def __init__(
         self,
@@ -84,9 +74,9 @@ class Elapsed:
         self.batch_samples = 0
         self.batch_tokens = 0
         # What comes just before, so that a period which is reached exactly is reached now.
-        self._before = (samples - 1, tokens - 1, nextafter(time, -1.0), self.date)
-        self._anchors = {}
-        self._noted = None
+        self._before: Counts = (samples - 1, tokens - 1, nextafter(time, -1.0), self.date)
+        self._anchors: Anchors = {}  # what schedules remembered before this iteration
+        self._noted: Anchors | None = None  # what they note in it, for the next
 
     @classmethod
     def create(cls, steps: int = 0, samples: int = 0) -> Elapsed:
@@ -197,11 +187,6 @@ class Period:
     """An amount of steps, samples, tokens or time, or a date; reached when any of them is."""
 
     __slots__ = FIELDS
-    steps: int | None
-    samples: int | None
-    tokens: int | None
-    time: float | None
-    date: float | None
 
     def __init__(
         self,
@@ -398,9 +383,19 @@ def elapse(
 def check_dataset(dataset: Any) -> None:
     """Refuses what cannot be read, and what would be read as something else than batches."""
     if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+        name = getattr(dataset, "__name__", None)
+        what = "a list, a loader or a generator" if name is None else f"what it returns: {name}()"
         raise TypeError(
             f"the dataset {dataset!r} ({type(dataset).__name__}) cannot be read batch by batch;"
-            " give a list, a loader or a generator"
+            f" give {what}"
+        )
+    if isinstance(dataset, str):
+        warn(f"the dataset is the text {dataset!r}, of which each character is a batch")
+    is_torch = "torch.utils.data.dataset" in (one.__module__ for one in type(dataset).__mro__)
+    if is_torch and not hasattr(dataset, "__iter__"):
+        warn(
+            "the dataset is one of torch, of which each sample is a batch; give"
+            " torch.utils.data.DataLoader(dataset, batch_size=32)"
         )
     if hasattr(dataset, "keys") and hasattr(dataset, "values"):
         raise TypeError(

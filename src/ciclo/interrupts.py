@@ -14,11 +14,13 @@ the outer one's handlers.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
 from ciclo import _seam
 from ciclo.elapsed import clock
+from ciclo.errors import need
 from ciclo.processes import Process
 
 if TYPE_CHECKING:
@@ -75,13 +77,9 @@ class JaxGroup:
     """The same for JAX, which has a service for it and tells all of them at one step."""
 
     def __init__(self) -> None:
-        from ciclo.errors import need
-
         self._multihost = need("jax.experimental.multihost_utils", "a loop of several processes")
 
     def agree(self, asked: int | None, step: int) -> int | None:
-        import signal
-
         if asked is None and self._multihost.reached_preemption_sync_point(step):
             return int(signal.SIGTERM)
         return asked
@@ -137,7 +135,6 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         global _current
-        import signal
         import threading
 
         if threading.current_thread() is not threading.main_thread():
@@ -147,7 +144,7 @@ class Interrupts:
             _current = self
         self.may_stop = self._outer is not None
         if self._is_wanted and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._install(signal.SIGINT)
+            self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self)
         if self._is_saved and not (self._outer is not None and self._outer._is_saved):
             self._group = _group()
             self.may_stop = self.may_stop or self._group is not None
@@ -157,18 +154,11 @@ class Interrupts:
             for number in (signal.SIGTERM, *([signal.SIGUSR1] if in_slurm else [])):
                 # Left alone: what is ignored, and what was set outside Python.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._install(number)
+                    self._previous[number] = signal.signal(number, self)
         return self
-
-    def _install(self, number: int) -> None:
-        import signal
-
-        self._previous[number] = signal.signal(number, self)
 
     def __exit__(self, *error: object) -> None:
         global _current
-        import signal
-
         self._is_over = True
         if _current is self:
             _current = None
@@ -177,8 +167,6 @@ class Interrupts:
                 signal.signal(number, previous)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        import signal
-
         if number == signal.SIGINT:
             self._interrupt()
             return

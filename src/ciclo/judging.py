@@ -52,14 +52,14 @@ def split(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     return inputs, None if key is None else batch[key]
 
 
-def named_outputs(outputs: Any) -> dict[str, Any]:
-    """What a model put out, by name."""
+def named_outputs(outputs: Any, name: str) -> dict[str, Any]:
+    """What a model put out, by name: `name`, where it is one thing."""
     if isinstance(outputs, dict):  # those of transformers are dicts, too
         return dict(outputs)
     if isinstance(outputs, tuple):
-        names = getattr(outputs, "_fields", None) or [f"outputs_{i}" for i in range(len(outputs))]
+        names = getattr(outputs, "_fields", None) or [f"{name}_{i}" for i in range(len(outputs))]
         return dict(zip(names, outputs, strict=True))
-    return {"outputs": outputs}
+    return {name: outputs}
 
 
 class Asked:

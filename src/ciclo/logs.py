@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,9 @@ from ciclo import _trees
 from ciclo.errors import CallbackError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import TypeAlias
+    from collections.abc import Iterable
 
-    LogsLike: TypeAlias = Mapping[str, Mapping[str, Any]]
+LogsLike = Mapping[str, Mapping[str, Any]]
 
 # In which order a name without its collection is looked for; own collections come after these.
 # Rows of a history have "elapsed".

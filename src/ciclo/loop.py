@@ -165,33 +165,30 @@ class LoopState(Generic[State]):
         Values are copied out of their dicts at once: the callback may use those again.
         """
         # What `read` and `merge` make of most results, in a third of the time.
-        kind = type(result)
-        ambiguous: type  # what a state must be to be taken for such a result
+        kind, before = type(result), self.state
         if kind is tuple and len(result) == 2:
             logs, state = result
-            kind, ambiguous = type(logs), tuple
+            kind, is_clear = type(logs), not isinstance(before, tuple)
         else:
-            logs, state, ambiguous = result, None, dict
+            logs, state, is_clear = result, None, not isinstance(before, dict)
         logged = self._logged
-        if (
-            (kind is dict or kind is Logs)
-            and not isinstance(self.state, ambiguous)
-            and type(logged) is not Logs
-        ):
+        if is_clear and (kind is dict or kind is Logs) and type(logged) is not Logs:
             if logged is None:
                 logged = self._logged = {}
             for collection, named in logs.items():
-                if not isinstance(named, dict) or type(collection) is not str:
+                if type(collection) is not str or not isinstance(named, dict):
                     break
                 if collection in logged:
                     logged[collection] |= named
                 else:
                     logged[collection] = {**named}
             else:
+                if state is None:
+                    return
                 kind = type(state)
-                if kind is type(self.state) and (kind is not dict or LOGGED.isdisjoint(state)):
+                if kind is type(before) and (kind is not dict or LOGGED.isdisjoint(state)):
                     self.state = state
-                elif state is not None:
+                else:
                     self._set_state(name, state)
                 return
         logs, state = read(name, result, self.state)

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from ciclo import _seam
+from ciclo.errors import need
 
 
 class Process:
@@ -29,8 +30,6 @@ class Process:
         if self.torch is not None:
             self.torch.barrier()
         else:
-            from ciclo.errors import need
-
             need("jax.experimental.multihost_utils", "").sync_global_devices("ciclo")
 
 

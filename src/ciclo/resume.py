@@ -205,23 +205,19 @@ def set_random_state(saved: dict[str, Any], dataset: Any = None) -> None:
     if not saved:
         return
     with checked("the random state of the checkpoint cannot be set"):
-        _set_random_state(saved, dataset)
-
-
-def _set_random_state(saved: dict[str, Any], dataset: Any) -> None:
-    random.setstate(saved["python"])
-    if "numpy" in saved:
-        tree.check_generator(saved["numpy"])
-        need("numpy", "the random state of the run").random.set_state(saved["numpy"])
-    if "torch" in saved:
-        torch = need("torch", "the random state of the run")
-        torch.set_rng_state(saved["torch"])
-        if "cuda" in saved and len(saved["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(saved["cuda"])
-    for generator, state in zip(_generators(dataset), saved["loader"], strict=False):
-        generator.set_state(state)
-    if "epoch" in saved and (sampler := _sampler(dataset)) is not None:
-        sampler.set_epoch(int(saved["epoch"]))
+        random.setstate(saved["python"])
+        if "numpy" in saved:
+            tree.check_generator(saved["numpy"])
+            need("numpy", "the random state of the run").random.set_state(saved["numpy"])
+        if "torch" in saved:
+            torch = need("torch", "the random state of the run")
+            torch.set_rng_state(saved["torch"])
+            if "cuda" in saved and len(saved["cuda"]) == torch.cuda.device_count():
+                torch.cuda.set_rng_state_all(saved["cuda"])
+        for generator, state in zip(_generators(dataset), saved["loader"], strict=False):
+            generator.set_state(state)
+        if "epoch" in saved and (sampler := _sampler(dataset)) is not None:
+            sampler.set_epoch(int(saved["epoch"]))
 
 
 def _generators(dataset: Any) -> list[Any]:

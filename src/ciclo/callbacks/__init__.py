@@ -4,14 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 HERE = (
     *("checkpoint", "early_stopping", "inner_loop", "keras_bar", "noop", "tqdm_bar"),
-    *("wandb_logger", "LoopCallback", "LoopCallbackBase"),
+    *("wandb_logger", "LoopCallback", "LoopState"),
 )
+OLD = ("CallbackOutput", "LoopCallbackBase", "OptimizationMode")  # that 0.1.9 has here
 
 if not TYPE_CHECKING:  # else a type checker would believe in every name
 
     def __getattr__(name: str) -> Any:
-        if name not in HERE:
+        if name not in HERE + OLD:
             raise AttributeError(f"module 'ciclo.callbacks' has no attribute {name!r}")
         import ciclo
+        from ciclo import _compat
 
-        return getattr(ciclo, name)
+        return getattr(_compat if name in OLD else ciclo, name)

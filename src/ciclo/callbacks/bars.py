@@ -177,7 +177,8 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
     ) -> None:
         if verbose not in (0, 1, 2):
             raise ValueError(f"verbose={verbose!r} is not valid; use 0, 1 or 2")
-        self._title = _title(epoch, num_epochs)
+        of = "" if num_epochs is None else f"/{num_epochs}"
+        self._title = "" if epoch is None else f"Epoch {epoch}{of}"
         self.width = width
         self.verbose = verbose
         self.interval = interval
@@ -191,7 +192,9 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
         super()._reset()
         self._out: Any = sys.stdout if self._file is None else self._file
         self._is_terminal = _is_terminal(self._out)
-        self._can_rewrite = self._is_terminal or _is_notebook(self._out)
+        # A notebook's stream is no terminal, but a line can be drawn over there too.
+        is_notebook = type(self._out).__module__.startswith("ipykernel")
+        self._can_rewrite = self._is_terminal or is_notebook
         self._length = 0
         self.redraw_s = REDRAW_S if self._can_rewrite else REPEAT_S  # type: ignore[misc]
         if self.interval is not None:
@@ -245,11 +248,11 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
             parts.append(f"{count:g}/Unknown")
         else:
             done = min(count, self.total)
-            width = len(_whole(self.total))
+            width = len(f"{self.total:.0f}")
             full = int(self.width * done / self.total) if self.total else self.width
             line, rest = _glyphs(self._out)
             drawn = line * full + rest * (self.width - full)
-            parts.append(f"{_whole(done):>{width}}/{_whole(self.total)} {drawn}")
+            parts.append(f"{done:>{width}.0f}/{self.total:.0f} {drawn}")
         if self.total is None or is_last:
             parts.append(_clock(seconds))
         elif pace is not None:
@@ -324,22 +327,11 @@ class rich_bar(Bar):  # noqa: N801  a name like the functions beside it
             self._progress = None
 
 
-def _title(epoch: int | None, num_epochs: int | None) -> str:
-    if epoch is None:
-        return ""
-    return f"Epoch {epoch}" if num_epochs is None else f"Epoch {epoch}/{num_epochs}"
-
-
 def _is_terminal(out: Any) -> bool:
     try:
         return bool(getattr(out, "isatty", lambda: False)())
     except UNDRAWABLE:
         return False
-
-
-def _is_notebook(out: Any) -> bool:
-    """Whether this is a notebook's stream: no terminal, but a line can be drawn over there too."""
-    return type(out).__module__.startswith("ipykernel")
 
 
 def _glyphs(out: Any) -> tuple[str, str]:
@@ -354,10 +346,6 @@ def _glyphs(out: Any) -> tuple[str, str]:
 def _figure(value: float) -> str:
     """A number as Keras shows it: four decimals, or an exponent where those would be zero."""
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 or value != value else f"{value:.4e}"
-
-
-def _whole(value: float) -> str:
-    return f"{value:.0f}"
 
 
 def _clock(seconds: float) -> str:

@@ -49,6 +49,7 @@ class Logger(LoopCallback):
 
     def _forget(self) -> None:
         self._queue = device_values.Queue()
+        self._due: int | None = None  # the last step in which a loop called it
         self._is_behind = False  # values of the newest steps are still to come
         self._last: tuple[int, set[str]] = (-1, set())  # the newest step, and what it had
 
@@ -56,10 +57,12 @@ class Logger(LoopCallback):
         self._start()
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
+        self._due = loop_state.elapsed.steps
         loop_state.defer(self._take)
 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
-        self._take(loop_state)
+        if self._due == loop_state.elapsed.steps:  # what was logged after its last iteration
+            self._take(loop_state)
         self.finish()
 
     def __call__(self, elapsed: Elapsed, logs: LogsLike | None = None) -> None:

@@ -72,16 +72,20 @@ class ema(LoopCallback):  # noqa: N801  a name like the functions beside it
         share = averages.share(count, self.decay)
         return _combined(lambda old, new: new / share, total, total)
 
+    def on_loop_start(self, loop_state: LoopState[Any]) -> None:
+        count, total = self._average
+        if count:  # it may come out of a checkpoint, without its types
+            self._average = EmaState(count, typed(total, _zeros(self._picked(loop_state))))
+
     def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
+        picked = self._picked(loop_state)
+        before = self._average if self._average.count else EmaState(0, _zeros(picked))
+        self._average = averages.moved(before, picked, self.decay, _combined)
+
+    def _picked(self, loop_state: LoopState[Any]) -> Any:
         state = loop_state.state
         picked = state if self.select is None else self.select(state)
-        if hasattr(picked, "state_dict"):
-            picked = picked.state_dict()
-        count, total = self._average
-        if not count:
-            total = _combined(lambda old, new: new * 0, picked, picked)  # memory of its own
-        before = EmaState(count, typed(total, picked))  # it may come out of a checkpoint
-        self._average = averages.moved(before, picked, self.decay, _combined)
+        return picked.state_dict() if hasattr(picked, "state_dict") else picked
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self._average.count, "sum": self._average.ema}
@@ -90,6 +94,10 @@ class ema(LoopCallback):  # noqa: N801  a name like the functions beside it
         if "is_first" in saved:  # of an average that needed no correction
             saved = {"count": 0 if saved["is_first"] else inf, "sum": saved["value"]}
         self._average = EmaState(saved["count"], saved["sum"])
+
+
+def _zeros(like: Any) -> Any:
+    return _combined(lambda old, new: new * 0, like, like)
 
 
 def _combined(function: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
@@ -101,14 +109,7 @@ def _combined(function: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
     def leaf(new: Any, old: Any) -> Any:
         detached = new.detach() if hasattr(new, "detach") else new
         if isinstance(new, float) or "float" in str(getattr(new, "dtype", "")):
-            return function(old, _wide(detached))
+            return function(old, averages.wide(detached))
         return detached.clone() if hasattr(detached, "clone") else detached
 
     return walk(leaf, new, old)
-
-
-def _wide(leaf: Any) -> Any:
-    """The leaf in 32 bits, where it has less."""
-    if getattr(getattr(leaf, "dtype", None), "itemsize", 4) >= 4:
-        return leaf
-    return leaf.float() if hasattr(leaf, "float") else leaf.astype("float32")

@@ -62,7 +62,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         if mode == "max" and monitor is None:
             raise ValueError('mode="max" needs a value to look at; say monitor="accuracy"')
         for name, given in (("keep", keep), ("keep_every_n_steps", keep_every_n_steps)):
-            if given is not None and given < 1:
+            if given is not None and (type(given) is not int or given < 1):
                 raise ValueError(f"{name}={given!r} is not valid; use 1 or more, or None")
         self.folder = Folder(directory) if prefix is None else Folder(directory, prefix)
         self.keep = keep
@@ -72,7 +72,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         self.overwrite = overwrite
         self.asynchronous = asynchronous
         self.trusted = trusted
-        self._writer = Writer()
+        self._writer = Writer.of(self.folder.path)
         self._ours: set[int] = set()  # steps of the run that goes on; others are in its way
         self._is_checked = False
         self._is_deferred = False

@@ -214,7 +214,7 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
             if is_on_device:
                 self._queue.put((step, name), kept)
             else:
-                self._look(loop_state, step, name, kept)
+                self._look_at(loop_state, [((step, name), kept)])
         if len(self._queue) and self._queue.oldest[0] <= step - self.lag:
             self._look_at(loop_state, self._queue.turn())
 
@@ -228,14 +228,8 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
 
     def _look_at(self, loop_state: LoopState[Any], came: list[tuple[tuple[int, str], Any]]) -> None:
         for (step, name), value in came:
-            self._look(loop_state, step, name, value)
-
-    def _look(self, loop_state: LoopState[Any], step: int, name: str, value: Any) -> None:
-        if isinstance(value, (int, float)) and not -inf < value < inf:
-            self._found(loop_state, step, name, value)
-
-    def _found(self, loop_state: LoopState[Any], step: int, name: str, value: float) -> None:
-        self._queue = device_values.Queue()
-        if self.action == "raise":
-            raise NotFiniteError(f"{name} is {value} at step {step}")
-        loop_state.stop_iteration = True
+            if isinstance(value, (int, float)) and not -inf < value < inf:
+                self._queue = device_values.Queue()
+                if self.action == "raise":
+                    raise NotFiniteError(f"{name} is {value} at step {step}")
+                loop_state.stop_iteration = True

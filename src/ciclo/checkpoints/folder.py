@@ -16,6 +16,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from ciclo.checkpoints.manifest import FORMAT, META, Manifest
 from ciclo.elapsed import clock, now
@@ -184,6 +185,11 @@ def _sync_folder(path: Path) -> None:
 class Writer:
     """Runs one piece of work at a time in a thread; an error comes back at the next call."""
 
+    @classmethod
+    def of(cls, folder: Path) -> Writer:
+        """The one of a folder: who reads there waits for all that is being written."""
+        return _writers.setdefault(folder, cls())
+
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -217,3 +223,6 @@ class Writer:
         if self._error is not None:
             error, self._error = self._error, None
             raise CheckpointError(f"a checkpoint could not be written: {error}") from error
+
+
+_writers: WeakValueDictionary[Path, Writer] = WeakValueDictionary()

@@ -5,7 +5,8 @@ its types, its devices, its functions; and says what differs before anything is 
 that others hold (torch modules and optimizers, modules of NNX, random generators, plain objects)
 are filled in place, as they are after each step.
 
-Plain values and empty containers may come and go in a run, and so may differ; arrays may not.
+Plain values and empty containers may come and go in a run, and so may differ; arrays may not, but
+for floats of 16 bits where `like` has 32.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import Counter, OrderedDict, deque
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ciclo.averages import wide
 from ciclo.checkpoints import jax, plain, torch
 from ciclo.checkpoints.manifest import HOW_TO_TRUST
 from ciclo.device_values import describe, library_of
@@ -124,7 +126,7 @@ class _Freezer:
             if module.owns(value):
                 return self.leaf(format, value, *module.traits(value))
         if isinstance(value, CODE) or hasattr(value, "__wrapped__"):
-            return {"code": _name(value)}
+            return {"code": str(getattr(value, "__qualname__", repr(value)))}
         if id(value) in self._above:
             raise CheckpointError(f"{path} holds itself; a checkpoint cannot")
         self._above.add(id(value))
@@ -174,10 +176,6 @@ class _Freezer:
             ) from error
         self.pickled.append(f"{path} ({kind})")
         return {"pickle": [kind, self.leaf("plain", content)]}
-
-
-def _name(value: Any) -> str:
-    return str(getattr(value, "__qualname__", repr(value)))
 
 
 def _held(value: Any) -> tuple[Any, Callable[[Any], None]] | None:
@@ -320,12 +318,18 @@ class Plan:
         is_number = description.endswith("[]") and _is_number(like)
         is_unfilled = like is NOTHING or like is None or 0 in getattr(like, "shape", ())
         is_compared = not (is_number or is_unfilled) and (is_array or _holds_arrays(like))
-        if is_compared and describe(like) != description:
+        is_widened = is_compared and _is_wider(describe(like), description)
+        if is_compared and not is_widened and describe(like) != description:
             return self._differ(path, description, describe(like))
         if like is not NOTHING:
             self.likes.setdefault(format, {})[index] = like
         module = FORMATS[format]
-        return lambda leaves: module.fitted(leaves[format][index], like, *traits)
+
+        def made(leaves: Leaves) -> Any:
+            leaf = leaves[format][index]
+            return module.fitted(wide(leaf) if is_widened else leaf, like, *traits)
+
+        return made
 
     def _sequence(self, kind: type, nodes: list[Node], like: Any, path: str) -> Build:
         is_given = isinstance(like, kind) and len(like) > 0  # type: ignore[arg-type]
@@ -355,7 +359,8 @@ class Plan:
                 return self._differ(path, _described({"dict": pairs}), describe(like))
             like = {}
         # What an older version of ciclo did not keep begins as it is in this run.
-        new = {key: like[key] for key in like.keys() - nodes.keys() if _is_new(like[key])}
+        absent = {key: like[key] for key in like.keys() - nodes.keys()}
+        new = {k: v for k, v in absent.items() if getattr(type(v), "__loop_new__", False) is True}
         for key in like.keys() - nodes.keys() - new.keys():
             if _holds_arrays(like[key]):
                 self._differ(f"{path}[{key!r}]", "nothing", describe(like[key]))
@@ -432,8 +437,10 @@ class Plan:
         return loaded
 
 
-def _is_new(like: Any) -> bool:
-    return getattr(type(like), "__loop_new__", False) is True
+def _is_wider(given: str, saved: str) -> bool:
+    """Whether this run has a float in 32 bits that was saved in 16, as moving averages were."""
+    kind, _, shape = saved.partition("[")
+    return kind in ("float16", "bfloat16") and given == f"float32[{shape}"
 
 
 def _is_number(like: Any) -> bool:

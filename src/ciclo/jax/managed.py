@@ -47,10 +47,6 @@ __all__ = ["ManagedState", "Policy", "mask", "mean", "static", "step", "train_st
 
 State = TypeVar("State", bound="ManagedState")
 STATIC = {"static": True}
-OPTIONS = (
-    *("params", "tx", "apply_fn", "strategy", "batch_stats", "rngs", "metrics"),
-    *("accumulate", "policy", "clip_norm", "ema_decay"),
-)
 ADOPTED = ("step", "params", "opt_state", "batch_stats", "rngs", "metrics", "apply_fn", "tx")
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
@@ -153,11 +149,8 @@ class ManagedStep(Unpackable):
         if placed.other is None:
             return None
         leaves, structure = jax.tree.flatten(placed.batch)
-        kind = (
-            state.strategy,
-            structure,
-            tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves),
-        )
+        types = tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+        kind = (state.strategy, structure, types)
         if kind in self._tried:
             return None
         self._tried.add(kind)
@@ -173,8 +166,7 @@ class ManagedStep(Unpackable):
         plain = [
             {name: dict(one) for name, one in (each or {}).items()} for each in (logs, other_logs)
         ]
-        counting = find_difference(*plain)
-        counting = counting or find_difference(new, other_new)
+        counting = find_difference(*plain) or find_difference(new, other_new)
         if counting is not None:
             self._tried.clear()
             raise CicloError(
@@ -210,10 +202,8 @@ class ManagedStep(Unpackable):
             finally:
                 current_mask.reset(token)
             if logs is not None:
-                handle = strategy.handle_metric
-                logs, new = _with_metrics(
-                    self.name, logs, state if new is None else new, new, handle
-                )
+                held, handle = state if new is None else new, strategy.handle_metric
+                logs, new = _with_metrics(self.name, logs, held, new, handle)
                 logs = strategy.replicated(logs)
             new = None if new is None else strategy.constrained(new)
             return (logs, new) if is_pair else new if logs is None else logs
@@ -293,8 +283,10 @@ class ManagedStep(Unpackable):
                 ' give the gradients: logs.add_loss("loss", loss); return logs, state'
             )
         for name, loss in losses.items():
-            if loss is None or isinstance(loss, str):
-                raise CallbackError(f"{self.name}: the loss {name!r} is {loss!r}, not a number")
+            if not hasattr(loss, "dtype") and not isinstance(loss, (int, float)):
+                raise CallbackError(
+                    f"{self.name}: the loss {name!r} is {describe(loss)}, not a number"
+                )
             if jnp.shape(loss) != ():
                 raise CallbackError(
                     f"{self.name}: the loss {name!r} is {describe(loss)}, and a loss is one number:"
@@ -513,9 +505,10 @@ class ManagedState:
             raise CicloError(f"tx={tx!r} is no optimizer; give one of optax, as optax.adam(1e-3)")
         unknown = fields.keys() - {one.name for one in dataclasses.fields(cls)}
         if unknown:
+            options = ", ".join(list(inspect.signature(cls.create).parameters)[:-1])
             raise CicloError(
                 f"{cls.__name__}.create has no {min(unknown)!r}; the optimizer is tx=, and the rest"
-                f" are {', '.join(OPTIONS)} and fields of the class"
+                f" are {options} and fields of the class"
             )
         if accumulate is not None and (type(accumulate) is not int or accumulate < 1):
             raise CicloError(f"accumulate={accumulate!r} is not valid; use 1 or more, or None")

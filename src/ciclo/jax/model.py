@@ -125,10 +125,10 @@ class ModelState(ManagedState):
         return self.replace(batch_stats=stats)._judged(outputs, given, written)
 
     @managed.step
-    def predict_step(self, batch: Any) -> Logs:
+    def predict_step(self, batch: Any) -> tuple[Logs, ModelState]:
         """Logs what the model puts out for a batch, with or without targets in it."""
         outputs = self._run(self._unpacked(batch).inputs, False)[0]
-        return Logs({"outputs": named_outputs(outputs)})
+        return Logs({"outputs": named_outputs(outputs, "preds")}), self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model puts out, not trained."""
@@ -184,19 +184,9 @@ class ModelState(ManagedState):
                 " and targets that return a value a row"
             )
         rows = samples_in(given.inputs.leaves()) if is_real is None else is_real.sum()
-        means = {
-            name: one.update(rows, losses)
-            for name, one in self.metrics.items()
-            if isinstance(one, stateful.Mean)
-        }
-        seen = {
-            "logits": outputs,
-            "labels": given.target,
-            "preds": outputs,
-            "loss": total,
-            **losses,
-        }
-        seen |= {"target": given.target, **given.named_targets()}
+        means = {n: one.update(rows, losses) for n, one in self.metrics.items() if n not in counted}
+        seen = {"logits": outputs, "labels": given.target, "preds": outputs, "loss": total}
+        seen |= {**losses, "target": given.target, **given.named_targets()}
         others = {name: self.metrics[name] for name in counted}
         others = self.replace(metrics=others).update_metrics(**seen).metrics
         state = self.replace(metrics={**others, **means})

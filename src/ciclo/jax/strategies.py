@@ -197,7 +197,8 @@ class Strategy:
     def place_batch(self, batch: Any, name: str = "the step") -> Placed:
         """The rows of this process, on its devices; `name` is what an error calls the step."""
         if not self.is_compiled:  # as compiled steps see it: 64 bits are 32, if JAX is set so
-            return Placed(jax.tree.map(lambda x: jnp.asarray(x) if _is_array(x) else x, batch))
+            as_array = lambda x: jnp.asarray(x) if hasattr(x, "dtype") else x  # noqa: E731
+            return Placed(jax.tree.map(as_array, batch))
         if self.mesh is None:
             return Placed(batch)
         count = _rows(batch)
@@ -238,19 +239,16 @@ class Strategy:
         return sorted({device.process_index for device in self.mesh.devices.flat})
 
     def _refusal(self, name: str, batch: Any, count: int, parts: int) -> CicloError:
+        padding = "dataclasses.replace(state.strategy, "
+        if _made.get(self.name) is self:
+            padding = f"ciclo.get_strategy({self.name!r}, "
         whose = f" of this process (of {jax.process_count()})" if jax.process_count() > 1 else ""
         return CicloError(
             f"{name}: a batch of {count} rows cannot be split over the {parts} devices{whose} of"
             f" {self.name!r}: {describe(batch)}. Give batches of {count + -count % parts} rows"
             " (drop the last one of an epoch if it is short), or have them filled up:"
-            f" strategy={self._padding_one()}"
+            f' strategy={padding}uneven="pad")'
         )
-
-    def _padding_one(self) -> str:
-        """What to write for the same strategy that fills batches up."""
-        if _made.get(self.name) is self:
-            return f'ciclo.get_strategy({self.name!r}, uneven="pad")'
-        return 'dataclasses.replace(state.strategy, uneven="pad")'
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -265,10 +263,6 @@ class Strategy:
         """Whether each step is waited for: CPU devices that play several can lock each other up."""
         mesh = self.mesh
         return mesh is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
-
-
-def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 def _rows(batch: Any) -> int | None:

@@ -108,7 +108,6 @@ class TorchState:
 
     def train_step(self, batch: Any) -> tuple[Logs, TorchState]:
         """Computes the losses of a batch and takes one step of the optimizer."""
-        _check(self, "train_step")
         if self.optimizer is None:
             raise CicloError(f"this state has no optimizer to train with; make it by {CREATE}")
         if not self._losses:
@@ -144,7 +143,6 @@ class TorchState:
 
     def flush_step(self) -> TorchState:
         """Takes the step of a window that is not full, as at the end of an epoch."""
-        _check(self, "flush_step")
         if self.optimizer is not None and self._window.batches:
             gradients = self._gradients()
             for one, exchanged in zip(gradients, self._placed.exchanged(gradients), strict=True):
@@ -154,7 +152,6 @@ class TorchState:
 
     def test_step(self, batch: Any) -> tuple[Logs, TorchState]:
         """Computes the losses and metrics of a batch, in the module's evaluation mode."""
-        _check(self, "test_step")
         if not (self._losses or self._metrics or self._test_metrics):
             raise CicloError(
                 f"this state has nothing to test; make it by {CREATE}, or with metrics=..."
@@ -168,17 +165,15 @@ class TorchState:
 
     def predict_step(self, batch: Any) -> tuple[Logs, TorchState]:
         """Computes what the module puts out for a batch, and logs it as outputs."""
-        _check(self, "predict_step")
         batch = to_device(batch, self.device)
         inputs, _ = self._unpack(batch)
         with torch.no_grad(), self._mode(is_training=False), self._with_average():
             outputs = self._called(self._placed.evaluate, inputs)
             self._placed.evaluated()
-        return Logs({"outputs": named_outputs(outputs)}), self
+        return Logs({"outputs": named_outputs(outputs, "outputs")}), self
 
     def reset_step(self) -> TorchState:
         """Has stateful metrics begin anew, as at the start of an epoch or an evaluation."""
-        _check(self, "reset_step")
         for running in (*self._train_metrics.values(), *self._test_metrics.values()):
             running.metric.reset()
         return self
@@ -206,12 +201,7 @@ class TorchState:
         """The losses of a batch as logs, their sum, and what metrics may ask for."""
         inputs, targets = self._unpack(batch)
         outputs = self._called(function, inputs)
-        found = {
-            "outputs": outputs,
-            "targets": targets,
-            "batch": batch,
-            "module": self.module,
-        }
+        found = {"outputs": outputs, "targets": targets, "batch": batch, "module": self.module}
         logs = Logs()
         total: Any = None
         with self._autocast():
@@ -394,7 +384,8 @@ class TorchState:
                 raise CheckpointError(
                     f"this is not the state of {self!r}: it has {given} for {key!r}"
                 )
-        self.module.load_state_dict(_placed_like(saved["module"], mine["module"]))
+        placed = {n: _spread(value, mine["module"].get(n)) for n, value in saved["module"].items()}
+        self.module.load_state_dict(placed)
         for name, module in self._loss_modules.items():
             module.load_state_dict(saved["losses"][name])
         for name in ("optimizer", "scheduler"):
@@ -419,13 +410,6 @@ class TorchState:
         for when, running in (("train", self._train_metrics), ("test", self._test_metrics)):
             for name, one in running.items():
                 one.load_state_dict(saved["metrics"][when][name])
-
-
-def _check(state: Any, step: str) -> None:
-    if not isinstance(state, TorchState):
-        raise TypeError(
-            f"{step} got a {type(state).__name__}, not a TorchState; make one: {CREATE}"
-        )
 
 
 def _scheduler(given: Any, optimizer: Optimizer | None) -> LRScheduler | None:
@@ -462,10 +446,6 @@ def _copy(values: list[Any], into: list[Any]) -> None:
 def _wide_zeros(parameter: torch.Tensor) -> torch.Tensor:
     wide = torch.promote_types(parameter.dtype, torch.float32)
     return torch.zeros_like(parameter.detach(), dtype=wide)
-
-
-def _placed_like(saved: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:
-    return {name: _spread(value, mine.get(name)) for name, value in saved.items()}
 
 
 def _whole(value: Any) -> Any:

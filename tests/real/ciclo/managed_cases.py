@@ -202,7 +202,7 @@ def every_loop(state: Any) -> list[Any]:
         *(one.collect("loss") for one in (fitted.history, run.history, last.history, tested)),
         fitted.history.collect("loss_valid"),
         run.history.collect("loss_test"),
-        *predicted.collect("outputs"),
+        *predicted.collect("preds"),
         float(logs.loss),
     ]
     ends = (fitted.state.params, run.state.params, last.state.params, by_hand.params)

@@ -115,7 +115,7 @@ def test_every_loop(kind: str) -> None:
     for elapsed, batch in ciclo.elapse(BATCHES, stop=2):
         logs, state = state.train_step(batch)
         assert np.isfinite(float(logs.loss)), elapsed
-    outputs = ciclo.predict_loop(state, list(X)).history.collect("outputs")
+    outputs = ciclo.predict_loop(state, list(X)).history.collect("preds")
     assert [(16, 3)] * 6 == [one.shape for one in outputs]
     np.testing.assert_allclose(outputs[0], state(X[0]), atol=1e-6)
     result = ciclo.loop(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -87,3 +87,59 @@ def test_an_average_of_an_older_version_goes_on() -> None:
 
     assert 3.0 == average.value
     assert 7.0 == float(state.ema_params["weight"])
+
+
+def test_a_checkpoint_of_an_older_version_with_16_bits_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Older versions saved averages in the type of the parameters: they are widened when read."""
+    params = {"w": jnp.asarray([2.0], "bfloat16")}
+    made = ManagedState.create(params=params, tx=optax.sgd(1.0), ema_decay=0.5)
+    older = optax.EmaState(jnp.asarray(1, "int32"), {"w": jnp.asarray([3.5], "bfloat16")})
+    save = ciclo.checkpoint("of-jax")
+    save(ciclo.Elapsed(), made.replace(ema_state=older))
+    restored = save.restore(made)
+
+    assert jnp.float32 == restored.ema_state.ema["w"].dtype
+    assert 7.0 == float(restored.ema_params["w"][0])
+    assert 2.0 == float(follow(restored, jnp.zeros((), "bfloat16"))[1].params["w"][0])
+
+    def of_older(self: Any) -> Any:
+        saved = kept(self)
+        del saved["averaged"]
+        return {**saved, "average": [torch.full((1, 1), 7.0, dtype=torch.bfloat16)]}
+
+    module = torch.nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    state = ciclo.create_torch_state(module, ema_decay=0.5)
+    kept = type(state).state_dict
+    save = ciclo.checkpoint("of-torch")
+    with monkeypatch.context() as patched:
+        patched.setattr(type(state), "state_dict", of_older)
+        save(ciclo.Elapsed(), state)
+    save.restore(state)
+
+    assert 7.0 == float(state.ema_params["weight"])
+    save(ciclo.Elapsed(steps=2), torch.ones(1))
+    with pytest.raises(ciclo.CheckpointError, match=r"has float32\[1\], this run bfloat16"):
+        save.restore(torch.ones(1, dtype=torch.bfloat16))
+
+
+class Parameters(NamedTuple):
+    w: Any
+
+
+def test_an_average_of_16_bits_in_a_type_of_your_own_goes_on() -> None:
+    """It is kept in 32 bits, comes back so, and is there at once in a run that has ended."""
+
+    def run(stop: int, place: str) -> float:
+        average = ciclo.ema(0.9)
+        step = lambda state: Parameters(state.w + 1)  # noqa: E731
+        tasks = {ciclo.every(1): [step, average], ciclo.every(2): ciclo.checkpoint(place)}
+        ciclo.loop(Parameters(jnp.ones(1, "bfloat16")), range(8), tasks, stop, resume=place)
+        return float(average.value.w[0])
+
+    whole = run(8, "whole")
+    run(4, "cut")
+
+    assert whole == run(8, "cut")
+    assert whole == run(8, "cut")

@@ -503,3 +503,12 @@ class TestErrors:
         save = ciclo.checkpoint("run", monitor="text")
         with pytest.raises(ciclo.CheckpointError, match="'text', which is no number"):
             ciclo.loop(0, [1], {ciclo.every(1): lambda: {"metrics": {"text": "x"}}, **save})
+
+
+def test_who_reads_waits_for_another_object_that_writes() -> None:
+    """A second `checkpoint` of the same folder sees what the first still writes."""
+    save = ciclo.checkpoint("run", keep=None)
+    for elapsed, _ in ciclo.elapse(range(4)):
+        save(elapsed, np.full(100_000, elapsed.steps))
+
+        assert elapsed.steps == ciclo.checkpoint("run").restore(np.zeros(100_000, int))[0]

@@ -5,10 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
 
 import ciclo
+from ciclo import managed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +99,16 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: run(lambda: {"metrics": {"time": 1.0}}).history.collect("time"),
         "write 'elapsed.time' or 'metrics.time'",
     ),
+    "a_number_to_keep_that_is_a_text": (
+        lambda: ciclo.checkpoint("run", keep="all"),  # type: ignore[arg-type]
+        "keep='all' is not valid; use 1 or more, or None",
+    ),
+    "a_loss_that_is_a_tuple": (
+        lambda: managed.train_step(lambda state: ({"losses": {"l": (state.params, 1.0)}}, state))(
+            managed.ManagedState.create(params=jnp.ones(()), tx=optax.sgd(0.1))
+        ),
+        r"the loss 'l' is \(float32\[\], 1.0\), not a number",
+    ),
 }
 WARNINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "the_smallest_accuracy": (
@@ -112,6 +126,22 @@ WARNINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "a_method_that_is_no_moment": (
         lambda: ciclo.train_loop(0, [1], STEP, callbacks=[Typed()]),
         "Typed.on_batch_end is no moment and is never called. Did you mean",
+    ),
+    "a_text_as_a_dataset": (
+        lambda: run(lambda: None, data="train.csv"),
+        "the dataset is the text 'train.csv', of which each character is a batch",
+    ),
+    "a_dataset_of_torch_without_a_loader": (
+        lambda: run(lambda: None, data=torch.utils.data.TensorDataset(torch.zeros(2, 3))),
+        "give torch.utils.data.DataLoader(dataset, batch_size=32)",
+    ),
+    "a_train_step_that_forgets_its_new_state": (
+        lambda: ciclo.train_loop(
+            {"w": jnp.zeros(2)},
+            [1.0],
+            {ciclo.on_train_step: lambda state, batch: {"losses": {"l": state["w"].sum()}}},
+        ),
+        "no step returned a new state, so that nothing was trained",
     ),
 }
 

@@ -8,15 +8,17 @@ that a checkpoint or an early stop sees the evaluation of the same state.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ciclo import _seam
+from ciclo import loop as run_loop  # `loops.loop` is a module, for programs of 0.1.9
 from ciclo.binding import listed, pairs_of
 from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
 from ciclo.errors import CicloError, PeriodError, warn
-from ciclo.loop import NO_BATCH, LoopState, Options, Result, State, iterate, loop
+from ciclo.loop import NO_BATCH, LoopState, Options, Result, State, iterate
 from ciclo.moments import (
     on_epoch_end,
     on_epoch_start,
@@ -214,7 +216,7 @@ class Evaluation:
         def evaluate(state: Any) -> Result[Any]:
             tasks = [(always(), steps)]
             batches, stop = made(self.dataset), self.stop
-            return loop(state, batches, tasks, stop, on_start=starts, on_end=ends, **options)
+            return run_loop(state, batches, tasks, stop, on_start=starts, on_end=ends, **options)
 
         return [inner_loop(self.name, evaluate, **self._inner)]
 
@@ -243,7 +245,8 @@ def _train(
         (always(), plan.all_at(on_train_batch_end)),
         (lambda elapsed: epochs.is_over(), ending),
     ]
-    return iterate(
+    before, at_start = run.done().steps, _array_ids(run.state)
+    result = iterate(
         run,
         batches,
         tasks,
@@ -254,6 +257,19 @@ def _train(
         _seam.watch(is_epoch_end=lambda: epochs.is_last, epoch=lambda: run.epoch or 0),
         at_last=lambda: ending if epochs.end() else [],
     )
+    if at_start and result.elapsed.steps > before and _array_ids(result.state) == at_start:
+        warn(
+            "no step returned a new state, so that nothing was trained; end the train step with\n"
+            "    return logs, state"
+        )
+    return result
+
+
+def _array_ids(state: Any) -> list[int]:
+    """Which arrays of JAX, which never change, a state has."""
+    jax: Any = sys.modules.get("jax")
+    leaves = [] if jax is None else jax.tree.leaves(state)
+    return [id(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
 
 
 def _flush(state: Any) -> Any:
@@ -338,4 +354,4 @@ def _pass(
         (always(), plan.callbacks[on_train_step]),
         (always(), plan.all_at(on_test_batch_end) if is_test else []),
     ]
-    return loop(state, dataset, steps, stop, on_start=starts, on_end=ends, **options)
+    return run_loop(state, dataset, steps, stop, on_start=starts, on_end=ends, **options)
