@@ -1,18 +1,26 @@
 """How long the page takes in a real browser: `python bench/page.py ADDRESS [--run ID]`.
 
 First paint of the run's overview, and 24 zooms and pans of its timeline: from the key to the new
-lanes being there. ADDRESS is what `cirron serve --no-browser DIR` prints.
+lanes being there. ADDRESS is what `cirron serve --no-browser DIR` prints. Writes
+`bench/results/page.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
+import os
 import random
 import shutil
 import statistics
+from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "src" / "cirron" / "server" / "page" / "assets"
+RESULTS = ROOT / "bench" / "results" / "page.json"
 ZOOMS = 24
 NEWEST = "fetch('api/runs').then(one => one.json()).then(one => one.runs[0].id)"
 PRESS = """key => {
@@ -36,9 +44,7 @@ def main() -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        context = browser.new_context(
-            viewport={"width": 1280, "height": 800}, reduced_motion="reduce"
-        )
+        context = browser.new_context(viewport={"width": 1280, "height": 800})
         context.set_default_timeout(120_000)
         page = context.new_page()
         page.goto(f"{given.address}#/run/none/overview")  # logs in, and asks for no run yet
@@ -53,11 +59,6 @@ def main() -> None:
         steps = page.evaluate("performance.now()")
         page.wait_for_selector(".verdict")
         verdict = page.evaluate("performance.now()")
-        print(
-            f"first paint {first:.0f} ms, the run {head:.0f} ms, its steps {steps:.0f} ms,"
-            f" its verdict {verdict:.0f} ms"
-        )
-
         page.goto("about:blank")
         page.goto(f"{base}#/run/{run}/timeline")
         while not page.evaluate("performance.getEntriesByName('lane').length"):
@@ -78,11 +79,23 @@ def main() -> None:
                     page.wait_for_timeout(20)
                 times.append(page.evaluate(TOOK))
         times.sort()
-        print(
-            f"{len(times)} zooms that asked: median {statistics.median(times):.0f} ms,"
-            f" worst {times[-1]:.0f} ms"
-        )
         browser.close()
+    figures = {
+        "load": round(os.getloadavg()[0], 1),
+        "javascript_gzip_kb": sum(
+            len(gzip.compress(one.read_bytes())) / 1000 for one in SCRIPTS.glob("*.js")
+        ),
+        "first_paint_ms": first,
+        "run_ms": head,
+        "steps_ms": steps,
+        "verdict_ms": verdict,
+        "zooms_that_asked": len(times),
+        "zoom_median_ms": statistics.median(times),
+        "zoom_worst_ms": times[-1],
+    }
+    figures = {name: round(one, 1) for name, one in figures.items()}
+    RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import pytest
 import cirron as ci
 from cirron.runs.place import Place
 from cirron.server import asked
-from cirron.server.views import VIEWS, BadRequest
+from cirron.server.asked import BadRequest
+from cirron.server.views import VIEWS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from cirron import settings
+from cirron import settings, system
 from cirron.cli import output
 
 PORT = 8321
@@ -76,8 +76,9 @@ def serve(
             raise click.UsageError(
                 f"{one!r} is not a folder: name one that programs run in, or make it first"
             )
-    from cirron.server.process import Options, Server
+    from cirron.server.process import MAX_CONNECTIONS, Options, Server
 
+    system.raise_open_files(2 * MAX_CONNECTIONS)  # shells allow 1,024: fewer than a thousand ranks need
     is_browser = not no_browser and output.is_terminal()
     server = Server(
         Options(

@@ -43,6 +43,7 @@ Role = Literal["all", "ingest", "page"]
 # Questions that are worked on at once, and that one key may have asked.
 MAX_VIEWS = 4
 MAX_ASKED = 32
+READ_S = 1.0  # a question may wait so long for the first look at the records
 MAX_QUERY_BYTES = 8_192
 GZIP_BYTES = 1_024
 
@@ -153,10 +154,10 @@ class App:
 
     def _ask(self, pattern: str, given: dict[str, str], etag: str, is_gzip: bool) -> Response:
         assert self._served is not None
+        if not self._served.is_read.wait(READ_S):
+            raise Refusal(503, "the records are being read for the first time", 1)
         try:
-            content = answers.encode(self._served.ask(views.VIEWS[pattern], given))
-        except views.BadRequest as error:
-            raise Refusal(400, str(error)) from None
+            content = answers.encode(views.VIEWS[pattern](self._served.place, given))
         except (errors.UnknownRunError, KeyError):
             raise Refusal(404, "there is no such run, or no such part of it") from None
         except QueryError as error:

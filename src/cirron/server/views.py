@@ -9,14 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cirron.server import charts, fleet, lanes, overview
-from cirron.server.asked import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cirron.runs.place import Place
-
-__all__ = ["VIEWS", "BadRequest"]
 
 View: TypeAlias = "Callable[[Place, Mapping[str, str]], Any]"
 

@@ -89,7 +89,7 @@ export function drawLanes(pen: CanvasRenderingContext2D, layout: Layout, window:
 }
 
 export function drawRuler(pen: CanvasRenderingContext2D, lanes: LaneSource[], window: Window): void {
-  pen.clearRect(0, 0, window.width, 40)
+  pen.clearRect(0, 0, window.width, 46)
   pen.font = FONT
   pen.textBaseline = 'middle'
   pen.fillStyle = colour('faint')
@@ -97,7 +97,8 @@ export function drawRuler(pen: CanvasRenderingContext2D, lanes: LaneSource[], wi
   for (let ns = Math.ceil(window.from / unit) * unit; ns < window.to; ns += unit) {
     const x = xOf(ns, window)
     pen.fillRect(x, 14, 1, 5)
-    pen.fillText(ns === 0 ? '0' : tick(ns, unit), x + 3, 9)
+    const said = ns === 0 ? '0' : tick(ns, unit)
+    if (x + 6 + pen.measureText(said).width < window.width) pen.fillText(said, x + 3, 9)
   }
   // Epochs and, where there is room, steps: of the first lane.
   const data = lanes[0]?.data
@@ -107,7 +108,7 @@ export function drawRuler(pen: CanvasRenderingContext2D, lanes: LaneSource[], wi
     const name = data.names[row[5]]
     if (!['epoch', 'step', 'batch'].includes(name) || row[11] === null || row[6] === null) continue
     const x = Math.max(xOf(row[7], window), 0)
-    const y = name === 'epoch' ? 20 : 30
+    const y = name === 'epoch' ? 20 : 33
     if (xOf(row[8], window) < 0 || x < (free.get(y) ?? 0)) continue
     const said = `${name} ${row[6]}`
     const wide = pen.measureText(said).width
