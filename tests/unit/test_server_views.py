@@ -169,6 +169,21 @@ def test_flame_graph_adds_up(place: Place) -> None:
     assert batch["self"] == batch["ns"] - paths["cirron.session/epoch/batch/forward"]["ns"]
 
 
+def test_flame_graph_of_names_with_a_slash(tmp_path: Path) -> None:
+    """A slash in a span's name makes no level of its own."""
+    ci.profile()
+    with ci.scope("load/train"), ci.scope("read/decode"):
+        pass
+    ci.shutdown()
+    paths = ask(Place([tmp_path]), "flame")["paths"]
+
+    assert [
+        ("cirron.session", ""),
+        ("load/train", "cirron.session"),
+        ("read/decode", "cirron.session/load/train"),
+    ] == [(one["name"], one["parent"]) for one in paths]
+
+
 def test_search_finds_by_name_and_number(place: Place) -> None:
     """`batch 7` is found in both epochs, forwards and backwards."""
     first = ask(place, "find", text="batch 7")

@@ -8,6 +8,7 @@ import click
 
 from cirron import settings, system
 from cirron.cli import output
+from cirron.record import clock
 
 PORT = 8321
 
@@ -144,6 +145,6 @@ def open_browser(server: object) -> None:
         return
     if type(browser) is webbrowser.GenericBrowser:  # in the terminal
         return
-    path = server.depot.new_file().with_suffix(".html")
+    path = server.depot.scratch / f"{clock.random_id()}.html"
     path.write_text(f'<meta http-equiv="refresh" content="0; url={server.link()}">')
     browser.open(path.as_uri())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from cirron import errors
-from cirron.server.answers import Refusal, answer
+from cirron.server.answers import Refusal, answer, at_store
 from cirron.server.keys import RATES, Key
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ HEADERS = {
 }
 HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[0-9a-z._-]{1,253})(?::([0-9]{1,5}))?", re.I | re.ASCII)
 METHODS = ("GET", "HEAD", "POST", "PUT")
+RETRY_S = 5
 
 
 class Access:
@@ -146,10 +147,8 @@ class Access:
 
     def check(self, request: Request, needs: Scope) -> Key:
         """The key that a request comes with, if it may do what it asks."""
-        try:
+        with at_store("the store that has the keys cannot be read", RETRY_S):
             return self._check(request, needs)
-        except (OSError, errors.SettingError):
-            raise Refusal(503, "the store that has the keys cannot be read", 5) from None
 
     def _check(self, request: Request, needs: Scope) -> Key:
         given = request.headers.getlist("authorization")
@@ -174,6 +173,12 @@ class Access:
     def is_valid(self, key: Key) -> bool:
         """Whether a key that came in earlier may stay."""
         return key.id == _PROXY or self.keys.by_id(key.id) is not None
+
+    def log_in(self, request: Request, token: str) -> tuple[str | None, bool]:
+        """The cookie for a link's token, or None; and whether the browser may stay in any case."""
+        with at_store("the store cannot be written, so nobody can log in", RETRY_S):
+            cookie = self.login.exchange(token)
+            return cookie, cookie is not None or self.session(request) is not None
 
     def session(self, request: Request) -> Key | None:
         """The key that a cookie stands for."""

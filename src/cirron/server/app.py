@@ -207,9 +207,8 @@ class App:
         return Response(found.content, 200, {"Cache-Control": caching}, found.kind)
 
     async def _log_in(self, request: Request, token: str, query: list[tuple[str, str]]) -> Response:
-        cookie = await to_thread.run_sync(self._access.login.exchange, token)
-        known = await to_thread.run_sync(self._access.session, request)
-        if cookie is None and known is None:
+        cookie, may_enter = await to_thread.run_sync(self._access.log_in, request, token)
+        if not may_enter:
             return Response(assets.USED, 403, media_type="text/plain")
         # To a path of ours, whatever comes before it: `//host` would be another server.
         path = "/" + quote(request.path_params["rest"].lstrip("/\\"), safe="/~@:")

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 
-from cirron import errors
 from cirron.record import clock
 from cirron.server import checked
-from cirron.server.answers import Refusal, answer
+from cirron.server.answers import Refusal, answer, at_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from starlette.requests import Request
@@ -123,21 +123,17 @@ class Intake:
         refuse_length(request, MAX_BLOB_BYTES)
         await to_thread.run_sync(self._refuse_when_full)
         async with Turn(self._blobs):
-            path = self._depot.new_file()
             digest = hashlib.sha256()
-            try:
-                with storing():
-                    with open(path, "xb") as file:
+            with storing(), self._depot.temporary() as path:
+                with open(path, "xb") as file:
 
-                        def write(block: bytes) -> None:
-                            digest.update(block)
-                            file.write(block)
+                    def write(block: bytes) -> None:
+                        digest.update(block)
+                        file.write(block)
 
-                        async for block in blocks(request, MAX_BLOB_BYTES):
-                            await to_thread.run_sync(write, block)
-                    await to_thread.run_sync(self._link, name, digest.hexdigest(), path)
-            finally:
-                path.unlink(missing_ok=True)
+                    async for block in blocks(request, MAX_BLOB_BYTES):
+                        await to_thread.run_sync(write, block)
+                await to_thread.run_sync(self._link, name, digest.hexdigest(), path)
         return answer({"sha256": digest.hexdigest()})
 
     def _link(self, name: str, sha256: str, path: Path) -> None:
@@ -250,12 +246,6 @@ class Turn:
         self._places.release()
 
 
-class storing:  # noqa: N801  reads as a statement
-    """A disk or object storage that fails is a reason to come again."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (OSError, errors.SettingError)):
-            raise Refusal(503, "it could not be stored; try again later", LONG_RETRY_S) from None
+def storing() -> AbstractContextManager[None]:
+    """Around what writes to the store."""
+    return at_store("it could not be stored; try again later", LONG_RETRY_S)

@@ -87,6 +87,30 @@ def test_a_thousand_connections_under_the_usual_limit_of_open_files(
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_store_that_cannot_be_written(server: Serving) -> None:
+    """Batches, blobs and logins are answered with 503 and when to come again, and work again
+    afterwards.
+    """
+    path, aside = server.depot / "tmp", server.depot / "aside"
+    key = {"authorization": f"Bearer {server.key}"}
+    path.rename(aside)
+    path.write_text("")  # where files are written is no folder: as on a disk that is read-only
+
+    answers = [
+        server.send(batch(session("unwritable"))),
+        server.request("PUT", "/api/traces/blobs/a", b"raw", **key),
+        server.request("GET", server.link.removeprefix(server.address)),
+    ]
+    assert [503] * 3 == [one.status for one in answers]
+    assert all("retry-after" in one.headers for one in answers)
+
+    path.unlink()
+    aside.rename(path)
+    assert 200 == server.send(batch(session("unwritable"))).status
+    assert 200 == server.request("PUT", "/api/traces/blobs/a", b"raw", **key).status
+    wait_until(lambda: "unwritable" in server.runs(), "the run")  # the link was not used up
+
+
 def test_a_blob_that_was_removed(shared: Serving) -> None:
     """A blob whose file an operator has removed is not there; nothing fails."""
     path = "/api/traces/blobs/a/removed"

@@ -77,7 +77,7 @@ export interface Finding {
 export interface Report {
   run: { device: string; steps: number }
   basis: string[]
-  account: { part: string; ns: number; share: number }[]
+  account: { part: string; ns: number; share: number; colour: number }[]
   findings: Finding[]
   abstained: { class: string; why: string }[]
   command: string
@@ -204,6 +204,8 @@ export interface SpanDetail {
 
 export interface FlamePath {
   path: string
+  name: string
+  parent: string // its path
   depth: number
   spans: number
   errors: number

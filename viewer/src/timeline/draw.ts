@@ -104,9 +104,15 @@ export function drawRuler(pen: CanvasRenderingContext2D, lanes: LaneSource[], wi
   const data = lanes[0]?.data
   if (!data) return
   const free = new Map<number, number>() // by height: from here on
+  // Where most are merged, the few that are not would be numbers without a pattern.
+  const isMerged = (name: string): boolean => {
+    const mine = data.rows.filter((row) => data.names[row[5]] === name)
+    return mine.reduce((sum, row) => sum + row[3], 0) > 2 * mine.filter((row) => row[11] !== null).length
+  }
+  const ruled = ['epoch', 'step', 'batch'].filter((name) => !isMerged(name))
   for (const row of [...data.rows].sort((one, other) => one[7] - other[7])) {
     const name = data.names[row[5]]
-    if (!['epoch', 'step', 'batch'].includes(name) || row[11] === null || row[6] === null) continue
+    if (!ruled.includes(name) || row[11] === null || row[6] === null) continue
     const x = Math.max(xOf(row[7], window), 0)
     const y = name === 'epoch' ? 20 : 33
     if (xOf(row[8], window) < 0 || x < (free.get(y) ?? 0)) continue
