@@ -15,7 +15,7 @@ import cirron as ci
 from cirron.runs.place import Place
 from cirron.server import asked
 from cirron.server.asked import BadRequest
-from cirron.server.views import VIEWS
+from cirron.server.views import OF_RUN, VIEWS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,11 +44,8 @@ def place(tmp_path: Path) -> Place:
 
 def ask(place: Place, what: str, **params: object) -> Any:
     """The answer as the page gets it: through JSON."""
-    pattern = {"runs": "runs", "diff": "diff", "": "runs/{run:path}"}.get(
-        what, "runs/{run:path}/" + what
-    )
     given = {"run": place.runs.latest.id, **{name: str(value) for name, value in params.items()}}
-    return json.loads(msgspec.json.encode(VIEWS[pattern](place, given)))
+    return json.loads(msgspec.json.encode((VIEWS | OF_RUN)[what](place, given)))
 
 
 def test_a_run_is_described(place: Place) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from cirron import settings, system
 from cirron.cli import output
 from cirron.record import clock
+
+if TYPE_CHECKING:
+    from cirron.server.process import Server
 
 PORT = 8321
 
@@ -79,7 +83,8 @@ def serve(
             )
     from cirron.server.process import MAX_CONNECTIONS, Options, Server
 
-    system.raise_open_files(2 * MAX_CONNECTIONS)  # shells allow 1,024: fewer than a thousand ranks need
+    # Shells allow 1,024: fewer than a thousand ranks and their files need.
+    system.raise_open_files(2 * MAX_CONNECTIONS)
     is_browser = not no_browser and output.is_terminal()
     server = Server(
         Options(
@@ -115,11 +120,8 @@ def serve(
         ) from None
 
 
-def announce(server: object, *, is_browser: bool) -> None:
+def announce(server: Server, *, is_browser: bool) -> None:
     """Says where to look, and how programs send."""
-    from cirron.server.process import Server
-
-    assert isinstance(server, Server)
     output.echo(server.link())
     if server.api_key is not None:
         given = settings.resolve({}).api_key
@@ -132,13 +134,10 @@ def announce(server: object, *, is_browser: bool) -> None:
         open_browser(server)
 
 
-def open_browser(server: object) -> None:
+def open_browser(server: Server) -> None:
     """Opens a link of its own, by a file: other users see the arguments of a browser."""
     import webbrowser
 
-    from cirron.server.process import Server
-
-    assert isinstance(server, Server)
     try:
         browser = webbrowser.get()
     except webbrowser.Error:

@@ -36,6 +36,7 @@ POLICY = (
 # A notebook's own server may be shown in one, wherever that is; its cookie is good there alone.
 NOTEBOOK = "http://localhost:* http://127.0.0.1:* https: vscode-webview:"
 HEADERS = {
+    "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -70,9 +71,10 @@ class Access:
         self._is_secure = is_secure
         self._is_framed = is_framed
         ancestors = NOTEBOOK if is_framed else "'none'"
-        self._headers = HEADERS | {"Content-Security-Policy": POLICY.format(ancestors=ancestors)}
+        headers = HEADERS | {"Content-Security-Policy": POLICY.format(ancestors=ancestors)}
         if not is_framed:
-            self._headers["X-Frame-Options"] = "DENY"
+            headers["X-Frame-Options"] = "DENY"
+        self._headers = {name.lower().encode(): one.encode() for name, one in headers.items()}
 
     # -- every request ----------------------------------------------------------------------
 
@@ -89,24 +91,14 @@ class Access:
 
             async def sending(message: Any) -> None:
                 if message["type"] == "http.response.start":
-                    message["headers"] = self._with_headers(message["headers"])
+                    own = {name.lower(): one for name, one in message["headers"]}
+                    message["headers"] = list((self._headers | own).items())
                 await send(message)
 
             refusal = self._refusal(scope)
             await (app if refusal is None else refusal)(scope, receive, sending)
 
         return asgi
-
-    def _with_headers(self, given: Any) -> list[tuple[bytes, bytes]]:
-        headers = [(name.lower(), value) for name, value in given]
-        names = {name for name, _ in headers}
-        extra = {"cache-control": "no-store"} | self._headers
-        headers += [
-            (name.lower().encode(), value.encode())
-            for name, value in extra.items()
-            if name.lower().encode() not in names
-        ]
-        return headers
 
     def _refusal(self, scope: Any) -> Response | None:
         """Why a request goes no further."""

@@ -45,7 +45,6 @@ class Compactor:
         self.store = stores.Store.open(depot.where, depot.scratch)
         self._round_bytes = ROUND_BYTES
         self._cleaned_ns = clock.now()
-        self.refused = 0
 
     def run(self) -> bool:
         """One round. True: the store has changed, and there may be more to do."""
@@ -119,7 +118,6 @@ class Compactor:
         if content is not None:
             self._depot.add(REFUSED + name.removeprefix(INBOX), [content])
             self._depot.objects.remove(name)
-            self.refused += 1
 
     def _clean(self) -> None:
         """Removes what nothing names any more, from time to time."""

@@ -8,6 +8,7 @@ is answered with 429 or 503 and `Retry-After`; the client keeps what was not ack
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import threading
@@ -81,7 +82,7 @@ class Intake:
             raise Refusal(415, "Content-Encoding is gzip, or there is none")
         refuse_length(request, MAX_BODY_BYTES)
         await to_thread.run_sync(self._refuse_when_full)
-        async with Turn(self._bodies):
+        async with turn(self._bodies):
             body = bytearray()
             async for block in blocks(request, MAX_BODY_BYTES):
                 body += block
@@ -122,7 +123,7 @@ class Intake:
         name = name_of(request)
         refuse_length(request, MAX_BLOB_BYTES)
         await to_thread.run_sync(self._refuse_when_full)
-        async with Turn(self._blobs):
+        async with turn(self._blobs):
             digest = hashlib.sha256()
             with storing(), self._depot.temporary() as path:
                 with open(path, "xb") as file:
@@ -229,21 +230,18 @@ async def blocks(request: Request, limit: int) -> AsyncIterator[bytes]:
     yield bytes(block)
 
 
-class Turn:
+@contextlib.asynccontextmanager
+async def turn(places: asyncio.Semaphore) -> AsyncIterator[None]:
     """A place among those that are being served, or 429 after a while."""
-
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places = places
-
-    async def __aenter__(self) -> None:
-        try:
-            async with asyncio.timeout(MAX_WAIT_S):
-                await self._places.acquire()
-        except TimeoutError:
-            raise Refusal(429, "too many bodies at once", RETRY_S) from None
-
-    async def __aexit__(self, *_: object) -> None:
-        self._places.release()
+    try:
+        async with asyncio.timeout(MAX_WAIT_S):
+            await places.acquire()
+    except TimeoutError:
+        raise Refusal(429, "too many bodies at once", RETRY_S) from None
+    try:
+        yield
+    finally:
+        places.release()
 
 
 def storing() -> AbstractContextManager[None]:

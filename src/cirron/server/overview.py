@@ -90,10 +90,8 @@ def run(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
         **describe(found),
         "python": program.python,
         "versions": program.versions,
-        "folder": program.folder,
         "main": str(found.main.key),
         "sessions": [_session(found, one) for one in found.sessions[:MAX_SESSIONS]],
-        "session_count": len(found.sessions),
         "problems": found.problems[:MAX_PROBLEMS],
         "progress": progress(found),
     }

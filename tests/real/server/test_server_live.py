@@ -169,16 +169,12 @@ def test_a_quiet_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -
     assert second.startswith(b"event: alive\ndata: ")
 
 
-def test_records_that_are_still_being_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_that_are_still_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the server has read its folders once it says so, and never that there are no runs."""
     is_readable = threading.Event()
     look = served.Served._look
     monkeypatch.setattr(app, "READ_S", 0.1)
-    monkeypatch.setattr(
-        served.Served, "_look", lambda self: (is_readable.wait(30), look(self))[1]
-    )
+    monkeypatch.setattr(served.Served, "_look", lambda self: (is_readable.wait(30), look(self))[1])
     server = Server(Options(folders=[str(tmp_path)]))
     thread = threading.Thread(target=server.run)
     thread.start()

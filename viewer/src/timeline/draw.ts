@@ -8,7 +8,6 @@ import type { Lane, LaneRow } from '../lib/types'
 export const ROW = 18
 const HEAD = 20
 const GAP = 6
-const FONT = '11px system-ui'
 const CHARACTER = 6.2
 const MIN_LABEL = 26
 
@@ -67,9 +66,6 @@ export function layOut(lanes: LaneSource[]): Layout {
 }
 
 export function drawLanes(pen: CanvasRenderingContext2D, layout: Layout, window: Window, shown: Shown): void {
-  pen.clearRect(0, 0, window.width, layout.height)
-  pen.font = FONT
-  pen.textBaseline = 'middle'
   const hatching = hatch(pen)
   drawGrid(pen, window, layout.height)
   for (const head of layout.heads) {
@@ -89,9 +85,6 @@ export function drawLanes(pen: CanvasRenderingContext2D, layout: Layout, window:
 }
 
 export function drawRuler(pen: CanvasRenderingContext2D, lanes: LaneSource[], window: Window): void {
-  pen.clearRect(0, 0, window.width, 46)
-  pen.font = FONT
-  pen.textBaseline = 'middle'
   pen.fillStyle = colour('faint')
   const unit = timeStep(((window.to - window.from) * 90) / window.width)
   for (let ns = Math.ceil(window.from / unit) * unit; ns < window.to; ns += unit) {
