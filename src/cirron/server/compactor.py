@@ -65,6 +65,7 @@ class Compactor:
         try:
             return self._run(taken, size, folder)
         finally:
+            self.store.scratch = self._depot.scratch  # for what is tidied between rounds
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, taken: list[str], size: int, folder: Path) -> bool:
