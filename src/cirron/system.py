@@ -193,6 +193,18 @@ def peak_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def raise_open_files(wanted: int) -> None:
+    """Lets this process have this many files and connections open, or as many as it may."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def is_in_foreground() -> bool:
     """Whether Ctrl-C in the terminal reaches this process, and those that it has started."""
     try:

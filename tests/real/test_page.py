@@ -305,7 +305,7 @@ def test_markup_in_names_is_text(watched: Watched) -> None:
     for tab, selector in {
         "overview": "main h1",
         "marks": "h3.mono",
-        "timeline?show=names": "td .name",
+        "timeline": "td .name",
     }.items():
         watched.show(f"#/run/{run}/{tab}")
         page.wait_for_selector(selector)

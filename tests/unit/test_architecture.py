@@ -249,7 +249,7 @@ def test_who_changes_files() -> None:
     methods = callers_of({"unlink", "rmdir", "mkdir", "touch", "write_text", "write_bytes"})
 
     stores = {"runs.objects", "runs.store", "runs.scan", "runs.place"}
-    stores |= {"server.depot", "server.compactor", "server.ingest"}
+    stores |= {"server.depot", "server.compactor"}
     own = {"export", "files", "snapshot.records", "ship.outbox", "cli.clear", "cli.serve"}
     assert own | stores == found | methods
 

@@ -14,7 +14,8 @@ import pytest
 import cirron as ci
 from cirron.runs.place import Place
 from cirron.server import asked
-from cirron.server.views import VIEWS, BadRequest
+from cirron.server.asked import BadRequest
+from cirron.server.views import OF_RUN, VIEWS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,11 +44,8 @@ def place(tmp_path: Path) -> Place:
 
 def ask(place: Place, what: str, **params: object) -> Any:
     """The answer as the page gets it: through JSON."""
-    pattern = {"runs": "runs", "diff": "diff", "": "runs/{run:path}"}.get(
-        what, "runs/{run:path}/" + what
-    )
     given = {"run": place.runs.latest.id, **{name: str(value) for name, value in params.items()}}
-    return json.loads(msgspec.json.encode(VIEWS[pattern](place, given)))
+    return json.loads(msgspec.json.encode((VIEWS | OF_RUN)[what](place, given)))
 
 
 def test_a_run_is_described(place: Place) -> None:
@@ -166,6 +164,21 @@ def test_flame_graph_adds_up(place: Place) -> None:
 
     assert 2 * STEPS == batch["spans"] == paths["cirron.session/epoch/batch/forward"]["spans"]
     assert batch["self"] == batch["ns"] - paths["cirron.session/epoch/batch/forward"]["ns"]
+
+
+def test_flame_graph_of_names_with_a_slash(tmp_path: Path) -> None:
+    """A slash in a span's name makes no level of its own."""
+    ci.profile()
+    with ci.scope("load/train"), ci.scope("read/decode"):
+        pass
+    ci.shutdown()
+    paths = ask(Place([tmp_path]), "flame")["paths"]
+
+    assert [
+        ("cirron.session", ""),
+        ("load/train", "cirron.session"),
+        ("read/decode", "cirron.session/load/train"),
+    ] == [(one["name"], one["parent"]) for one in paths]
 
 
 def test_search_finds_by_name_and_number(place: Place) -> None:

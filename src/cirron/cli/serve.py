@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
-from cirron import settings
+from cirron import settings, system
 from cirron.cli import output
+from cirron.record import clock
+
+if TYPE_CHECKING:
+    from cirron.server.process import Server
 
 PORT = 8321
 
@@ -78,8 +83,10 @@ def serve(
             raise click.UsageError(
                 f"{one!r} is not a folder: name a folder that programs run in, or create it first"
             )
-    from cirron.server.process import Options, Server
+    from cirron.server.process import MAX_CONNECTIONS, Options, Server
 
+    # Shells allow 1,024: fewer than a thousand ranks and their files need.
+    system.raise_open_files(2 * MAX_CONNECTIONS)
     is_browser = not no_browser and output.is_terminal()
     server = Server(
         Options(
@@ -115,11 +122,8 @@ def serve(
         ) from None
 
 
-def announce(server: object, *, is_browser: bool) -> None:
+def announce(server: Server, *, is_browser: bool) -> None:
     """Prints the address to open, and how programs send."""
-    from cirron.server.process import Server
-
-    assert isinstance(server, Server)
     output.echo(server.link())
     if server.api_key is not None:
         given = settings.resolve({}).api_key
@@ -132,19 +136,16 @@ def announce(server: object, *, is_browser: bool) -> None:
         open_browser(server)
 
 
-def open_browser(server: object) -> None:
+def open_browser(server: Server) -> None:
     """Opens a separate link through a file: other users can see the arguments of a browser."""
     import webbrowser
 
-    from cirron.server.process import Server
-
-    assert isinstance(server, Server)
     try:
         browser = webbrowser.get()
     except webbrowser.Error:
         return
     if type(browser) is webbrowser.GenericBrowser:  # in the terminal
         return
-    path = server.depot.new_file().with_suffix(".html")
+    path = server.depot.scratch / f"{clock.random_id()}.html"
     path.write_text(f'<meta http-equiv="refresh" content="0; url={server.link()}">')
     browser.open(path.as_uri())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from cirron import errors
-from cirron.server.answers import Refusal, answer
+from cirron.server.answers import Refusal, answer, at_store
 from cirron.server.keys import RATES, Key
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ POLICY = (
 # A notebook's own server may be shown in one, wherever that is; its cookie is good there alone.
 NOTEBOOK = "http://localhost:* http://127.0.0.1:* https: vscode-webview:"
 HEADERS = {
+    "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -44,6 +45,7 @@ HEADERS = {
 }
 HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[0-9a-z._-]{1,253})(?::([0-9]{1,5}))?", re.I | re.ASCII)
 METHODS = ("GET", "HEAD", "POST", "PUT")
+RETRY_S = 5
 
 
 class Access:
@@ -69,9 +71,10 @@ class Access:
         self._is_secure = is_secure
         self._is_framed = is_framed
         ancestors = NOTEBOOK if is_framed else "'none'"
-        self._headers = HEADERS | {"Content-Security-Policy": POLICY.format(ancestors=ancestors)}
+        headers = HEADERS | {"Content-Security-Policy": POLICY.format(ancestors=ancestors)}
         if not is_framed:
-            self._headers["X-Frame-Options"] = "DENY"
+            headers["X-Frame-Options"] = "DENY"
+        self._headers = {name.lower().encode(): one.encode() for name, one in headers.items()}
 
     # -- every request ----------------------------------------------------------------------
 
@@ -88,24 +91,14 @@ class Access:
 
             async def sending(message: Any) -> None:
                 if message["type"] == "http.response.start":
-                    message["headers"] = self._with_headers(message["headers"])
+                    own = {name.lower(): one for name, one in message["headers"]}
+                    message["headers"] = list((self._headers | own).items())
                 await send(message)
 
             refusal = self._refusal(scope)
             await (app if refusal is None else refusal)(scope, receive, sending)
 
         return asgi
-
-    def _with_headers(self, given: Any) -> list[tuple[bytes, bytes]]:
-        headers = [(name.lower(), value) for name, value in given]
-        names = {name for name, _ in headers}
-        extra = {"cache-control": "no-store"} | self._headers
-        headers += [
-            (name.lower().encode(), value.encode())
-            for name, value in extra.items()
-            if name.lower().encode() not in names
-        ]
-        return headers
 
     def _refusal(self, scope: Any) -> Response | None:
         """Why a request goes no further."""
@@ -146,10 +139,8 @@ class Access:
 
     def check(self, request: Request, needs: Scope) -> Key:
         """The key that a request comes with, if it may do what it asks."""
-        try:
+        with at_store("the store that has the keys cannot be read", RETRY_S):
             return self._check(request, needs)
-        except (OSError, errors.SettingError):
-            raise Refusal(503, "the store that has the keys cannot be read", 5) from None
 
     def _check(self, request: Request, needs: Scope) -> Key:
         given = request.headers.getlist("authorization")
@@ -174,6 +165,12 @@ class Access:
     def is_valid(self, key: Key) -> bool:
         """Whether a key that came in earlier may stay."""
         return key.id == _PROXY or self.keys.by_id(key.id) is not None
+
+    def log_in(self, request: Request, token: str) -> tuple[str | None, bool]:
+        """The cookie for a link's token, or None; and whether the browser may stay in any case."""
+        with at_store("the store cannot be written, so nobody can log in", RETRY_S):
+            cookie = self.login.exchange(token)
+            return cookie, cookie is not None or self.session(request) is not None
 
     def session(self, request: Request) -> Key | None:
         """The key that a cookie stands for."""

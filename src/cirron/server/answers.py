@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+
+from cirron import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 JSON = "application/json"
 _encoder = msgspec.json.Encoder()
@@ -18,6 +24,15 @@ class Refusal(HTTPException):
     def __init__(self, status: int, detail: str, retry_s: int | None = None) -> None:
         headers = {} if retry_s is None else {"Retry-After": str(retry_s)}
         super().__init__(status, detail, headers)
+
+
+@contextlib.contextmanager
+def at_store(failed: str, retry_s: int) -> Iterator[None]:
+    """A disk or object storage that fails is a reason to come again."""
+    try:
+        yield
+    except (OSError, errors.SettingError):
+        raise Refusal(503, failed, retry_s) from None
 
 
 def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import logging
 import re
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
@@ -43,8 +42,11 @@ Role = Literal["all", "ingest", "page"]
 # Questions that are worked on at once, and that one key may have asked.
 MAX_VIEWS = 4
 MAX_ASKED = 32
+READ_S = 1.0  # a question may wait so long for the first look at the records
 MAX_QUERY_BYTES = 8_192
 GZIP_BYTES = 1_024
+# Before anything is decoded: a slash in a run's id is `%2F`.
+PATH = re.compile(rb"/api/(?:(\w+)|runs/([^/]+)(?:/(\w+))?)")
 
 
 class Entry(NamedTuple):
@@ -122,13 +124,10 @@ class App:
     # -- questions --------------------------------------------------------------------------
 
     async def _view(self, request: Request) -> Response:
-        """One of `views.VIEWS`."""
+        """One of the questions in `views`."""
         assert self._served is not None
-        found = match(request)
-        if found is None:
-            raise Refusal(404, "there is no such question")
-        pattern, given = found
-        etag = self._etag(pattern, given)
+        view, given = match(request)
+        etag = self._etag(view, given)
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers={"ETag": etag})
         is_gzip = "gzip" in request.headers.get("accept-encoding", "")
@@ -138,29 +137,28 @@ class App:
         self._asked[key.id] = self._asked.get(key.id, 0) + 1
         try:
             return await to_thread.run_sync(
-                self._ask, pattern, given, etag, is_gzip, limiter=self._views
+                self._ask, view, given, etag, is_gzip, limiter=self._views
             )
         finally:
             self._asked[key.id] -= 1
 
-    def _etag(self, pattern: str, given: dict[str, str]) -> str:
+    def _etag(self, view: views.View, given: dict[str, str]) -> str:
         assert self._served is not None
         versions = self._served.versions
-        is_run = "{run" in pattern and given.get("run") in versions
-        version = versions[given["run"]] if is_run else sum(versions.values())
-        asked = hashlib.sha256(repr((pattern, sorted(given.items()))).encode()).hexdigest()[:16]
-        return f'"{self._served.boot}-{version}-{asked}"'
+        version = versions.get(given["run"]) or sum(versions.values())
+        asked = repr((view.__name__, sorted(given.items()))).encode()
+        return f'"{self._served.boot}-{version}-{hashlib.sha256(asked).hexdigest()[:16]}"'
 
-    def _ask(self, pattern: str, given: dict[str, str], etag: str, is_gzip: bool) -> Response:
+    def _ask(self, view: views.View, given: dict[str, str], etag: str, is_gzip: bool) -> Response:
         assert self._served is not None
+        if not self._served.is_read.wait(READ_S):
+            raise Refusal(503, "the records are being read for the first time", 1)
         try:
-            content = answers.encode(self._served.ask(views.VIEWS[pattern], given))
-        except views.BadRequest as error:
-            raise Refusal(400, str(error)) from None
+            content = answers.encode(view(self._served.place, given))
         except (errors.UnknownRunError, KeyError):
             raise Refusal(404, "there is no such run, or no such part of it") from None
         except QueryError as error:
-            logger.error("%s is not answered: %s", pattern, error)
+            logger.error("%s is not answered: %s", view.__name__, error)
             raise Refusal(500, "the store cannot answer that; the server's log says why") from None
         headers = {"ETag": etag, "Vary": "Accept-Encoding"}
         if is_gzip and len(content) >= GZIP_BYTES:
@@ -206,9 +204,8 @@ class App:
         return Response(found.content, 200, {"Cache-Control": caching}, found.kind)
 
     async def _log_in(self, request: Request, token: str, query: list[tuple[str, str]]) -> Response:
-        cookie = await to_thread.run_sync(self._access.login.exchange, token)
-        known = await to_thread.run_sync(self._access.session, request)
-        if cookie is None and known is None:
+        cookie, may_enter = await to_thread.run_sync(self._access.log_in, request, token)
+        if not may_enter:
             return Response(assets.USED, 403, media_type="text/plain")
         # To a path of ours, whatever comes before it: `//host` would be another server.
         path = "/" + quote(request.path_params["rest"].lstrip("/\\"), safe="/~@:")
@@ -226,42 +223,20 @@ class App:
         return response
 
 
-def match(request: Request) -> tuple[str, dict[str, str]] | None:
-    """The question that a path asks, and its parameters, each decoded once."""
+def match(request: Request) -> tuple[views.View, dict[str, str]]:
+    """The question that a request asks, and its parameters, each decoded once."""
     raw = (request.scope.get("raw_path") or b"").split(b"?")[0]
     query = request.scope["query_string"]
     if len(query) > MAX_QUERY_BYTES:
         raise Refusal(414, "the query is too long")
+    found = PATH.fullmatch(raw)
     try:
-        path = raw.decode("ascii").removeprefix("/api/")
-        asked = dict(parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict"))
+        name, run, of_run = (part.decode() for part in found.groups(b"")) if found else ("",) * 3
+        given = dict(parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict"))
+        given["run"] = unquote(run, errors="strict")
     except UnicodeDecodeError:
         raise Refusal(400, "the address is not UTF-8") from None
-    for pattern, form in forms().items():
-        found = form.fullmatch(path)
-        if found is not None:
-            try:
-                parts = {
-                    name: unquote(one, errors="strict") for name, one in found.groupdict().items()
-                }
-            except UnicodeDecodeError:
-                raise Refusal(400, "the address is not UTF-8") from None
-            return pattern, asked | parts
-    return None
-
-
-@cache
-def forms() -> dict[str, re.Pattern[str]]:
-    """The patterns of `views.VIEWS` as they look before anything is decoded.
-
-    `{name}` is a part without slashes, `{name:path}` one or more.
-    """
-
-    def form(pattern: str) -> str:
-        parts = re.split(r"\{(\w+)(:path)?\}", pattern)
-        found = re.escape(parts[0])
-        for name, is_path, literal in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
-            found += f"(?P<{name}>{'.+' if is_path else '[^/]+'}){re.escape(literal)}"
-        return found
-
-    return {pattern: re.compile(form(pattern)) for pattern in views.VIEWS}
+    view = views.OF_RUN.get(of_run) if run else views.VIEWS.get(name)
+    if view is None:
+        raise Refusal(404, "there is no such question")
+    return view, given

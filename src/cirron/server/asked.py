@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cirron import errors
+from cirron.server.answers import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +26,11 @@ MAX_TEXT = 500
 MAX_KEPT = 128  # answers that are kept, of all runs; the one that was asked for least lately goes
 
 
-class BadRequest(errors.CirronError):
+class BadRequest(Refusal):
     """A parameter that is missing, or has a value that is not allowed."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(400, detail)
 
 
 def text(params: Mapping[str, str], name: str) -> str:

@@ -83,7 +83,7 @@ class Snapshot(wire.Snapshot, kw_only=True):
 class Batch(wire.Batch, kw_only=True):
     """See `wire.Batch`. Mypy has a list be of one type alone, though nothing is put in here."""
 
-    batch_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    batch_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
     created_ns: Time
     session: Session | None = None
     # A file may say that it holds what other files did. Of a batch that is sent it would mean that

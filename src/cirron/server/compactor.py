@@ -45,7 +45,6 @@ class Compactor:
         self.store = stores.Store.open(depot.where, depot.scratch)
         self._round_bytes = ROUND_BYTES
         self._cleaned_ns = clock.now()
-        self.refused = 0
 
     def run(self) -> bool:
         """One round. True: the store has changed, and there may be more to do."""
@@ -66,6 +65,7 @@ class Compactor:
         try:
             return self._run(taken, size, folder)
         finally:
+            self.store.scratch = self._depot.scratch  # for what is tidied between rounds
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, taken: list[str], size: int, folder: Path) -> bool:
@@ -119,7 +119,6 @@ class Compactor:
         if content is not None:
             self._depot.add(REFUSED + name.removeprefix(INBOX), [content])
             self._depot.objects.remove(name)
-            self.refused += 1
 
     def _clean(self) -> None:
         """Removes what nothing names any more, from time to time."""

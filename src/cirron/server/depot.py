@@ -12,6 +12,7 @@ depot with no other word between them. What a client calls something is never a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ from cirron.record import clock
 from cirron.runs import objects
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 INBOX = "inbox/"
 REFUSED = "refused/"
@@ -52,19 +53,21 @@ class Depot:
         weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
         return made
 
-    def new_file(self) -> Path:
-        """A path to write at."""
-        return self.scratch / f"{clock.random_id()}.tmp"
+    @contextlib.contextmanager
+    def temporary(self) -> Iterator[Path]:
+        """A path to write at; a full disk must not fill up with what did not fit."""
+        path = self.scratch / f"{clock.random_id()}.tmp"
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
     def add(self, name: str, pieces: Sequence[bytes]) -> bool:
         """Makes a small object, on the disk when this returns. False: there is one of that name."""
-        path = self.new_file()
-        try:
+        with self.temporary() as path:
             with open(path, "xb") as file:
                 file.writelines(pieces)
             return self.objects.add(name, path)
-        finally:  # a full disk must not fill up with what did not fit
-            path.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes | None:
         """A small object; None if there is none."""

@@ -8,6 +8,7 @@ is answered with 429 or 503 and `Retry-After`; the client keeps what was not ack
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import threading
@@ -16,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 
-from cirron import errors
 from cirron.record import clock
 from cirron.server import checked
-from cirron.server.answers import Refusal, answer
+from cirron.server.answers import Refusal, answer, at_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from starlette.requests import Request
@@ -81,7 +82,7 @@ class Intake:
             raise Refusal(415, "Content-Encoding is gzip, or there is none")
         refuse_length(request, MAX_BODY_BYTES)
         await to_thread.run_sync(self._refuse_when_full)
-        async with Turn(self._bodies):
+        async with turn(self._bodies):
             body = bytearray()
             async for block in blocks(request, MAX_BODY_BYTES):
                 body += block
@@ -122,22 +123,18 @@ class Intake:
         name = name_of(request)
         refuse_length(request, MAX_BLOB_BYTES)
         await to_thread.run_sync(self._refuse_when_full)
-        async with Turn(self._blobs):
-            path = self._depot.new_file()
+        async with turn(self._blobs):
             digest = hashlib.sha256()
-            try:
-                with storing():
-                    with open(path, "xb") as file:
+            with storing(), self._depot.temporary() as path:
+                with open(path, "xb") as file:
 
-                        def write(block: bytes) -> None:
-                            digest.update(block)
-                            file.write(block)
+                    def write(block: bytes) -> None:
+                        digest.update(block)
+                        file.write(block)
 
-                        async for block in blocks(request, MAX_BLOB_BYTES):
-                            await to_thread.run_sync(write, block)
-                    await to_thread.run_sync(self._link, name, digest.hexdigest(), path)
-            finally:
-                path.unlink(missing_ok=True)
+                    async for block in blocks(request, MAX_BLOB_BYTES):
+                        await to_thread.run_sync(write, block)
+                await to_thread.run_sync(self._link, name, digest.hexdigest(), path)
         return answer({"sha256": digest.hexdigest()})
 
     def _link(self, name: str, sha256: str, path: Path) -> None:
@@ -233,29 +230,20 @@ async def blocks(request: Request, limit: int) -> AsyncIterator[bytes]:
     yield bytes(block)
 
 
-class Turn:
+@contextlib.asynccontextmanager
+async def turn(places: asyncio.Semaphore) -> AsyncIterator[None]:
     """A place among those that are being served, or 429 after a while."""
-
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places = places
-
-    async def __aenter__(self) -> None:
-        try:
-            async with asyncio.timeout(MAX_WAIT_S):
-                await self._places.acquire()
-        except TimeoutError:
-            raise Refusal(429, "too many bodies at once", RETRY_S) from None
-
-    async def __aexit__(self, *_: object) -> None:
-        self._places.release()
+    try:
+        async with asyncio.timeout(MAX_WAIT_S):
+            await places.acquire()
+    except TimeoutError:
+        raise Refusal(429, "too many bodies at once", RETRY_S) from None
+    try:
+        yield
+    finally:
+        places.release()
 
 
-class storing:  # noqa: N801  reads as a statement
-    """A disk or object storage that fails is a reason to come again."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (OSError, errors.SettingError)):
-            raise Refusal(503, "it could not be stored; try again later", LONG_RETRY_S) from None
+def storing() -> AbstractContextManager[None]:
+    """Around what writes to the store."""
+    return at_store("it could not be stored; try again later", LONG_RETRY_S)

@@ -119,11 +119,12 @@ def flame(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     ).rows()
     inside: dict[str, int] = {}
     for row in rows:
-        above = row["path"].rpartition("/")[0]
+        # Names may have slashes; of a very long path the end was cut off.
+        above = row["path"].removesuffix(row["name"]).removesuffix("/") if row["depth"] else ""
         inside[above] = inside.get(above, 0) + row.pop("in_thread")
+        row |= {"parent": above, "colour": colour_of(row["name"])}
     for row in rows:
         row["self"] = max(row["ns"] - inside.get(row["path"], 0), 0)
-        row["colour"] = colour_of(row["path"].rpartition("/")[2])
     return {"from": from_ns - run.started_ns, "to": to_ns - run.started_ns, "paths": rows}
 
 

@@ -11,6 +11,7 @@ from cirron.verdict.diff import diff as compare
 from cirron.verdict.facts import silent_s
 from cirron.verdict.why import why as explain
 from cirron.view import report as view
+from cirron.view.html import colour_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,10 +90,8 @@ def run(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
         **describe(found),
         "python": program.python,
         "versions": program.versions,
-        "folder": program.folder,
         "main": str(found.main.key),
         "sessions": [_session(found, one) for one in found.sessions[:MAX_SESSIONS]],
-        "session_count": len(found.sessions),
         "problems": found.problems[:MAX_PROBLEMS],
         "progress": progress(found),
     }
@@ -136,8 +135,10 @@ def brief(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 def report(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """The verdict, with the command that tells more and the part of the account it is about."""
     found = judged(asked.run_of(place, params))
+    said = found.as_dict()
     return {
-        **found.as_dict(),
+        **said,
+        "account": [{**one, "colour": colour_of(one["part"])} for one in said["account"]],
         "command": view.following(found),
         "primary": {**found.verdict.as_dict(), "blames": found.verdict.blames},
     }

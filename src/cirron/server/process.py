@@ -41,7 +41,7 @@ class Options:
     """What `cirron serve` was told."""
 
     folders: Sequence[str] = ()  # that are shown
-    store: str | None = None  # what is received goes there; None: beside the first folder
+    store: str | None = None  # what is received goes there; None: beside the first folder's records
     role: Role = "all"
     host: str = "127.0.0.1"
     port: int = 0
@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
     def __init__(self, options: Options) -> None:
         self.options = options
         self.is_local = is_loopback(options.host)
-        self.depot = Depot(place_of(options))
+        self.depot = Depot(options.store or depot_of(options.folders[0]))
         self.keys = Keys(self.depot)
         login = Login(self.depot, self.keys)
         if not self.is_local and not key_rooms.every(self.depot):
@@ -142,13 +142,6 @@ def config_of(app: Any, options: Options) -> uvicorn.Config:
         ssl_certfile=options.certificate,
         ssl_keyfile=options.private_key,
     )
-
-
-def place_of(options: Options) -> str:
-    """Where what is sent is kept: a store that was named, or beside the first folder's records."""
-    if options.store is not None:
-        return options.store
-    return depot_of(options.folders[0])
 
 
 def depot_of(folder: str, *, make: bool = True) -> str:

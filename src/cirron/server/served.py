@@ -18,7 +18,7 @@ from cirron.runs.place import Place, is_store
 from cirron.runs.store import MANIFESTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from cirron.server.compactor import Compactor
     from cirron.server.depot import Depot
@@ -45,6 +45,7 @@ class Served:
         self._hub = hub
         self._wake = threading.Event()
         self._is_stopping = False
+        self.is_read = threading.Event()  # whether all that was there at the start can be shown
         self._marks: dict[str, object] = {}
         self.boot = clock.random_id()[:8]
         self.versions: dict[str, int] = {}
@@ -64,10 +65,6 @@ class Served:
         """There is something new."""
         self._wake.set()
 
-    def ask(self, view: Callable[..., Any], given: Mapping[str, str]) -> Any:
-        """What a view answers."""
-        return view(self.place, given)
-
     # -- the thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -78,6 +75,7 @@ class Served:
                 began_ns = clock.now()
                 is_more = self._compactor.run()
                 self._look()
+                self.is_read.set()
                 # Not all of a core for a place that takes long to look at.
                 took_s = (clock.now() - began_ns) / 1e9
                 pause_s = 0.0 if is_more else max(pause_s, min(took_s, 5.0))

@@ -125,13 +125,13 @@ def ask_all(folder: Path) -> list[str]:
     place = Place([folder])
     for run_id in place.runs:
         given = {"run": run_id, "before": "good", "after": run_id, "name": "loss", "tensor": "w"}
-        for pattern, view in views.VIEWS.items():
+        for name, view in (views.VIEWS | views.OF_RUN).items():
             try:
                 answers.encode(view(place, {**given, "text": "epoch"}))
-            except (views.BadRequest, KeyError):  # the page is told
+            except (answers.Refusal, KeyError):  # the page is told
                 pass
             except Exception as error:  # noqa: BLE001  all of them are told
-                failed.append(f"{pattern} of {run_id}: {error!r}")
+                failed.append(f"{name} of {run_id}: {error!r}")
     return failed
 
 

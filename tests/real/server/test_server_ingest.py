@@ -200,7 +200,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
             pass
 
     async def wait() -> None:
-        async with ingest.Turn(asyncio.Semaphore(0)):
+        async with ingest.turn(asyncio.Semaphore(0)):
             pass
 
     for never, status, retry in ((read, 408, {}), (wait, 429, {"Retry-After": "2"})):

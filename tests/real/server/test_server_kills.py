@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import cirron as ci
+from cirron.runs import store
 from cirron.server.compactor import Compactor
 from cirron.server.depot import Depot
 
@@ -89,3 +90,23 @@ def test_a_compactor_that_dies_at_each_step(tmp_path: Path, name: str, at: int, 
     )
     assert [] == depot.objects.list("inbox/")
     assert [] == depot.objects.list("refused/")
+
+
+def test_segments_of_two_runs_are_merged_while_nothing_comes(tmp_path: Path) -> None:
+    """A round merges the small segments of one run; those of the other are merged afterwards, when
+    the inbox is empty.
+    """
+    depot = Depot(tmp_path)
+    runs = [session("one"), session("other")]
+    compactor = Compactor(depot)
+    for number in range(store.MANY):
+        for who in runs:
+            one = batch(who, steps=1, first=number)
+            depot.add(f"inbox/{one['batch_id']}.json", [json.dumps(one).encode()])
+        compactor.run()
+    while compactor.run():
+        pass
+
+    segments = [one.run_id for one in compactor.store.manifest.segments]
+    assert max(segments.count("one"), segments.count("other")) < store.MANY
+    assert [2 * store.MANY] * 2 == [len(ci.open(tmp_path, run=who["run_id"]).spans) for who in runs]

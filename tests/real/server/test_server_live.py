@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,8 @@ from unittest.mock import AsyncMock
 import pytest
 
 import cirron as ci
-from cirron.server import live
+from cirron.server import app, live, served
+from cirron.server.process import Options, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -164,3 +167,37 @@ def test_a_quiet_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -
 
     _, second = asyncio.run(first_two())
     assert second.startswith(b"event: alive\ndata: ")
+
+
+def test_records_that_are_still_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the server has read its folders once it says so, and never that there are no runs."""
+    is_readable = threading.Event()
+    look = served.Served._look
+    monkeypatch.setattr(app, "READ_S", 0.1)
+    monkeypatch.setattr(served.Served, "_look", lambda self: (is_readable.wait(30), look(self))[1])
+    server = Server(Options(folders=[str(tmp_path)]))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    assert server.is_ready.wait(30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    try:
+        connection.request("GET", server.link().removeprefix(server.address))
+        answer = connection.getresponse()
+        answer.read()
+        cookie = {"Cookie": answer.headers["Set-Cookie"].partition(";")[0]}
+        connection.request("GET", "/api/runs", headers=cookie)
+        answer = connection.getresponse()
+        assert (503, "1") == (answer.status, answer.headers["Retry-After"])
+        assert b"being read" in answer.read()
+
+        is_readable.set()
+        monkeypatch.setattr(app, "READ_S", 30)
+        connection.request("GET", "/api/runs", headers=cookie)
+        answer = connection.getresponse()
+        assert 200 == answer.status
+        assert b'"runs":[]' in answer.read()
+    finally:
+        connection.close()
+        is_readable.set()
+        server.should_exit = True
+        thread.join(30)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 import secrets
 import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.real.server.serving import Serving, batch, resident_bytes, session, span, wait_until
 else:
     from serving import Serving, batch, resident_bytes, session, span, wait_until
@@ -49,6 +54,61 @@ def test_a_batch_that_says_it_holds_others(shared: Serving) -> None:
     second = {**batch(session("merging"), 2), "merged": [first["batch_id"]]}
 
     assert 422 == shared.send(second).status
+
+
+def test_batch_id_with_a_line_break_is_refused(shared: Serving) -> None:
+    """A batch id is 32 hex digits and nothing after them: it becomes the name of a file."""
+    sent = batch(session("line break"), 2)
+    sent["batch_id"] += "\n"
+
+    assert 422 == shared.send(sent).status
+
+
+def test_a_thousand_connections_under_the_usual_limit_of_open_files(
+    serve: Callable[..., Serving],
+) -> None:
+    """A shell allows 1,024 open files by default. A thousand ranks that keep their connections
+    open, and the server's own files, need more: the server raises its limit by itself.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 4_096:
+        pytest.skip(f"only {hard} files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1_024, hard))
+    try:
+        server = serve()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2_048), hard))
+    ranks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(1_100)]
+
+    assert 200 == server.send(batch(session("crowd"))).status
+
+    for one in ranks:
+        one.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_store_that_cannot_be_written(server: Serving) -> None:
+    """Batches, blobs and logins are answered with 503 and when to come again, and work again
+    afterwards.
+    """
+    path, aside = server.depot / "tmp", server.depot / "aside"
+    key = {"authorization": f"Bearer {server.key}"}
+    path.rename(aside)
+    path.write_text("")  # where files are written is no folder: as on a disk that is read-only
+
+    answers = [
+        server.send(batch(session("unwritable"))),
+        server.request("PUT", "/api/traces/blobs/a", b"raw", **key),
+        server.request("GET", server.link.removeprefix(server.address)),
+    ]
+    assert [503] * 3 == [one.status for one in answers]
+    assert all("retry-after" in one.headers for one in answers)
+
+    path.unlink()
+    aside.rename(path)
+    assert 200 == server.send(batch(session("unwritable"))).status
+    assert 200 == server.request("PUT", "/api/traces/blobs/a", b"raw", **key).status
+    wait_until(lambda: "unwritable" in server.runs(), "the run")  # the link was not used up
 
 
 def test_a_blob_that_was_removed(shared: Serving) -> None:

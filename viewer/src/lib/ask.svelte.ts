@@ -20,6 +20,9 @@ export function about(
   return address(`runs/${encodeURIComponent(run)}${what ? `/${what}` : ''}`, params)
 }
 
+/** The server cannot answer yet, and will. */
+class Busy extends Error {}
+
 export async function fetched<T>(url: string, signal?: AbortSignal): Promise<T> {
   let response: Response
   try {
@@ -40,7 +43,8 @@ export async function fetched<T>(url: string, signal?: AbortSignal): Promise<T> 
   }
   if (!response.ok) {
     const reason = (said as { error?: unknown }).error
-    throw new Error(typeof reason === 'string' ? reason : `The server answered ${response.status}.`)
+    const text = typeof reason === 'string' ? reason : `The server answered ${response.status}.`
+    throw response.status === 503 ? new Busy(text) : new Error(text)
   }
   return said as T
 }
@@ -48,6 +52,7 @@ export async function fetched<T>(url: string, signal?: AbortSignal): Promise<T> 
 export interface Asked<T> {
   readonly data: T | null
   readonly error: string | null
+  readonly isBusy: boolean
 }
 
 /**
@@ -67,6 +72,7 @@ export function ask<T>(
   let last = 0
   let running: AbortController | null = null
   let isStale = false
+  let isBusy = $state(false)
   let timer: ReturnType<typeof setTimeout> | undefined
 
   async function load(): Promise<void> {
@@ -81,12 +87,14 @@ export function ask<T>(
       if (mine.signal.aborted) return
       data = found
       error = null
+      isBusy = false
     } catch (problem) {
       if (mine.signal.aborted) return
       error = problem instanceof Error ? problem.message : String(problem)
+      isBusy = problem instanceof Busy
     }
     running = null
-    if (isStale) later()
+    if (isStale || isBusy) later()
   }
 
   function later(): void {
@@ -125,6 +133,9 @@ export function ask<T>(
     },
     get error() {
       return error
+    },
+    get isBusy() {
+      return isBusy
     },
   }
 }

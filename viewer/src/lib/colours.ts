@@ -29,9 +29,10 @@ const PARTS: Record<string, number> = {
   logging: 8,
 }
 
-export function partColour(part: string): number {
+/** Of a part of the account; `own` is the colour of the span that it is called after. */
+export function partColour(part: string, own: number): number {
   const at = PHASES.indexOf(part as Phase)
-  return at >= 0 ? at : (PARTS[part] ?? 11)
+  return at >= 0 ? at : (PARTS[part] ?? own)
 }
 
 const RUN_COLOURS = 8

@@ -83,11 +83,6 @@ export function label(name: string, index: number | null): string {
   return index === null ? name : `${name}[${index}]`
 }
 
-/** The last part of a path. */
-export function base(path: string): string {
-  return path.slice(path.lastIndexOf('/') + 1)
-}
-
 /** Round steps for an axis of durations, in ns: 1, 2 and 5 of each decade, then 1, 2, 5, 10 … minutes. */
 export function timeStep(ns: number): number {
   if (ns <= 30e9) {

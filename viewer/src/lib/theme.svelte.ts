@@ -54,6 +54,21 @@ export function colour(name: string): string {
   return found
 }
 
+/** A pen for a canvas, in CSS pixels whatever the screen has; null before there is room for it. */
+export function penFor(canvas: HTMLCanvasElement | undefined, width: number, height: number): CanvasRenderingContext2D | null {
+  void theme.version
+  if (!canvas || width <= 0) return null
+  const [wide, high] = [width, height].map((one) => Math.round(one * devicePixelRatio))
+  if (canvas.width !== wide || canvas.height !== high) [canvas.width, canvas.height] = [wide, high]
+  const pen = canvas.getContext('2d')
+  if (!pen) return null
+  pen.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0)
+  pen.clearRect(0, 0, width, height)
+  pen.font = '11px system-ui'
+  pen.textBaseline = 'middle'
+  return pen
+}
+
 export function isStill(): boolean {
   return still.matches
 }

@@ -48,10 +48,8 @@ export interface SessionLine {
 export interface Run extends RunLine {
   python: string | null
   versions: Record<string, string>
-  folder: string | null
   main: string
   sessions: SessionLine[]
-  session_count: number
   problems: string[]
   progress: Progress
 }
@@ -77,7 +75,7 @@ export interface Finding {
 export interface Report {
   run: { device: string; steps: number }
   basis: string[]
-  account: { part: string; ns: number; share: number }[]
+  account: { part: string; ns: number; share: number; colour: number }[]
   findings: Finding[]
   abstained: { class: string; why: string }[]
   command: string
@@ -135,8 +133,6 @@ export interface MarkName {
   texts: number
   nonfinite: number
   last: number | null
-  last_text: string | null
-  is_summary: boolean
 }
 
 export interface MarkLine {
@@ -189,7 +185,6 @@ export interface SpanDetail {
   cpu_ns: number | null
   gpu_ns: number | null
   memory_peak_bytes: number | null
-  thread_id: number | null
   session: string
   rank: number | null
   start: number
@@ -204,6 +199,8 @@ export interface SpanDetail {
 
 export interface FlamePath {
   path: string
+  name: string
+  parent: string // its path
   depth: number
   spans: number
   errors: number
@@ -272,7 +269,6 @@ export interface Why {
 export interface TensorLine {
   tensor: string
   shape: string | null
-  dtype: string | null
   epoch: number | null
   mean: number | null
   std: number | null

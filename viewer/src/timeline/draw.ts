@@ -8,7 +8,6 @@ import type { Lane, LaneRow } from '../lib/types'
 export const ROW = 18
 const HEAD = 20
 const GAP = 6
-const FONT = '11px system-ui'
 const CHARACTER = 6.2
 const MIN_LABEL = 26
 
@@ -67,9 +66,6 @@ export function layOut(lanes: LaneSource[]): Layout {
 }
 
 export function drawLanes(pen: CanvasRenderingContext2D, layout: Layout, window: Window, shown: Shown): void {
-  pen.clearRect(0, 0, window.width, layout.height)
-  pen.font = FONT
-  pen.textBaseline = 'middle'
   const hatching = hatch(pen)
   drawGrid(pen, window, layout.height)
   for (const head of layout.heads) {
@@ -89,25 +85,29 @@ export function drawLanes(pen: CanvasRenderingContext2D, layout: Layout, window:
 }
 
 export function drawRuler(pen: CanvasRenderingContext2D, lanes: LaneSource[], window: Window): void {
-  pen.clearRect(0, 0, window.width, 40)
-  pen.font = FONT
-  pen.textBaseline = 'middle'
   pen.fillStyle = colour('faint')
   const unit = timeStep(((window.to - window.from) * 90) / window.width)
   for (let ns = Math.ceil(window.from / unit) * unit; ns < window.to; ns += unit) {
     const x = xOf(ns, window)
     pen.fillRect(x, 14, 1, 5)
-    pen.fillText(ns === 0 ? '0' : tick(ns, unit), x + 3, 9)
+    const said = ns === 0 ? '0' : tick(ns, unit)
+    if (x + 6 + pen.measureText(said).width < window.width) pen.fillText(said, x + 3, 9)
   }
   // Epochs and, where there is room, steps: of the first lane.
   const data = lanes[0]?.data
   if (!data) return
   const free = new Map<number, number>() // by height: from here on
+  // Where most are merged, the few that are not would be numbers without a pattern.
+  const isMerged = (name: string): boolean => {
+    const mine = data.rows.filter((row) => data.names[row[5]] === name)
+    return mine.reduce((sum, row) => sum + row[3], 0) > 2 * mine.filter((row) => row[11] !== null).length
+  }
+  const ruled = ['epoch', 'step', 'batch'].filter((name) => !isMerged(name))
   for (const row of [...data.rows].sort((one, other) => one[7] - other[7])) {
     const name = data.names[row[5]]
-    if (!['epoch', 'step', 'batch'].includes(name) || row[11] === null || row[6] === null) continue
+    if (!ruled.includes(name) || row[11] === null || row[6] === null) continue
     const x = Math.max(xOf(row[7], window), 0)
-    const y = name === 'epoch' ? 20 : 30
+    const y = name === 'epoch' ? 20 : 33
     if (xOf(row[8], window) < 0 || x < (free.get(y) ?? 0)) continue
     const said = `${name} ${row[6]}`
     const wide = pen.measureText(said).width

@@ -11,7 +11,8 @@ export class View {
   to = $state(1)
   /** Whether all of the run is in view: then it stays so while the run goes on. */
   isAll = true
-  private target: [number, number] = [0, 1]
+  /** Where the view is going. */
+  goal = $state.raw<[number, number]>([0, 1])
   private frame = 0
 
   constructor(
@@ -35,19 +36,14 @@ export class View {
 
   jump(from: number, to: number): void {
     cancelAnimationFrame(this.frame)
-    this.target = this.held(from, to)
-    ;[this.from, this.to] = this.target
-  }
-
-  /** Where the view is going. */
-  get goal(): [number, number] {
-    return this.target
+    this.goal = this.held(from, to)
+    ;[this.from, this.to] = this.goal
   }
 
   move(from: number, to: number): void {
-    this.target = this.held(from, to)
+    this.goal = this.held(from, to)
     if (isStill()) {
-      ;[this.from, this.to] = this.target
+      ;[this.from, this.to] = this.goal
       return
     }
     const [first, last] = [this.from, this.to]
@@ -56,8 +52,8 @@ export class View {
     const step = (now: number): void => {
       const part = Math.min(1, (now - began) / MOTION_MS)
       const eased = 1 - (1 - part) ** 3
-      this.from = first + (this.target[0] - first) * eased
-      this.to = last + (this.target[1] - last) * eased
+      this.from = first + (this.goal[0] - first) * eased
+      this.to = last + (this.goal[1] - last) * eased
       if (part < 1) this.frame = requestAnimationFrame(step)
     }
     this.frame = requestAnimationFrame(step)
@@ -65,7 +61,7 @@ export class View {
 
   /** Zooms so that the moment stays where it is on screen. */
   zoom(factor: number, at: number): void {
-    const [from, to] = this.target
+    const [from, to] = this.goal
     const place = (at - this.from) / this.span
     const moment = from + place * (to - from)
     const span = (to - from) * factor
@@ -73,7 +69,7 @@ export class View {
   }
 
   pan(share: number): void {
-    const [from, to] = this.target
+    const [from, to] = this.goal
     this.move(from + share * (to - from), to + share * (to - from))
   }
 

@@ -1,9 +1,10 @@
--- The spans of the session `:session` between `:from_ns` and `:to_ns` by path: how many, how many failed,
+-- The spans of the session `:session` between `:from_ns` and `:to_ns` by path: their name, how many, how many failed,
 -- how long they took in that time, how much of that was in the thread of their parents, and the longest and
 -- the median of them, in nanoseconds. The `:most` paths of least depth and most time. An open span lasts
 -- until `:until_ns`.
 SELECT
     path,
+    min(name) AS name,
     depth,
     count(*) AS spans,
     count(error) AS errors,
