@@ -93,17 +93,18 @@ def test_slow_data() -> None:
 
 @pytest.mark.parametrize(
     ("cpu_share", "cores", "workers", "left"),
-    [(1.0, 2, 2, None), (1.0, 8, 5, 10.0), (0.3, 2, 5, 10.0)],
+    [(1.0, 2, 2, None), (1.0, 8, 5, 10.0), (0.3, 2, 2, 15.0)],
     ids=["it computes", "it has cores to compute on", "it waits"],
 )
-def test_loading_that_computes_gets_no_more_cores_than_there_are(
+def test_no_more_workers_are_advised_than_there_are_cores(
     cpu_share: float, cores: int, workers: int, left: float | None
 ) -> None:
-    """30 ms of loading and 9.7 of work. No number if all cores are needed: two may be one."""
+    """30 ms of loading and 9.7 of work need 5. No number if all cores compute: two may be one."""
     slow = every(300, data_load=30 * MS)
     verdict, *_ = judge(facts(slow, loader={"workers": 0}, cpu_share=cpu_share, cores=cores))
 
     assert f"num_workers={workers}" in verdict.advice
+    assert ("5 would keep up, but there are 2 cores" in verdict.advice) == (cores == 2)
     if left is None:
         assert verdict.gain is None
     else:
@@ -120,11 +121,12 @@ def test_one_worker_that_cannot_keep_up() -> None:
     assert pytest.approx(0.49, abs=0.02) == verdict.gain.share
 
 
-def test_more_workers_than_cores_are_advised_without_a_number() -> None:
-    """Whether workers wait or compute is not known."""
+def test_a_worker_for_each_core_that_cannot_keep_up() -> None:
+    """More of them would not compute faster: torch itself warns of more workers than cores."""
     verdict, *_ = judge(facts(every(300, data_load=10 * MS), loader={"workers": 4}, cores=4))
 
-    assert "raise num_workers from 4 to 5" in verdict.advice
+    assert "input-bound" == verdict.kind
+    assert "4 workers, and there are 4 cores" in verdict.advice
     assert verdict.gain is None
 
 
@@ -163,6 +165,18 @@ def test_more_workers_do_not_help_a_busy_processor(workers: int) -> None:
 
     assert "more workers will not help" in verdict.advice
     assert verdict.gain is None
+
+
+@pytest.mark.parametrize(("load", "kind"), [(9.5, "input-bound"), (6.0, "compute-bound")])
+def test_data_that_is_loaded_beside_compiled_steps(load: float, kind: str) -> None:
+    """A thread that needs as long for a batch as a step takes has none in advance."""
+    made = facts(framework="keras", loading_ns=int(300 * load * MS), cores=2)
+    made.steps = [step._replace(data_load=None) for step in made.steps]
+
+    verdict, *_ = judge(made)
+
+    assert kind == verdict.kind
+    assert ("PyDataset(workers=2" in verdict.advice) == (kind == "input-bound")
 
 
 def test_stalls_with_their_period() -> None:

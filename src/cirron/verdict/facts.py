@@ -134,6 +134,7 @@ class Facts:
     # Of the time in which others had the processor that its thread wanted, and was asleep.
     starved_share: float | None = None
     asleep_share: float | None = None
+    loading_ns: int = 0  # for all steps, in threads of TensorFlow's own
     cores: int | None = None
     ranks: list[RankStep] = field(default_factory=list)  # of all ranks, if there are several
     clock_ns: int = 0
@@ -303,6 +304,7 @@ def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
                 facts.model.setdefault(key.removeprefix("model_"), value)
         kept = session if name == "cirron.session" else epochs
         kept.append((wall, [cpu, settings.get("starved_ns"), settings.get("asleep_ns")]))
+        facts.loading_ns += settings.get("loading_ns") or 0
         if name == "epoch" and wall is not None:
             facts.epochs.append((index, wall, memory))
     # Where no epoch was measured, the session was.
