@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cirron.verdict import diff
+from cirron.verdict import diff, ratios
 
 RESULTS = Path(__file__).parent / "results" / "diffs.json"
 STEPS = 300
@@ -99,7 +99,7 @@ def made_up(noise: random.Random, factors: dict[str, float]) -> dict[str, list[i
 def outcomes(old: list[dict[str, list[int]]], new: list[dict[str, list[int]]]) -> dict[str, str]:
     """What is said of each name."""
     sides = [{name: [[run[name]] for run in side] for name in old[0]} for side in (old, new)]
-    found = diff.judge([diff.compare(name, sides[0][name], sides[1][name]) for name in old[0]])
+    found = ratios.judge([ratios.compare(name, sides[0][name], sides[1][name]) for name in old[0]])
     return {one.name: one.outcome for one in found}
 
 

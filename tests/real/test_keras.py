@@ -559,7 +559,7 @@ def test_tf_keras(scripts: Scripts) -> None:
 
 @pytest.mark.heavy
 def test_tensorflow_that_waits_for_its_data(scripts: Scripts) -> None:
-    """The steps are compiled, with the fetch inside: the thread that loads tells how long it takes."""
+    """The steps are compiled, with the fetch inside: the thread that loads tells the time."""
     pytest.importorskip("tensorflow")
     ended = scripts.run(
         """

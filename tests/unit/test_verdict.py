@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cirron.verdict import diff, judge
+from cirron.verdict import judge, ratios
 from cirron.verdict.facts import Ending, Facts, RankStep, Step, Value, settled_from
 from cirron.verdict.rules import ranks
 from cirron.verdict.whatif import error_of, with_workers
@@ -577,10 +577,10 @@ def series(seed: int, count: int = 300, factor: float = 1.0) -> list[int]:
 
 def outcomes(seed: int, factors: dict[str, float]) -> dict[str, str]:
     found = [
-        diff.compare(name, [[series(seed + 10 * at)]], [[series(seed + 10 * at + 5, factor=one)]])
+        ratios.compare(name, [[series(seed + 10 * at)]], [[series(seed + 10 * at + 5, factor=one)]])
         for at, (name, one) in enumerate(factors.items())
     ]
-    return {one.name: one.outcome for one in diff.judge(found)}
+    return {one.name: one.outcome for one in ratios.judge(found)}
 
 
 def test_a_change_is_found_and_none_is_made_up() -> None:
@@ -608,8 +608,8 @@ def test_runs_that_differ_by_themselves_make_no_change() -> None:
     quiet = [[series(seed)] for seed in range(3)]
     new = [[series(9, factor=1.08)]]
 
-    assert "unknown" == diff.judge([diff.compare("step", restless, new)])[0].outcome
-    assert "slower" == diff.judge([diff.compare("step", quiet, new)])[0].outcome
+    assert "unknown" == ratios.judge([ratios.compare("step", restless, new)])[0].outcome
+    assert "slower" == ratios.judge([ratios.compare("step", quiet, new)])[0].outcome
 
 
 @pytest.mark.parametrize(
@@ -617,5 +617,5 @@ def test_runs_that_differ_by_themselves_make_no_change() -> None:
 )
 def test_students_distribution(freedom: float, expected: float) -> None:
     """Of few runs the interval is as wide as the tables say, and not four times that."""
-    assert pytest.approx(expected, rel=0.05) == diff.quantile(0.975, freedom)
-    assert pytest.approx(0.05, rel=0.1) == diff.chance(expected, freedom)
+    assert pytest.approx(expected, rel=0.05) == ratios.quantile(0.975, freedom)
+    assert pytest.approx(0.05, rel=0.1) == ratios.chance(expected, freedom)

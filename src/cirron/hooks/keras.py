@@ -182,8 +182,8 @@ class KerasHook(Wrapper):
     def _from_generator(self, name: str, original: Any, generator: Any, bound: Any) -> Any:
         """Counts how long a thread of TensorFlow's own loads.
 
-        The step itself is compiled, and takes its data inside. And has the torch hooks leave that
-        thread alone: nothing of a fit is open there, to them a DataLoader would be a loop by itself.
+        The step itself is compiled, and takes its data inside. The torch hooks leave that thread
+        alone: nothing of a fit is open there, to them a DataLoader would be a loop by itself.
         """
 
         def end(span: hot.Span, error: BaseException | None = None) -> None:
