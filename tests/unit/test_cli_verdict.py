@@ -247,12 +247,12 @@ def test_a_run_beside_its_predecessors(tmp_path: Path) -> None:
         subprocess.run([sys.executable, script, seconds], cwd=tmp_path, check=True)
         return dict(as_json("report"))
 
-    first, second = run("0.01"), run("0.02")
+    first, second = run("0.005"), run("0.03")
 
     assert first["before"] is None
     assert [first["run"]["id"]] == second["before"]["runs"]
     assert "slower" == second["before"]["change"]["outcome"]
-    assert 1.2 < second["before"]["change"]["ratio"] < 4
+    assert 2 < second["before"]["change"]["ratio"] < 8
     ids = first["run"]["id"], second["run"]["id"]
     assert f"cirron diff {' '.join(ids)}" in cirron("report")[1]
     assert 4 == cirron("diff", *ids, "--fail-on", "5%")[0]
