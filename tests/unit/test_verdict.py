@@ -346,6 +346,15 @@ def test_uneven_steps() -> None:
     assert "one every 25" in verdict.summary
 
 
+def test_steps_that_do_more_passes_by_design_are_not_uneven() -> None:
+    """A GAN trains its generator in every fifth step, four times: more of every phase."""
+    passes = {"forward": 15 * MS, "backward": 25 * MS, "optimizer": 5 * MS}
+    verdict, _, abstained = judge(facts(every(300, 5, **passes)))
+
+    assert "compute-bound" == verdict.kind
+    assert "more forwards" in next(one.why for one in abstained if one.kind == "uneven-steps")
+
+
 def test_one_long_step_is_no_pattern_and_hides_none() -> None:
     """A machine that stood still once; beside short hiccups, and beside a pattern."""
     once = {7: {"backward": 5_000 * MS}}

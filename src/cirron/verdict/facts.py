@@ -220,6 +220,8 @@ def gather(run: Run) -> Facts:
     facts.step_name = next((one[-2] for one in newest(run, given, 1)), facts.step_name)
     if facts.step_name == "batch" and facts.framework != "keras":  # which fetches inside of them
         steps = [one.after(0) for one in steps]
+    if facts.step_name == "step" and facts.framework == "keras":
+        facts.framework = "torch"  # Keras was imported, for TensorBoard; its steps are batches
     facts.warm_up = settled_from([one.wall - one.beside for one in steps])
     facts.steps = steps[facts.warm_up :]
     describe(facts, run, given)

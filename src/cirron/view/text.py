@@ -90,8 +90,8 @@ def value(given: Any) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 run`, `2 runs`, `3 batches`."""
-    return f"1 {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+    """`1 run`, `2 runs`, `3 batches`, `4 epochs`."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('tch') else 's'}"
 
 
 def plain(text: str, limit: int = MAX_TEXT) -> str:
