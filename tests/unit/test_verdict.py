@@ -112,6 +112,18 @@ def test_no_more_workers_are_advised_than_there_are_cores(
         assert pytest.approx(1 - left / 39.7, abs=0.02) == verdict.gain.share
 
 
+def test_a_scope_that_has_most_of_the_time_is_named() -> None:
+    """What the program does there may be as it should be: no fault, but where to look."""
+    made = facts(every(300, own=0), scopes={"rollout": (300, 300 * 8 * MS)})
+    made.account = {"rollout": made.window_ns}
+    made.steps = [one._replace(forward=None, backward=None, optimizer=None) for one in made.steps]
+
+    verdict, *_ = judge(made)
+
+    assert "healthy" == verdict.kind
+    assert "but rollout, with 86% of the time" in verdict.summary
+
+
 def test_one_worker_that_cannot_keep_up() -> None:
     """A batch takes it 20 ms: two of them need 10 a step."""
     verdict, *_ = judge(facts(every(300, data_load=10 * MS), loader={"workers": 1}, cores=2))
@@ -554,7 +566,9 @@ def test_the_rank_that_died_first_is_named() -> None:
     ]
     verdict, *_ = judge(facts(endings=ended))
 
-    assert "rank 2 was killed in step[3], the first of 3 of 4 processes" == verdict.summary
+    assert (
+        "rank 2 was killed, last seen in step[3], the first of 3 of 4 processes" == verdict.summary
+    )
     assert ["rank 2", "rank 1", "rank 0"] == [one[:6] for one in verdict.evidence]
 
 
