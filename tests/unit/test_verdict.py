@@ -429,6 +429,8 @@ def test_memory_that_grows() -> None:
     records = [(n, 10**9, 20 * 2**20 + n * 4 * 2**20) for n in range(8)]
 
     assert "memory-growth" == judge(facts(epochs=grows))[0].kind
+    killed = judge(facts(epochs=grows, endings=[Ending(0, "killed", "", 3, None)]))[0]
+    assert ("died", True) == (killed.kind, "may have run out of it" in killed.advice)
     assert "compute-bound" == judge(facts(epochs=settles))[0].kind
     assert "compute-bound" == judge(facts(epochs=stays))[0].kind
     assert "compute-bound" == judge(facts(epochs=records))[0].kind

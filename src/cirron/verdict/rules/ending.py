@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cirron.verdict.findings import Finding
+from cirron.verdict.rules import memory
 
 if TYPE_CHECKING:
     from cirron.verdict.facts import Ending, Facts
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 DEAD = ("killed", "signal", "exception")
 MAX_RANKS = 4
+OUT_OF_MEMORY = "; its memory went up all the time: it may have run out of it (dmesg says so)"
 MAX_ERROR = 100  # characters of an exception in the summary, which is one line
 
 
@@ -41,7 +43,8 @@ def judge_death(facts: Facts) -> Judged:
         None,
         None,
         [told(one) for one in dead[:MAX_RANKS]],
-        "cirron why says what each process was doing",
+        "cirron why says what each process was doing"
+        + (OUT_OF_MEMORY if isinstance(memory.judge(facts), Finding) else ""),
         is_urgent=True,
     )
 
