@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cirron.verdict import judge, ratios
-from cirron.verdict.facts import Ending, Facts, RankStep, Step, Value, settled_from
+from cirron.verdict.endings import Ending
+from cirron.verdict.facts import Facts, RankStep, Step, Value, settled_from
 from cirron.verdict.rules import ranks
 from cirron.verdict.whatif import error_of, with_workers
 

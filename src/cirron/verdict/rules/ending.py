@@ -12,7 +12,8 @@ from cirron.verdict.findings import Finding
 from cirron.verdict.rules import memory
 
 if TYPE_CHECKING:
-    from cirron.verdict.facts import Ending, Facts
+    from cirron.verdict.endings import Ending
+    from cirron.verdict.facts import Facts
     from cirron.verdict.rules import Judged
 
 DEAD = ("killed", "signal", "exception")
