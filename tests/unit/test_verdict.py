@@ -451,6 +451,14 @@ def test_sick_numbers(values: list[float], said: str) -> None:
     assert said in verdict.evidence[0]
 
 
+def test_numbers_that_float16_cannot_hold() -> None:
+    """The advice names the type that the model computes in, where it is the likely cause."""
+    marks = {"loss": [Value("loss", 1, 0, 1, float("inf"))]}
+
+    assert "bfloat16" in judge(facts(values=marks, model={"autocast": "float16"}))[0].advice
+    assert "float16" not in judge(facts(values=marks))[0].advice
+
+
 def test_a_jump_below_where_the_loss_began_is_well() -> None:
     """A batch that was learned by heart, with 0.001, and one that was not."""
     values = [2.3] * 20 + [0.001] * 60 + [0.9]
