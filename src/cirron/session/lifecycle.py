@@ -206,11 +206,12 @@ def how_it_ends(status: object = None) -> tuple[str, str | None]:
     error = last_error()
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         return "clean", None  # a prompt goes on after an exception; its last one is not the end
-    kind = type(error)  # not isinstance(), which may ask the exception for its class
-    if error is None or issubclass(kind, SystemExit):
+    # Not isinstance(), which may ask the exception for its class.
+    if error is None or issubclass(kind := type(error), SystemExit):
         status = getattr(error, "code", status)
-        is_failure = status is not None and status != 0
-        return ("exception", f"SystemExit: {status}") if is_failure else ("clean", None)
+        if status is None or (isinstance(status, int) and status == 0):
+            return "clean", None
+        kind, error = SystemExit, SystemExit(status)
     if issubclass(kind, KeyboardInterrupt):
         return "signal", "SIGINT"
     return "exception", describe_error(kind, error, MAX_DETAIL_BYTES)

@@ -36,8 +36,10 @@ MOST_NOISE = 0.2
 LONE_NOISE = 0.03
 FLOOR_NS = 3_000
 # - a run that waited for a processor for a share s of its time takes log 1 / (1 - s) longer as a
-#   whole. How much of that is in a phase's median is chance; so much was seen of it.
-STARVED_NOISE = 0.5
+#   whole. How much of that is in a phase's median is chance; so much was seen of it. Waits of a few
+#   steps do not move a median.
+STARVED_NOISE = 0.7
+HARMLESS = 0.05
 # No change was found: if the interval is within this, there is none; else it cannot be told.
 CLOSE = 0.05
 MIN_PART = 5  # spans
@@ -180,7 +182,7 @@ def starvation(before: Sequence[float], after: Sequence[float]) -> float:
     beyond the longest wait of these.
     """
     sides = [
-        [-STARVED_NOISE * math.log1p(-min(share, 0.99)) for share in side]
+        [-STARVED_NOISE * math.log1p(-min(max(share - HARMLESS, 0.0), 0.99)) for share in side]
         for side in (before, after)
     ]
     few = [side for side in sides if len(side) < FEW_RUNS]
