@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cirron.verdict import diff
+from cirron.verdict import diff, ratios
 
 RESULTS = Path(__file__).parent / "results" / "diffs.json"
 STEPS = 300
@@ -99,7 +99,7 @@ def made_up(noise: random.Random, factors: dict[str, float]) -> dict[str, list[i
 def outcomes(old: list[dict[str, list[int]]], new: list[dict[str, list[int]]]) -> dict[str, str]:
     """What is said of each name."""
     sides = [{name: [[run[name]] for run in side] for name in old[0]} for side in (old, new)]
-    found = diff.judge([diff.compare(name, sides[0][name], sides[1][name]) for name in old[0]])
+    found = ratios.judge([ratios.compare(name, sides[0][name], sides[1][name]) for name in old[0]])
     return {one.name: one.outcome for one in found}
 
 
@@ -134,7 +134,7 @@ def on_made_up(pairs: int, changed: int, baselines: int) -> dict[str, object]:
 
 def on_real(runs: int) -> dict[str, object]:
     """Every pair of equal runs, with one run before and with all others; then a slower loader."""
-    alarms: dict[str, dict[str, str]] = {}
+    alarms: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as name:
         folders = {program: Path(name) / program for program in PROGRAMS}
         for _ in range(runs):
@@ -144,7 +144,12 @@ def on_real(runs: int) -> dict[str, object]:
             every = opened(folder)
             pairs = [compared(every, {old}, new) for old, new in itertools.combinations(every, 2)]
             alone = [compared(every, set(every) - {one}, one) for one in every]
-            alarms[program] = {"pairs": false_alarms(pairs), "others_before": false_alarms(alone)}
+            waits = sorted(diff.waited(every[one]) for one in every)
+            alarms[program] = {
+                "pairs": false_alarms(pairs),
+                "others_before": false_alarms(alone),
+                "waited_for_a_processor": [round(waits[at], 3) for at in (0, len(waits) // 2, -1)],
+            }
         equal = set(every := opened(folders["waits"]))
         for _ in range(runs // 3):
             train(folders["waits"], PROGRAMS["waits"], str(SLOWER))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING
 
@@ -42,15 +43,41 @@ def test_the_end_of_the_script(scripts: Scripts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [("sys.exit(3)", 3), ("sys.exit('no')", 1), ("raise SystemExit", 0)]
+    ("code", "status", "how"),
+    [
+        ("sys.exit(3)", 3, ("exception", "SystemExit: 3")),
+        ("sys.exit('no data')", 1, ("exception", "SystemExit: no data")),
+        ("sys.exit(0)", 0, ("clean", None)),
+        ("raise SystemExit", 0, ("clean", None)),
+    ],
 )
-def test_sys_exit(scripts: Scripts, code: str, status: int) -> None:
-    """sys.exit() keeps its status and is a clean end."""
+def test_sys_exit(scripts: Scripts, code: str, status: int, how: tuple[str, str | None]) -> None:
+    """sys.exit() keeps its status; one that is not 0 is a failure, as it is to a launcher."""
     ended = scripts.run(HEAD + f"ci.profile(flush_interval=3600); train(); {code}")
 
     assert status == ended.status
     assert 100 == len(scripts.spans("batch"))
-    assert ("clean", None) == ended_how(scripts)
+    assert how == ended_how(scripts)
+
+
+def test_sys_exit_that_is_caught(scripts: Scripts) -> None:
+    """A program that catches its SystemExit and goes on has ended well; sys.exit is put back."""
+    body = """
+own = sys.exit
+ci.profile(flush_interval=3600)
+try:
+    sys.exit(3)
+except SystemExit:
+    train()
+ci.shutdown()
+assert sys.exit is own
+ci.profile(flush_interval=3600)
+threading.Thread(target=sys.exit, args=(3,)).start()
+train()
+"""
+    assert 0 == scripts.run(HEAD + body).status
+    boxes = [json.loads(path.read_bytes()) for path in scripts.home.glob("blackbox/*.json")]
+    assert ["clean", "clean"] == [box["ended"]["how"] for box in boxes]
 
 
 def test_an_exception(scripts: Scripts) -> None:

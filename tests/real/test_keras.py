@@ -18,6 +18,7 @@ import pytest
 from tests.spools import Recorded as InSpool
 from tests.spools import read_one
 
+import cirron as ci
 from cirron import hooks
 from cirron.runs import tree
 
@@ -554,3 +555,37 @@ def test_tf_keras(scripts: Scripts) -> None:
     assert "keras" == ended.out.strip()
     assert [0, 1] == [span.index for span in scripts.spans("epoch")]
     assert [0, 1, 0, 1] == [span.index for span in scripts.spans("batch")]
+
+
+@pytest.mark.heavy
+def test_tensorflow_that_waits_for_its_data(scripts: Scripts) -> None:
+    """The steps are compiled, with the fetch inside: the thread that loads tells the time."""
+    pytest.importorskip("tensorflow")
+    ended = scripts.run(
+        """
+        import time
+        import cirron as ci
+        ci.profile()
+        import keras
+        import numpy as np
+
+        class Slow(keras.utils.PyDataset):
+            def __len__(self):
+                return 30
+            def __getitem__(self, at):
+                time.sleep(0.02)
+                return np.ones((4, 2)), np.ones((4, 1))
+
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(Slow(), epochs=2, verbose=0)
+        """,
+        timeout_s=120,
+        KERAS_BACKEND="tensorflow",
+        TF_CPP_MIN_LOG_LEVEL="3",
+    )
+
+    assert 0 == ended.status, ended.err
+    verdict = ci.open(scripts.home).report().verdict
+    assert "input-bound" == verdict.kind
+    assert "PyDataset(workers=" in verdict.advice

@@ -9,10 +9,12 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 import cirron as ci
+from cirron import wire
 from cirron.cli import main
 from cirron.verdict.why import last_collective, why
 
@@ -234,29 +236,27 @@ def test_why_names_the_error_that_ended_a_process(tmp_path: Path) -> None:
     assert "epoch[0] > step[3] > data_load; last step 3: MemoryError" in verdict["evidence"][0]
 
 
-def test_a_run_beside_its_predecessors(tmp_path: Path) -> None:
+def test_a_run_beside_its_predecessors(made: Made) -> None:
     """`cirron report` says how the steps compare with those of the same script before."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import sys, time\n"
-        "import cirron as ci\n"
-        "ci.profile()\n"
-        "for _ in ci.batches(range(60)):\n"
-        "    time.sleep(float(sys.argv[1]))\n"
-    )
+    ids = ("first", "second")
+    for number, run_id in enumerate(ids):
+        session = made(run_id=run_id, start=number * 10**12)
+        program = wire.Program(script="train.py")
+        session.info = msgspec.structs.replace(session.info, program=program)
+        took = (10_000_000, 20_000_000)[number]
+        root = session.span("cirron.session", 10**12 * number, 10**12 * number + 60 * took)
+        for step in range(60):
+            at = 10**12 * number + step * took
+            session.span("batch", at, at + took - step % 7 * 10_000, root, step)
+        session.write()
 
-    def run(seconds: str) -> dict[str, Any]:
-        subprocess.run([sys.executable, script, seconds], cwd=tmp_path, check=True)
-        return dict(as_json("report"))
-
-    first, second = run("0.01"), run("0.02")
+    first, second = (as_json("report", one) for one in ids)
 
     assert first["before"] is None
-    assert [first["run"]["id"]] == second["before"]["runs"]
+    assert ["first"] == second["before"]["runs"]
     assert "slower" == second["before"]["change"]["outcome"]
-    assert 1.2 < second["before"]["change"]["ratio"] < 4
-    ids = first["run"]["id"], second["run"]["id"]
-    assert f"cirron diff {' '.join(ids)}" in cirron("report")[1]
+    assert pytest.approx(2, rel=0.01) == second["before"]["change"]["ratio"]
+    assert f"cirron diff {' '.join(ids)}" in cirron("report", "second")[1]
     assert 4 == cirron("diff", *ids, "--fail-on", "5%")[0]
     assert 0 == cirron("diff", *reversed(ids), "--fail-on", "5%")[0]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from cirron.verdict import diff, judge
-from cirron.verdict.facts import Ending, Facts, RankStep, Step, Value, settled_from
+from cirron.verdict import judge, ratios
+from cirron.verdict.endings import Ending
+from cirron.verdict.facts import Facts, RankStep, Step, Value, settled_from
 from cirron.verdict.rules import ranks
 from cirron.verdict.whatif import error_of, with_workers
 
@@ -95,22 +96,35 @@ def test_the_gain_of_workers_is_the_overlapped_loading() -> None:
 
 @pytest.mark.parametrize(
     ("cpu_share", "cores", "workers", "left"),
-    [(1.0, 2, 2, None), (1.0, 8, 5, 10.0), (0.3, 2, 5, 10.0)],
+    [(1.0, 2, 2, None), (1.0, 8, 5, 10.0), (0.3, 2, 2, 15.0)],
     ids=["it computes", "it has cores to compute on", "it waits"],
 )
-def test_loading_that_computes_gets_no_more_cores_than_there_are(
+def test_no_more_workers_are_advised_than_there_are_cores(
     cpu_share: float, cores: int, workers: int, left: float | None
 ) -> None:
-    """30 ms of loading and 9.7 of work. No number if all cores are needed: two may be one."""
+    """30 ms of loading and 9.7 of work need 5. No number if all cores compute: two may be one."""
     slow = every(300, data_load=30 * MS)
     verdict, *_ = judge(facts(slow, loader={"workers": 0}, cpu_share=cpu_share, cores=cores))
 
     assert f"num_workers={workers}" in verdict.advice
+    assert ("5 would keep up, but there are 2 cores" in verdict.advice) == (cores == 2)
     if left is None:
         assert verdict.gain is None
     else:
         assert verdict.gain is not None
         assert pytest.approx(1 - left / 39.7, abs=0.02) == verdict.gain.share
+
+
+def test_a_scope_that_has_most_of_the_time_is_named() -> None:
+    """What the program does there may be as it should be: no fault, but where to look."""
+    made = facts(every(300, own=0), scopes={"rollout": (300, 300 * 8 * MS)})
+    made.account = {"rollout": made.window_ns}
+    made.steps = [one._replace(forward=None, backward=None, optimizer=None) for one in made.steps]
+
+    verdict, *_ = judge(made)
+
+    assert "healthy" == verdict.kind
+    assert "but rollout, with 86% of the time" in verdict.summary
 
 
 def test_one_worker_that_cannot_keep_up() -> None:
@@ -122,11 +136,12 @@ def test_one_worker_that_cannot_keep_up() -> None:
     assert pytest.approx(0.49, abs=0.02) == verdict.gain.share
 
 
-def test_more_workers_than_cores_are_advised_without_a_number() -> None:
-    """Whether workers wait or compute is not known."""
+def test_a_worker_for_each_core_that_cannot_keep_up() -> None:
+    """More of them would not compute faster: torch itself warns of more workers than cores."""
     verdict, *_ = judge(facts(every(300, data_load=10 * MS), loader={"workers": 4}, cores=4))
 
-    assert "raise num_workers from 4 to 5" in verdict.advice
+    assert "input-bound" == verdict.kind
+    assert "4 workers, and there are 4 cores" in verdict.advice
     assert verdict.gain is None
 
 
@@ -171,6 +186,18 @@ def test_more_workers_do_not_help_a_busy_processor(workers: int) -> None:
 
     assert "more workers will not help" in verdict.advice
     assert verdict.gain is None
+
+
+@pytest.mark.parametrize(("load", "kind"), [(9.5, "input-bound"), (6.0, "compute-bound")])
+def test_data_that_is_loaded_beside_compiled_steps(load: float, kind: str) -> None:
+    """A thread that needs as long for a batch as a step takes has none in advance."""
+    made = facts(framework="keras", loading_ns=int(300 * load * MS), cores=2)
+    made.steps = [step._replace(data_load=None) for step in made.steps]
+
+    verdict, *_ = judge(made)
+
+    assert kind == verdict.kind
+    assert ("PyDataset(workers=2" in verdict.advice) == (kind == "input-bound")
 
 
 def test_stalls_with_their_period() -> None:
@@ -354,6 +381,15 @@ def test_uneven_steps_are_found() -> None:
     assert "one every 25" in verdict.summary
 
 
+def test_steps_that_do_more_passes_by_design_are_not_uneven() -> None:
+    """A GAN trains its generator in every fifth step, four times: more of every phase."""
+    passes = {"forward": 15 * MS, "backward": 25 * MS, "optimizer": 5 * MS}
+    verdict, _, abstained = judge(facts(every(300, 5, **passes)))
+
+    assert "compute-bound" == verdict.kind
+    assert "more forwards" in next(one.why for one in abstained if one.kind == "uneven-steps")
+
+
 def test_one_long_step_is_no_pattern_and_hides_none() -> None:
     """A machine that stood still once; beside short hiccups, and beside a pattern."""
     once = {7: {"backward": 5_000 * MS}}
@@ -418,6 +454,8 @@ def test_memory_that_grows() -> None:
     records = [(n, 10**9, 20 * 2**20 + n * 4 * 2**20) for n in range(8)]
 
     assert "memory-growth" == judge(facts(epochs=grows))[0].kind
+    killed = judge(facts(epochs=grows, endings=[Ending(0, "killed", "", 3, None)]))[0]
+    assert ("died", True) == (killed.kind, "may have run out of it" in killed.advice)
     assert "compute-bound" == judge(facts(epochs=settles))[0].kind
     assert "compute-bound" == judge(facts(epochs=stays))[0].kind
     assert "compute-bound" == judge(facts(epochs=records))[0].kind
@@ -435,6 +473,14 @@ def test_numerics_come_before_speed(values: list[float], said: str) -> None:
     assert "ci.watch(model)" in verdict.advice  # there are no tensors to look at
     assert "numerics" == verdict.kind
     assert said in verdict.evidence[0]
+
+
+def test_numbers_that_float16_cannot_hold() -> None:
+    """The advice names the type that the model computes in, where it is the likely cause."""
+    marks = {"loss": [Value("loss", 1, 0, 1, float("inf"))]}
+
+    assert "bfloat16" in judge(facts(values=marks, model={"autocast": "float16"}))[0].advice
+    assert "float16" not in judge(facts(values=marks))[0].advice
 
 
 def test_a_jump_below_where_the_loss_began_is_well() -> None:
@@ -563,7 +609,9 @@ def test_the_rank_that_died_first_is_named() -> None:
     ]
     verdict, *_ = judge(facts(endings=ended))
 
-    assert "rank 2 was killed in step[3], the first of 3 of 4 processes" == verdict.summary
+    assert (
+        "rank 2 was killed, last seen in step[3], the first of 3 of 4 processes" == verdict.summary
+    )
     assert ["rank 2", "rank 1", "rank 0"] == [one[:6] for one in verdict.evidence]
 
 
@@ -599,10 +647,10 @@ def series(seed: int, count: int = 300, factor: float = 1.0) -> list[int]:
 
 def outcomes(seed: int, factors: dict[str, float]) -> dict[str, str]:
     found = [
-        diff.compare(name, [[series(seed + 10 * at)]], [[series(seed + 10 * at + 5, factor=one)]])
+        ratios.compare(name, [[series(seed + 10 * at)]], [[series(seed + 10 * at + 5, factor=one)]])
         for at, (name, one) in enumerate(factors.items())
     ]
-    return {one.name: one.outcome for one in diff.judge(found)}
+    return {one.name: one.outcome for one in ratios.judge(found)}
 
 
 def test_a_change_is_found_and_none_is_made_up() -> None:
@@ -630,8 +678,19 @@ def test_runs_that_differ_by_themselves_make_no_change() -> None:
     quiet = [[series(seed)] for seed in range(3)]
     new = [[series(9, factor=1.08)]]
 
-    assert "unknown" == diff.judge([diff.compare("step", restless, new)])[0].outcome
-    assert "slower" == diff.judge([diff.compare("step", quiet, new)])[0].outcome
+    assert "unknown" == ratios.judge([ratios.compare("step", restless, new)])[0].outcome
+    assert "slower" == ratios.judge([ratios.compare("step", quiet, new)])[0].outcome
+
+
+def test_runs_that_waited_for_a_processor() -> None:
+    """What waits of a fifth of the time may do is unknown; three runs tell by themselves."""
+    found = [ratios.compare("step", [[series(1)]], [[series(6, factor=1.12)]])]
+
+    assert 0.0 == ratios.starvation([0.02], [0.05]), "waits of a few steps do not move a median"
+    assert "slower" == ratios.judge(found)[0].outcome
+    assert "unknown" == ratios.judge(found, ratios.starvation([0.2], [0.2]))[0].outcome
+    assert 0.0 == ratios.starvation([0.1, 0.2, 0.3], [0.3])
+    assert ratios.starvation([0.1, 0.2, 0.3], [0.4]) > 0.05
 
 
 @pytest.mark.parametrize(
@@ -639,5 +698,5 @@ def test_runs_that_differ_by_themselves_make_no_change() -> None:
 )
 def test_students_distribution(freedom: float, expected: float) -> None:
     """Of few runs the interval is as wide as the tables say, and not four times that."""
-    assert pytest.approx(expected, rel=0.05) == diff.quantile(0.975, freedom)
-    assert pytest.approx(0.05, rel=0.1) == diff.chance(expected, freedom)
+    assert pytest.approx(expected, rel=0.05) == ratios.quantile(0.975, freedom)
+    assert pytest.approx(0.05, rel=0.1) == ratios.chance(expected, freedom)

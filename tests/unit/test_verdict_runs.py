@@ -65,6 +65,7 @@ def test_a_loader_that_starts_anew_in_each_epoch(made: Made) -> None:
     report = ci.open(".").report()
 
     assert "input-bound" == report.verdict.kind
+    assert "at the start of 5 epochs" in report.verdict.evidence[0]
     assert "first batch is waited for 500 ms" in report.verdict.evidence[1]
     assert "persistent_workers=True" in report.verdict.advice
     assert report.verdict.gain is not None
@@ -82,6 +83,21 @@ def test_workers_that_persist_are_not_advised_again(made: Made) -> None:
 
     assert "when an epoch begins" in verdict.advice
     assert verdict.gain is None
+
+
+def test_keras_that_was_only_imported(made: Made) -> None:
+    """TensorBoard imports it: a loop of torch's steps is advised in torch's words."""
+    session = made()
+    root = session.span("cirron.session", 0, 60 * 40 * MS, framework="keras")
+    epoch = session.span("epoch", 0, 60 * 40 * MS, root, 0, loader_workers=0, loader_sampler="S")
+    for number in range(60):
+        at = number * 40 * MS
+        step = session.span("step", at, at + 40 * MS, epoch, number)
+        session.span("data_load", at, at + 30 * MS, step)
+        session.span("forward", at + 30 * MS, at + 40 * MS, step, mode="train")
+    session.write()
+
+    assert "DataLoader(..., num_workers=" in ci.open(".").report().verdict.advice
 
 
 def test_short_epochs_get_less_from_workers(made: Made) -> None:

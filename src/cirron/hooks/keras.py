@@ -47,6 +47,7 @@ class KerasHook(Wrapper):
 
     name = "keras"
     what = "keras hooks"
+    loading_ns = 0  # in threads of TensorFlow's own
 
     def install(self) -> None:
         self.uninstall()
@@ -103,7 +104,7 @@ class KerasHook(Wrapper):
         if find_run(callbacks) is None:
             with guard.quiet(self.what):
                 is_inner = any(one.is_open for one in runs)
-                run = Run(self._snapshots)
+                run = Run(self, self._snapshots)
                 runs.append(run.training)
                 bound.arguments["callbacks"] = add_run(run, callbacks, model)
                 run.begin(name, model, is_inner=is_inner)
@@ -179,9 +180,10 @@ class KerasHook(Wrapper):
         return self._loads(items, hot.OwnSpan, hot.close, fail_load)
 
     def _from_generator(self, name: str, original: Any, generator: Any, bound: Any) -> Any:
-        """Has the torch hooks leave alone what a thread of TensorFlow's own loads.
+        """Counts how long a thread of TensorFlow's own loads.
 
-        There, nothing of a fit is open: to them a DataLoader would be a loop by itself.
+        The step itself is compiled, and takes its data inside. The torch hooks leave that thread
+        alone: nothing of a fit is open there, to them a DataLoader would be a loop by itself.
         """
 
         def end(span: hot.Span, error: BaseException | None = None) -> None:
@@ -189,7 +191,16 @@ class KerasHook(Wrapper):
 
         @functools.wraps(generator)
         def load(*args: Any) -> Any:
-            return self._loads(iter(generator(*args)), Tentative, end, end)
+            items = self._loads(iter(generator(*args)), Tentative, end, end)
+            while True:
+                began = hot.now()
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+                finally:
+                    self.loading_ns += hot.now() - began
+                yield item
 
         if callable(generator):
             bound.arguments["generator"] = load
@@ -238,8 +249,10 @@ class Run(Callback):  # type: ignore[misc]  # untyped
     async_safe = True  # it only keeps what it is given: Keras need not wait for its sake
     fetches_first = keras.backend.backend() == "torch"  # before it says that a batch begins
 
-    def __init__(self, snapshots: Snapshots) -> None:
+    def __init__(self, hook: KerasHook, snapshots: Snapshots) -> None:
         super().__init__()
+        self._hook = hook
+        self._loaded_ns = 0  # by then, when the epoch began
         self.logs: Mapping[str, Any] | None = None  # the last that Keras made plain
         self.training = Training(snapshots, step_name="batch", rest="build", marks_loss=True)
         self._snapshots = snapshots
@@ -285,6 +298,7 @@ class Run(Callback):  # type: ignore[misc]  # untyped
     def begin_epoch(self, epoch: int, *_: Any) -> None:
         self.training.begin_epoch(epoch, self.model)
         self._index = 0
+        self._loaded_ns = self._hook.loading_ns
 
     def end_epoch(self, *_: Any) -> None:
         mark_all(self.logs, "summary")
@@ -292,6 +306,8 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         while span.name != "epoch" and span.parent is not span:
             span = span.parent
         if span.name == "epoch" and not self.training.is_inner:
+            if loading_ns := self._hook.loading_ns - self._loaded_ns:
+                span.set(loading_ns=loading_ns)
             with guard.quiet("keras hooks"):  # the epoch ends all the same
                 self._snapshots.take(span, self.model)
         self.training.end_epoch()

@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cirron.server import asked
-from cirron.verdict.facts import silent_s
+from cirron.verdict.endings import silent_s
 from cirron.verdict.rules.ranks import CHANCE, MIN_COMPARED, tail
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cirron.server import asked, charts
 from cirron.verdict import report as report_on
 from cirron.verdict.diff import diff as compare
-from cirron.verdict.facts import silent_s
+from cirron.verdict.endings import silent_s
 from cirron.verdict.why import why as explain
 from cirron.view import report as view
 from cirron.view.html import colour_of

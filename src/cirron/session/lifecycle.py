@@ -13,8 +13,9 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from cirron.record import hot
 from cirron.record.attrs import describe_error
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 # Of an exception's text in the black box: a compiler's or a server's may be megabytes.
 MAX_DETAIL_BYTES = 4096
+
+# What the loops that `sys.exit` leaves may still record.
+LAST_RECORDS = 16
 
 # After this long without its handler, a signal was missed.
 MISSED_S = 0.05
@@ -49,6 +53,9 @@ class Process:
         self._previous: dict[int, Any] = {}
         self._finalizer: Any = None
         self._is_handling = False
+        # Of the last `sys.exit`, and how much was recorded by then.
+        self._status: tuple[object, int] = (None, 0)
+        self._sys_exit = sys.exit
         self._after_fork = after_fork
         self._masks: dict[int, set[signal.Signals]] = {}  # of threads that fork
         if hasattr(os, "register_at_fork"):  # cannot be undone
@@ -61,6 +68,8 @@ class Process:
     def watch(self) -> None:
         """Registers for exit and signals."""
         atexit.register(self._exit)
+        if sys.exit is self._sys_exit:  # Python forgets the status before it calls `atexit`
+            sys.exit = self._leave
         self.watch_multiprocessing()
         if threading.current_thread() is not threading.main_thread():
             return  # Python lets only the main thread set handlers
@@ -79,6 +88,8 @@ class Process:
     def unwatch(self) -> None:
         """Puts back what `watch` replaced, unless somebody has replaced it since."""
         atexit.unregister(self._exit)
+        if sys.exit == self._leave:
+            sys.exit = self._sys_exit
         if self._finalizer is not None:
             self._finalizer.cancel()
             self._finalizer = None
@@ -168,8 +179,16 @@ class Process:
 
         threading.Thread(target=listen, name="cirron-signals", daemon=True).start()
 
+    def _leave(self, status: object = None, /) -> NoReturn:
+        if threading.current_thread() is threading.main_thread():  # another one ends itself alone
+            self._status = status, hot.given_out()
+        self._sys_exit(status)  # type: ignore[arg-type]
+
     def _exit(self) -> None:
-        self._on_exit(*how_it_ends())
+        status, recorded = self._status
+        # A program that went on recording has caught its `SystemExit`.
+        is_last = hot.given_out() - recorded <= LAST_RECORDS
+        self._on_exit(*how_it_ends(status if is_last else None))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._is_handling = True
@@ -182,16 +201,17 @@ class Process:
             os.kill(os.getpid(), number)
 
 
-def how_it_ends() -> tuple[str, str | None]:
-    """Why the interpreter is going down, as far as Python tells."""
+def how_it_ends(status: object = None) -> tuple[str, str | None]:
+    """Why the interpreter is going down, as far as Python tells; `status` is that of `sys.exit`."""
     error = last_error()
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         return "clean", None  # a prompt goes on after an exception; its last one is not the end
-    if error is None:
-        return "clean", None
-    kind = type(error)  # not isinstance(), which may ask the exception for its class
-    if issubclass(kind, SystemExit):
-        return "clean", None
+    # Not isinstance(), which may ask the exception for its class.
+    if error is None or issubclass(kind := type(error), SystemExit):
+        status = getattr(error, "code", status)
+        if status is None or (isinstance(status, int) and status == 0):
+            return "clean", None
+        kind, error = SystemExit, SystemExit(status)
     if issubclass(kind, KeyboardInterrupt):
         return "signal", "SIGINT"
     return "exception", describe_error(kind, error, MAX_DETAIL_BYTES)

@@ -48,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     memory.judge,
 )
 COMPUTE = 0.7  # of the window in forward, backward and optimizer: nothing else is worth naming
+MOST = 0.5  # of the window in one scope of the program's own: it is named
 BUSY = 0.1  # of the time: from here on the report says that the machine did other work
 
 
@@ -131,15 +132,18 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
             "nothing beside it is worth mending; a faster model, device or precision is",
         )
         return verdict, [verdict], abstained
-    is_closed = not any(step.forward is not None for step in facts.steps) and not facts.scopes
-    verdict = Finding(
-        "healthy",
-        "nothing stands out" + (", but what the steps do was not recorded" if is_closed else ""),
-        None,
-        None,
-        [f"no rule finds a fault in the {len(facts.steps)} steps compared"],
-        'with ci.scope("name"): around parts of the step says more' if is_closed else "none",
-    )
+    summary, advice = "nothing stands out", "none"
+    name, (_, ns) = max(facts.scopes.items(), key=lambda one: one[1][1], default=("", (0, 0)))
+    if not facts.scopes and not any(step.forward is not None for step in facts.steps):
+        summary += ", but what the steps do was not recorded"
+        advice = 'with ci.scope("name"): around parts of the step says more'
+    elif ns >= MOST * facts.window_ns:
+        summary += f" but {name}, with {percent(ns / facts.window_ns)} of the time"
+        advice = (
+            f'if that is not the model\'s own work: with ci.scope("name"): around parts of {name}'
+        )
+    evidence = f"no rule finds a fault in the {len(facts.steps)} steps compared"
+    verdict = Finding("healthy", summary, None, None, [evidence], advice)
     return verdict, findings, abstained
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cirron.verdict.endings import Ending, endings
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,7 +25,6 @@ MAX_STEPS = 20_000
 # Of all ranks together.
 MAX_RANK_STEPS = 100_000
 MAX_VALUES = 5_000  # of each mark
-MAX_FAILED = 16  # spans inside each other that an error has cut short
 # Fewer settled steps than this say nothing.
 MIN_STEPS = 20
 # Less than this between two batches is what `ci.batches` itself takes.
@@ -97,24 +98,6 @@ class Value(NamedTuple):
     value: float
 
 
-class Ending(NamedTuple):
-    """How a process ended, or that it goes on."""
-
-    rank: int | None
-    state: str
-    where: str  # the innermost open span, with the path to it
-    last_step: int | None
-    silent_s: float | None  # None: not longer than `silence_after`
-    error: str = ""  # the exception or the signal that ended it
-    last_ns: int = 0  # when it was last heard of
-    step_name: str = "step"  # or `batch`, of `ci.batches`
-
-    @property
-    def blamed(self) -> tuple[bool, int]:
-        """Who is to blame first: whoever starts the ranks ends the others by a signal."""
-        return self.state == "signal", self.last_ns
-
-
 @dataclass
 class Facts:
     """All that the rules see."""
@@ -134,6 +117,7 @@ class Facts:
     # Of the time in which others had the processor that its thread wanted, and was asleep.
     starved_share: float | None = None
     asleep_share: float | None = None
+    loading_ns: int = 0  # for all steps, in threads of TensorFlow's own
     cores: int | None = None
     ranks: list[RankStep] = field(default_factory=list)  # of all ranks, if there are several
     clock_ns: int = 0
@@ -219,6 +203,8 @@ def gather(run: Run) -> Facts:
     facts.step_name = next((one[-2] for one in newest(run, given, 1)), facts.step_name)
     if facts.step_name == "batch" and facts.framework != "keras":  # which fetches inside of them
         steps = [one.after(0) for one in steps]
+    if facts.step_name == "step" and facts.framework == "keras":
+        facts.framework = "torch"  # Keras was imported, for TensorBoard; its steps are batches
     facts.warm_up = settled_from([one.wall - one.beside for one in steps])
     facts.steps = steps[facts.warm_up :]
     describe(facts, run, given)
@@ -303,6 +289,7 @@ def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
                 facts.model.setdefault(key.removeprefix("model_"), value)
         kept = session if name == "cirron.session" else epochs
         kept.append((wall, [cpu, settings.get("starved_ns"), settings.get("asleep_ns")]))
+        facts.loading_ns += settings.get("loading_ns") or 0
         if name == "epoch" and wall is not None:
             facts.epochs.append((index, wall, memory))
     # Where no epoch was measured, the session was.
@@ -440,71 +427,6 @@ def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     first = facts.steps[0].start if facts.steps else 0
     rows = run.query("compiles", first_ns=first, **given).fetch().rows
     facts.compiles = [(start, ns, str(_attrs(attrs).get("cause", ""))) for start, ns, attrs in rows]
-
-
-def endings(run: Run) -> list[Ending]:
-    """How each process of the last attempt stands."""
-    found = []
-    for one in run.sessions:
-        if one.attempt != run.attempts[-1]:
-            continue
-        box = one.box
-        where, error = "", ""
-        step: dict[str, Any] = {}
-        if box is not None:
-            spans = {span.id: span for span in box.spans}
-            parents = {span.parent_id for span in box.spans}
-            inner = [span for span in box.spans if span.id not in parents]
-            if inner:
-                path: list[str] = []
-                span = inner[0]
-                while span is not None and len(path) < 64:
-                    path.append(placed(span.name, span.index))
-                    span = spans.get(span.parent_id or "")  # type: ignore[assignment]
-                where = " > ".join(path[::-1])
-            step = box.content.get("last_step") or {}
-            error = str((box.content.get("ended") or {}).get("detail") or "")
-            if error:
-                where = failed_in(run, one) or where
-        found.append(
-            Ending(
-                one.rank,
-                one.state,
-                where,
-                step.get("index"),
-                silent_s(one),
-                error,
-                one.last_ns,
-                step.get("name", "step"),
-            )
-        )
-    return found
-
-
-def silent_s(session: Session) -> float | None:
-    """How long a process that should have recorded something has not; None: it did."""
-    content = {} if session.box is None else session.box.content
-    since, beat = content.get("silent_since_ns"), content.get("heartbeat_ns")
-    return None if since is None or beat is None else float(beat - since) / 1e9
-
-
-def failed_in(run: Run, session: Session) -> str:
-    """The innermost span that the last error has cut short, with the path to it."""
-    where, latest = "", 0
-    rows = run.query("failed", session=session.key, most=MAX_FAILED).fetch().rows
-    for path, epoch, step, index, start in rows:  # it leaves the innermost one first
-        if start >= latest:  # else one that failed before, and was caught
-            latest = start
-            *above, name = path.split("/")
-            known = {"epoch": epoch, "step": step, "batch": step}
-            where = " > ".join(
-                [*(placed(one, known.get(one)) for one in above), placed(name, index)]
-            )
-    return where
-
-
-def placed(name: str, index: int | None) -> str:
-    return name if index is None else f"{name}[{index}]"
 
 
 def _attrs(text: str | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cirron.runs import untrusted
-from cirron.verdict.facts import Ending, endings
+from cirron.verdict.endings import Ending, endings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from cirron.view import text
 
 if TYPE_CHECKING:
-    from cirron.verdict.diff import Change, Diff
+    from cirron.verdict.diff import Diff
     from cirron.verdict.findings import Finding, Gain, Report
+    from cirron.verdict.ratios import Change
     from cirron.verdict.why import Why
 
 BAR = 24

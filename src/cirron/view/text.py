@@ -30,7 +30,7 @@ MAX_TEXT = 80
 MAX_MARKS = 12
 # Attributes that say how a loader and a model were set up, and what the thread did: for tools, too
 # many for a line.
-SETTINGS = ("loader_", "model_", "starved_ns", "asleep_ns")
+SETTINGS = ("loader_", "loading_ns", "model_", "starved_ns", "asleep_ns")
 MAX_ATTRS = 6
 MAX_COMMAND = 300
 MAX_CONFIG = 12
@@ -90,8 +90,8 @@ def value(given: Any) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 run`, `2 runs`, `3 batches`."""
-    return f"1 {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+    """`1 run`, `2 runs`, `3 batches`, `4 epochs`."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('tch') else 's'}"
 
 
 def plain(text: str, limit: int = MAX_TEXT) -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cirron.verdict.findings import Finding
+from cirron.verdict.rules import memory
 
 if TYPE_CHECKING:
-    from cirron.verdict.facts import Ending, Facts
+    from cirron.verdict.endings import Ending
+    from cirron.verdict.facts import Facts
     from cirron.verdict.rules import Judged
 
 DEAD = ("killed", "signal", "exception")
 MAX_RANKS = 4
+OUT_OF_MEMORY = "; its memory went up all the time: it may have run out of it (dmesg says so)"
 MAX_ERROR = 100  # characters of an exception in the summary, which is one line
 
 
@@ -27,21 +30,22 @@ def judge_death(facts: Facts) -> Judged:
     # A KeyError has its text as repr, with newlines written out.
     what = first.error.replace("\\n", "\n").partition("\n")[0][:MAX_ERROR]
     how = {
-        "killed": "was killed",
-        "signal": f"ended by {what or 'a signal'}",
-        "exception": f"ended in {what or 'an error'}",
+        # Its black box may be a flush interval older.
+        "killed": "was killed, last seen",
+        "signal": f"ended by {what + ',' if what else 'a signal'}",
+        "exception": f"ended in {what + ',' if what else 'an error'}",
     }
     who = "a process" if first.rank is None else f"rank {first.rank}"
     others = f", the first of {len(dead)} of {len(facts.endings)} processes"
     return Finding(
         "died",
         f"{'the run' if len(facts.endings) == 1 else who} {how[first.state]}"
-        + (f"{',' if what else ''} in {first.where}" if first.where else "")
-        + (others if len(facts.endings) > 1 else ""),
+        f" in {first.where or 'no open span'}" + (others if len(facts.endings) > 1 else ""),
         None,
         None,
         [told(one) for one in dead[:MAX_RANKS]],
-        "cirron why says what each process was doing",
+        "cirron why says what each process was doing"
+        + (OUT_OF_MEMORY if isinstance(memory.judge(facts), Finding) else ""),
         is_urgent=True,
     )
 
@@ -68,4 +72,5 @@ def told(one: Ending) -> str:
     error = f": {one.error}" if one.error else ""
     is_late = one.silent_s is not None and one.state in DEAD
     silent = f"; nothing happened for {one.silent_s:.0f} s before" if is_late else ""
-    return f"{rank}{one.state} in {one.where or 'no open span'}{step}{silent}{error}"
+    state = "killed, last seen" if one.state == "killed" else one.state
+    return f"{rank}{state} in {one.where or 'no open span'}{step}{silent}{error}"

@@ -110,7 +110,8 @@ def judge(facts: Facts) -> Judged:
         replay(facts, mended),
         evidence,
         'find it: with ci.scope("name"): around parts of the loop. Usual causes: .item(), prints,'
-        " files, loops over parameters, metrics in Python, augmentation in the loop, callbacks"
+        " files, loops over parameters, metrics in Python, augmentation in the loop, callbacks,"
+        " tokenising, an RL environment"
         + (", copies to and from the device (pin_memory, non_blocking)" if facts.is_on_gpu else "")
         + (
             "" if has_loader else "; batches that are loaded there: for batch in ci.batches(loader)"

@@ -6,6 +6,9 @@ batch takes to load is known. With n of them that cannot keep up, a batch takes 
 Loading that keeps a core busy gets no more cores than there are, and no number is given if it needs
 all of them.
 
+On TensorFlow the step is compiled, and takes its data inside. There, a generator that needs 90 % of
+the median step to load a batch is a finding, without a gain.
+
 Cold start: of three epochs or more, what the first batch is waited for beyond the others, and the
 starting and stopping of workers. It takes 20 % or more, and more than the rest of the loading. The
 gain is all of it, where workers that are started anew can be kept.
@@ -46,6 +49,7 @@ STALL = 4.0
 PEGGED = 0.9  # of the cores
 BUSY = 0.5  # of the loading: from here on it computes, below it waits for a disk or a network
 MAX_WORKERS = 8
+SATURATED = 0.9  # of a step is what a thread needs to load a batch: it has none in advance
 # Batches that a worker loads in advance: torch's default, and the most to advise.
 AHEAD, MAX_AHEAD = 2, 64
 HANDOVER_NS = 300_000  # what it costs the training process to take a batch from a worker
@@ -58,11 +62,14 @@ class Plan(NamedTuple):
     ahead: int
     left: float  # ns that the steps would take
     is_sure: bool = True
-    most: int = 0  # if the workers wait instead of computing
+    needed: int = 0  # workers to keep up with the steps; more than there are cores are not advised
+    is_waiting: bool = False  # loading waits instead of computing
 
 
 def judge(facts: Facts) -> Judged:
     loads = [step.data_load or 0 for step in facts.steps if step.data_load is not None]
+    if not loads and facts.loading_ns:
+        return judge_beside(facts)
     if not loads:
         return Abstained(KIND, "no data_load was recorded: nothing here knows what loads the data")
     if len(loads) < MIN_STEPS:
@@ -121,6 +128,29 @@ def judge(facts: Facts) -> Judged:
     )
 
 
+def judge_beside(facts: Facts) -> Judged:
+    """Data that TensorFlow fetches inside of compiled steps, out of a thread that loads it.
+
+    A thread that has batches in advance rests. If it never does, the steps wait for it. What they
+    take by themselves is not known: no gain.
+    """
+    if len(facts.steps) < MIN_STEPS:
+        return Abstained(KIND, "too few steps")
+    each = facts.loading_ns / (facts.warm_up + len(facts.steps))
+    usual = median(step.wall for step in facts.steps)
+    if each < SATURATED * usual:
+        return None
+    return Finding(
+        KIND,
+        "the steps wait for their data",
+        min(each * len(facts.steps) / facts.window_ns, 1.0),
+        None,
+        [f"the thread that loads it needs {ms(each)} a batch; a step takes {ms(usual)} (median)"],
+        advice(facts, False, Plan(min(facts.cores or 4, MAX_WORKERS), AHEAD, 0.0)),
+        "in no phase",
+    )
+
+
 def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: float) -> Judged:
     """A loader that is slow at the start of each epoch."""
     share = cold / facts.window_ns
@@ -162,25 +192,26 @@ def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: fl
 def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
     """How many workers to try, and what they would give."""
     now = facts.workers or 0
-    cores = facts.cores or 4
+    cores = facts.cores or max(4, 2 * now)
     work = [step.wall - (step.data_load or 0) for step in facts.steps]
     usual = max(mean(work), 1.0)
     if now and stalls:
         typical = median(step.data_load or 0 for step in facts.steps)
         more = sum(max((step.data_load or 0) - typical, 0) for step in facts.steps)
-        return Plan(2 * now, MAX_AHEAD // 4, sum(step.wall for step in facts.steps) - more)
+        workers = max(min(2 * now, cores), now)
+        return Plan(workers, MAX_AHEAD // 4, sum(step.wall for step in facts.steps) - more)
     if now:
         load = now * facts.window_ns / len(facts.steps)
         loads = [load] * len(work)
-        # Whether the workers wait or compute is not known: more of them than cores may not help.
-        most = min(max(math.ceil(load / usual) + 1, now + 1), max(MAX_WORKERS, 2 * now))
-        workers = min(most, max(cores, now + 1))
+        needed = min(max(math.ceil(load / usual) + 1, now + 1), max(MAX_WORKERS, 2 * now))
+        has_cores = cores > now
+        workers = min(needed, cores) if has_cores else needed
         total = with_workers(loads, work, workers, AHEAD, HANDOVER_NS, facts.first_of_epochs)
-        return Plan(workers, AHEAD, total, workers <= cores, most)
+        return Plan(workers if has_cores else now, AHEAD, total, has_cores, needed)
     loads = [float(step.data_load or 0) for step in facts.steps]
     is_busy = busy_loading(facts) >= BUSY
-    needed = math.ceil(mean(loads) / usual) + 1
-    workers = max(min(needed, cores if is_busy else MAX_WORKERS, MAX_WORKERS), 2)
+    needed = min(math.ceil(mean(loads) / usual) + 1, MAX_WORKERS)
+    workers = min(needed, cores)
     # A stall is hidden if what was loaded before it lasts as long.
     longest = max(stalls, default=0)
     ahead = min(max(math.ceil(longest / usual / workers) + 1, AHEAD), MAX_AHEAD)
@@ -189,7 +220,7 @@ def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
         wall = sum(step.wall for step in facts.steps)
         total = max(total, (facts.cpu_share or 0.0) * wall / cores)
     # Two that compute on the two threads of one core take longer: how much is not known.
-    return Plan(workers, ahead, total, not is_busy or workers < cores)
+    return Plan(workers, ahead, total, not is_busy or workers < cores, needed, not is_busy)
 
 
 def busy_loading(facts: Facts) -> float:
@@ -222,12 +253,16 @@ def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
         options["prefetch_factor"] = found.ahead
     if workers and is_stalling:
         return f"the workers run dry at times: {settings(facts, options)}"
+    if workers == found.workers:
+        return (
+            f"make __getitem__ cheaper (cache, pre-decoded samples): the loader has"
+            f" {plural(workers, 'worker')}, and there are {facts.cores} cores; more help only if"
+            " they wait for a disk or a network"
+        )
     if workers:
-        more = f", to {found.most} if they wait for a disk or a network"
         return (
             f"raise {option(facts, 'num_workers')} from {workers} to {found.workers}"
-            + (more if found.most > found.workers else "")
-            + ", or make __getitem__ cheaper"
+            f"{shortage(facts, found)}, or make __getitem__ cheaper"
         )
     if facts.is_on_gpu and not facts.loader.get("pin_memory"):
         options["pin_memory"] = True
@@ -242,13 +277,23 @@ def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
         return (
             f"{how}: PyDataset(workers={found.workers}, use_multiprocessing=True); of a tf.data"
             f" pipeline: map(..., num_parallel_calls={found.workers}) and prefetch({found.ahead})"
+            + shortage(facts, found)
         )
     if workers is None:
         at_once = f"load {found.workers} batches at once, in threads or processes"
-        return f"{at_once}, while the model works"
+        return f"{at_once}, while the model works{shortage(facts, found)}"
     shared = "; an IterableDataset has to share its samples out: get_worker_info()"
     options["persistent_workers"] = True
-    return f"{how}: {settings(facts, options)}" + (shared if is_stream else "")
+    told = f"{how}: {settings(facts, options)}{shortage(facts, found)}"
+    return told + (shared if is_stream else "")
+
+
+def shortage(facts: Facts, found: Plan) -> str:
+    """That there are too few cores for the workers that would keep up."""
+    if found.needed <= found.workers or facts.cores is None:
+        return ""
+    told = f"; {found.needed} would keep up, but there are {plural(facts.cores, 'core')}"
+    return told + (" (loading mostly waits, so more than that may help)" * found.is_waiting)
 
 
 def option(facts: Facts, name: str) -> str:

@@ -47,6 +47,10 @@ def judge(facts: Facts) -> Judged:
     if not evidence:
         return None
     first = "lower the learning rate, clip gradients, look at the first bad batch"
+    if "float16" in (facts.model.get("autocast"), facts.model.get("dtype")):
+        first = (
+            f"compute in bfloat16, or scale the loss (GradScaler): float16 ends at 65,504; {first}"
+        )
     if facts.sick and len(evidence) == 1 and {what for *_, what in facts.sick} <= SMALL:
         first = "look at activations, at the initialisation, at what is detached from the loss"
     if facts.sick:

@@ -3,8 +3,11 @@
 Long: the work of a step (without its wait for data, evaluations, checkpoints and compiles) is above
 three times the median. Of those, the longest: half as long as the ones that have half of the time,
 or longer. At least 3 of them, which together take 10 % of the window more than the median, are a
-finding; one or two that are longer than all others are left out. The gain is all of that. Where
-other work on the machine had the processor for half as long or longer, the rule abstains.
+finding; one or two that are longer than all others are left out. The gain is all of that.
+
+The rule abstains where other work on the machine had the processor for half as long or longer, and
+where the long steps take twice as long in each of forward, backward and optimizer: then the program
+does more passes there, as in a GAN that trains its parts by turns.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from cirron.verdict.rules import Judged, longest, ms, percent, period_of
 from cirron.verdict.whatif import without
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cirron.verdict.facts import Facts
 
 KIND: Class = "uneven-steps"
@@ -24,6 +29,7 @@ MIN_STEPS = 100
 RATIO = 3.0
 MIN_LONG = 3
 SHARE = 0.10
+PASSES = 2.0  # times the usual, in each phase: a step by design
 PARTS = {
     "forward": "forward",
     "backward": "backward",
@@ -53,6 +59,8 @@ def judge(facts: Facts) -> Judged:
     every = period_of(at)  # other work on the machine has none
     if not every and facts.is_starved(share * facts.window_ns):
         return Abstained(KIND, "other work on the machine may be why: it had the processor")
+    if has_more_passes(facts, at):
+        return Abstained(KIND, "the long steps have more forwards, backwards and optimizer steps")
     long = [facts.steps[number].work for number in at]
     excess = {
         part: sum(
@@ -83,4 +91,13 @@ def judge(facts: Facts) -> Judged:
         f"look at what those steps do: {what}"
         + ("" if every else ", or other work on the machine"),
         where,
+    )
+
+
+def has_more_passes(facts: Facts, at: Sequence[int]) -> bool:
+    """Whether these steps take twice as long as the usual one in each phase."""
+    return all(
+        (usual := median(getattr(step, name) or 0 for step in facts.steps)) > 0
+        and median(getattr(facts.steps[number], name) or 0 for number in at) >= PASSES * usual
+        for name in ("forward", "backward", "optimizer")
     )

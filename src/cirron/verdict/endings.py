@@ -1,0 +1,93 @@
+"""How each process of a run ended, or where it is: by its black box and the spans that failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from cirron.runs.opened import Run, Session
+
+MAX_FAILED = 16  # spans inside each other that an error has cut short
+
+
+class Ending(NamedTuple):
+    """How a process ended, or that it goes on."""
+
+    rank: int | None
+    state: str
+    where: str  # the innermost open span, with the path to it
+    last_step: int | None
+    silent_s: float | None  # None: not longer than `silence_after`
+    error: str = ""  # the exception or the signal that ended it
+    last_ns: int = 0  # when it was last heard of
+    step_name: str = "step"  # or `batch`, of `ci.batches`
+
+    @property
+    def blamed(self) -> tuple[bool, int]:
+        """Who is to blame first: whoever starts the ranks ends the others by a signal."""
+        return self.state == "signal", self.last_ns
+
+
+def endings(run: Run) -> list[Ending]:
+    """How each process of the last attempt stands."""
+    found = []
+    for one in run.sessions:
+        if one.attempt != run.attempts[-1]:
+            continue
+        box = one.box
+        where, error = "", ""
+        step: dict[str, Any] = {}
+        if box is not None:
+            spans = {span.id: span for span in box.spans}
+            parents = {span.parent_id for span in box.spans}
+            inner = [span for span in box.spans if span.id not in parents]
+            if inner:
+                path: list[str] = []
+                span = inner[0]
+                while span is not None and len(path) < 64:
+                    path.append(placed(span.name, span.index))
+                    span = spans.get(span.parent_id or "")  # type: ignore[assignment]
+                where = " > ".join(path[::-1])
+            step = box.content.get("last_step") or {}
+            error = str((box.content.get("ended") or {}).get("detail") or "")
+            if error:
+                where = failed_in(run, one) or where
+        found.append(
+            Ending(
+                one.rank,
+                one.state,
+                where,
+                step.get("index"),
+                silent_s(one),
+                error,
+                one.last_ns,
+                step.get("name", "step"),
+            )
+        )
+    return found
+
+
+def silent_s(session: Session) -> float | None:
+    """How long a process that should have recorded something has not; None: it did."""
+    content = {} if session.box is None else session.box.content
+    since, beat = content.get("silent_since_ns"), content.get("heartbeat_ns")
+    return None if since is None or beat is None else float(beat - since) / 1e9
+
+
+def failed_in(run: Run, session: Session) -> str:
+    """The innermost span that the last error has cut short, with the path to it."""
+    where, latest = "", 0
+    rows = run.query("failed", session=session.key, most=MAX_FAILED).fetch().rows
+    for path, epoch, step, index, start in rows:  # it leaves the innermost one first
+        if start >= latest:  # else one that failed before, and was caught
+            latest = start
+            *above, name = path.split("/")
+            known = {"epoch": epoch, "step": step, "batch": step}
+            where = " > ".join(
+                [*(placed(one, known.get(one)) for one in above), placed(name, index)]
+            )
+    return where
+
+
+def placed(name: str, index: int | None) -> str:
+    return name if index is None else f"{name}[{index}]"
