@@ -14,8 +14,8 @@ after torch is.
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -233,11 +233,15 @@ class TorchHook:
         """The first forward since a fetch, one without a loader, or inside an optimizer's step."""
         if lane.optimizers:
             end_stale_optimizers(lane)
-        if not lane.has_worked or (lane.driver is not None and lane.driver.is_over):
-            is_evaluating = mode == "eval" or not torch.is_grad_enabled()
-            self._loops.saw_work(lane, is_evaluating=is_evaluating, may_be_peek=True)
-        if lane.driver is None:
-            lane.free.before_forward(self._loops, model, is_in_train=mode == "train")
+        is_in_train, is_held = mode == "train", lane.peek is not None and lane.peek.is_for
+        is_evaluating = not (is_in_train and torch.is_grad_enabled())
+        is_over = lane.driver is not None and lane.driver.is_over
+        if not lane.has_worked or is_over or (is_held and not is_evaluating):
+            self._loops.saw_work(
+                lane, is_evaluating=is_evaluating, is_forward=True, is_in_train=is_in_train
+            )
+        if lane.driver is None and (lane.peek is None or not lane.peek.is_for):
+            lane.free.before_forward(self._loops, model, is_in_train=is_in_train)
         if lane.described is not model:
             # Without gradients it says nothing of training, and what it says later is new.
             lane.described = model if torch.is_grad_enabled() else nothing
@@ -303,9 +307,13 @@ class TorchHook:
             if isinstance(given, Tensor) or not isinstance(given, Iterable):
                 given = (given,)
             is_of_weights = any(isinstance(one, Parameter) for one in given)
-            if is_of_weights or stand_for_parameters(given, this_thread.lane.model):
-                return backward(outputs, inputs, *args, **kwargs)
-            return original(outputs, inputs, *args, **kwargs)
+            lane = this_thread.lane
+            if not (is_of_weights or stand_for_parameters(given, lane.model)):
+                return original(outputs, inputs, *args, **kwargs)
+            result = backward(outputs, inputs, *args, **kwargs)
+            if not is_of_weights:
+                lane.free.versions = ()  # whether the program's own tensors change, nothing tells
+            return result
 
         return grad
 
@@ -497,16 +505,17 @@ def is_a_model(module: Any) -> bool | None:
 
 
 def stand_for_parameters(given: Iterable[Any], model: Callable[[], Any] | None) -> bool:
-    """Whether these are as many tensors as a model has parameters, of the same shapes.
+    """Whether these have the shapes of parameters of a model, or of some of them.
 
-    One alone says nothing: it may be an input.
+    One alone says nothing if the model has more: it may be an input. Programs: `func_grad`,
+    `func_head`.
     """
-    shapes = [getattr(one, "shape", None) for one in given]
-    module = None if model is None or len(shapes) < 2 else model()
+    module = None if model is None else model()
     if module is None:
         return False
-    own = itertools.islice(module.parameters(), len(shapes) + 1)
-    return shapes == [one.shape for one in own]
+    own = Counter(one.shape for one in module.parameters())
+    shapes = Counter(getattr(one, "shape", None) for one in given)
+    return shapes <= own and (shapes.total() > 1 or own.total() == 1)
 
 
 def is_training(lane: Lane) -> bool:

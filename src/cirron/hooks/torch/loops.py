@@ -19,6 +19,7 @@ Runs on the user's threads.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import weakref
@@ -53,8 +54,8 @@ EVALUATIONS = frozenset(("evaluation", "prediction"))
 MAX_AHEAD = 2
 # Items that a `zip` may ask one loader for.
 MAX_AT_ONCE = 64
-# Spans of ours that wait to see whether a fetch by hand was the first of many.
-MAX_PEEK = 16
+# Spans of ours that wait in a pass whose items a model has seen.
+MAX_HELD = 64
 # Scopes of a framework's own round what it loads.
 LOADS = ("data_load", "data_setup")
 FOR_ITER = opmap["FOR_ITER"]
@@ -103,6 +104,7 @@ class Pass:
         self.has_evaluated = False  # the model that ran first did
         self.is_inside_step = False  # it began when the driver's step had done some work
         self.has_stepped = False  # an optimizer has, since the step began
+        self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch without such a step
         self.stepped_ns = 0  # when
         self.is_fresh = False  # the step was opened for the item that is being loaded
 
@@ -229,10 +231,13 @@ class Loops:
             self.count_step(lane, 0)
         lane.loading = current
         current.items += 1
-        if current.kind is UNDECIDED and lane.peek is current:
-            self._decide(lane, current, is_evaluating=False)  # it goes on: it was no peek
         if current.kind is UNDECIDED:
-            self._wait(current)
+            if lane.peek is not current:
+                self._wait(current)
+            elif not current.is_for or len(current.loads) >= MAX_HELD:
+                self._decide(lane, current, is_evaluating=current.is_for)  # it was no peek
+        if current.kind is UNDECIDED:
+            pass
         elif current.kind is JOINED:
             driver = lane.driver
             if driver is not None and driver.kind is TRAINING and driver.makes_steps:
@@ -257,7 +262,7 @@ class Loops:
         """A step that has trained is over, and so is a batch that a model has seen."""
         is_done = lane.has_worked
         if current.kind is TRAINING and self._has_optimizers():
-            is_done = current.has_stepped
+            is_done = current.has_stepped or self._is_changed_by_hand(lane, current)
         current.is_fresh = current.step is None or is_done
         if not current.is_fresh and current.items == MAX_AHEAD and not lane.has_worked:
             current.is_ahead = current.may_be_ahead
@@ -268,6 +273,14 @@ class Loops:
         """Where there are none, a batch with a backward is a step. Program: `manual_sgd`."""
         self._optimizers_exist = self._optimizers_exist or has_optimizers()
         return self._optimizers_exist
+
+    def _is_changed_by_hand(self, lane: Lane, current: Pass) -> bool:
+        """Whether the weights of the model that runs were changed since the last fetch, though no
+        optimizer has stepped. Program: `manual_after_optimizer`.
+        """
+        before, now = current.versions, versions_of(lane)
+        current.versions = now
+        return lane.has_worked and before[:1] == now[:1] and before != now
 
     def _next_step(self, current: Pass) -> None:
         """Begins with what other loaders have fetched since the last one did its work."""
@@ -317,7 +330,8 @@ class Loops:
         current.items -= 1
         is_owed = current.is_ahead
         if current.kind is UNDECIDED:  # or taken one after the other, as by `list`
-            is_owed = current.may_be_ahead and current.items <= MAX_AHEAD
+            is_ahead = current.may_be_ahead and lane.peek is not current
+            is_owed = is_ahead and current.items <= MAX_AHEAD
         if is_owed and (current.kind is UNDECIDED or current.items >= current.index):
             current.is_over = True  # the last items are still to be used
             if current.kind is UNDECIDED:
@@ -434,6 +448,8 @@ class Loops:
         """Now, or `at` a time. `error`: that has cut it short."""
         lane = current.lane
         lane.step = None
+        if lane.peek is current and current.is_for:
+            self._evaluate(lane, current)
         if current.is_over and not lane.has_worked:
             self._drop_fresh(current)  # nothing was fetched ahead after all
         if current in lane.passes:
@@ -486,6 +502,9 @@ class Loops:
                     if other.kind is UNDECIDED and other.is_for and other.loads:
                         other.loads += current.loads
                         current.loads = []
+                if lane.driver is None and current.items == 1 and lane.peek is not current:
+                    lane.free.take(current.loads)
+                    current.loads = []
             if lane.optimizers and lane is self.this_thread.lane:
                 end_stale_optimizers(lane)
             self.end_pass(
@@ -494,11 +513,10 @@ class Loops:
 
     # -- what a pass turns out to be --------------------------------------------------------
 
-    def saw_work(self, lane: Lane, *, is_evaluating: bool, may_be_peek: bool = False) -> None:
-        """A model runs, or something is trained, for the first time since a fetch.
-
-        `may_be_peek`: the model may run to be looked at.
-        """
+    def saw_work(
+        self, lane: Lane, *, is_evaluating: bool, is_forward: bool = False, is_in_train: bool = True
+    ) -> None:
+        """A model runs, or something is trained, for the first time since a fetch."""
         lane.has_worked = True
         driver = lane.driver
         if driver is not None and driver.is_over and driver.has_stepped:
@@ -510,10 +528,15 @@ class Loops:
         waiting = [one for one in lane.passes if one.kind is UNDECIDED and one.loads]
         for current in waiting:
             current.has_evaluated = is_evaluating
-        is_training = not is_evaluating and not may_be_peek
-        if len(waiting) == 1 and waiting[0].may_be_peek and not is_training and driver is None:
-            lane.peek = waiting[0]
-            return
+        if len(waiting) == 1 and (is_evaluating or is_forward):
+            current = waiting[0]
+            is_open = current.is_for and is_in_train and is_evaluating
+            if driver is not None:
+                is_open = is_left_open(driver, current, is_evaluating=is_evaluating)
+            if is_open or (current.may_be_peek and driver is None):
+                lane.peek = current
+                current.references = references_to(current.iterator())
+                return
         for current in waiting:
             self._decide(lane, current, is_evaluating=is_evaluating)
 
@@ -521,17 +544,24 @@ class Loops:
         """Ends a span of ours: while no pass is decided, it may have to wait for a parent."""
         lane = self.this_thread.lane
         if lane.driver is not None or lane.step is span.parent:
-            hot.close(span)
-            return
-        for current in lane.passes:
-            if span.parent is current.above and 0 < len(current.loads) < MAX_PEEK:
+            candidates = [lane.peek] if lane.peek is not None else []
+        else:
+            candidates = lane.passes
+        for current in candidates:
+            if span.parent is current.above and 0 < len(current.loads) < MAX_HELD:
                 hot.suspend(span)
                 current.loads.append(span)
                 return
-        lane.free.close(span)
+        if lane.driver is not None or lane.step is span.parent:
+            hot.close(span)
+        else:
+            lane.free.close(span)
 
     def _decide(self, lane: Lane, current: Pass, *, is_evaluating: bool) -> None:
         driver = lane.driver
+        if lane.peek is current and is_evaluating:
+            self._evaluate(lane, current)
+            return
         lane.peek = None
         current.references = references_to(current.iterator())
         if driver is not None and is_evaluation_left(driver, is_evaluating=is_evaluating):
@@ -548,6 +578,23 @@ class Loops:
         else:
             self._join(driver, current)
             return
+        self._open(current, [current.loads])
+
+    def _evaluate(self, lane: Lane, current: Pass) -> None:
+        """It has trained nothing with the items that a model has seen: each was a batch."""
+        lane.peek = None
+        if lane.driver is None:
+            lane.driver = current
+            lane.free.forget()
+        batches: list[list[hot.Span]] = []
+        for span in current.loads:
+            if span.name == "data_load" or not batches:
+                batches.append([])
+            batches[-1].append(span)
+        self._open(current, batches)
+
+    def _open(self, current: Pass, batches: list[list[hot.Span]]) -> None:
+        """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
         current.kind = EVALUATION
         current.first_index = current.index
         fetched = sum(load.name == "data_load" for load in current.loads)
@@ -556,7 +603,8 @@ class Loops:
         if current.makes_span:
             setup, current.setup = current.setup, None
             began = start if setup is None else setup.start
-            attrs = self._describe(current.iterator())
+            iterator = current.iterator()
+            attrs = None if iterator is None else self._describe(iterator)
             current.span = hot.insert(above, "evaluation", None, attrs, engine.Long, start=began)
             engine.begin_measuring(current.span)
             if setup is not None:
@@ -564,6 +612,10 @@ class Loops:
         parent = current.span
         if current.makes_steps:
             above = parent or above
+            for batch, following in itertools.pairwise(batches):
+                engine.insert_past(above, "batch", current.index, batch, following[0].start)
+                current.index += 1
+            start = batches[-1][0].start
             parent = hot.insert(above, "batch", current.index, None, hot.Step, start=start)
             current.step = parent
             current.index += 1
@@ -633,6 +685,7 @@ class Loops:
 
     def _name_training(self, lane: Lane, current: Pass) -> None:
         current.kind = TRAINING
+        current.versions = versions_of(lane)
         current.is_evaluating = False  # if a model was in eval mode when it began, it was left so
         span, step = current.span, current.step
         if step is not None:
@@ -676,6 +729,7 @@ class Loops:
             lane.free.count_step(self, optimizer)
         else:
             driver.has_stepped = True
+            driver.versions = ()
             driver.optimizer_steps += 1
             if driver.items == driver.length:  # the loop may clear them before the epoch ends
                 self.keep_gradients()
@@ -761,6 +815,14 @@ def is_peek(driver: Pass, current: Pass) -> bool:
     """
     by_hand = not (driver.is_for or current.is_for) and driver.iterator() is not None
     return by_hand and driver.kind is TRAINING and driver.items == 1 and driver.has_stepped
+
+
+def is_left_open(driver: Pass, inner: Pass, *, is_evaluating: bool) -> bool:
+    """Whether a `for` inside a step that has trained may train more, or evaluate with a model that
+    was left in train mode. Program: `validation_in_train_mode`.
+    """
+    is_inside = inner.is_for and inner.is_inside_step
+    return is_inside and driver.kind is TRAINING and driver.has_stepped and not is_evaluating
 
 
 def is_evaluation_left(driver: Pass, *, is_evaluating: bool) -> bool:
