@@ -130,55 +130,50 @@ class TorchHook:
     # -- forward ----------------------------------------------------------------------------
 
     def _make_call(self, original: Any) -> Any:
-        outermost, current = self._outermost, hot.current
+        forward, current, within = self._forward, hot.current, hot.within
+        this_thread = self._this_thread
         # torch's own only chooses between two functions. Choosing here, in its place, takes a
         # third off what a call of a submodule costs more.
         code = getattr(original, "__code__", None)
-        is_choice = code is not None and code.co_names == ("_compiled_call_impl", "_call_impl")
+        is_torchs = code is not None and code.co_names == ("_compiled_call_impl", "_call_impl")
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  nn.Module's own
             # First: inside a compiled graph this is all that remains of us.
             if is_dynamo_compiling():
                 return original(self, *args, **kwargs)
             span = current()
-            # One that has ended: a task was started in it, and goes on by itself.
-            is_part = span is not None and span.phase_kind is Inner and not span.end
-            # A module that has nothing, a transform of images, say, is no model.
-            is_part = is_part or not (self._parameters or self._modules)
-            if is_choice and self._compiled_call_impl is None:
-                if is_part:
+            if (
+                # One that has ended: a task was started in it, and goes on by itself.
+                (span is not None and span.phase_kind is Inner and not span.end)
+                # A module that has nothing, a transform of images, say, is no model.
+                or not (self._parameters or self._modules)
+                or (lane := this_thread.lane).is_inside
+            ):
+                if is_torchs and self._compiled_call_impl is None:
                     return self._call_impl(*args, **kwargs)
-                return outermost(span, self, self._call_impl, args, kwargs)
-            if is_part:
                 return original(self, *args, **kwargs)
-            return outermost(span, self, MethodType(original, self), args, kwargs)
+            is_plain = is_torchs and self._compiled_call_impl is None
+            call = self._call_impl if is_plain else MethodType(original, self)
+            step = lane.step
+            if (
+                step is None
+                or step is not span
+                or step.phase is not None
+                or lane.described() is not self
+                or not self.training
+                or current_graph_task_id() != -1
+                or compiler._is_compiling_flag
+            ):
+                return forward(lane, self, call, args, kwargs)
+            # Nothing new: the model of the last step runs again, in the next one.
+            lane.is_inside = lane.has_worked = True
+            lane.model = lane.described
+            try:
+                return within(step, "forward", TRAIN, Inner, 0, call, args, kwargs)
+            finally:
+                lane.is_inside = False
 
         return __call__
-
-    def _outermost(
-        self, span: hot.Span | None, module: Any, call: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """`span`: the current one."""
-        lane = self._this_thread.lane
-        if lane.is_inside:
-            return call(*args, **kwargs)
-        step = lane.step
-        if (
-            step is None
-            or step is not span
-            or step.phase is not None
-            or lane.described() is not module
-            or not module.training
-            or current_graph_task_id() != -1
-            or compiler._is_compiling_flag
-        ):
-            return self._forward(lane, module, call, args, kwargs)
-        lane.is_inside = lane.has_worked = True
-        lane.model = lane.described
-        try:
-            return hot.within(step, "forward", TRAIN, Inner, 0, call, args, kwargs)
-        finally:
-            lane.is_inside = False
 
     def _forward(self, lane: Lane, module: Any, call: Any, args: Any, kwargs: Any) -> Any:
         is_model: bool | None = False
@@ -486,7 +481,7 @@ class TorchHook:
         stay_out_of_graphs()
         # What a module or a dataset does inside of these is not ours.
         loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
-        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._outermost, self._forward)
+        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._forward)
         outer += (engine.around, hot.within)
         for function in (*outer, loader.__iter__, iterator.__next__):
             run_uncompiled(function, with_callees=False)
