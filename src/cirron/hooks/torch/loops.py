@@ -220,7 +220,7 @@ class Loops:
         lane.loading = current
         current.items += 1
         is_held = lane.peek is current
-        if is_held and (not current.is_for or len(current.loads) >= MAX_HELD):
+        if is_held and not (current.is_for and can_wait(current.loads)):
             self._decide(lane, current, is_evaluating=current.is_for)  # it was no peek
         if current.kind is UNDECIDED:
             if not is_held:
@@ -768,6 +768,14 @@ def open_above(current: Pass) -> hot.Span:
     while span.end and span.parent is not span:
         span = span.parent
     return span
+
+
+def can_wait(held: list[hot.Span]) -> bool:
+    """Whether nothing but these was recorded meanwhile. What the program records, such as marks,
+    belongs to the batch, which has to be open for that.
+    """
+    recorded = hot.given_out() - held[0].sequence + 1
+    return recorded == len(held) < MAX_HELD
 
 
 def fetches(spans: list[hot.Span]) -> int:
