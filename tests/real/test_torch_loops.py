@@ -412,6 +412,19 @@ def ahead(loader: DataLoader[Any]) -> Iterator[Any]:
         batch = following
 
 
+def test_marks_in_a_validation_in_train_mode(traced: Traced) -> None:
+    """A validation without `eval()` that marks values is known by its second batch."""
+    loop = Loop()
+    with torch.no_grad():
+        for batch in loader_of(3):
+            ci.mark("val_loss", loop.loss(batch))
+
+    batches = " ".join(f"batch[{index}](data_load forward:train)" for index in range(3))
+    assert f"evaluation({batches})" == traced()
+    (evaluation,) = ci.trace(name="evaluation", format="dict")["roots"]
+    assert [0, 1, 1] == [len(one["marks"]) for one in evaluation["children"]]
+
+
 def test_a_loader_that_is_read_ahead(traced: Traced) -> None:
     """Fetching ahead moves fetches between steps, and adds no step and no epoch."""
     loop = Loop()

@@ -138,6 +138,28 @@ def end_if_used(span: hot.Span, name: str = "") -> None:
         hot.drop(span)
 
 
+def insert_past(
+    above: hot.Span,
+    name: str,
+    index: int,
+    inside: list[hot.Span],
+    at: int,
+    losses: tuple[tuple[Any, int], ...] = (),
+) -> None:
+    """Records a span that was over `at` a time, and the suspended spans inside it."""
+    current = hot.leave_context()
+    hot.enter_context(above)
+    span = hot.begin(name, index, None, hot.Step, inside[0].start)
+    if hot.device_clock is not None:
+        hot.device_clock.drop(span)  # it began long ago
+    for one in inside:
+        hot.release(one, span)
+    if losses:
+        hot.losses[span] = losses
+    hot.close(span, at)
+    hot.enter_context(current)
+
+
 # -- long spans ------------------------------------------------------------------------------
 
 

@@ -772,14 +772,26 @@ def within(
     kwargs: dict[str, Any],
     fail: Callable[[Span, BaseException], None] = fail,
 ) -> Any:
-    """Calls a function in a phase of a step."""
-    phase = begin_phase(step, name, attrs, kind, at)
+    """Calls a function in a phase of a step: `begin_phase` and `end_phase`, in place."""
+    inside = step
+    if device_clock is None or not getattr(step, "device", None):
+        number = next(sequence)
+        start = at or now()
+        step.phase_kind = kind  # type: ignore[misc]  # of a step it is a slot
+        step.phase = phase = (number, name, attrs, start)  # type: ignore[misc]
+    else:
+        phase = None
+        inside = begin_phase(step, name, attrs, kind, at)
     try:
         result = function(*args, **kwargs)
     except BaseException as error:  # passes on, with the span closed
-        fail(open_phase(phase), error)
+        fail(open_phase(inside), error)
         raise
-    end_phase(phase)
+    if step.phase is phase and phase is not None and not step.end and _get() is step:
+        append((number, step.sequence, name, None, attrs, start, now(), step.thread))
+        step.phase = step.phase_kind = None  # type: ignore[misc]
+    else:
+        end_phase(inside)
     return result
 
 
@@ -852,8 +864,10 @@ def follow(span: Span, index: int) -> Span:
         at = now()
         close(span, at)
         return begin(span.name, index, None, kind, at)
-    if losses:
-        mark_losses(span)
+    noted = losses.pop(span, None) if losses else None
+    if noted is not None:
+        for loss, at in noted:
+            append((next(sequence), span.sequence, "loss", loss, "point", None, at))
     following: Span = kind()
     name = following.name = span.name
     following.index = index

@@ -14,8 +14,8 @@ after torch is.
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -130,55 +130,50 @@ class TorchHook:
     # -- forward ----------------------------------------------------------------------------
 
     def _make_call(self, original: Any) -> Any:
-        outermost, current = self._outermost, hot.current
+        forward, current, within = self._forward, hot.current, hot.within
+        this_thread = self._this_thread
         # torch's own only chooses between two functions. Choosing here, in its place, takes a
         # third off what a call of a submodule costs more.
         code = getattr(original, "__code__", None)
-        is_choice = code is not None and code.co_names == ("_compiled_call_impl", "_call_impl")
+        is_torchs = code is not None and code.co_names == ("_compiled_call_impl", "_call_impl")
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  nn.Module's own
             # First: inside a compiled graph this is all that remains of us.
             if is_dynamo_compiling():
                 return original(self, *args, **kwargs)
             span = current()
-            # One that has ended: a task was started in it, and goes on by itself.
-            is_part = span is not None and span.phase_kind is Inner and not span.end
-            # A module that has nothing, a transform of images, say, is no model.
-            is_part = is_part or not (self._parameters or self._modules)
-            if is_choice and self._compiled_call_impl is None:
-                if is_part:
+            if (
+                # One that has ended: a task was started in it, and goes on by itself.
+                (span is not None and span.phase_kind is Inner and not span.end)
+                # A module that has nothing, a transform of images, say, is no model.
+                or not (self._parameters or self._modules)
+                or (lane := this_thread.lane).is_inside
+            ):
+                if is_torchs and self._compiled_call_impl is None:
                     return self._call_impl(*args, **kwargs)
-                return outermost(span, self, self._call_impl, args, kwargs)
-            if is_part:
                 return original(self, *args, **kwargs)
-            return outermost(span, self, MethodType(original, self), args, kwargs)
+            is_plain = is_torchs and self._compiled_call_impl is None
+            call = self._call_impl if is_plain else MethodType(original, self)
+            step = lane.step
+            if (
+                step is None
+                or step is not span
+                or step.phase is not None
+                or lane.described() is not self
+                or not self.training
+                or current_graph_task_id() != -1
+                or compiler._is_compiling_flag
+            ):
+                return forward(lane, self, call, args, kwargs)
+            # Nothing new: the model of the last step runs again, in the next one.
+            lane.is_inside = lane.has_worked = True
+            lane.model = lane.described
+            try:
+                return within(step, "forward", TRAIN, Inner, 0, call, args, kwargs)
+            finally:
+                lane.is_inside = False
 
         return __call__
-
-    def _outermost(
-        self, span: hot.Span | None, module: Any, call: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """`span`: the current one."""
-        lane = self._this_thread.lane
-        if lane.is_inside:
-            return call(*args, **kwargs)
-        step = lane.step
-        if (
-            step is None
-            or step is not span
-            or step.phase is not None
-            or lane.described() is not module
-            or not module.training
-            or current_graph_task_id() != -1
-            or compiler._is_compiling_flag
-        ):
-            return self._forward(lane, module, call, args, kwargs)
-        lane.is_inside = lane.has_worked = True
-        lane.model = lane.described
-        try:
-            return hot.within(step, "forward", TRAIN, Inner, 0, call, args, kwargs)
-        finally:
-            lane.is_inside = False
 
     def _forward(self, lane: Lane, module: Any, call: Any, args: Any, kwargs: Any) -> Any:
         is_model: bool | None = False
@@ -233,11 +228,15 @@ class TorchHook:
         """The first forward since a fetch, one without a loader, or inside an optimizer's step."""
         if lane.optimizers:
             end_stale_optimizers(lane)
-        if not lane.has_worked or (lane.driver is not None and lane.driver.is_over):
-            is_evaluating = mode == "eval" or not torch.is_grad_enabled()
-            self._loops.saw_work(lane, is_evaluating=is_evaluating, may_be_peek=True)
-        if lane.driver is None:
-            lane.free.before_forward(self._loops, model, is_in_train=mode == "train")
+        is_in_train, is_held = mode == "train", lane.peek is not None and lane.peek.is_for
+        is_evaluating = not (is_in_train and torch.is_grad_enabled())
+        is_over = lane.driver is not None and lane.driver.is_over
+        if not lane.has_worked or is_over or (is_held and not is_evaluating):
+            self._loops.saw_work(
+                lane, is_evaluating=is_evaluating, is_forward=True, is_in_train=is_in_train
+            )
+        if lane.driver is None and (lane.peek is None or not lane.peek.is_for):
+            lane.free.before_forward(self._loops, model, is_in_train=is_in_train)
         if lane.described is not model:
             # Without gradients it says nothing of training, and what it says later is new.
             lane.described = model if torch.is_grad_enabled() else nothing
@@ -303,9 +302,13 @@ class TorchHook:
             if isinstance(given, Tensor) or not isinstance(given, Iterable):
                 given = (given,)
             is_of_weights = any(isinstance(one, Parameter) for one in given)
-            if is_of_weights or stand_for_parameters(given, this_thread.lane.model):
-                return backward(outputs, inputs, *args, **kwargs)
-            return original(outputs, inputs, *args, **kwargs)
+            lane = this_thread.lane
+            if not (is_of_weights or stand_for_parameters(given, lane.model)):
+                return original(outputs, inputs, *args, **kwargs)
+            result = backward(outputs, inputs, *args, **kwargs)
+            if not is_of_weights:
+                lane.free.versions = ()  # whether the program's own tensors change, nothing tells
+            return result
 
         return grad
 
@@ -478,7 +481,7 @@ class TorchHook:
         stay_out_of_graphs()
         # What a module or a dataset does inside of these is not ours.
         loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
-        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._outermost, self._forward)
+        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._forward)
         outer += (engine.around, hot.within)
         for function in (*outer, loader.__iter__, iterator.__next__):
             run_uncompiled(function, with_callees=False)
@@ -497,16 +500,17 @@ def is_a_model(module: Any) -> bool | None:
 
 
 def stand_for_parameters(given: Iterable[Any], model: Callable[[], Any] | None) -> bool:
-    """Whether these are as many tensors as a model has parameters, of the same shapes.
+    """Whether these have the shapes of parameters of a model, or of some of them.
 
-    One alone says nothing: it may be an input.
+    One alone says nothing if the model has more: it may be an input. Programs: `func_grad`,
+    `func_head`.
     """
-    shapes = [getattr(one, "shape", None) for one in given]
-    module = None if model is None or len(shapes) < 2 else model()
+    module = None if model is None else model()
     if module is None:
         return False
-    own = itertools.islice(module.parameters(), len(shapes) + 1)
-    return shapes == [one.shape for one in own]
+    own = Counter(one.shape for one in module.parameters())
+    shapes = Counter(getattr(one, "shape", None) for one in given)
+    return shapes <= own and (shapes.total() > 1 or own.total() == 1)
 
 
 def is_training(lane: Lane) -> bool:

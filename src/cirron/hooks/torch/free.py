@@ -86,6 +86,9 @@ class FreeLoop:
             self._begin_with_held(loops)
         elif not self.is_holding:
             self._hold(hot.innermost())
+        elif self._above is not hot.innermost() and self._has_loads_only:
+            self._release()  # the loop is in a scope that began after the fetch
+            self._hold(hot.innermost())
 
     def close(self, span: hot.Span) -> None:
         """Ends a span of ours, which may have to wait until it is known what it is under."""
@@ -97,11 +100,22 @@ class FreeLoop:
             hot.suspend(span)
             self._held.append(span)
 
+    def take(self, loads: list[hot.Span]) -> None:
+        """Fetches by `next(iter(loader))`: each is the next step's. Program: `next_iter`."""
+        if loads and not self.is_holding and self.epoch is None:
+            self._hold(loads[0].parent)
+        for load in loads:
+            if self.is_holding and load.parent is self._above and len(self._held) < MAX_HELD:
+                self._held.append(load)
+            else:
+                hot.release(load)
+
     def count_step(self, loops: Loops, optimizer: int) -> None:
         """An optimizer has stepped. One inside a backward, on a thread of torch's, is none."""
         if current_graph_task_id() != -1:
             return
         self.steps += 1
+        self.is_by_hand = False
         self._lane.step = None
         self._stepped.add(optimizer)
         if not self._goes_on(loops):
@@ -159,6 +173,10 @@ class FreeLoop:
                 self.count_step(loops, 0)
 
     @property
+    def _has_loads_only(self) -> bool:
+        return bool(self._held) and all(one.name == "data_load" for one in self._held)
+
+    @property
     def _is_waiting(self) -> bool:
         """Whether some optimizers have stepped, and others of the same step are still to."""
         return 0 < len(self._stepped) < self._together
@@ -208,20 +226,9 @@ class FreeLoop:
         epoch = self.epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
         engine.begin_measuring(epoch)
         loops.name_epoch(self._lane, epoch)
-        inside = hot.innermost()
-        hot.enter_context(epoch)
-        first = hot.begin("step", 0)
-        if hot.device_clock is not None:
-            hot.device_clock.drop(first)  # it began long ago
-        first.start = start
-        for span in held:
-            if span.start < ended_ns:
-                hot.release(span, first)
-        if self.losses:
-            hot.losses[first] = tuple(self.losses)
+        first = [span for span in held if span.start < ended_ns]
+        engine.insert_past(epoch, "step", 0, first, ended_ns, tuple(self.losses))
         self.losses.clear()
-        hot.close(first, at=ended_ns)
-        hot.enter_context(inside)
         self.step = hot.insert(epoch, "step", 1, None, engine.Tentative, start=ended_ns)
         for span in held:
             hot.release(span, self.step)  # the others
@@ -256,4 +263,4 @@ def is_under(span: hot.Span, above: hot.Span) -> bool:
 def versions_of(lane: Lane) -> tuple[int, ...]:
     """What differs once the weights of the last model were changed; not by way of `.data`."""
     model = None if lane.model is None else lane.model()
-    return () if model is None else tuple(one._version for one in model.parameters())
+    return () if model is None else (id(model), *(one._version for one in model.parameters()))

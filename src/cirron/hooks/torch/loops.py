@@ -2,7 +2,7 @@
 
 Each thread has a `Lane`. In it, each iterator of a DataLoader that is asked for items is a `Pass`:
 
-    UNDECIDED   items were fetched, and no model has run since: they may be for anything
+    UNDECIDED   items were fetched; no model has used them, or it is not clear what for
        | a model runs, or something is trained
        +-> JOINED       another pass goes on, and this one fetches more for its steps
        +-> EVALUATION   spans `evaluation` and `batch`
@@ -18,13 +18,10 @@ Runs on the user's threads.
 
 from __future__ import annotations
 
-import gc
-import os
+import itertools
 import sys
 import weakref
 from _thread import _local
-from dis import opmap
-from inspect import CO_GENERATOR
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,15 +30,12 @@ from torch.utils.data.dataloader import _DatasetKind
 from cirron import guard
 from cirron.hooks import engine
 from cirron.hooks.engine import STEPS
-from cirron.hooks.torch import describe
+from cirron.hooks.torch import callers, describe
 from cirron.hooks.torch.free import FreeLoop, versions_of
 from cirron.record import hot
-from cirron.record.attrs import describe_error
-from cirron.record.value import MAX_TEXT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from cirron.hooks import Snapshots
 
@@ -51,20 +45,10 @@ UNDECIDED, JOINED, EVALUATION, TRAINING = "undecided", "joined", "evaluation", "
 EVALUATIONS = frozenset(("evaluation", "prediction"))
 # Fetches that may be ahead of the item that is used.
 MAX_AHEAD = 2
-# Items that a `zip` may ask one loader for.
-MAX_AT_ONCE = 64
-# Spans of ours that wait to see whether a fetch by hand was the first of many.
-MAX_PEEK = 16
+# Spans of ours that wait in a pass whose items a model has seen.
+MAX_HELD = 64
 # Scopes of a framework's own round what it loads.
 LOADS = ("data_load", "data_setup")
-FOR_ITER = opmap["FOR_ITER"]
-# How a `for` is left without an error: by `break` or `return`, which take its iterator off the
-# stack, or at the end of it.
-LEAVES = {opmap.get(name) for name in ("POP_TOP", "POP_ITER", "END_FOR", "FOR_ITER", "SWAP")}
-# What torch runs every optimizer's step in; all of them share the code.
-STEP_CODE = torch.optim.Optimizer.profile_hook_step(len).__code__
-WITHIN = hot.within.__code__
-HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def nothing() -> None:
@@ -79,32 +63,37 @@ class Pass:
         self.kind = UNDECIDED
         self.iterator: Callable[[], Any] = nothing  # a weak reference, while the pass goes on
         self.above = above  # what was open when it began
-        self.setup: hot.Span | None = None  # of workers; it waits for a parent
-        self.loads: list[hot.Span] = []  # fetches that do
-        self.span: hot.Span | None = None  # the epoch or evaluation, where it is ours to make
+        self.length: int | None = None  # of the loader; None: it may be endless
+        self.round: int | None = None  # the items after which a sampler begins again
+        self.items = 0  # asked for
+        # How it began.
+        self.is_for = False  # a `for` asks for the items, not a call of `next`
+        self.is_evaluating = False  # gradients were off, or the model was in eval mode
+        self.is_inside_step = False  # the driver's step had done some work
+        self.makes_span = False  # no one else has opened an epoch or evaluation for it
+        self.makes_steps = False
+        self.outer_has_epoch = False
+        # While it is undecided: spans that wait for a parent.
+        self.setup: hot.Span | None = None  # of workers
+        self.loads: list[hot.Span] = []  # fetches; of a pass that a model has seen, forwards too
+        self.has_evaluated = False  # the model that ran first did
+        # Once it is decided.
+        self.span: hot.Span | None = None  # the epoch or evaluation, if `makes_span`
         self.step: hot.Span | None = None
         self.index = 0  # of the next step
         self.first_index = 0
-        self.items = 0  # asked for
-        self.optimizer_steps = 0
         self.references = 0  # to the iterator, when the first item was used
-        self.makes_span = False
-        self.makes_steps = False
-        self.outer_has_epoch = False
-        self.is_for = False  # a `for` asks for the items, not a call of `next`
-        self.may_be_ahead = False  # whoever asks may fetch an item before the last one is used
-        self.is_ahead = False  # and does
-        self.at_once = 1  # items that a `zip` asks for, one after the other
-        self.is_over = False  # exhausted, with items that were fetched ahead still to be used
-        self.owed = 0  # those of them that the open step is not for
-        self.length: int | None = None  # of the loader; None: it may be endless
-        self.round: int | None = None  # the items after which a sampler begins again
-        self.is_evaluating = False  # the program was, when it began
-        self.has_evaluated = False  # the model that ran first did
-        self.is_inside_step = False  # it began when the driver's step had done some work
-        self.has_stepped = False  # an optimizer has, since the step began
-        self.stepped_ns = 0  # when
         self.is_fresh = False  # the step was opened for the item that is being loaded
+        self.has_stepped = False  # an optimizer has, since the step began
+        self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch without such a step
+        self.optimizer_steps = 0
+        # Items that are fetched before the last one is used.
+        self.at_once = 1  # by a `zip`, one right after the other
+        self.may_be_ahead = False  # whoever asks could
+        self.is_ahead = False  # and does
+        self.is_over = False  # the loader has no more items, but some are still to be used
+        self.owed = 0  # those of them that the open step is not for
+        self.stepped_ns = 0  # when an optimizer did, since then
 
     @property
     def may_be_peek(self) -> bool:
@@ -127,7 +116,8 @@ class Lane:
     def __init__(self) -> None:
         self.passes: list[Pass] = []  # outermost first
         self.driver: Pass | None = None
-        self.peek: Pass | None = None  # whose one item a model has seen, without training
+        # The undecided pass whose items a model has seen: it may be trained with them yet.
+        self.peek: Pass | None = None
         self.loading: Pass | None = None  # that is asked for an item now
         self.teardown: hot.Span | None = None  # of workers, at the end of that fetch
         # The open step of the loop that trains. While it is the innermost span, no forward,
@@ -229,10 +219,12 @@ class Loops:
             self.count_step(lane, 0)
         lane.loading = current
         current.items += 1
-        if current.kind is UNDECIDED and lane.peek is current:
-            self._decide(lane, current, is_evaluating=False)  # it goes on: it was no peek
+        is_held = lane.peek is current
+        if is_held and not (current.is_for and can_wait(current.loads)):
+            self._decide(lane, current, is_evaluating=current.is_for)  # it was no peek
         if current.kind is UNDECIDED:
-            self._wait(current)
+            if not is_held:
+                self._wait(current)
         elif current.kind is JOINED:
             driver = lane.driver
             if driver is not None and driver.kind is TRAINING and driver.makes_steps:
@@ -246,18 +238,15 @@ class Loops:
         """Another item, with the last one unused: it was, unless this is fetched ahead."""
         kept = max(MAX_AHEAD if current.may_be_ahead else 1, current.at_once)
         loads = current.loads
-        fetched = sum(one.name == "data_load" for one in loads)
-        while loads and (fetched >= kept or loads[0].name != "data_load"):
-            is_fetch = loads[0].name == "data_load"
-            fetched -= is_fetch
-            current.index += is_fetch
+        while loads and (loads[0].name != "data_load" or fetches(loads) >= kept):
+            current.index += loads[0].name == "data_load"
             hot.release(loads.pop(0))
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
         """A step that has trained is over, and so is a batch that a model has seen."""
         is_done = lane.has_worked
         if current.kind is TRAINING and self._has_optimizers():
-            is_done = current.has_stepped
+            is_done = current.has_stepped or self._is_changed_by_hand(lane, current)
         current.is_fresh = current.step is None or is_done
         if not current.is_fresh and current.items == MAX_AHEAD and not lane.has_worked:
             current.is_ahead = current.may_be_ahead
@@ -268,6 +257,14 @@ class Loops:
         """Where there are none, a batch with a backward is a step. Program: `manual_sgd`."""
         self._optimizers_exist = self._optimizers_exist or has_optimizers()
         return self._optimizers_exist
+
+    def _is_changed_by_hand(self, lane: Lane, current: Pass) -> bool:
+        """Whether the weights of the model that runs were changed since the last fetch, though no
+        optimizer has stepped. Program: `manual_after_optimizer`.
+        """
+        before, now = current.versions, versions_of(lane)
+        current.versions = now
+        return lane.has_worked and before[:1] == now[:1] and before != now
 
     def _next_step(self, current: Pass) -> None:
         """Begins with what other loaders have fetched since the last one did its work."""
@@ -307,7 +304,7 @@ class Loops:
             if teardown is not None:
                 hot.release(teardown)
             # A `for` does not go on; whoever keeps the exception keeps the iterator, too.
-            if current is not None and (hot.is_fetching() or is_for(find_asker())):
+            if current is not None and (hot.is_fetching() or callers.is_for(callers.find_asker())):
                 self.end_pass(current, error=(load.attrs or {}).get("error"))
             return
         hot.drop(load)
@@ -317,7 +314,8 @@ class Loops:
         current.items -= 1
         is_owed = current.is_ahead
         if current.kind is UNDECIDED:  # or taken one after the other, as by `list`
-            is_owed = current.may_be_ahead and current.items <= MAX_AHEAD
+            is_ahead = current.may_be_ahead and lane.peek is not current
+            is_owed = is_ahead and current.items <= MAX_AHEAD
         if is_owed and (current.kind is UNDECIDED or current.items >= current.index):
             current.is_over = True  # the last items are still to be used
             if current.kind is UNDECIDED:
@@ -372,11 +370,11 @@ class Loops:
     def _begin_pass(self, lane: Lane, iterator: Any, *, may_drive: bool = True) -> Pass:
         lane.free.end_evaluation()
         current = Pass(lane, hot.innermost())
-        asker = find_asker()
+        asker = callers.find_asker()
         is_fetching = hot.is_fetching()
-        current.is_for = is_fetching or is_for(asker)
-        current.may_be_ahead = not current.is_for or bool(asker.f_code.co_flags & CO_GENERATOR)
-        current.at_once = times_in_zip(iterator) if current.is_for else 1
+        current.is_for = is_fetching or callers.is_for(asker)
+        current.may_be_ahead = not current.is_for or callers.is_generator(asker)
+        current.at_once = callers.times_in_zip(iterator) if current.is_for else 1
         is_told = is_told_to_evaluate(lane)
         # An item that is asked for by hand may be one more to train with.
         has_grad = torch.is_grad_enabled() and not (current.is_for and is_in_eval_mode(lane))
@@ -428,12 +426,14 @@ class Loops:
         self._follow(driver, asked)
         self._follow(current, looked_at)
         driver.items, current.items = current.items, driver.items
-        driver.references = references_to(asked)
+        driver.references = callers.references_to(asked)
 
     def end_pass(self, current: Pass, *, error: str | None = None, at: int = 0) -> None:
         """Now, or `at` a time. `error`: that has cut it short."""
         lane = current.lane
         lane.step = None
+        if lane.peek is current and current.is_for:
+            self._evaluate(lane, current)
         if current.is_over and not lane.has_worked:
             self._drop_fresh(current)  # nothing was fetched ahead after all
         if current in lane.passes:
@@ -486,19 +486,21 @@ class Loops:
                     if other.kind is UNDECIDED and other.is_for and other.loads:
                         other.loads += current.loads
                         current.loads = []
+                if lane.driver is None and current.items == 1 and lane.peek is not current:
+                    lane.free.take(current.loads)
+                    current.loads = []
             if lane.optimizers and lane is self.this_thread.lane:
                 end_stale_optimizers(lane)
             self.end_pass(
-                current, error=error_that_left(sys._getframe(1)) if current.is_for else None
+                current, error=callers.error_that_left(sys._getframe(1)) if current.is_for else None
             )
 
     # -- what a pass turns out to be --------------------------------------------------------
 
-    def saw_work(self, lane: Lane, *, is_evaluating: bool, may_be_peek: bool = False) -> None:
-        """A model runs, or something is trained, for the first time since a fetch.
-
-        `may_be_peek`: the model may run to be looked at.
-        """
+    def saw_work(
+        self, lane: Lane, *, is_evaluating: bool, is_forward: bool = False, is_in_train: bool = True
+    ) -> None:
+        """A model runs, or something is trained, for the first time since a fetch."""
         lane.has_worked = True
         driver = lane.driver
         if driver is not None and driver.is_over and driver.has_stepped:
@@ -510,30 +512,38 @@ class Loops:
         waiting = [one for one in lane.passes if one.kind is UNDECIDED and one.loads]
         for current in waiting:
             current.has_evaluated = is_evaluating
-        is_training = not is_evaluating and not may_be_peek
-        if len(waiting) == 1 and waiting[0].may_be_peek and not is_training and driver is None:
-            lane.peek = waiting[0]
-            return
+        if len(waiting) == 1 and (is_evaluating or is_forward):
+            current = waiting[0]
+            is_open = current.is_for and is_in_train and is_evaluating
+            if driver is not None:
+                is_open = is_left_open(driver, current, is_evaluating=is_evaluating)
+            if is_open or (current.may_be_peek and driver is None):
+                lane.peek = current
+                current.references = callers.references_to(current.iterator())
+                return
         for current in waiting:
             self._decide(lane, current, is_evaluating=is_evaluating)
 
     def close(self, span: hot.Span) -> None:
         """Ends a span of ours: while no pass is decided, it may have to wait for a parent."""
         lane = self.this_thread.lane
-        if lane.driver is not None or lane.step is span.parent:
-            hot.close(span)
-            return
+        is_known = lane.driver is not None or lane.step is span.parent
         for current in lane.passes:
-            if span.parent is current.above and 0 < len(current.loads) < MAX_PEEK:
+            if is_known and current is not lane.peek:
+                continue
+            if span.parent is current.above and 0 < len(current.loads) < MAX_HELD:
                 hot.suspend(span)
                 current.loads.append(span)
                 return
-        lane.free.close(span)
+        (hot.close if is_known else lane.free.close)(span)
 
     def _decide(self, lane: Lane, current: Pass, *, is_evaluating: bool) -> None:
         driver = lane.driver
+        if lane.peek is current and is_evaluating:
+            self._evaluate(lane, current)
+            return
         lane.peek = None
-        current.references = references_to(current.iterator())
+        current.references = callers.references_to(current.iterator())
         if driver is not None and is_evaluation_left(driver, is_evaluating=is_evaluating):
             self.end_pass(driver, at=current.loads[0].start)
             driver = None
@@ -548,15 +558,32 @@ class Loops:
         else:
             self._join(driver, current)
             return
+        self._open(current, [current.loads])
+
+    def _evaluate(self, lane: Lane, current: Pass) -> None:
+        """It has trained nothing with the items that a model has seen: each was a batch."""
+        lane.peek = None
+        if lane.driver is None:
+            lane.driver = current
+            lane.free.forget()
+        batches: list[list[hot.Span]] = []
+        for span in current.loads:
+            if span.name == "data_load" or not batches:
+                batches.append([])
+            batches[-1].append(span)
+        self._open(current, batches)
+
+    def _open(self, current: Pass, batches: list[list[hot.Span]]) -> None:
+        """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
         current.kind = EVALUATION
         current.first_index = current.index
-        fetched = sum(load.name == "data_load" for load in current.loads)
-        current.is_ahead = fetched >= MAX_AHEAD and current.at_once == 1
+        current.is_ahead = fetches(batches[-1]) >= MAX_AHEAD and current.at_once == 1
         above, start = open_above(current), current.loads[0].start
         if current.makes_span:
             setup, current.setup = current.setup, None
             began = start if setup is None else setup.start
-            attrs = self._describe(current.iterator())
+            iterator = current.iterator()
+            attrs = None if iterator is None else self._describe(iterator)
             current.span = hot.insert(above, "evaluation", None, attrs, engine.Long, start=began)
             engine.begin_measuring(current.span)
             if setup is not None:
@@ -564,6 +591,10 @@ class Loops:
         parent = current.span
         if current.makes_steps:
             above = parent or above
+            for batch, following in itertools.pairwise(batches):
+                engine.insert_past(above, "batch", current.index, batch, following[0].start)
+                current.index += 1
+            start = batches[-1][0].start
             parent = hot.insert(above, "batch", current.index, None, hot.Step, start=start)
             current.step = parent
             current.index += 1
@@ -612,8 +643,6 @@ class Loops:
         if by_backward and is_in_eval_mode(lane):
             return  # an attack, or a saliency map
         self.saw_work(lane, is_evaluating=False)
-        if lane.peek is not None:
-            self._decide(lane, lane.peek, is_evaluating=False)
         driver = lane.driver
         for inner in [one for one in lane.passes if one.kind is EVALUATION and one is not driver]:
             self.end_pass(inner)  # an evaluation inside the step, left
@@ -633,6 +662,7 @@ class Loops:
 
     def _name_training(self, lane: Lane, current: Pass) -> None:
         current.kind = TRAINING
+        current.versions = versions_of(lane)
         current.is_evaluating = False  # if a model was in eval mode when it began, it was left so
         span, step = current.span, current.step
         if step is not None:
@@ -676,6 +706,7 @@ class Loops:
             lane.free.count_step(self, optimizer)
         else:
             driver.has_stepped = True
+            driver.versions = ()
             driver.optimizer_steps += 1
             if driver.items == driver.length:  # the loop may clear them before the epoch ends
                 self.keep_gradients()
@@ -706,12 +737,7 @@ def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
 
     Those that run are on the stack; `inner` of them have no scope yet.
     """
-    running = -inner
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        running += frame.f_code is STEP_CODE
-        frame = frame.f_back
-    end_optimizers(lane, running)
+    end_optimizers(lane, callers.running_optimizers() - inner)
 
 
 def end_optimizers(lane: Lane, running: int) -> None:
@@ -744,6 +770,18 @@ def open_above(current: Pass) -> hot.Span:
     return span
 
 
+def can_wait(held: list[hot.Span]) -> bool:
+    """Whether nothing but these was recorded meanwhile. What the program records, such as marks,
+    belongs to the batch, which has to be open for that.
+    """
+    recorded = hot.given_out() - held[0].sequence + 1
+    return recorded == len(held) < MAX_HELD
+
+
+def fetches(spans: list[hot.Span]) -> int:
+    return sum(one.name == "data_load" for one in spans)
+
+
 def is_evaluation_in(driver: Pass, inner: Pass, *, is_evaluating: bool) -> bool:
     """Whether a pass that begins while another goes on evaluates, and does not fetch more for it.
 
@@ -761,6 +799,14 @@ def is_peek(driver: Pass, current: Pass) -> bool:
     """
     by_hand = not (driver.is_for or current.is_for) and driver.iterator() is not None
     return by_hand and driver.kind is TRAINING and driver.items == 1 and driver.has_stepped
+
+
+def is_left_open(driver: Pass, inner: Pass, *, is_evaluating: bool) -> bool:
+    """Whether a `for` inside a step that has trained may train more, or evaluate with a model that
+    was left in train mode. Program: `validation_in_train_mode`.
+    """
+    is_inside = inner.is_for and inner.is_inside_step
+    return is_inside and driver.kind is TRAINING and driver.has_stepped and not is_evaluating
 
 
 def is_evaluation_left(driver: Pass, *, is_evaluating: bool) -> bool:
@@ -783,14 +829,10 @@ def is_left(old: Pass, new: Pass) -> bool:
     if old.is_for:
         # A `for` that was left by `break` has let go of its iterator, which others may hold: a
         # variable, or a loader that keeps its workers.
-        return references_to(old.iterator()) < old.references
+        return callers.references_to(old.iterator()) < old.references
     if old.kind is TRAINING and new.is_evaluating:
         return False
     return new.is_for and old.kind is not JOINED  # it was only looked at, by `next`
-
-
-def references_to(iterator: Any) -> int:
-    return sys.getrefcount(iterator)
 
 
 def is_in_eval_mode(lane: Lane) -> bool:
@@ -821,69 +863,6 @@ def goes_on(current: Pass) -> bool:
         current.above = here
         return True
     return False
-
-
-def find_asker() -> FrameType:
-    """The code that asks for an item."""
-    return outside(sys._getframe(1))
-
-
-def outside(frame: FrameType) -> FrameType:
-    """The frame of the program, or of torch, that has called us."""
-    while frame.f_back is not None:
-        if not (frame.f_code is WITHIN or frame.f_code.co_filename.startswith(HERE)):
-            break
-        frame = frame.f_back
-    return frame
-
-
-def is_for(asker: FrameType) -> bool:
-    """Whether it is a `for` and not a call, of `next`, say.
-
-    An item that was asked for by hand may be all that is ever wanted of its iterator (a peek), and
-    whoever asks by hand may go on after an error. Programs: `peek`, `read_ahead`.
-    """
-    return asker.f_lasti >= 0 and asker.f_code.co_code[asker.f_lasti] == FOR_ITER
-
-
-def times_in_zip(iterator: Any) -> int:
-    """How many items `zip(*[iterator] * n)` takes at once.
-
-    Its tuple of iterators has just been made, so it is among the youngest objects. It is not read
-    but asked what it refers to: a tuple that is still being filled has holes. Program:
-    `zipped_groups`.
-    """
-    if not gc.isenabled():
-        return 1
-    tuples = [one for one in gc.get_objects(0) if type(one) is tuple and len(one) <= MAX_AT_ONCE]
-    held = (sum(one is iterator for one in gc.get_referents(each)) for each in tuples)
-    return max(held, default=1) or 1
-
-
-def error_that_left(frame: FrameType) -> str | None:
-    """The exception that has left a `for`, where the code of it was at anything but leaving it.
-
-    The iterator is let go while the exception is on its way, when Python shows it to nobody; but it
-    is among the youngest objects, and names the frame. Program: `early_stop_exception`.
-    """
-    frame = outside(frame)
-    is_generator = frame.f_code.co_flags & CO_GENERATOR  # which is closed by an exception
-    if is_generator or frame.f_code.co_code[frame.f_lasti] in LEAVES:
-        return None
-    young = [one for one in gc.get_objects(0) if issubclass(type(one), BaseException)]
-    for found in reversed(young):
-        if has_passed(found, frame):
-            return describe_error(type(found), found, MAX_TEXT_BYTES)
-    return "an exception"
-
-
-def has_passed(error: BaseException, frame: FrameType) -> bool:
-    trace = error.__traceback__
-    if trace is None:
-        return sys.version_info < (3, 12)  # which tells an exception's way only when it is caught
-    while trace is not None and trace.tb_frame is not frame:
-        trace = trace.tb_next
-    return trace is not None
 
 
 def length_of(iterator: Any) -> int | None:

@@ -1,0 +1,124 @@
+"""Who asks for an item, and how a loop was left: read from frames, bytecode and references.
+
+Nothing else in `hooks/` looks at these. Each function names the program in `tests/real/programs/`
+that needs it.
+
+Runs on the user's threads.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from dis import opmap
+from inspect import CO_GENERATOR
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cirron.record import hot
+from cirron.record.attrs import describe_error
+from cirron.record.value import MAX_TEXT_BYTES
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+# Items that a `zip` may ask one loader for.
+MAX_AT_ONCE = 64
+FOR_ITER = opmap["FOR_ITER"]
+# The instructions at which a `for` is left without an error: `break` and `return` take its iterator
+# off the stack, or the loop is at its end.
+LEAVES = {opmap.get(name) for name in ("POP_TOP", "POP_ITER", "END_FOR", "FOR_ITER", "SWAP")}
+# The function that torch runs the step of every optimizer in.
+STEP_CODE = torch.optim.Optimizer.profile_hook_step(len).__code__
+WITHIN = hot.within.__code__
+HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def find_asker() -> FrameType:
+    """The frame of the code that asks for an item."""
+    return outside(sys._getframe(1))
+
+
+def outside(frame: FrameType) -> FrameType:
+    """The nearest frame that is not ours."""
+    while frame.f_back is not None:
+        if not (frame.f_code is WITHIN or frame.f_code.co_filename.startswith(HERE)):
+            break
+        frame = frame.f_back
+    return frame
+
+
+def is_for(asker: FrameType) -> bool:
+    """Whether a `for` asks, and not a call such as `next`.
+
+    An item that was asked for by a call may be the only one that is wanted (`peek_and_mean`), and
+    the caller may go on after an error (`prefetcher_by_hand`).
+    """
+    return asker.f_lasti >= 0 and asker.f_code.co_code[asker.f_lasti] == FOR_ITER
+
+
+def is_generator(asker: FrameType) -> bool:
+    """Whether a generator asks: it may fetch an item before the last one is used
+    (`prefetch_loader`).
+    """
+    return bool(asker.f_code.co_flags & CO_GENERATOR)
+
+
+def times_in_zip(iterator: Any) -> int:
+    """How many items `zip(*[iterator] * n)` takes at once (`zipped_groups`).
+
+    Its tuple of iterators has just been made, so it is among the youngest objects. `get_referents`
+    reads it, because a tuple that is still being filled has holes.
+    """
+    if not gc.isenabled():
+        return 1
+    tuples = [one for one in gc.get_objects(0) if type(one) is tuple and len(one) <= MAX_AT_ONCE]
+    held = (sum(one is iterator for one in gc.get_referents(each)) for each in tuples)
+    return max(held, default=1) or 1
+
+
+def references_to(iterator: Any) -> int:
+    """How many references there are: a `for` that was left by `break` has dropped one, though a
+    variable or a loader with persistent workers keeps the iterator (`mnist_early_break`).
+    """
+    return sys.getrefcount(iterator)
+
+
+def running_optimizers() -> int:
+    """How many optimizers step in this thread, one called by the other (`lbfgs_closure`)."""
+    running = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        running += frame.f_code is STEP_CODE
+        frame = frame.f_back
+    return running
+
+
+def error_that_left(frame: FrameType) -> str | None:
+    """The exception that has left a `for` (`early_stop_exception`).
+
+    The iterator is let go while the exception is on its way, when Python does not show it. But the
+    exception is among the youngest objects, and its traceback has the frame.
+    """
+    frame = outside(frame)
+    if is_generator(frame) or frame.f_code.co_code[frame.f_lasti] in LEAVES:
+        return None  # a generator is closed by an exception
+    young = [one for one in gc.get_objects(0) if issubclass(type(one), BaseException)]
+    for found in reversed(young):
+        if has_passed(found, frame):
+            return describe_error(type(found), found, MAX_TEXT_BYTES)
+    return "an exception"
+
+
+def has_passed(error: BaseException, frame: FrameType) -> bool:
+    trace = error.__traceback__
+    if trace is None:
+        return sys.version_info < (
+            3,
+            12,
+        )  # where a traceback is only set when the exception is caught
+    while trace is not None and trace.tb_frame is not frame:
+        trace = trace.tb_next
+    return trace is not None
