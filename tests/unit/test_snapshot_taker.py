@@ -626,9 +626,9 @@ class TestRawValues:
         assert "(Not a directory). Its statistics are kept" in warning
 
     def plant(self, folder: Path) -> list[str]:
-        """Puts a whole file and two half-written ones there."""
+        """Puts a whole file and a half-written one there."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("weights.safetensors", "gradients.safetensors.tmp", ".tmpXyZ"):
+        for name in ("weights.safetensors", "gradients.safetensors.tmp"):
             (folder / name).write_text("x")
         return sorted(path.name for path in folder.iterdir())
 
@@ -640,7 +640,7 @@ class TestRawValues:
         old = tmp_path / "snapshots" / f"{7:032x}"
         self.plant(old)
         records.sweep(tmp_path)
-        assert 3 == len(list(old.iterdir()))
+        assert 2 == len(list(old.iterdir()))
         monkeypatch.setattr(records, "STALE_NS", -1)
         one, model = takers("full", folder=tmp_path), Model(weight=[1.0])
         one.watch(model)
@@ -669,7 +669,7 @@ class TestRawValues:
             home.path.symlink_to(tmp_path / "precious")
         elif what == "no file":
             (old / "gradients.safetensors.tmp").mkdir(parents=True)
-            (old / ".tmpXyZ").symlink_to(tmp_path / files.MADE)
+            (old / "weights.safetensors.tmp").symlink_to(tmp_path / files.MADE)
         else:
             self.plant(old)
         found = sorted(old.iterdir())

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from cirron.snapshot import stats
+from cirron.snapshot.records import STORED, wider
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,15 +34,6 @@ ALIGNMENT = 64  # bytes: where a tensor may begin in memory that it shares with 
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")  # a container's limit, which /proc/meminfo does not know of
-
-# What a safetensors file can hold, by NumPy's names; the rest is stored as a wider type.
-STORED = frozenset(
-    (
-        *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-        *("float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
-        "complex64",
-    )
-)
 
 
 @dataclass(slots=True)
@@ -60,7 +53,6 @@ class Tensor:
     copier: Copier | None = None  # who copies what is not in the host's memory
     decode: Callable[[Any], Any] | None = None  # makes numbers of a block that NumPy cannot read
     strides: tuple[int, ...] | None = None  # how they lie in `array`. None: in their own order
-    restore: Callable[[Tensor, Any], Any] | None = None  # makes what is saved of copied values
     source: Any = None  # the framework's own object, until it is copied
     is_replaced: bool = False  # a newer copy of it is in the same snapshot
 
@@ -71,11 +63,6 @@ class Tensor:
     @property
     def size_bytes(self) -> int:
         return 0 if self.array is None else int(self.array.nbytes)
-
-    @property
-    def saved_by(self) -> str:
-        """The library whose arrays are written of it: `numpy` or `torch`."""
-        return "numpy" if self.restore is None else "torch"
 
     def take_array(self) -> Any:
         """Hands the values over: the program's own memory is not ours to hold."""
@@ -110,7 +97,7 @@ class Copy(Protocol):
     size_bytes: int
 
     def value(self, number: int) -> Any:
-        """The raw values of one of `tensors`, as safetensors can hold them."""
+        """The bytes of one of `tensors`, as a safetensors file has them."""
 
     def summaries(self) -> Iterable[Summary]:
         """The statistics, in the order of `tensors`. The last thing that is asked for."""
@@ -148,8 +135,7 @@ class HostCopy:
         self._give_back = give_back
 
     def value(self, number: int) -> Any:
-        tensor, values = self.tensors[number], np.asarray(self._arrays[number])
-        return as_stored(values) if tensor.restore is None else tensor.restore(tensor, values)
+        return bytes_of(self.tensors[number], np.asarray(self._arrays[number]))
 
     def summaries(self) -> Iterator[Summary]:
         for number, tensor in enumerate(self.tensors):
@@ -236,14 +222,16 @@ def size_of(tensors: list[Tensor]) -> int:
     return sum(aligned(array.nbytes) for array in arrays if isinstance(array, np.ndarray))
 
 
-def as_stored(values: Any) -> Any:
-    """The array in a type that a safetensors file can hold."""
-    name = values.dtype.name
-    if name == "complex128":
-        values = np.stack([values.real, values.imag], axis=-1)
-    elif name not in STORED:
-        values = values.astype(np.int8 if "int" in name else np.float32)
-    return np.require(values, requirements="C")
+def bytes_of(tensor: Tensor, values: Any) -> Any:
+    """The values in the order of their own shape, as a safetensors file has them."""
+    if tensor.strides is not None:
+        shape = (*tensor.shape, 2)[: len(tensor.strides)]  # complex: of their parts
+        steps = [stride * values.itemsize for stride in tensor.strides]
+        values = as_strided(values, shape, steps)
+    if tensor.dtype not in STORED and tensor.dtype != "complex128":
+        decoded = values if tensor.decode is None else tensor.decode(values)
+        values = decoded.astype(wider(tensor.dtype))
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 # -- memory ----------------------------------------------------------------------------------
