@@ -992,19 +992,6 @@ class TestSession:
 
         assert 3 == ci.health()["snapshot_count"]
 
-    @pytest.mark.parametrize("mode", ["sampled", "full"])
-    def test_without_safetensors(self, monkeypatch: pytest.MonkeyPatch, mode: Any) -> None:
-        """Raw values need safetensors, and the error has the line to type; statistics do not."""
-        installed = hooks.is_installed
-        monkeypatch.setattr(hooks, "is_installed", lambda n: n != "safetensors" and installed(n))
-        with pytest.raises(ImportError) as caught:
-            ci.profile(snapshots=mode)
-        assert f"snapshots='{mode}'" in str(caught.value)
-        assert 'pip install "cirron[snapshots]"' in str(caught.value)
-
-        ci.profile(snapshots="stats", output="none")
-        assert ci.health()["enabled"]
-
     def test_a_framework_that_is_half_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A module that is blocked, or has no models yet, reads none, and others are asked."""
         monkeypatch.setitem(sys.modules, "blocked", None)

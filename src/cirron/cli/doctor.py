@@ -20,7 +20,7 @@ NEEDED = ("click", "duckdb", "msgspec", "rich", "urllib3")
 # What brings more, and the line that installs it.
 EXTRAS = {
     "numpy": "ci.watch()",
-    "safetensors": "raw values of snapshots",
+    "safetensors": "reading raw values of snapshots",
     "pandas": ".df()",
     "pyarrow": ".arrow()",
     "polars": ".pl()",
