@@ -12,6 +12,7 @@ from tests import spools
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cirron as ci
+from cirron import guard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -569,6 +570,21 @@ def test_originals_are_restored(lightning: Any) -> None:
     assert [] == trainer.callbacks
     trainer.fit(new_module(lightning), rows(8))
     assert 8 == trainer.global_step
+
+
+def test_a_release_with_other_parts(
+    lightning: Any, traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a part of Lightning is missing its spans are, and the run goes on."""
+    ci.shutdown()
+    with monkeypatch.context() as patched:  # it needs it itself
+        patched.delattr(part(lightning, "loops"), "_EvaluationLoop")
+        patched.setattr(guard, "strict", False)  # as it is for users
+        ci.profile(output="none")
+    new_trainer(lightning).fit(new_module(lightning), rows(8), rows(4))
+
+    assert 1 == guard.errors["lightning hooks: AttributeError"]
+    assert (2, 8) == (len(found("epoch")), len(found("step")))
 
 
 def test_a_shutdown_inside_a_run(lightning: Any) -> None:
