@@ -410,6 +410,20 @@ def test_checkpoints(lightning: Any, traced: Traced) -> None:
     assert [4, 8] == [one["attrs"]["global_step"] for one in found("checkpoint")]
 
 
+def test_a_checkpoint_at_the_end_of_a_batch(lightning: Any, traced: Traced) -> None:
+    """It is beside the step, and what the step logs after it is still on the step."""
+    saves = part(lightning, "callbacks").ModelCheckpoint(every_n_train_steps=2)
+    trainer = new_trainer(lightning, enable_checkpointing=True, callbacks=[saves], max_epochs=1)
+    trainer.fit(new_module(lightning), rows(8))
+
+    body = (*STEPS[:2], "checkpoint", *STEPS[2:], "checkpoint")
+    assert f"data_setup {epoch(0, *body)}" == traced()
+    assert all("train_loss_step" in marks(one) for one in found("step"))
+    assert {} == marks(found("epoch")[0])
+    steps, (first, _) = found("step"), found("checkpoint")
+    assert steps[1]["end_ns"] <= first["start_ns"]
+
+
 def test_what_is_measured(lightning: Any, traced: Traced) -> None:
     """Epochs, and what is beside the steps, have processor time and memory, as in any loop."""
     trainer = new_trainer(lightning, enable_checkpointing=True, max_epochs=1)
