@@ -685,10 +685,10 @@ class TestHealth:
         model = Model(**{"a.grad": [1.0], "b.grad": [1.0], "c": [1.0]})
         one.watch(model)
         take(one, index=0)
-        model.values = {"a.grad": [0.0], "b.grad": [0.0], "c": [1.0]}
+        model.values = {"a.grad": [0.0] * 8, "b.grad": [0.0] * 8, "c": [1.0]}
         ill = take(one, index=1)
         take(one, index=2)
-        model.values = {"a.grad": [1.0], "b.grad": [0.0], "c": [1.0]}
+        model.values = {"a.grad": [1.0], "b.grad": [0.0] * 8, "c": [1.0]}
         take(one, index=3)
         assert one.settle(soon())
 
@@ -728,7 +728,7 @@ class TestHealth:
         one, model = takers(), Model(**{"a.grad": [1.0], "b.grad": [1.0]})
         one.watch(model)
         for index, (a, b) in enumerate([(1.0, 1.0), (0.0, 1.0), (0.0, 0.0), (0.0, 0.0)]):
-            model.values = {"a.grad": [a], "b.grad": [b]}
+            model.values = {"a.grad": [a] * 8, "b.grad": [b] * 8}
             take(one, index=index)
         assert one.settle(soon())
 
@@ -769,7 +769,7 @@ class TestHealth:
         one, model = takers(), Model(a=[float("nan")])
         one.watch(model)
         take(one)
-        model.values = {"a": [1.0], "b.grad": [0.0]}
+        model.values = {"a": [1.0], "b.grad": [0.0] * 8}
         take(one)
         model.values = {"a": [float("nan")]}
         take(one)
