@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ROW = 4096
 SLAB_ROWS = 2048
 
-# Raw values come to the host in windows of so many elements.
+# Raw values come to the host in windows of this many elements.
 WINDOW = 2**24
 
 

@@ -1,8 +1,8 @@
 """What readers yield, what a copier does, and the copies on the host.
 
 What lies in the host's memory is copied into memory that is kept for the next time: a fresh page
-costs more than what is copied into it. What nobody changes any more, as JAX's copies on its devices
-and values of TensorFlow's, is fetched by the worker. A copy takes a part of what is free at most.
+costs more than what is copied into it. What no longer changes, as JAX's copies on its devices
+and TensorFlow's values, is fetched by the worker. A copy takes at most a part of the free memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cirron.snapshot.stats import Summary
 
-# Of what is free, a copy takes at most this part: the rest is the program's.
+# The part of the free memory that a copy may take: the rest is for the program.
 PART = 0.25
 
 # Any host has this much. To ask what is free would cost more than such a copy.
@@ -48,7 +48,7 @@ class Tensor:
     # Whose it is, where a step may clear all gradients of a model. None: they are values.
     model: str | None = None
     # The values, until they are copied: in the host's memory (NumPy), or what its copier knows, or
-    # what NumPy can read later and nobody changes. None: there are none.
+    # what NumPy can read later and nothing changes. None: there are none.
     array: Any = None
     copier: Copier | None = None  # who copies what is not in the host's memory
     decode: Callable[[Any], Any] | None = None  # makes numbers of a block that NumPy cannot read
@@ -249,7 +249,7 @@ def free_bytes() -> float:
 
 
 def available_bytes() -> int | None:
-    """What the host, and the container, have left; None where nobody says."""
+    """The memory that the host and the container have left; None where it is not known."""
     return min(
         (known for known in (host_bytes(), container_bytes()) if known is not None), default=None
     )
@@ -271,7 +271,7 @@ def container_bytes() -> int | None:
         limit = int((CGROUP / "memory.max").read_text())  # "max": a ValueError, there is none
         used = int((CGROUP / "memory.current").read_text())
         lines = (CGROUP / "memory.stat").read_text().splitlines()
-        # Files that were read and are still in memory: they go when somebody needs the room.
+        # The page cache of files that were read: the kernel frees it when memory is needed.
         cached = next(
             (int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0
         )
