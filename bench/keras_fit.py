@@ -21,6 +21,7 @@ from statistics import median, stdev
 
 BACKENDS = ("torch", "jax")
 ROUNDS = int(os.environ.get("ROUNDS", "30"))
+LIMIT_S = float(os.environ.get("LIMIT_S", "60"))  # of one comparison; three rounds are made anyway
 STEPS = int(os.environ.get("STEPS", "200"))
 STEP_NS = 10e6
 CLOCKS = (time.perf_counter_ns, time.thread_time_ns, time.process_time_ns)
@@ -53,7 +54,10 @@ def measure():
     def compare(case):
         fit(*case)
         plain, profiled = [], []
+        ends = time.monotonic() + LIMIT_S
         for number in range(ROUNDS):
+            if number >= 3 and time.monotonic() > ends:
+                break
             for is_profiled in (number % 2 == 0, number % 2 == 1):
                 if is_profiled:
                     ci.profile()
@@ -66,16 +70,16 @@ def measure():
             "plain_us": round(bare[0] / 1e3, 1),
             "added_us": added[0],
             "ratio": round(median(ratios), 4),
-            "ratio_error": round(1.25 * stdev(ratios) / sqrt(ROUNDS), 4),  # of a median
+            "ratio_error": round(1.25 * stdev(ratios) / sqrt(len(ratios)), 4),  # of a median
             "added_thread_us": added[1],
             "added_cpu_us": added[2],
         }
 
     rows = 32
-    for _ in range(4):  # nearer each time
+    for _ in range(2):  # nearer each time
         case = make(512, rows)
         fit(*case)
-        rows = max(1, round(rows * STEP_NS / min(fit(*case)[0] for _ in range(2))))
+        rows = max(1, round(rows * STEP_NS / fit(*case)[0]))
     return {"step": compare(make(512, rows)), "tiny": compare(make(4, 4))}
 
 

@@ -346,6 +346,24 @@ def a_torch_loader() -> None:
     fit(model(), given=((one, other) for one, other in loader), batch_size=None)
 
 
+# -- mistakes --------------------------------------------------------------------------------
+
+
+@case
+def a_mistake_of_ours() -> None:
+    from cirron.hooks.keras import Run
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("ours")
+
+    before, warn = Run.end_batch, guard.warn
+    Run.end_batch, guard.warn, guard.strict = fails, lambda *_, **__: None, False  # type: ignore
+    FACTS["epochs_with_mistakes"] = len(fit(model(), epochs=2).epoch)
+    Run.end_batch, guard.warn, guard.strict = before, warn, True  # type: ignore[method-assign]
+    FACTS["mistakes"] = dict(guard.errors)
+    guard.errors.clear()
+
+
 # -- shutdown --------------------------------------------------------------------------------
 
 
@@ -383,7 +401,9 @@ def main() -> None:
     FACTS["health"] = {key: ci.health()[key] for key in ("errors", "frameworks_installed")}
     FACTS["version"] = keras.__version__
     FACTS["patched"] = [hasattr(method, "__wrapped__") for method in methods()]
+    held = keras.Model.fit
     a_shutdown_in_a_fit()
+    FACTS["epochs_of_held_fit"] = len(held(model(), *data(), epochs=2, verbose=0).epoch)
     originals = methods()
     plain = new_model()
     fit(plain, epochs=2, validation_data=data())

@@ -16,8 +16,8 @@ import pytest
 from jax._src import monitoring
 
 import cirron as ci
-from cirron.hooks.jax import LOGGER
-from cirron.record import value
+from cirron.hooks.jax import LOGGER, PHASES
+from cirron.record import hot, value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,6 +106,45 @@ def test_a_recompile_for_other_reasons(traced: Traced) -> None:
     assert causes[4].endswith("argument 2: float32[3], float32[2] before; and 6 more")
 
 
+def test_remembered_functions_are_bounded(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that makes functions without end does not fill the memory."""
+
+    def call(name: str, size: int) -> None:
+        def function(x: Any) -> Any:
+            return x * 2
+
+        function.__name__ = name
+        jax.jit(function)(np.ones(size))
+
+    monkeypatch.setattr("cirron.hooks.jax.MAX_FUNCTIONS", 2)
+    for size, name in enumerate(("one", "two", "three", "three", "one"), 1):
+        call(name, size)
+    counts = [(span["attrs"]["function"], span["attrs"]["count"]) for span in found("compile")]
+
+    assert [("one", 1), ("two", 1), ("three", 1), ("three", 2), ("one", 1)] == [
+        one for one in counts if one[0] in ("one", "two", "three")
+    ]
+
+
+def test_what_other_releases_tell(traced: Traced) -> None:
+    """A trace in a trace is one, an end without a start none, and arguments may be missing."""
+    trace, _, compiled = PHASES
+    jax.monitoring.record_event_duration_secs(compiled, 0.1)
+    jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
+    jax.monitoring.record_scalar(trace, 0.0, fun_name="step")
+    jax.monitoring.record_scalar(trace, 0.0, fun_name="inner")
+    jax.monitoring.record_event_duration_secs(trace, 0.1)
+    with ci.scope("inside"):
+        pass
+    jax.monitoring.record_event_duration_secs(trace, 0.1)
+    logging.getLogger(LOGGER).debug("Compiling %s", "step")
+    jax.monitoring.record_scalar(compiled, 0.0, fun_name="jit_step")  # an older release's spelling
+    jax.monitoring.record_event_duration_secs(compiled, 0.1)
+
+    assert "trace(inside) compile" == traced()
+    assert ["first call"] == compiles("step")
+
+
 def test_ahead_of_time(traced: Traced) -> None:
     """`lower` and `compile` by hand are the same spans; shapes alone are traced, not compiled."""
     step = jax.jit(lambda x: x + 3)
@@ -190,6 +229,18 @@ def test_jax_s_own_log_is_as_it_was(traced: Traced) -> None:
         root.removeHandler(ear)
 
     assert ["WARNING", "DEBUG"] == heard
+
+
+def test_a_level_that_the_program_has_set() -> None:
+    """A level that the program sets while it is profiled stays."""
+    logger = logging.getLogger(LOGGER)
+    ci.profile(output="none")
+    logger.setLevel(logging.ERROR)
+    ci.shutdown()
+    level = logger.level
+    logger.setLevel(logging.NOTSET)
+
+    assert logging.ERROR == level
 
 
 # -- inside of what is traced ----------------------------------------------------------------
@@ -393,6 +444,32 @@ def test_one_thread_waits(traced: Traced) -> None:
     assert float(x[0, 0]) == losses[-1]
     assert "cirron-jax" in seen
     assert "cirron-values" not in seen
+
+
+def test_device_time_begins_after_a_compile(traced: Traced) -> None:
+    """The time to compile what computes a value is not the device's."""
+    with ci.scope("step"):
+        loss = jax.jit(lambda x: x.sum() * 3)(X)
+        compiled_ns = hot.now()
+        ci.mark("loss", loss)
+        span = hot.innermost()
+        assert span.attrs is not None
+        start_ns = span.attrs["device_ns"].source.start_ns
+
+    assert span.start < start_ns <= compiled_ns
+
+
+def test_values_that_are_waited_for_are_bounded(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the bound a span has no device time; its marks have their values all the same."""
+    monkeypatch.setattr("cirron.hooks.jax.MAX_WAITING", 0)
+    with ci.scope("step"):
+        ci.mark("loss", jnp.float32(2.5))
+    (span,) = found("step")
+
+    assert "device_ns" not in span["attrs"]
+    assert 2.5 == span["marks"][0]["value"]
 
 
 def test_values_of_the_host_have_no_device_time(traced: Traced) -> None:

@@ -494,8 +494,15 @@ def test_nothing_went_wrong(recorded: Recorded) -> None:
     assert "keras" in recorded.facts["health"]["frameworks_installed"]
 
 
+def test_a_mistake_of_ours(recorded: Recorded) -> None:
+    """When our own code fails the fit goes on, and the mistake is counted."""
+    assert 2 == recorded.facts["epochs_with_mistakes"]
+    assert {"keras hooks: RuntimeError": 6} == recorded.facts["mistakes"]
+
+
 def test_originals_are_restored(recorded: Recorded) -> None:
-    """After a shutdown, in the middle of a fit too, Keras's methods are the originals."""
+    """After a shutdown Keras has its methods back; one of ours that was kept does nothing."""
+    assert 2 == recorded.facts["epochs_of_held_fit"]
     assert any(recorded.facts["patched"])
     assert all(recorded.facts["same"])
     assert 3 == recorded.facts["epochs_with_shutdown"]

@@ -12,6 +12,7 @@ from tests import spools
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cirron as ci
+from cirron import guard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -409,6 +410,20 @@ def test_checkpoints(lightning: Any, traced: Traced) -> None:
     assert [4, 8] == [one["attrs"]["global_step"] for one in found("checkpoint")]
 
 
+def test_a_checkpoint_at_the_end_of_a_batch(lightning: Any, traced: Traced) -> None:
+    """It is beside the step, and what the step logs after it is still on the step."""
+    saves = part(lightning, "callbacks").ModelCheckpoint(every_n_train_steps=2)
+    trainer = new_trainer(lightning, enable_checkpointing=True, callbacks=[saves], max_epochs=1)
+    trainer.fit(new_module(lightning), rows(8))
+
+    body = (*STEPS[:2], "checkpoint", *STEPS[2:], "checkpoint")
+    assert f"data_setup {epoch(0, *body)}" == traced()
+    assert all("train_loss_step" in marks(one) for one in found("step"))
+    assert {} == marks(found("epoch")[0])
+    steps, (first, _) = found("step"), found("checkpoint")
+    assert steps[1]["end_ns"] <= first["start_ns"]
+
+
 def test_what_is_measured(lightning: Any, traced: Traced) -> None:
     """Epochs, and what is beside the steps, have processor time and memory, as in any loop."""
     trainer = new_trainer(lightning, enable_checkpointing=True, max_epochs=1)
@@ -569,6 +584,21 @@ def test_originals_are_restored(lightning: Any) -> None:
     assert [] == trainer.callbacks
     trainer.fit(new_module(lightning), rows(8))
     assert 8 == trainer.global_step
+
+
+def test_a_release_with_other_parts(
+    lightning: Any, traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a part of Lightning is missing its spans are, and the run goes on."""
+    ci.shutdown()
+    with monkeypatch.context() as patched:  # it needs it itself
+        patched.delattr(part(lightning, "loops"), "_EvaluationLoop")
+        patched.setattr(guard, "strict", False)  # as it is for users
+        ci.profile(output="none")
+    new_trainer(lightning).fit(new_module(lightning), rows(8), rows(4))
+
+    assert 1 == guard.errors["lightning hooks: AttributeError"]
+    assert (2, 8) == (len(found("epoch")), len(found("step")))
 
 
 def test_a_shutdown_inside_a_run(lightning: Any) -> None:

@@ -39,7 +39,7 @@ def wait(pid):
 STUCK = """
 from cirron.snapshot import records
 is_writing = threading.Event()
-def write(folder, key, save, access):
+def write(folder, key, chunks, access):
     is_writing.set()
     threading.Event().wait()
 records.write = write

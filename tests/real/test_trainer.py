@@ -26,6 +26,7 @@ from transformers import (
 )
 
 import cirron as ci
+from cirron import guard
 from cirron.hooks.transformers import CirronCallback
 
 if TYPE_CHECKING:
@@ -739,6 +740,20 @@ def test_originals_are_restored() -> None:
     assert before == [(vars(Custom).get(name), vars(Trainer).get(name)) for name in names]
     assert not any(isinstance(one, CirronCallback) for one in trainer.callback_handler.callbacks)
     assert 4 == trainer.train().global_step
+
+
+def test_a_mistake_of_ours(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake in the hook is counted, and the run goes on."""
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(guard, "strict", False)  # as it is for users
+    monkeypatch.setattr(CirronCallback, "take_snapshot", fails)
+
+    assert 8 == new_trainer().train().global_step
+    assert 4 == guard.errors["transformers hooks: RuntimeError"]  # two epochs, asked twice each
+    assert TWO_EPOCHS == traced()
 
 
 def test_a_shutdown_inside_a_run() -> None:

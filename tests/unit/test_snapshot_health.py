@@ -20,6 +20,9 @@ def summary(*values: float) -> stats.Summary:
     return stats.summarize(np.array(values))
 
 
+ZEROS = summary(*[0] * 8)
+
+
 def history(norms: list[float]) -> list[str | None]:
     """The problem at each epoch of a gradient with these norms."""
     judge = Judge()
@@ -49,10 +52,10 @@ def test_a_lasting_problem_keeps_its_first_epoch() -> None:
 def test_recovery_is_reported_once() -> None:
     """A tensor that is well again says so once; the same illness again is since then, not new."""
     judge = Judge()
-    judge.judge(0, GRADIENT, summary(0, 0))
+    judge.judge(0, GRADIENT, ZEROS)
     well = judge.judge(1, GRADIENT, summary(1, 2))
     still_well = judge.judge(2, GRADIENT, summary(1, 2))
-    again = judge.judge(3, GRADIENT, summary(0, 0))
+    again = judge.judge(3, GRADIENT, ZEROS)
 
     assert Finding("recovered", GRADIENT.name, 0, "it was dead", is_new=False) == well
     assert None is still_well
@@ -62,7 +65,7 @@ def test_recovery_is_reported_once() -> None:
 def test_one_problem_becomes_another() -> None:
     """A dead gradient that turns NaN has a new problem since then."""
     judge = Judge()
-    judge.judge(0, GRADIENT, summary(0, 0))
+    judge.judge(0, GRADIENT, ZEROS)
     found = judge.judge(1, GRADIENT, summary(0, math.nan))
 
     assert found is not None
@@ -71,10 +74,17 @@ def test_one_problem_becomes_another() -> None:
 
 def test_a_dead_layer() -> None:
     """A gradient that is all zero is dead; a weight that is all zero is a bias that began so."""
-    assert ["dead"] == history([0.0])
-    assert None is Judge().judge(0, WEIGHT, summary(0, 0, 0))
+    found = Judge().judge(0, GRADIENT, ZEROS)
+    assert found is not None
+    assert "dead" == found.problem
+    assert None is Judge().judge(0, WEIGHT, ZEROS)
     assert None is Judge().judge(0, GRADIENT, summary(0, 1e-300))
     assert None is Judge().judge(0, GRADIENT, summary())
+
+
+def test_a_few_values_that_are_zero_by_chance() -> None:
+    """The gradient of a bias under a mean absolute error is a sum of signs: 0 says nothing."""
+    assert [None] * 6 == history([0.0, 1.0, 0.0, 1.0, 2.0, 0.0])
 
 
 def test_cleared_gradients_are_not_dead() -> None:

@@ -20,7 +20,7 @@ NEEDED = ("click", "duckdb", "msgspec", "rich", "urllib3")
 # Optional packages, and what needs them.
 EXTRAS = {
     "numpy": "ci.watch()",
-    "safetensors": "raw values of snapshots",
+    "safetensors": "reading raw values of snapshots",
     "pandas": ".df()",
     "pyarrow": ".arrow()",
     "polars": ".pl()",

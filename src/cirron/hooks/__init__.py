@@ -44,7 +44,7 @@ HOOKS = {
     "jax": ("jax", "cirron.hooks.jax", "JaxHook"),
 }
 
-# Those that train through another: whoever asks for TensorFlow means Keras on it.
+# Those that train through another: asking for TensorFlow means Keras on it.
 THROUGH = {"tensorflow": "keras"}
 
 # The oldest release that the hooks are tested with. An older one is not hooked, and told so.

@@ -2,7 +2,7 @@
 
 A round is one update of the model, which is what a step is; epochs never nest, and `fit` may be
 called in one. Both libraries tell of rounds through callbacks, which are added to the user's for
-the time of one call. Nothing here imports either: whoever has something of theirs has done so.
+the time of one call. Nothing here imports either: a program that passes their objects has.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Rounds:
     """The boosting rounds of one training."""
 
     def __init__(self) -> None:
-        self._is_ours = not hot.open_names() & STEPS  # else somebody has said what a step is
+        self._is_ours = not hot.open_names() & STEPS  # else a step is open already
         self._step: hot.Span | None = None
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -128,7 +128,7 @@ class Rounds:
         return model
 
     def begin(self, index: int) -> None:
-        """Begins a round, and ends the one before if nobody has."""
+        """Begins a round, and ends the one before if it is still open."""
         with guard.quiet("boosting rounds"):
             self.end()
             if self._is_ours and not hot.off:

@@ -228,6 +228,7 @@ class Training:
         self.makes_steps = False
         self._has_begun = False  # the step, not only the wait for its data
         self._is_done = False  # the step, but for what is logged of it
+        self._step_end_ns = 0  # when a checkpoint was saved before that
         self._latest: dict[str, Any] = {}  # that the epoch has logged
 
     @property
@@ -307,9 +308,10 @@ class Training:
         self._has_begun = self._is_done = False
         if step is not None:
             if is_step:
-                hot.close(step)
+                hot.close(step, self._step_end_ns)
             else:
                 end_if_used(step, self.rest)
+        self._step_end_ns = 0
 
     # -- asides -----------------------------------------------------------------------------
 
@@ -321,7 +323,11 @@ class Training:
         for one in self.asides:
             if one.name == name and attrs.items() <= (one.attrs or {}).items():
                 return None
-        if not self.is_stepping:
+        if name == "checkpoint" and self._is_done and self.step is not None:
+            # The step ends here. It is closed later: what it logs may come after the checkpoint.
+            self._step_end_ns = self._step_end_ns or hot.now()
+            hot.enter_context(self.step.parent)
+        elif not self.is_stepping:
             self.end_step()
         span = begin_long(name, None, attrs or None)
         self.asides.append(span)
@@ -334,6 +340,8 @@ class Training:
         if error is not None:
             hot.fail(span, error)
         hot.close(span)
+        if self._step_end_ns and not self.asides:
+            hot.enter_context(self.step)
 
     def call_aside(
         self,

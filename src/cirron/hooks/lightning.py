@@ -74,11 +74,12 @@ class LightningHook(Wrapper):
         return fit
 
     def _tell_callbacks(self, original: Any, args: Any, kwargs: Any) -> Any:
-        event = EVENTS.get(args[1]) if len(args) > 1 else None
-        fit = None if event is None else self._tell(self._find, args[0])
-        if event is not None and fit is not None:
-            self._tell(event, fit, args[0])
+        if len(args) > 1 and args[1] in EVENTS:
+            self._tell(self._tell_fit, *args[:2])
         return original(*args, **kwargs)
+
+    def _tell_fit(self, trainer: Any, event: str) -> None:
+        EVENTS[event](self._find(trainer), trainer)
 
     # -- methods ----------------------------------------------------------------------------
 

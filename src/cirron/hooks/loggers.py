@@ -83,7 +83,7 @@ class LoggersHook:
         self._watch = ImportWatch()
         self._patches = Patches()
         self._this_thread = ThisThread()
-        self._is_on = False  # somebody may hold our functions after they are taken off
+        self._is_on = False  # the program may keep our functions after they are taken off
 
     def install(self) -> None:
         self.uninstall()
@@ -153,7 +153,7 @@ class LoggersHook:
 
 
 def mark(span: hot.Span, logger: str, name: Any, given: Any, step: Any) -> None:
-    """Marks a value that is a scalar, unless somebody else has marked it in this span."""
+    """Marks a scalar, unless it is marked in this span already."""
     if not issubclass(type(name), str) or issubclass(type(given), str):
         return
     if getattr(span, "marked", NO_NAMES).get(name, logger) != logger:
@@ -185,7 +185,7 @@ def add_span(logger: str, began: int, ended: int) -> None:
 def is_passed_on(caller: FrameType | None, hooked: list[str]) -> bool:
     """Whether a framework gives a tracker of its own what its hook marks.
 
-    Then there is nobody's code but theirs between the place where it does and the logger.
+    Then there is only code of the two between the place where it does and the logger.
     """
     while caller is not None:
         module = caller.f_globals.get("__name__", "")

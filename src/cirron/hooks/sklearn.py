@@ -92,7 +92,7 @@ def trace(estimator: Any, step: str | None) -> None:
         traced = traced_class(kind, step)
         set_class(estimator, traced)
         trace_parts(estimator, traced._cirron_parts)
-    except Exception as error:  # noqa: BLE001  protects from a class that lets nobody subclass it
+    except Exception as error:  # noqa: BLE001  the class may refuse to be subclassed
         guard.caught(f"ci.wrap({kind.__name__})", error)
 
 
@@ -285,7 +285,7 @@ SAVING = {"__reduce_ex__": _reduce, "__copy__": _copy, "__deepcopy__": _copy}
 class Folds:
     """The evaluations of a search that runs in one thread: spans `candidate` and `fold`.
 
-    A search calls nobody between two evaluations, so that each lasts from its `fit` to the next:
+    A search makes no call between two evaluations, so each lasts from its `fit` to the next:
     scoring is inside.
     """
 

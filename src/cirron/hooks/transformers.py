@@ -157,7 +157,7 @@ def inherited(kind: type, name: str) -> Any:
 
 
 def event(tell: Callable[..., None]) -> Callable[..., None]:
-    """An event of the callback: nothing unless somebody profiles, and no mistake gets out."""
+    """An event of the callback. It does nothing while profiling is off, and never raises."""
 
     @functools.wraps(tell)
     def told(callback: CirronCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -174,7 +174,7 @@ class CirronCallback(Training, TrainerCallback):
     """The spans of a Trainer, which tells what it does. Each Trainer gets one by itself."""
 
     def __init__(self) -> None:
-        super().__init__(None, marks_loss=True)  # without snapshots while nobody profiles
+        super().__init__(None, marks_loss=True)  # no snapshots: profiling is off
         self.is_in_batch = False
         self._loss: Any = None  # of the step so far, where there are several batches to it
         self._last_loss: Any = None  # of the last step of the epoch that is done
@@ -260,7 +260,7 @@ class CirronCallback(Training, TrainerCallback):
             self._await_step(state)
 
     def let_go(self) -> None:
-        """Nobody profiles any more."""
+        """Profiling has ended."""
         self.snapshots = None
         self.end()
 

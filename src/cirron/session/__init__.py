@@ -183,8 +183,6 @@ class Cirron(Calls):
         values = settings.resolve({**self._given, **given})
         flags = settings.flags(config)
         wanted = hooks.check(frameworks)
-        if on and values.snapshots != "stats" and not hooks.is_installed("safetensors"):
-            raise errors.missing(f"snapshots={values.snapshots!r}", "safetensors", "snapshots")
         own = (*self._sinks, *check_sinks(sinks))
         return _begin(values, flags, wanted, own, enabled=on and values.enabled)
 

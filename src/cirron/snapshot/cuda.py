@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ROW = 4096
 SLAB_ROWS = 2048
 
-# Raw values come to the host in windows of so many elements.
+# Raw values come to the host in windows of this many elements.
 WINDOW = 2**24
 
 
@@ -95,11 +95,9 @@ class DeviceCopy:
                 torch.cuda.current_stream().wait_stream(self._side)
 
     def value(self, number: int) -> Any:
-        tensor = self.tensors[number]
-        assert tensor.restore is not None
         first = sum(self._sizes[:number])
         flat = self._fetched().narrow(0, first, self._sizes[number])
-        return tensor.restore(tensor, flat)
+        return host.bytes_of(self.tensors[number], as_numpy(flat))
 
     def summaries(self) -> Iterable[Summary]:
         if self._is_odd:

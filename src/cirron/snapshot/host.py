@@ -1,8 +1,8 @@
 """What readers yield, what a copier does, and the copies on the host.
 
 What lies in the host's memory is copied into memory that is kept for the next time: a fresh page
-costs more than what is copied into it. What nobody changes any more, as JAX's copies on its devices
-and values of TensorFlow's, is fetched by the worker. A copy takes a part of what is free at most.
+costs more than what is copied into it. What no longer changes, as JAX's copies on its devices
+and TensorFlow's values, is fetched by the worker. A copy takes at most a part of the free memory.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from cirron.snapshot import stats
+from cirron.snapshot.records import STORED, wider
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from cirron.snapshot.stats import Summary
 
-# Of what is free, a copy takes at most this part: the rest is the program's.
+# The part of the free memory that a copy may take: the rest is for the program.
 PART = 0.25
 
 # Any host has this much. To ask what is free would cost more than such a copy.
@@ -32,15 +34,6 @@ ALIGNMENT = 64  # bytes: where a tensor may begin in memory that it shares with 
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")  # a container's limit, which /proc/meminfo does not know of
-
-# What a safetensors file can hold, by NumPy's names; the rest is stored as a wider type.
-STORED = frozenset(
-    (
-        *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-        *("float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
-        "complex64",
-    )
-)
 
 
 @dataclass(slots=True)
@@ -55,12 +48,11 @@ class Tensor:
     # Whose it is, where a step may clear all gradients of a model. None: they are values.
     model: str | None = None
     # The values, until they are copied: in the host's memory (NumPy), or what its copier knows, or
-    # what NumPy can read later and nobody changes. None: there are none.
+    # what NumPy can read later and nothing changes. None: there are none.
     array: Any = None
     copier: Copier | None = None  # who copies what is not in the host's memory
     decode: Callable[[Any], Any] | None = None  # makes numbers of a block that NumPy cannot read
     strides: tuple[int, ...] | None = None  # how they lie in `array`. None: in their own order
-    restore: Callable[[Tensor, Any], Any] | None = None  # makes what is saved of copied values
     source: Any = None  # the framework's own object, until it is copied
     is_replaced: bool = False  # a newer copy of it is in the same snapshot
 
@@ -71,11 +63,6 @@ class Tensor:
     @property
     def size_bytes(self) -> int:
         return 0 if self.array is None else int(self.array.nbytes)
-
-    @property
-    def saved_by(self) -> str:
-        """The library whose arrays are written of it: `numpy` or `torch`."""
-        return "numpy" if self.restore is None else "torch"
 
     def take_array(self) -> Any:
         """Hands the values over: the program's own memory is not ours to hold."""
@@ -110,7 +97,7 @@ class Copy(Protocol):
     size_bytes: int
 
     def value(self, number: int) -> Any:
-        """The raw values of one of `tensors`, as safetensors can hold them."""
+        """The bytes of one of `tensors`, as a safetensors file has them."""
 
     def summaries(self) -> Iterable[Summary]:
         """The statistics, in the order of `tensors`. The last thing that is asked for."""
@@ -148,8 +135,7 @@ class HostCopy:
         self._give_back = give_back
 
     def value(self, number: int) -> Any:
-        tensor, values = self.tensors[number], np.asarray(self._arrays[number])
-        return as_stored(values) if tensor.restore is None else tensor.restore(tensor, values)
+        return bytes_of(self.tensors[number], np.asarray(self._arrays[number]))
 
     def summaries(self) -> Iterator[Summary]:
         for number, tensor in enumerate(self.tensors):
@@ -236,14 +222,16 @@ def size_of(tensors: list[Tensor]) -> int:
     return sum(aligned(array.nbytes) for array in arrays if isinstance(array, np.ndarray))
 
 
-def as_stored(values: Any) -> Any:
-    """The array in a type that a safetensors file can hold."""
-    name = values.dtype.name
-    if name == "complex128":
-        values = np.stack([values.real, values.imag], axis=-1)
-    elif name not in STORED:
-        values = values.astype(np.int8 if "int" in name else np.float32)
-    return np.require(values, requirements="C")
+def bytes_of(tensor: Tensor, values: Any) -> Any:
+    """The values in the order of their own shape, as a safetensors file has them."""
+    if tensor.strides is not None:
+        shape = (*tensor.shape, 2)[: len(tensor.strides)]  # complex: of their parts
+        steps = [stride * values.itemsize for stride in tensor.strides]
+        values = as_strided(values, shape, steps)
+    if tensor.dtype not in STORED and tensor.dtype != "complex128":
+        decoded = values if tensor.decode is None else tensor.decode(values)
+        values = decoded.astype(wider(tensor.dtype))
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 # -- memory ----------------------------------------------------------------------------------
@@ -261,7 +249,7 @@ def free_bytes() -> float:
 
 
 def available_bytes() -> int | None:
-    """What the host, and the container, have left; None where nobody says."""
+    """The memory that the host and the container have left; None where it is not known."""
     return min(
         (known for known in (host_bytes(), container_bytes()) if known is not None), default=None
     )
@@ -283,7 +271,7 @@ def container_bytes() -> int | None:
         limit = int((CGROUP / "memory.max").read_text())  # "max": a ValueError, there is none
         used = int((CGROUP / "memory.current").read_text())
         lines = (CGROUP / "memory.stat").read_text().splitlines()
-        # Files that were read and are still in memory: they go when somebody needs the room.
+        # The page cache of files that were read: the kernel frees it when memory is needed.
         cached = next(
             (int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0
         )

@@ -50,7 +50,7 @@ class Leaf(NamedTuple):
 
 
 class Held:
-    """Stands for a tree. Without `__weakref__`, so that whoever watches it keeps it."""
+    """Stands for a tree. Without `__weakref__`, so that the taker keeps it alive."""
 
     __slots__ = ("_was_missed", "is_taken")
 

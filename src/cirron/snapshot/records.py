@@ -5,8 +5,7 @@ Runs on the worker. A file has its final name only once it is whole.
 
 from __future__ import annotations
 
-import importlib
-import itertools
+import json
 import math
 import os
 import stat
@@ -19,11 +18,14 @@ from cirron.record.value import clip
 from cirron.snapshot.health import Judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+    from typing import TypeAlias
 
     from cirron.snapshot.host import Copy, Tensor
     from cirron.snapshot.stats import Summary
+
+    Found: TypeAlias = tuple[Tensor, Copy, int]  # with its number in the copy
 
 T = TypeVar("T")
 
@@ -38,6 +40,19 @@ STALE_NS = 3600 * 10**9
 # 5 ms only, and the training thread would wait that long each time it wants the lock back.
 TURN_NS = 300_000
 PAUSE_S = 0.0001  # long enough for another thread to wake and take the lock
+
+# The types of a safetensors file, and the bytes of a value of each, by the names that NumPy and
+# torch have for them. The rest is stored as a wider type.
+STORED = {
+    "bool": ("BOOL", 1),
+    **{f"int{bits}": (f"I{bits}", bits // 8) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (f"U{bits}", bits // 8) for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": (f"F{bits}", bits // 8) for bits in (16, 32, 64)},
+    "bfloat16": ("BF16", 2),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "complex64": ("C64", 8),
+}
 
 
 class Job(NamedTuple):
@@ -140,41 +155,28 @@ class Recorder:
             with guard.quiet("snapshot"):
                 sweep(self._folder)
         addresses: dict[str, str] = {}
-        libraries = list(dict.fromkeys(tensor.saved_by for tensor, _, _ in found))
-        for library, is_gradient in itertools.product(libraries, (False, True)):
-            its = [
-                one
-                for one in found
-                if (one[0].saved_by, one[0].is_gradient) == (library, is_gradient)
-            ]
-            number = libraries.index(library)
-            name = ("gradients" if is_gradient else "weights") + (f"-{number}" if number else "")
-            key = f"{FOLDER}/{job.span_id}/{name}.safetensors"
-            path = self._write(key, its, library) if its else None
+        for kind in ("weights", "gradients"):
+            its = [one for one in found if one[0].is_gradient is (kind == "gradients")]
+            key = f"{FOLDER}/{job.span_id}/{kind}.safetensors"
+            path = self._write(self._folder, key, its) if its else None
             if path is not None:
                 taken.files.append((path, key))
                 uri = path.absolute().as_uri()
                 addresses.update((tensor.name, uri) for tensor, _, _ in its)
         return addresses
 
-    def _write(self, key: str, found: list[tuple[Tensor, Copy, int]], library: str) -> Path | None:
+    def _write(self, folder: Path, key: str, found: list[Found]) -> Path | None:
         """None: it could not be written, for whatever reason. The statistics are delivered."""
-        assert self._folder is not None
-
-        def save_to(path: Path) -> None:
-            values = {tensor.name: copy.value(place) for tensor, copy, place in found}
-            save(values, path, library)
-
         with guard.quiet("snapshot"):
             try:
-                return write(self._folder, key, save_to, self._access)
+                return write(folder, key, safetensors(found), self._access)
             except OSError as error:
                 if "unsaved" not in self._warned:
                     self._warned.add("unsaved")
                     guard.warn(
                         "raw values of a snapshot could not be written to %s (%s). Its statistics"
                         " are kept; ci.health() counts such files",
-                        self._folder,
+                        folder,
                         error.strerror or error,
                     )
         self.unsaved += 1
@@ -191,18 +193,18 @@ def paced(items: Iterable[T]) -> Iterator[T]:
             began = clock.now()
 
 
-def write(folder: Path, key: str, save: Callable[[Path], None], access: str = "private") -> Path:
-    """Has `save` write a file, and gives it the name `<folder>/<key>` when it is on the disk."""
+def write(folder: Path, key: str, chunks: Iterable[Any], access: str = "private") -> Path:
+    """Writes a file, and gives it the name `<folder>/<key>` when it is on disk."""
     target = folder / key
     part = target.with_name(target.name + ".tmp")
     home = files.Folder(target.parent.parent, files.SPAN, access)
     home.make()
-    # Its name is a random id: nobody can have planted anything there.
     home.make_inside(target.parent.name)
     try:
-        save(part)
-        os.chmod(part, files.MODES[access][1])
-        with open(part, "rb+") as file:
+        with open(home.create(f"{part.parent.name}/{part.name}"), "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
             os.fsync(file.fileno())
         os.replace(part, target)
     except BaseException:  # Ctrl-C too: what is half-written does not stay
@@ -211,38 +213,45 @@ def write(folder: Path, key: str, save: Callable[[Path], None], access: str = "p
     return target
 
 
-def load_saver(library: str) -> Any:
-    """The part of safetensors for NumPy's arrays, or for torch's tensors, with all that it needs.
-
-    On the user's thread first: were the program to fork while the worker imports, the child would
-    have half a module for good.
-    """
-    if library == "torch":
-        import numpy.ctypeslib  # noqa: F401  by which safetensors reads a tensor's memory
-    return importlib.import_module(f"safetensors.{library}")
+def stored_as(tensor: Tensor) -> tuple[str, int, list[int]]:
+    """A tensor's type in a safetensors file, how many bytes a value has there, and its shape."""
+    if tensor.dtype == "complex128":
+        return "F64", 8, [*tensor.shape, 2]
+    return *STORED.get(tensor.dtype, STORED[wider(tensor.dtype)]), tensor.shape
 
 
-def save(values: dict[str, Any], path: Path, library: str) -> None:
-    """Writes a file of safetensors. OSError: the disk refuses it."""
-    from safetensors import SafetensorError
+def wider(dtype: str) -> str:
+    """A type that holds the values of one that a safetensors file cannot have."""
+    return "int8" if "int" in dtype else "float32"
 
-    try:
-        load_saver(library).save_file(values, path)
-    except SafetensorError as error:  # what it says of a disk, too
-        raise OSError(str(error)) from error
+
+def safetensors(found: list[Found]) -> Iterator[Any]:
+    """A safetensors file, piece by piece: the length of its header, the header, the values."""
+    # The widest first, so that each tensor begins at a multiple of its items' size.
+    found = sorted(found, key=lambda one: -stored_as(one[0])[1])
+    header: dict[str, Any] = {}
+    size = 0
+    for tensor, _, _ in found:
+        code, width, shape = stored_as(tensor)
+        first, size = size, size + math.prod(shape) * width
+        header[tensor.name] = {"dtype": code, "shape": shape, "data_offsets": [first, size]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, copy, place in found:
+        yield copy.value(place)
 
 
 def sweep(folder: Path) -> None:
-    """Removes what was left half-written; safetensors has files named `.tmp…` while it writes."""
+    """Removes what was left half-written."""
     home = files.Folder(folder / FOLDER, files.SPAN)
     home.find()
-    for pattern in ("*/*.tmp", "*/.tmp*") if home.is_ours else ():
-        for part in home.path.glob(pattern):
-            if not home.is_name(part.parent.name) or part.parent.is_symlink():
-                continue
-            try:
-                status = part.lstat()
-                if stat.S_ISREG(status.st_mode) and clock.wall() - status.st_mtime_ns > STALE_NS:
-                    part.unlink()
-            except OSError:  # another process was faster, or it is another user's
-                pass
+    for part in home.path.glob("*/*.tmp") if home.is_ours else ():
+        if not home.is_name(part.parent.name) or part.parent.is_symlink():
+            continue
+        try:
+            status = part.lstat()
+            if stat.S_ISREG(status.st_mode) and clock.wall() - status.st_mtime_ns > STALE_NS:
+                part.unlink()
+        except OSError:  # another process was faster, or it is another user's
+            pass

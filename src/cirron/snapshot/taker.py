@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from cirron import errors, guard
 from cirron.record import clock
-from cirron.snapshot.records import Job, Recorder, load_saver
+from cirron.snapshot.records import Job, Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -252,9 +252,6 @@ class Taker:
         self, tensors: list[Tensor], *, raw: bool, in_step: bool = False
     ) -> list[Copy] | None:
         """Copies the tensors where they are. None: there is no memory for it."""
-        if raw:
-            for library in {tensor.saved_by for tensor in tensors}:
-                load_saver(library)
         copies: list[Copy] = []
         for copier, its in self._by_copier(tensors).items():
             new = copier.copy(its, raw=raw, in_step=in_step)

@@ -127,7 +127,7 @@ def describe(given: torch.Tensor, found: Tensor) -> Tensor:
 
 
 def place(found: Tensor, flat: torch.Tensor, strides: tuple[int, ...] | None) -> Tensor:
-    found.restore, found.strides = restore, strides
+    found.strides = strides
     if flat.dtype is torch.bfloat16:
         found.decode = decode_bfloat16
     elif flat.dtype not in PLAIN and flat.is_floating_point():  # eight bits
@@ -169,20 +169,6 @@ def as_it_lies(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
 
 
 # -- on the worker ---------------------------------------------------------------------------
-
-
-def restore(tensor: Tensor, values: Any) -> Any:
-    """The tensor in its own shape, as safetensors can hold it."""
-    kind, strides = getattr(torch, tensor.dtype), tensor.strides
-    flat = torch.as_tensor(values)
-    if strides is None:
-        return flat.view(kind).view(tensor.shape)
-    if not kind.is_complex:
-        return flat.view(kind).as_strided(tensor.shape, strides).contiguous()
-    parts = flat.as_strided((*tensor.shape, 2), strides).contiguous()
-    if kind is not torch.complex64:  # the only complex type of safetensors
-        return parts
-    return torch.view_as_complex(parts.clone())  # a pair begins at an even place
 
 
 def decode_bfloat16(block: Any) -> Any:
