@@ -116,7 +116,7 @@ def test_a_program_does_not_notice(folder: Folder, command: list[str]) -> None:
 
     assert (7, expected.stdout, "") == found
     (session,) = folder.recorded.sessions
-    assert "clean" == session.state
+    assert "exception" == session.state
     assert ["--lr", "0.1", "--help"] == session.program.arguments
     assert session.program.script in ("tell.py", "-m tell")
 

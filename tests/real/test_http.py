@@ -796,7 +796,7 @@ class TestSetUp:
     @pytest.mark.parametrize("key", ["", " ", f"{KEY}\r\nX: y", f"{KEY}…"])
     def test_a_bad_key_is_not_shown(self, key: str) -> None:
         """A key that no header can hold is an error that does not show it."""
-        with pytest.raises(SettingError, match="copy it again") as caught:
+        with pytest.raises(SettingError, match="copy the key again") as caught:
             ci.Cirron(api_key=key)
 
         assert KEY not in str(caught.value)

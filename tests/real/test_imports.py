@@ -143,6 +143,7 @@ def test_what_import_cirron_does_not_load(scripts: Scripts) -> None:
         "cirron",
         "cirron._version",
         "cirron.errors",
+        "cirron.guard",
         "cirron.record",
         "cirron.record.attrs",
         "cirron.record.clock",

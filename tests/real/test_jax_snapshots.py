@@ -396,7 +396,7 @@ def test_a_dataclass() -> None:
 def test_gradients() -> None:
     """A tree named `grads` holds gradients: named after the weights, and judged as gradients."""
     ci.profile(snapshots="full")
-    tree = {"params": {"w": jnp.ones(2)}, "grads": {"w": jnp.zeros(2)}}
+    tree = {"params": {"w": jnp.ones(8)}, "grads": {"w": jnp.zeros(8)}}
     one_epoch(tree)
 
     assert ["params.w", "w.grad"] == sorted(names())

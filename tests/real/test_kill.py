@@ -38,7 +38,8 @@ def test_what_is_older_than_a_flush_interval_survives(scripts: Scripts) -> None:
     # A span is in the spool under its epoch; number them as the script does.
     run = scripts.session()
     epochs = {span.id: span.index for span in run.spans if span.name == "epoch"}
-    epochs |= {span["id"]: span["index"] for span in scripts.box()["open"]}
+    box = scripts.box()
+    epochs |= {span["id"]: span["index"] for span in box["open"] + box["closed"]}
     stored = {
         (epochs[span.parent_id or ""] or 0) * 100 + (span.index or 0)
         for span in run.spans

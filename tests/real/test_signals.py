@@ -210,7 +210,8 @@ profile(); train()
 
         assert (7, "ready\nstopping 15 train\n") == ended[:2]
         assert_all_on_disk(scripts)
-        assert "clean" == scripts.box()["ended"]["how"]
+        ended_by = scripts.box()["ended"]
+        assert ("exception", "SystemExit: 7") == (ended_by["how"], ended_by["detail"])
         assert ["SIGTERM"] == [one["name"] for one in scripts.box()["signals"]]
 
     def test_a_handler_set_after(self, scripts: Scripts) -> None:
@@ -230,7 +231,8 @@ train()
 
         assert (7, "ready\nstopping 15\n") == ended[:2]
         assert_all_on_disk(scripts)
-        assert "clean" == scripts.box()["ended"]["how"]
+        ended_by = scripts.box()["ended"]
+        assert ("exception", "SystemExit: 7") == (ended_by["how"], ended_by["detail"])
 
     def test_a_handler_that_exits_at_once(self, scripts: Scripts) -> None:
         """Even before a handler that calls os._exit(), what was recorded is stored."""

@@ -83,6 +83,21 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
         yield Box(tmp_path, recorded)
 
 
+def test_a_parent_that_closed_after_its_children_were_taken_is_kept(box: Box) -> None:
+    """After a kill, every span on disk has its parent on disk or in the black box."""
+    collector = box.recorded._collector
+    with ci.scope("step"):
+        with ci.scope("inside"):
+            pass
+        collector.note_open()
+        collector.drain()
+    with ci.scope("later"):
+        pass
+    box.box.write()
+
+    assert ["step"] == [span["name"] for span in box.content()["closed"]]
+
+
 def test_where_it_is(box: Box, tmp_path: Path) -> None:
     """The file is named by session and process, and says whose it is."""
     content = box.read()

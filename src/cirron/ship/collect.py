@@ -55,6 +55,8 @@ DEVICE_TIMES = frozenset(("gpu_ns", "device_ns"))
 # behind it: a device that hangs must not keep what led up to it off the disk.
 HOLD_NS = 30_000_000_000
 MAX_HELD = 100_000
+# With more records than this in the ring, the black box does not look for those that just closed.
+MAX_LOOK = 10_000
 
 # How long `ci.trace()` waits for devices, and `ci.health()` for the lock.
 SETTLE_S = 2.0
@@ -134,6 +136,7 @@ class Collector:
         self._was_full = False
         self._record_bytes = 1  # of the last chunk's records, each
         self._rest: list[hot.Record] = []  # taken out of the ring, for the next slice
+        self._open_before: set[int] = set()  # numbers of spans
 
     # -- taking records in ------------------------------------------------------------------
 
@@ -325,11 +328,18 @@ class Collector:
     def held_records(self, newest: int = MAX_HELD) -> list[wire.Span]:
         """The wire form of spans that are over and not recorded yet, or the newest of them.
 
-        They wait for their GPU time, or to be put under a parent (`hot.suspend`).
+        They wait for their GPU time, or to be put under a parent (`hot.suspend`), or they closed
+        after the worker had taken the spans inside them.
         """
         suspended = [hot.record_of(span) for span in self._unrecorded() if span.end]
+        ring = self._ring.copy() if len(self._ring) < MAX_LOOK else ()
+        closed = [one for one in ring if len(one) == 8 and one[0] in self._open_before]
         with self.lock:
-            return self._peek([*self._held, *suspended][-newest:])
+            return self._peek([*self._held, *closed, *suspended][-newest:])
+
+    def note_open(self) -> None:
+        """Notes what is open before records are taken: their parents may close in the meantime."""
+        self._open_before = {span.sequence for span in self._opened.copy()}
 
     def _peek(self, closed: list[hot.Closed]) -> list[wire.Span]:
         """The wire form of spans whose time has not come: no object is asked for its text yet."""

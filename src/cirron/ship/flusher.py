@@ -217,6 +217,7 @@ class Flusher:
     def _drain(self) -> None:
         """Takes what is there now, slice by slice; a batch that grows large is sealed early."""
         collector = self._collector
+        collector.note_open()
         left = collector.pending
         target = collector.seen + left  # what is there now: others may record faster than we drain
         limit = self._max_batch_bytes
