@@ -219,6 +219,21 @@ def test_what_is_held_is_bounded(rig: Any, disk: Disk, monkeypatch: pytest.Monke
     assert [3, 4, 5] == made.indices()
 
 
+def test_a_disk_that_is_too_slow_is_said_once(
+    rig: Any, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Records that a slow disk loses are said once, although no write has failed."""
+    monkeypatch.setattr(sinks, "MAX_HELD_BYTES", batch(1).size)
+    made = rig()
+    disk.is_hung = True
+    for number in (1, 2, 3, 4):
+        made.spool.emit(batch(number))
+    disk.go_on.set()
+    made.emit()
+
+    assert 1 == sum("more slowly than records arrive" in one for one in caplog.messages)
+
+
 def test_what_is_held_at_the_end_is_counted(
     rig: Any, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:

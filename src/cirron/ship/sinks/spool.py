@@ -80,8 +80,17 @@ class Spool(Sink):
             self._held.append(batch)
             self._held_bytes += batch.size
             self.held_records += batch.records
+            is_first_loss = not self._lost_batches
             while self._held_bytes > MAX_HELD_BYTES and len(self._held) > 1:
                 self._give_up()
+            is_first_loss = is_first_loss and self._lost_batches > 0
+        if is_first_loss and self.problem is None:  # else that was said
+            guard.warn(
+                "%s is written more slowly than records arrive: the oldest are dropped once %d MB"
+                " wait. ci.health() counts them (records_lost)",
+                self.folder.path,
+                MAX_HELD_BYTES // 2**20,
+            )
         self._worker.wake()
         return Outcome.HELD
 
