@@ -168,7 +168,7 @@ class Folder:
 
     def entries(self, suffix: str = "") -> Iterator[Entry]:
         """The regular files whose names have the form of ours, in no order; `suffix` after it."""
-        with os.scandir(self.path) as found:
+        with self._opened() as folder, os.scandir(self.path if folder is None else folder) as found:
             for entry in found:
                 name = entry.name
                 if not name.endswith(suffix) or not self.is_name(name.removesuffix(suffix)):
@@ -185,7 +185,18 @@ class Folder:
     def remove(self, name: str) -> bool:
         """Removes a file that `entries` gave, or that this process wrote. False: it was gone."""
         try:
-            os.unlink(self.path / name)
+            with self._opened() as folder:
+                os.unlink(self.path / name if folder is None else name, dir_fd=folder)
         except FileNotFoundError:
             return False
         return True
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        """The folder itself: a link put in its place meanwhile leads to nothing of the user's."""
+        folder = system.open_folder(self.path)
+        try:
+            yield folder
+        finally:
+            if folder is not None:
+                os.close(folder)

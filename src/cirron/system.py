@@ -43,6 +43,15 @@ def create(path: str | os.PathLike[str], mode: int) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE, mode)
 
 
+def open_folder(path: str | os.PathLike[str]) -> int | None:
+    """A descriptor of a folder that is no link, for `scandir` and `dir_fd`; None on Windows."""
+    if not hasattr(os, "O_DIRECTORY") or os.unlink not in os.supports_dir_fd:
+        if os.path.islink(path):
+            raise OSError(errno.ELOOP, "is a symbolic link", str(path))
+        return None
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | SAFE)
+
+
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file; OSError for a link, a folder, a FIFO or a device."""
     return _open_regular(path, flags)[0]

@@ -469,6 +469,25 @@ class TestEntries:
         assert (True, False) == (folder.remove(OTHER), folder.remove(OTHER))
         assert b"1" == folder.read(NAME)
 
+    @pytest.mark.parametrize("is_windows", [False, True])
+    def test_a_link_put_in_place_of_the_folder(
+        self, is_windows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Through a link that replaced the folder after it was found, nothing is seen or removed."""
+        if is_windows:
+            monkeypatch.delattr(os, "O_DIRECTORY")
+        folder = make(tmp_path)
+        folder.put(NAME, [b"1"])
+        assert folder.is_ours
+        folder.path.rename(tmp_path / "precious")
+        folder.path.symlink_to(tmp_path / "precious")
+
+        with pytest.raises(OSError, match=folder.path.name):
+            list(folder.entries())
+        with pytest.raises(OSError, match=folder.path.name):
+            folder.remove(NAME)
+        assert (tmp_path / "precious" / NAME).exists()
+
     @pytest.mark.parametrize("what", ["link", "folder", "fifo"])
     def test_read_only_what_is_regular(self, what: str, tmp_path: Path) -> None:
         """What is not a regular file is not read, nor waited for."""
