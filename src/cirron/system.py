@@ -45,7 +45,7 @@ def create(path: str | os.PathLike[str], mode: int) -> int:
 
 def open_folder(path: str | os.PathLike[str]) -> int | None:
     """A descriptor of a folder that is no link, for `scandir` and `dir_fd`; None on Windows."""
-    if not hasattr(os, "O_DIRECTORY") or os.unlink not in os.supports_dir_fd:
+    if not hasattr(os, "O_DIRECTORY"):
         if os.path.islink(path):
             raise OSError(errno.ELOOP, "is a symbolic link", str(path))
         return None

@@ -473,7 +473,7 @@ class TestEntries:
     def test_a_link_put_in_place_of_the_folder(
         self, is_windows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Through a link that replaced the folder after it was found, nothing is seen or removed."""
+        """Through a link that replaced the folder after it was found, nothing is removed."""
         if is_windows:
             monkeypatch.delattr(os, "O_DIRECTORY")
         folder = make(tmp_path)
