@@ -19,7 +19,7 @@ from cirron.ship.encode import MAX_MARK_IDS, Encoder, keys_of, transpose, weigh,
 from cirron.ship.threads import new_lock, sleep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from cirron import wire
@@ -475,7 +475,7 @@ class Collector:
             self.pending_bytes += size
             self._record_bytes = max(1, size // max(1, chunk.records))
 
-    def _remember_latest(self, closed: tuple[int, ...], marks: list[hot.Mark]) -> None:
+    def _remember_latest(self, closed: Sequence[int], marks: list[hot.Mark]) -> None:
         """Keeps what the black box and the printing sinks want to know of marks."""
         # A span that opened and closed within the slice, as most do, only those who print care for.
         gone = set() if self._keep_lines else set(closed)
@@ -487,7 +487,7 @@ class Collector:
                     latest[name] = known
                 self.marked_at[span] = time_ns
 
-    def _list(self, spans: tuple[int, ...], ids: list[str]) -> None:
+    def _list(self, spans: Sequence[int], ids: list[str]) -> None:
         """Notes the ids of marks for when their spans close."""
         lists = self.mark_ids
         deque(map(list.append, map(lists.__getitem__, spans), ids), maxlen=0)

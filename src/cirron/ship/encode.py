@@ -21,9 +21,9 @@ from cirron.record.value import Deferred
 from cirron.ship.texts import Texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    Columns: TypeAlias = tuple[Any, ...]  # records by their fields, each in a tuple
+    Columns: TypeAlias = tuple[Any, ...]  # records by their fields, each in a list
 
 # A span that gets marks for hours lists only the newest of their ids; every mark names its span.
 MAX_MARK_IDS = 1_000
@@ -155,7 +155,7 @@ class Encoder:
         marks = list(made)
         return marks if is_plain else self._guarded(self._fill_mark, marks, attrs)
 
-    def ids_of(self, numbers: tuple[int, ...]) -> list[str]:
+    def ids_of(self, numbers: Sequence[int]) -> list[str]:
         """The ids of records, none of which is the root."""
         inherited = self.ids.inherited
         if inherited and min(numbers) <= inherited[0][0]:
@@ -228,7 +228,11 @@ class ParentIds(dict[int, str | None]):
 
 def transpose(records: list[Any]) -> Columns:
     """Records of one kind by their fields."""
-    return tuple(zip(*records, strict=True)) or ((),) * 8
+    if not records:
+        return ((),) * 8
+    width = len(records[0])
+    fields = list(chain.from_iterable(records))  # `zip` would keep an iterator of each alive
+    return tuple(fields[at::width] for at in range(width))
 
 
 def values_of(attrs: Columns) -> list[Any]:
@@ -270,16 +274,14 @@ def are_short(mark_ids: Iterable[list[str]]) -> bool:
     return not isinstance(mark_ids, list) or max(map(len, mark_ids), default=0) <= MAX_MARK_IDS
 
 
-def readable(indices: tuple[int | None, ...]) -> tuple[int | None, ...]:
+def readable(indices: Sequence[int | None]) -> Sequence[int | None]:
     """The indices, each cut to what a reader of JSON can hold."""
     if fit(filter(None, indices)):
         return indices
-    return tuple(
-        index if index is None else max(-MAX_INT, min(index, MAX_INT)) for index in indices
-    )
+    return [index if index is None else max(-MAX_INT, min(index, MAX_INT)) for index in indices]
 
 
-def hex_of(prefix: str, numbers: tuple[int, ...]) -> list[str]:
+def hex_of(prefix: str, numbers: Sequence[int]) -> list[str]:
     """Each number as 16 hex digits behind the prefix."""
     digits = struct.pack(f">{len(numbers)}Q", *numbers).hex(",", 8)
     return f"{prefix}{digits.replace(',', f',{prefix}')}".split(",") if digits else []

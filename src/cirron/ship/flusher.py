@@ -41,12 +41,12 @@ PAUSE_S = 0.0001
 BEHIND = 10 * SLICE
 # Where the worker had to wait longer than two threads may keep the lock, it is crowded out. Short
 # slices get nowhere then: they grow with what waits, since each of the few calls of C that work one
-# off is a turn that busy threads cannot cut short, though a record then takes a third as long
-# again. With so many to take, all threads get shorter turns.
+# off is a turn that busy threads cannot cut short; but not far, since the garbage collector visits
+# what is alive in one. With so many to take, all threads get shorter turns.
 CROWDED_TURNS = 2
 CROWDED_NS = 1_000_000_000  # for which it is then taken to be
 BEHIND_IF_CROWDED = 2 * SLICE
-MAX_SLICE = 40 * SLICE
+MAX_SLICE = 5 * SLICE
 HURRY_NS = 800_000_000
 # And batches are so many times larger: writing a file takes four calls of the system, each of
 # which gives the lock away to every busy thread.
