@@ -37,6 +37,7 @@ PROFILE = "import cirron as ci\nci.profile()\n"
 # A program that needs nothing but torch is run in a fork of a process that has imported it.
 PLAIN_IMPORTS = {"torch", "numpy", "common"} | set(sys.stdlib_module_names)
 PRELOADED = ("torch", "torch.utils.data", "torch.optim.swa_utils", "torch.distributed", "numpy")
+PRELOADED += ("torch._dynamo",)  # which the first optimizer step imports
 
 
 @dataclass
