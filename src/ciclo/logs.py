@@ -35,6 +35,9 @@ class Collection(dict[str, Any]):
         )
 
 
+DICTS = frozenset({dict, Collection})  # what collections mostly are: asked at each step
+
+
 class Logs(dict[str, dict[str, Any]]):
     """Values by collection and name, as `{"metrics": {"loss": 0.5}}`.
 

@@ -27,7 +27,7 @@ from ciclo.elapsed import Elapsed, Period, Timeline, as_period
 from ciclo.errors import CallbackError, warn
 from ciclo.history import History
 from ciclo.interrupts import Interrupts, Preempted
-from ciclo.logs import Logs
+from ciclo.logs import DICTS, Logs
 from ciclo.schedules import anchors_of, restore_anchors
 
 if TYPE_CHECKING:
@@ -165,18 +165,20 @@ class LoopState(Generic[State]):
         Values are copied out of their dicts at once: the callback may use those again.
         """
         # What `read` and `merge` make of most results, in a third of the time.
-        kind, before = type(result), self.state
-        if kind is tuple and len(result) == 2:
+        before = self.state
+        if type(result) is tuple and len(result) == 2:
             logs, state = result
-            kind, is_clear = type(logs), not isinstance(before, tuple)
+            is_clear = type(before) is not tuple
         else:
             logs, state, is_clear = result, None, not isinstance(before, dict)
         logged = self._logged
+        kind = type(logs)
         if is_clear and (kind is dict or kind is Logs) and type(logged) is not Logs:
             if logged is None:
                 logged = self._logged = {}
-            for collection, named in logs.items():
-                if type(collection) is not str or not isinstance(named, dict):
+            for collection in logs:
+                named = logs[collection]
+                if type(collection) is not str or type(named) not in DICTS:
                     break
                 if collection in logged:
                     logged[collection] |= named
@@ -452,9 +454,9 @@ def _run(
 ) -> None:
     """The iterations. What happens in each of them is in here: a call takes a tenth of one."""
     timeline, starts, is_resumed = parts.timeline, parts.starts, parts.is_resumed
-    schedule = [(task.due, task.bound.call, task.bound) for task in run._tasks]
+    schedule = [(task.due, task.bound.call, task.bound.name) for task in run._tasks]
     history = run.history
-    active: Bound | None = None  # the callback that runs, for a note in its error
+    active: str | None = None  # the callback that runs, for a note in its error
     is_amid = False  # whether an iteration has begun and is not done
     state = run.state
     try:
@@ -463,8 +465,9 @@ def _run(
             run.batch = batch
             run._logged = None
             if starts:
-                for active in _starting(run, starts, is_resumed):
-                    run.take(active.name, active.call(run))
+                for one in _starting(run, starts, is_resumed):
+                    active = one.name
+                    run.take(active, one.call(run))
                 active = None
                 if run.stop_iteration:
                     run.commit(watch)
@@ -476,7 +479,7 @@ def _run(
                 if due is None or due(elapsed):
                     result = call(run)
                     if result is not None:
-                        run.take(active.name, result)
+                        run.take(active, result)
                     if run.stop_iteration:
                         break
             logged = run._logged
@@ -486,8 +489,9 @@ def _run(
                     watch.mark(logged, history.kept)
             is_amid = False
             if run._deferred:
-                for active in run.take_deferred():
-                    active.call(run)
+                for one in run.take_deferred():
+                    active = one.name
+                    one.call(run)
             active = None
             if run.stop_iteration:
                 break
@@ -537,7 +541,7 @@ def _call(run: LoopState[Any], one: Bound) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        _add_note(error, run, one)
+        _add_note(error, run, one.name)
         raise
 
 
@@ -581,7 +585,7 @@ def _end(
         try:
             run.take(one.name, one.call(run))
         except BaseException as error:  # noqa: BLE001  the others must run too; raised at the end
-            _add_note(error, run, one)
+            _add_note(error, run, one.name)
             if failure is None:
                 failure = error
             else:
@@ -590,13 +594,13 @@ def _end(
     return failure
 
 
-def _add_note(error: BaseException, run: LoopState[Any], active: Bound | None) -> None:
+def _add_note(error: BaseException, run: LoopState[Any], active: str | None) -> None:
     if active is None:
         step = run.elapsed.steps if run._timeline is None else run.elapsed.steps + 1
         error.add_note(f"ciclo: while fetching the batch of step {step}")
         return
     batch = "" if run.batch is None else f", batch {device_values.describe(run.batch)}"
-    error.add_note(f"ciclo: in callback {active.name}, step {run.elapsed.steps}{batch}")
+    error.add_note(f"ciclo: in callback {active}, step {run.elapsed.steps}{batch}")
 
 
 def _warn_of_early_end(run: LoopState[Any], is_resumed: bool) -> None:
