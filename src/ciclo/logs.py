@@ -35,7 +35,7 @@ class Collection(dict[str, Any]):
         )
 
 
-DICTS = frozenset({dict, Collection})  # what collections mostly are: asked at each step
+DICTS: frozenset[Any] = frozenset((dict, Collection))  # of collections, as most logs have them
 
 
 class Logs(dict[str, dict[str, Any]]):

@@ -8,7 +8,7 @@ begins with (`LoopState.load_state_dict`, before the first batch).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar
 
 from ciclo import _seam, _trees, device_values
 from ciclo.binding import (
@@ -27,12 +27,12 @@ from ciclo.elapsed import Elapsed, Period, Timeline, as_period
 from ciclo.errors import CallbackError, warn
 from ciclo.history import History
 from ciclo.interrupts import Interrupts, Preempted
-from ciclo.logs import DICTS, Logs
+from ciclo.logs import DICTS, Logs, did_you_mean
 from ciclo.schedules import anchors_of, restore_anchors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import SupportsIndex, TypeAlias
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import SupportsIndex, TypeAlias, Unpack
 
     from ciclo.elapsed import BatchSize
     from ciclo.epochs import Epochs
@@ -46,6 +46,13 @@ NO_BATCH = (
     "the dataset has no batch, so nothing ran; an iterator can be read only once: give a list, a"
     " loader, or a new iterator"
 )
+STEPS = "; a loop ends after stop=1000 steps, or stop=ciclo.at(samples=50_000)"
+EPOCHS = "; for epochs, write ciclo.fit(state, dataset, epochs=3, train_step=train_step)"
+INSTEAD = {  # options that loops of other libraries have
+    **dict.fromkeys(("epochs", "num_epochs", "max_epochs"), EPOCHS),
+    **dict.fromkeys(("steps", "num_steps", "max_steps", "total_steps"), STEPS),
+    "batch_size": "; the dataset yields batches, of the size that it makes them",
+}
 
 
 class LoopState(Generic[State]):
@@ -324,18 +331,15 @@ def loop(
     dataset: Iterable[Any],
     tasks: Tasks,
     stop: Period | SupportsIndex | None = None,
-    *,
-    on_start: Any = None,
-    on_end: Any = None,
-    history: History | None = None,
-    elapsed: Elapsed | None = None,
-    metadata: Any = None,
-    batch_size_fn: BatchSize | None = None,
-    catch_keyboard_interrupt: bool = True,
-    resume: Any = None,
+    **options: Unpack[LoopOptions],
 ) -> Result[State]:
     """Runs tasks on their schedules for each batch of a dataset.
 
+    on_start, on_end: callbacks that run once, with the first batch in hand and at the end
+    history, elapsed: those of an earlier loop, which this one continues
+    metadata: anything, for callbacks that read `loop_state.metadata`
+    batch_size_fn: counts the samples of a batch, or (samples, tokens), from its arrays' shapes
+    catch_keyboard_interrupt: whether Ctrl-C ends the loop after the step; True if not given
     resume: a folder of checkpoints: goes on from the newest there, or begins if there is none
 
     >>> state, history, elapsed = ciclo.loop(
@@ -344,27 +348,54 @@ def loop(
     >>> state
     45
     """
-    period = None if stop is None else as_period(stop)
-    run = LoopState(state, history=history, elapsed=elapsed, stop=period, metadata=metadata)
-    options = Options(on_start, on_end, batch_size_fn, catch_keyboard_interrupt, resume)
-    return iterate(run, dataset, tasks, options, _seam.watch())
+    check_options(loop, options)
+    return iterate(begin(state, stop, options), dataset, tasks, options, _seam.watch())
 
 
-class Options(NamedTuple):
-    """How a loop runs, whichever it is."""
+class LoopOptions(TypedDict, total=False):
+    """What every loop takes, ready-made ones too; see `loop`."""
 
     on_start: Any
     on_end: Any
+    history: History | None
+    elapsed: Elapsed | None
+    metadata: Any
     batch_size_fn: BatchSize | None
     catch_keyboard_interrupt: bool
     resume: Any
+
+
+def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuses options that a loop does not have, with what to write."""
+    names = LoopOptions.__annotations__
+    for name in options:
+        if name not in names:
+            import inspect
+
+            known = [*list(inspect.signature(function).parameters)[:-1], *names]
+            hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
+            hint = INSTEAD.get(name, hint)
+            raise TypeError(f"{function.__name__}() has no option {name!r}{hint}")
+
+
+def begin(
+    state: State, stop: Period | SupportsIndex | None, options: LoopOptions
+) -> LoopState[State]:
+    """What a loop with these options knows before it is set up."""
+    return LoopState(
+        state,
+        history=options.get("history"),
+        elapsed=options.get("elapsed"),
+        stop=None if stop is None else as_period(stop),
+        metadata=options.get("metadata"),
+    )
 
 
 def iterate(
     run: LoopState[State],
     dataset: Iterable[Any],
     tasks: Tasks,
-    options: Options,
+    options: LoopOptions,
     watch: _seam.Watch | None,
     at_last: Callable[[], list[Any]] | None = None,
 ) -> Result[State]:
@@ -375,7 +406,8 @@ def iterate(
     parts = _set_up(run, dataset, tasks, options, watch)
     done = run.elapsed
     failure: BaseException | None = None
-    with Interrupts(options.catch_keyboard_interrupt, parts.is_saved) as interrupts:
+    catches = options.get("catch_keyboard_interrupt", True)
+    with Interrupts(catches, parts.is_saved) as interrupts:
         try:
             _start(run, _hooks(parts.callbacks, "on_loop_start"), parts.is_resumed)
             _run(run, parts, interrupts, watch)
@@ -385,7 +417,7 @@ def iterate(
             done = run.elapsed if run._is_cut else run.done()
             run.forget_logs()
             run.is_interrupted = True
-            if not options.catch_keyboard_interrupt or interrupts.is_urgent:
+            if not catches or interrupts.is_urgent:
                 failure = error
         except BaseException as error:  # noqa: BLE001  raised again below, once the loop has ended
             run.forget_logs()
@@ -417,25 +449,25 @@ def _set_up(
     run: LoopState[Any],
     dataset: Iterable[Any],
     tasks: Tasks,
-    options: Options,
+    options: LoopOptions,
     watch: _seam.Watch | None,
 ) -> _Parts:
     _trees.register()
     run._tasks = bind_tasks(tasks, watch)
     callbacks = owners(task.bound for task in run._tasks)
     can_save = any(hasattr(one.owner, "on_loop_done") for one in callbacks)
-    is_saved = can_save or options.resume is not None
+    is_saved = can_save or options.get("resume") is not None
     is_resumed = False
     if is_saved:
         from ciclo.resume import set_up
 
-        is_resumed = set_up(run, callbacks, options.resume)
+        is_resumed = set_up(run, callbacks, options.get("resume"))
         if run._epochs is None and run._feed is not None:
             dataset = run._feed.read(dataset)
-    starts = [bind(one, watch) for one in listed(options.on_start)]
-    ends = [bind(one, watch) for one in listed(options.on_end)]
+    starts = [bind(one, watch) for one in listed(options.get("on_start"))]
+    ends = [bind(one, watch) for one in listed(options.get("on_end"))]
     ends = [*_hooks(callbacks, "on_loop_end"), *ends]
-    timeline = Timeline(dataset, run.elapsed, run.stop, options.batch_size_fn, watch)
+    timeline = Timeline(dataset, run.elapsed, run.stop, options.get("batch_size_fn"), watch)
     return _Parts(timeline, callbacks, starts, ends, is_saved, is_resumed)
 
 
