@@ -31,7 +31,7 @@ from ciclo.logs import DICTS, Logs, did_you_mean
 from ciclo.schedules import anchors_of, restore_anchors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
     from typing import SupportsIndex, TypeAlias, Unpack
 
     from ciclo.elapsed import BatchSize
@@ -348,8 +348,7 @@ def loop(
     >>> state
     45
     """
-    check_options(loop, options)
-    return iterate(begin(state, stop, options), dataset, tasks, options, _seam.watch())
+    return iterate(begin(loop, state, stop, options), dataset, tasks, options, _seam.watch())
 
 
 class LoopOptions(TypedDict, total=False):
@@ -365,30 +364,26 @@ class LoopOptions(TypedDict, total=False):
     resume: Any
 
 
-def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuses options that a loop does not have, with what to write."""
-    names = LoopOptions.__annotations__
-    for name in options:
-        if name not in names:
-            import inspect
-
-            known = [*list(inspect.signature(function).parameters)[:-1], *names]
-            hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
-            hint = INSTEAD.get(name, hint)
-            raise TypeError(f"{function.__name__}() has no option {name!r}{hint}")
-
-
 def begin(
-    state: State, stop: Period | SupportsIndex | None, options: LoopOptions
+    function: Callable[..., Any],
+    state: State,
+    stop: Period | SupportsIndex | None,
+    options: LoopOptions,
 ) -> LoopState[State]:
-    """What a loop with these options knows before it is set up."""
-    return LoopState(
-        state,
-        history=options.get("history"),
-        elapsed=options.get("elapsed"),
-        stop=None if stop is None else as_period(stop),
-        metadata=options.get("metadata"),
-    )
+    """What a loop knows before it is set up. Refuses options that it does not have.
+
+    function: the public one, for the error
+    """
+    names = LoopOptions.__annotations__
+    for name in options.keys() - names.keys():
+        import inspect
+
+        known = [*list(inspect.signature(function).parameters)[:-1], *names]
+        hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
+        hint = INSTEAD.get(name, hint)
+        raise TypeError(f"{function.__name__}() has no option {name!r}{hint}")
+    given: Any = {name: options.get(name) for name in ("history", "elapsed", "metadata")}
+    return LoopState(state, stop=None if stop is None else as_period(stop), **given)
 
 
 def iterate(

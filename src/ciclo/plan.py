@@ -80,8 +80,7 @@ class Plan:
                 into[_moment(key)] += [_called(one, key) for one in listed(callbacks)]
 
     def _register(self, callback: Any) -> None:
-        adapted = adapters.adapt(callback)
-        callback = callback if adapted is None else adapted
+        callback = adapters.adapt(callback)
         named = [(moment, getattr(callback, name, None)) for name, moment in _names()]
         named = [(moment, method) for moment, method in named if callable(method)]
         moments = getattr(callback, "moments", None)

@@ -18,15 +18,7 @@ from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
 from ciclo.errors import CicloError, PeriodError, warn
-from ciclo.loop import (
-    NO_BATCH,
-    LoopState,
-    Result,
-    State,
-    begin,
-    check_options,
-    iterate,
-)
+from ciclo.loop import NO_BATCH, LoopState, Result, State, begin, iterate
 from ciclo.moments import (
     on_epoch_end,
     on_epoch_start,
@@ -86,9 +78,8 @@ def train_loop(
 
     Other options are those of `loop`. Without `epoch_duration` the whole loop is one epoch.
     """
-    check_options(train_loop, options)
     duration = as_duration(epoch_duration)
-    run = begin(state, stop, options)
+    run = begin(train_loop, state, stop, options)
     epochs = Epochs(run)
     return _train(
         run,
@@ -129,7 +120,6 @@ def fit(
     ...     state, train, validation, epochs=10, callbacks=[ciclo.keras_bar()]
     ... )
     """
-    check_options(fit, options)
     if epochs is None and steps is None:
         raise PeriodError("fit() must know where to end: say epochs=10 or steps=1000")
     whole("epochs", epochs)
@@ -146,7 +136,7 @@ def fit(
     if epochs is not None and length is not None:
         elapsed = options.get("elapsed")
         ends.append(epochs * length + (0 if elapsed is None else elapsed.steps))
-    run = begin(state, min(ends) if ends else None, options)
+    run = begin(fit, state, min(ends) if ends else None, options)
     cut = Epochs(run)
     return _train(
         run,
@@ -293,7 +283,6 @@ def test_loop(
     **options: Unpack[LoopOptions],
 ) -> Result[State]:
     """Runs `on_reset_step` once and `on_test_step` for each batch; options are those of `loop`."""
-    check_options(test_loop, options)
     return _pass(on_test_step, state, dataset, tasks, stop, callbacks, options)
 
 
@@ -310,7 +299,6 @@ def predict_loop(
 
     What the step logs as outputs is in the history: `history.collect("outputs.logits")`.
     """
-    check_options(predict_loop, options)
     return _pass(on_predict_step, state, dataset, tasks, stop, callbacks, options)
 
 
@@ -347,6 +335,6 @@ def _pass(
         (always(), plan.callbacks[on_train_step]),
         (always(), plan.all_at(on_test_batch_end) if is_test else []),
     ]
-    run = begin(state, stop, options)
+    run = begin(test_loop if is_test else predict_loop, state, stop, options)
     options = {**options, "on_start": starts, "on_end": ends}
     return iterate(run, dataset, steps, options, _seam.watch())
