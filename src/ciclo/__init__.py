@@ -144,7 +144,10 @@ if not TYPE_CHECKING:  # else a type checker would believe in every name
                 value = getattr(importlib.import_module(module), name)
                 globals()[name] = value  # from now on the public name is the thing itself
                 return value
-        raise AttributeError(f"module 'ciclo' has no attribute {name!r}")
+        from ciclo.logs import did_you_mean
+
+        hint = did_you_mean(name, __all__)
+        raise AttributeError(f"module 'ciclo' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

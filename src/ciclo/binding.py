@@ -95,9 +95,7 @@ def bind(callback: Any, watch: Watch | None = None) -> Bound:
     from ciclo.callbacks import adapters
 
     name = name_of(callback)
-    callback = getattr(callback, "__loop_step__", callback)
-    adapted = adapters.adapt(callback)
-    callback = callback if adapted is None else adapted
+    callback = adapters.adapt(getattr(callback, "__loop_step__", callback))
     if hasattr(type(callback), "__loop_callback__"):
         call = callback.__loop_callback__
     elif isinstance(callback, type) or not callable(callback):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 FIELDS = ("steps", "samples", "tokens", "time", "date")
-NO_TOKENS = frozenset({int, float, str, tuple, list, type(None)})  # batches that cannot have any
+SINGLE = frozenset({int, float, str, type(None)})  # batches that are one sample
 
 
 class Elapsed:
@@ -325,10 +325,11 @@ class Timeline(Generic[Batch]):
             return
         last = None if stop is None or stop.steps is None else stop.steps - 1
         stops_otherwise = stop is not None and any(name != "steps" for name, _ in stop._given())
+        new = Elapsed.__new__
         batches = self._dataset if self._watch is None else self._watch.steps(self._dataset, steps)
         for batch in batches:
             ticks = monotonic()
-            elapsed = Elapsed.__new__(Elapsed)  # __init__ would take twice as long
+            elapsed = new(Elapsed)  # __init__ would take twice as long
             elapsed.steps = steps
             elapsed.samples = samples
             elapsed.tokens = tokens
@@ -337,13 +338,14 @@ class Timeline(Generic[Batch]):
             elapsed._before = before
             elapsed._anchors = anchors
             elapsed._noted = None
-            if batch_size_fn is None:
-                elapsed.batch_samples = batch_samples = samples_in(batch)
-                elapsed.batch_tokens = batch_tokens = tokens_in(batch)
-            else:
+            if batch_size_fn is not None:
                 batch_samples, batch_tokens = _told(batch_size_fn, batch)
-                elapsed.batch_samples = batch_samples
-                elapsed.batch_tokens = batch_tokens
+            elif type(batch) in SINGLE:
+                batch_samples, batch_tokens = 1, 0
+            else:
+                batch_samples, batch_tokens = samples_in(batch), tokens_in(batch)
+            elapsed.batch_samples = batch_samples
+            elapsed.batch_tokens = batch_tokens
             yield elapsed, batch
             if steps == last:
                 return
@@ -416,9 +418,6 @@ def samples_in(batch: Any) -> int:
 
     A list of anything but arrays is a list of samples. What has no size is one sample.
     """
-    kind = type(batch)
-    if kind is int or kind is float or kind is str:
-        return 1
     size = _size(batch)
     return 1 if size is None else size
 
@@ -495,8 +494,7 @@ def _told(batch_size_fn: BatchSize, batch: Any) -> tuple[int, int]:
 
 def tokens_in(batch: Any) -> int:
     """How many tokens a batch says it holds, in `num_tokens`, `input_ids` or `tokens`; else 0."""
-    kind = type(batch)
-    if kind in NO_TOKENS:
+    if type(batch) in (tuple, list):  # most batches, which cannot say it
         return 0
     if hasattr(batch, "keys"):
         number = batch["num_tokens"] if "num_tokens" in batch else None  # noqa: SIM401  may have no get

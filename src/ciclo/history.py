@@ -12,7 +12,7 @@ from ciclo.columns import Column
 from ciclo.device_values import STACKED
 from ciclo.elapsed import FIELDS, Elapsed
 from ciclo.errors import CallbackError, need
-from ciclo.logs import COLLECTIONS, Logs
+from ciclo.logs import COLLECTIONS, DICTS, Logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,8 @@ class History:
     """
 
     def __init__(self, rows: Iterable[LogsLike] = ()) -> None:
-        self._rows = bytearray()  # each as `ROW` packs it
+        self._packed = bytearray()  # rows, each as `ROW` packs it
+        self._new: list[Elapsed] = []  # the newest rows, which are packed together
         self._count = 0
         self._newest: int | None = None  # the step of the last row
         self._columns: dict[str, dict[str, Column]] = {}  # by collection and name
@@ -68,55 +69,61 @@ class History:
             return
         row = -1
         columns = self._columns
-        items: Iterable[tuple[str, Any]]
-        for collection, named in logs.items():
-            try:
-                found, items = columns[collection], named.items()
-            except (KeyError, AttributeError):
-                found, items = self._checked(collection, named)
-            for name, value in items:
+        for collection in logs:  # and not its items: that takes a tenth longer
+            named = logs[collection]
+            if type(named) in DICTS and collection in columns:
+                found = columns[collection]
+            else:
+                found, named = self._checked(collection, named)
+            for name in named:
                 if row < 0:  # only now: collections may be empty
-                    self._rows += pack_row(
-                        steps,
-                        elapsed.samples,
-                        elapsed.tokens,
-                        elapsed.time,
-                        elapsed.date,
-                        elapsed.batch_samples,
-                    )
+                    self._new.append(elapsed)
                     row = self._count
                     self._count = row + 1
                     self._newest = steps
                 try:
                     column = found[name]
                 except KeyError:
-                    column = self._new(collection, name)
+                    column = self._add_column(collection, name)
+                value = named[name]
                 if type(value) in column.plain:
                     column.new_rows.append(row)
                     column.new.append(value)
                 else:
                     column.put(row, value)
         if not row % STACKED:
+            self._rows()
             for column in self._all().values():
                 column.turn()
 
     def mend(self) -> None:
         """Drops what an exception from outside, such as Ctrl-C, has left half done in `commit`."""
-        self._count = len(self._rows) // ROW.size
-        self._newest = ROW.unpack_from(self._rows, -ROW.size)[0] if self._count else None
+        rows = self._rows()
+        self._count = len(rows) // ROW.size
+        self._newest = ROW.unpack_from(rows, -ROW.size)[0] if self._count else None
         for column in self._all().values():
             del column.new_rows[len(column.new) :]
 
+    def _rows(self) -> bytearray:
+        """The counts of all rows, as `ROW` packs them."""
+        packed = [
+            pack_row(one.steps, one.samples, one.tokens, one.time, one.date, one.batch_samples)
+            for one in self._new
+        ]
+        self._packed += b"".join(packed)
+        self._new.clear()
+        return self._packed
+
     def _amend(self, logs: LogsLike) -> None:
         for collection, named in logs.items():
-            found, items = self._checked(collection, named)
-            for name, value in items:
-                column = found.get(name) or self._new(collection, name)
+            found, values = self._checked(collection, named)
+            for name, value in values.items():
+                column = found.get(name) or self._add_column(collection, name)
                 column.replace(self._count - 1, value)
 
     def _checked(
         self, collection: str, named: Mapping[str, Any]
-    ) -> tuple[dict[str, Column], Iterable[tuple[str, Any]]]:
+    ) -> tuple[dict[str, Column], Mapping[str, Any]]:
         """The columns of a collection, and what is logged in it, if that is a dict."""
         if not hasattr(named, "items"):
             raise CallbackError(
@@ -129,10 +136,10 @@ class History:
                     f"the collection 'elapsed' holds the counts of a row; got {list(named)}: use"
                     " another name"
                 )
-            return {}, ()  # of a row of another history; the counts of this one are given
-        return self._columns.setdefault(collection, {}), named.items()
+            return {}, {}  # of a row of another history; the counts of this one are given
+        return self._columns.setdefault(collection, {}), named
 
-    def _new(self, collection: str, name: str) -> Column:
+    def _add_column(self, collection: str, name: str) -> Column:
         if not isinstance(name, str):
             raise CallbackError(f"log names must be strings: got {name!r} in {collection!r}")
         column = self._columns[collection][name] = Column()
@@ -212,7 +219,7 @@ class History:
             place = bisect_left(column.rows, number)
             if place < len(values) and column.rows[place] == number:
                 found.add(collection, name, values[place])
-        counts = dict(zip(INDEX, ROW.unpack_from(self._rows, number * ROW.size), strict=True))
+        counts = dict(zip(INDEX, ROW.unpack_from(self._rows(), number * ROW.size), strict=True))
         for name in FIELDS:
             found.add("elapsed", name, counts[name])
         return found.add("elapsed", "date_start", counts["date"] - counts["time"])
@@ -223,7 +230,7 @@ class History:
     def copy(self) -> History:
         """One that grows on its own."""
         copied = History()
-        copied._rows, copied._count, copied._newest = self._rows[:], self._count, self._newest
+        copied._packed, copied._count, copied._newest = self._rows()[:], self._count, self._newest
         copied._columns = {
             collection: {name: column.copy() for name, column in named.items()}
             for collection, named in self._columns.items()
@@ -307,7 +314,7 @@ class History:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Becomes what `state_dict` was taken of."""
         index = {name: array(code, saved["index"][name]) for name, code in INDEX.items()}
-        self._rows = bytearray().join(map(pack_row, *index.values()))
+        self._new, self._packed = [], bytearray().join(map(pack_row, *index.values()))
         self._count = len(index["steps"])
         self._newest = index["steps"][-1] if self._count else None
         self._columns = {}
@@ -319,7 +326,7 @@ class History:
     def _counts(self, name: str) -> array[Any]:
         """One of the counts of all rows."""
         code, place = INDEX[name], list(INDEX).index(name)
-        every = memoryview(self._rows).cast(code)  # type: ignore[call-overload]  # "q" or "d"
+        every = memoryview(self._rows()).cast(code)  # type: ignore[call-overload]  # "q" or "d"
         return array(code, every[place :: len(INDEX)].tobytes())
 
     def _resolve(self, name: str) -> Column | Sequence[Any]:

@@ -35,6 +35,9 @@ class Collection(dict[str, Any]):
         )
 
 
+DICTS: frozenset[Any] = frozenset((dict, Collection))  # of collections, as most logs have them
+
+
 class Logs(dict[str, dict[str, Any]]):
     """Values by collection and name, as `{"metrics": {"loss": 0.5}}`.
 

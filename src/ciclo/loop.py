@@ -8,7 +8,7 @@ begins with (`LoopState.load_state_dict`, before the first batch).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar
 
 from ciclo import _seam, _trees, device_values
 from ciclo.binding import (
@@ -27,12 +27,12 @@ from ciclo.elapsed import Elapsed, Period, Timeline, as_period
 from ciclo.errors import CallbackError, warn
 from ciclo.history import History
 from ciclo.interrupts import Interrupts, Preempted
-from ciclo.logs import Logs
+from ciclo.logs import DICTS, Logs, did_you_mean
 from ciclo.schedules import anchors_of, restore_anchors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import SupportsIndex, TypeAlias
+    from typing import SupportsIndex, TypeAlias, Unpack
 
     from ciclo.elapsed import BatchSize
     from ciclo.epochs import Epochs
@@ -46,6 +46,13 @@ NO_BATCH = (
     "the dataset has no batch, so nothing ran; an iterator can be read only once: give a list, a"
     " loader, or a new iterator"
 )
+STEPS = "; a loop ends after stop=1000 steps, or stop=ciclo.at(samples=50_000)"
+EPOCHS = "; for epochs, write ciclo.fit(state, dataset, epochs=3, train_step=train_step)"
+INSTEAD = {  # options that loops of other libraries have
+    **dict.fromkeys(("epochs", "num_epochs", "max_epochs"), EPOCHS),
+    **dict.fromkeys(("steps", "num_steps", "max_steps", "total_steps"), STEPS),
+    "batch_size": "; the dataset yields batches, of the size that it makes them",
+}
 
 
 class LoopState(Generic[State]):
@@ -165,18 +172,20 @@ class LoopState(Generic[State]):
         Values are copied out of their dicts at once: the callback may use those again.
         """
         # What `read` and `merge` make of most results, in a third of the time.
-        kind, before = type(result), self.state
-        if kind is tuple and len(result) == 2:
+        before = self.state
+        if type(result) is tuple and len(result) == 2:
             logs, state = result
-            kind, is_clear = type(logs), not isinstance(before, tuple)
+            is_clear = type(before) is not tuple
         else:
             logs, state, is_clear = result, None, not isinstance(before, dict)
         logged = self._logged
+        kind = type(logs)
         if is_clear and (kind is dict or kind is Logs) and type(logged) is not Logs:
             if logged is None:
                 logged = self._logged = {}
-            for collection, named in logs.items():
-                if type(collection) is not str or not isinstance(named, dict):
+            for collection in logs:
+                named = logs[collection]
+                if type(collection) is not str or type(named) not in DICTS:
                     break
                 if collection in logged:
                     logged[collection] |= named
@@ -322,18 +331,15 @@ def loop(
     dataset: Iterable[Any],
     tasks: Tasks,
     stop: Period | SupportsIndex | None = None,
-    *,
-    on_start: Any = None,
-    on_end: Any = None,
-    history: History | None = None,
-    elapsed: Elapsed | None = None,
-    metadata: Any = None,
-    batch_size_fn: BatchSize | None = None,
-    catch_keyboard_interrupt: bool = True,
-    resume: Any = None,
+    **options: Unpack[LoopOptions],
 ) -> Result[State]:
     """Runs tasks on their schedules for each batch of a dataset.
 
+    on_start, on_end: callbacks that run once, with the first batch in hand and at the end
+    history, elapsed: those of an earlier loop, which this one continues
+    metadata: anything, for callbacks that read `loop_state.metadata`
+    batch_size_fn: counts the samples of a batch, or (samples, tokens), from its arrays' shapes
+    catch_keyboard_interrupt: whether Ctrl-C ends the loop after the step; True if not given
     resume: a folder of checkpoints: goes on from the newest there, or begins if there is none
 
     >>> state, history, elapsed = ciclo.loop(
@@ -342,27 +348,49 @@ def loop(
     >>> state
     45
     """
-    period = None if stop is None else as_period(stop)
-    run = LoopState(state, history=history, elapsed=elapsed, stop=period, metadata=metadata)
-    options = Options(on_start, on_end, batch_size_fn, catch_keyboard_interrupt, resume)
-    return iterate(run, dataset, tasks, options, _seam.watch())
+    return iterate(begin(loop, state, stop, options), dataset, tasks, options, _seam.watch())
 
 
-class Options(NamedTuple):
-    """How a loop runs, whichever it is."""
+class LoopOptions(TypedDict, total=False):
+    """What every loop takes, ready-made ones too; see `loop`."""
 
     on_start: Any
     on_end: Any
+    history: History | None
+    elapsed: Elapsed | None
+    metadata: Any
     batch_size_fn: BatchSize | None
     catch_keyboard_interrupt: bool
     resume: Any
+
+
+def begin(
+    function: Callable[..., Any],
+    state: State,
+    stop: Period | SupportsIndex | None,
+    options: LoopOptions,
+) -> LoopState[State]:
+    """What a loop knows before it is set up. Refuses options that it does not have.
+
+    function: the public one, for the error
+    """
+    names = LoopOptions.__annotations__
+    for name in options.keys() - names.keys():
+        import inspect
+
+        known = [*list(inspect.signature(function).parameters)[:-1], *names]
+        hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
+        hint = INSTEAD.get(name, hint)
+        raise TypeError(f"{function.__name__}() has no option {name!r}{hint}")
+    given: Any = {name: options.get(name) for name in ("history", "elapsed", "metadata")}
+    return LoopState(state, stop=None if stop is None else as_period(stop), **given)
 
 
 def iterate(
     run: LoopState[State],
     dataset: Iterable[Any],
     tasks: Tasks,
-    options: Options,
+    options: LoopOptions,
     watch: _seam.Watch | None,
     at_last: Callable[[], list[Any]] | None = None,
 ) -> Result[State]:
@@ -373,7 +401,8 @@ def iterate(
     parts = _set_up(run, dataset, tasks, options, watch)
     done = run.elapsed
     failure: BaseException | None = None
-    with Interrupts(options.catch_keyboard_interrupt, parts.is_saved) as interrupts:
+    catches = options.get("catch_keyboard_interrupt", True)
+    with Interrupts(catches, parts.is_saved) as interrupts:
         try:
             _start(run, _hooks(parts.callbacks, "on_loop_start"), parts.is_resumed)
             _run(run, parts, interrupts, watch)
@@ -383,7 +412,7 @@ def iterate(
             done = run.elapsed if run._is_cut else run.done()
             run.forget_logs()
             run.is_interrupted = True
-            if not options.catch_keyboard_interrupt or interrupts.is_urgent:
+            if not catches or interrupts.is_urgent:
                 failure = error
         except BaseException as error:  # noqa: BLE001  raised again below, once the loop has ended
             run.forget_logs()
@@ -415,25 +444,25 @@ def _set_up(
     run: LoopState[Any],
     dataset: Iterable[Any],
     tasks: Tasks,
-    options: Options,
+    options: LoopOptions,
     watch: _seam.Watch | None,
 ) -> _Parts:
     _trees.register()
     run._tasks = bind_tasks(tasks, watch)
     callbacks = owners(task.bound for task in run._tasks)
     can_save = any(hasattr(one.owner, "on_loop_done") for one in callbacks)
-    is_saved = can_save or options.resume is not None
+    is_saved = can_save or options.get("resume") is not None
     is_resumed = False
     if is_saved:
         from ciclo.resume import set_up
 
-        is_resumed = set_up(run, callbacks, options.resume)
+        is_resumed = set_up(run, callbacks, options.get("resume"))
         if run._epochs is None and run._feed is not None:
             dataset = run._feed.read(dataset)
-    starts = [bind(one, watch) for one in listed(options.on_start)]
-    ends = [bind(one, watch) for one in listed(options.on_end)]
+    starts = [bind(one, watch) for one in listed(options.get("on_start"))]
+    ends = [bind(one, watch) for one in listed(options.get("on_end"))]
     ends = [*_hooks(callbacks, "on_loop_end"), *ends]
-    timeline = Timeline(dataset, run.elapsed, run.stop, options.batch_size_fn, watch)
+    timeline = Timeline(dataset, run.elapsed, run.stop, options.get("batch_size_fn"), watch)
     return _Parts(timeline, callbacks, starts, ends, is_saved, is_resumed)
 
 
@@ -452,9 +481,9 @@ def _run(
 ) -> None:
     """The iterations. What happens in each of them is in here: a call takes a tenth of one."""
     timeline, starts, is_resumed = parts.timeline, parts.starts, parts.is_resumed
-    schedule = [(task.due, task.bound.call, task.bound) for task in run._tasks]
+    schedule = [(task.due, task.bound.call, task.bound.name) for task in run._tasks]
     history = run.history
-    active: Bound | None = None  # the callback that runs, for a note in its error
+    active: str | None = None  # the callback that runs, for a note in its error
     is_amid = False  # whether an iteration has begun and is not done
     state = run.state
     try:
@@ -463,8 +492,9 @@ def _run(
             run.batch = batch
             run._logged = None
             if starts:
-                for active in _starting(run, starts, is_resumed):
-                    run.take(active.name, active.call(run))
+                for one in _starting(run, starts, is_resumed):
+                    active = one.name
+                    run.take(active, one.call(run))
                 active = None
                 if run.stop_iteration:
                     run.commit(watch)
@@ -476,7 +506,7 @@ def _run(
                 if due is None or due(elapsed):
                     result = call(run)
                     if result is not None:
-                        run.take(active.name, result)
+                        run.take(active, result)
                     if run.stop_iteration:
                         break
             logged = run._logged
@@ -486,8 +516,9 @@ def _run(
                     watch.mark(logged, history.kept)
             is_amid = False
             if run._deferred:
-                for active in run.take_deferred():
-                    active.call(run)
+                for one in run.take_deferred():
+                    active = one.name
+                    one.call(run)
             active = None
             if run.stop_iteration:
                 break
@@ -537,7 +568,7 @@ def _call(run: LoopState[Any], one: Bound) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        _add_note(error, run, one)
+        _add_note(error, run, one.name)
         raise
 
 
@@ -581,7 +612,7 @@ def _end(
         try:
             run.take(one.name, one.call(run))
         except BaseException as error:  # noqa: BLE001  the others must run too; raised at the end
-            _add_note(error, run, one)
+            _add_note(error, run, one.name)
             if failure is None:
                 failure = error
             else:
@@ -590,13 +621,13 @@ def _end(
     return failure
 
 
-def _add_note(error: BaseException, run: LoopState[Any], active: Bound | None) -> None:
+def _add_note(error: BaseException, run: LoopState[Any], active: str | None) -> None:
     if active is None:
         step = run.elapsed.steps if run._timeline is None else run.elapsed.steps + 1
         error.add_note(f"ciclo: while fetching the batch of step {step}")
         return
     batch = "" if run.batch is None else f", batch {device_values.describe(run.batch)}"
-    error.add_note(f"ciclo: in callback {active.name}, step {run.elapsed.steps}{batch}")
+    error.add_note(f"ciclo: in callback {active}, step {run.elapsed.steps}{batch}")
 
 
 def _warn_of_early_end(run: LoopState[Any], is_resumed: bool) -> None:

@@ -80,14 +80,15 @@ class Plan:
                 into[_moment(key)] += [_called(one, key) for one in listed(callbacks)]
 
     def _register(self, callback: Any) -> None:
-        adapted = adapters.adapt(callback)
-        callback = callback if adapted is None else adapted
+        callback = adapters.adapt(callback)
         named = [(moment, getattr(callback, name, None)) for name, moment in _names()]
         named = [(moment, method) for moment, method in named if callable(method)]
         moments = getattr(callback, "moments", None)
         moments = (moments,) if isinstance(moments, str) else moments
-        if moments is LoopCallback.moments and any(hasattr(type(callback), n) for n, _ in _names()):
-            moments = ()  # its methods say when, and nobody has said anything else
+        if moments is LoopCallback.moments:  # its class says nothing else
+            is_called = type(callback).__loop_callback__ is not LoopCallback.__loop_callback__
+            holder = type(callback) if is_called else callback  # else functions set on it count
+            moments = () if any(hasattr(holder, name) for name, _ in _names()) else moments
         if isinstance(moments, tuple):
             for moment in moments:
                 self.callbacks[_moment(moment)].append(callback)

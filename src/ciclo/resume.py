@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ciclo.loop import LoopState
 
-# How what is read says where it is, and is told.
+# The methods that save and restore the position of a data iterator.
 SAYS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 LOOP = re.compile(r"loop-[0-9]+\.json")  # of a process that is not the first
 

@@ -191,16 +191,9 @@ class After(Schedule):
     def __call__(self, elapsed: Elapsed) -> bool:
         return self.period.is_reached_by(elapsed)
 
-    def every(
-        self,
-        steps: SupportsIndex | None = None,
-        *,
-        samples: SupportsIndex | None = None,
-        tokens: SupportsIndex | None = None,
-        time: float | timedelta | None = None,
-    ) -> Schedule:
-        """Every so many, counted from where this begins."""
-        return self.then(Every(Period(steps, samples=samples, tokens=tokens, time=time)))
+    def every(self, *steps: Any, **amounts: Any) -> Schedule:
+        """As `ciclo.every`, counted from where this begins."""
+        return self.then(every(*steps, **amounts))
 
     def then(self, schedule: Predicate) -> Schedule:
         """Another schedule, counted from where this begins."""

@@ -24,8 +24,8 @@ def makes_logs_for_nobody(function: Callable[..., Any]) -> bool:
         function = function.func
     function = inspect.unwrap(function)
     function = getattr(function, "__func__", function)
-    if not inspect.isfunction(function):
-        return False
+    if not inspect.isfunction(function) or "add" not in " ".join(function.__code__.co_names):
+        return False  # the second is quick, and tells of most functions that they fill no logs
     code = list(_simple(function))
     made = set(_stored(function, code))
     if not made or _returns_something(code):

@@ -111,7 +111,7 @@ def register_adapter(kind: Any, adapter: Any = None) -> Any:
 
 
 def adapt(callback: Any) -> Any:
-    """The adapter for an object of a class that is known here; None for anything else."""
+    """The adapter for an object of a class that is known here; anything else as it is."""
     for kind in type(callback).__mro__ if _registered else ():
         if kind in _registered:
             return _registered[kind](callback)
@@ -120,4 +120,4 @@ def adapt(callback: Any) -> Any:
         return clu_action(callback)
     if any(name == "Callback" and module.partition(".")[0] == "keras" for module, name in origins):
         return keras_callback(callback)
-    return None
+    return callback

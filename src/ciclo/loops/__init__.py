@@ -18,7 +18,7 @@ from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
 from ciclo.errors import CicloError, PeriodError, warn
-from ciclo.loop import NO_BATCH, LoopState, Options, Result, State, iterate
+from ciclo.loop import NO_BATCH, LoopState, Result, State, begin, iterate
 from ciclo.moments import (
     on_epoch_end,
     on_epoch_start,
@@ -40,11 +40,9 @@ from ciclo.schedules import always
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from typing import SupportsIndex
+    from typing import SupportsIndex, Unpack
 
-    from ciclo.elapsed import BatchSize, Elapsed
-    from ciclo.history import History
-    from ciclo.loop import Tasks
+    from ciclo.loop import LoopOptions, Tasks
 
 __all__ = ["fit", "predict_loop", "test_loop", "train_loop"]
 
@@ -64,14 +62,7 @@ def train_loop(
     aggregation: Any = "last",
     inner_loop_kwargs: Mapping[str, Any] | None = None,
     callbacks: Iterable[Any] = (),
-    on_start: Any = None,
-    on_end: Any = None,
-    history: History | None = None,
-    elapsed: Elapsed | None = None,
-    metadata: Any = None,
-    batch_size_fn: BatchSize | None = None,
-    catch_keyboard_interrupt: bool = True,
-    resume: Any = None,
+    **options: Unpack[LoopOptions],
 ) -> Result[State]:
     """Trains on one stream of batches, evaluating after each epoch of `epoch_duration`.
 
@@ -84,21 +75,19 @@ def train_loop(
     inner_loop_kwargs: more options of `inner_loop`, or of the loop that evaluates
     callbacks: objects that know when they are due, such as `ciclo.keras_bar()`, or that have
         methods called like moments
-    resume: a folder of checkpoints to go on from, as in `loop`
 
-    Without `epoch_duration` the whole loop is one epoch.
+    Other options are those of `loop`. Without `epoch_duration` the whole loop is one epoch.
     """
     duration = as_duration(epoch_duration)
-    period = None if stop is None else as_period(stop)
-    run = LoopState(state, history=history, elapsed=elapsed, stop=period, metadata=metadata)
+    run = begin(train_loop, state, stop, options)
     epochs = Epochs(run)
     return _train(
         run,
         epochs,
-        epochs.cut(dataset, duration, batch_size_fn),
+        epochs.cut(dataset, duration, options.get("batch_size_fn")),
         Plan(state, tasks, callbacks),
         Evaluation(test_dataset, test_name, aggregation, test_duration, inner_loop_kwargs),
-        Options(on_start, on_end, batch_size_fn, catch_keyboard_interrupt, resume),
+        options,
     )
 
 
@@ -117,19 +106,15 @@ def fit(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     aggregation: Any = "mean",
-    history: History | None = None,
-    elapsed: Elapsed | None = None,
-    metadata: Any = None,
-    batch_size_fn: BatchSize | None = None,
-    catch_keyboard_interrupt: bool = True,
-    resume: Any = None,
+    **options: Unpack[LoopOptions],
 ) -> Result[State]:
     """Trains for some epochs of a dataset, or some steps, and evaluates after each epoch.
 
     train, validation: what can be read again for each epoch, or a function that makes it
     train_step, test_step, reset_step: callbacks; without them, the methods of the state
     validation_steps: how many batches to evaluate on; all of them if not given
-    resume: a folder of checkpoints to go on from, as in `loop`
+
+    Other options are those of `loop`.
 
     >>> state, history, elapsed = ciclo.fit(
     ...     state, train, validation, epochs=10, callbacks=[ciclo.keras_bar()]
@@ -149,14 +134,9 @@ def fit(
         warn(NO_BATCH)
     ends = [] if steps is None else [steps]
     if epochs is not None and length is not None:
+        elapsed = options.get("elapsed")
         ends.append(epochs * length + (0 if elapsed is None else elapsed.steps))
-    run = LoopState(
-        state,
-        history=history,
-        elapsed=elapsed,
-        stop=as_period(min(ends)) if ends else None,
-        metadata=metadata,
-    )
+    run = begin(fit, state, min(ends) if ends else None, options)
     cut = Epochs(run)
     return _train(
         run,
@@ -164,7 +144,7 @@ def fit(
         cut.repeat(train, epochs, steps_per_epoch),
         Plan(state, [*pairs, *pairs_of(tasks or {})], callbacks, [moment for moment, _ in pairs]),
         Evaluation(validation, "valid", aggregation, validation_steps, None),
-        Options(None, None, batch_size_fn, catch_keyboard_interrupt, resume),
+        options,
     )
 
 
@@ -227,7 +207,7 @@ def _train(
     batches: Iterator[Any],
     plan: Plan,
     evaluation: Evaluation,
-    options: Options,
+    options: LoopOptions,
 ) -> Result[State]:
     plan.refuse(on_predict_step)
     ending: list[Any] = []
@@ -250,10 +230,11 @@ def _train(
         run,
         batches,
         tasks,
-        options._replace(
-            on_start=[*listed(options.on_start), *plan.all_at(on_train_start)],
-            on_end=[*plan.all_at(on_train_end), *listed(options.on_end)],
-        ),
+        {
+            **options,
+            "on_start": [*listed(options.get("on_start")), *plan.all_at(on_train_start)],
+            "on_end": [*plan.all_at(on_train_end), *listed(options.get("on_end"))],
+        },
         _seam.watch(is_epoch_end=lambda: epochs.is_last, epoch=lambda: run.epoch or 0),
         at_last=lambda: ending if epochs.end() else [],
     )
@@ -299,7 +280,7 @@ def test_loop(
     stop: Period | SupportsIndex | None = None,  # noqa: PT028
     *,
     callbacks: Iterable[Any] = (),  # noqa: PT028
-    **options: Any,
+    **options: Unpack[LoopOptions],
 ) -> Result[State]:
     """Runs `on_reset_step` once and `on_test_step` for each batch; options are those of `loop`."""
     return _pass(on_test_step, state, dataset, tasks, stop, callbacks, options)
@@ -312,7 +293,7 @@ def predict_loop(
     stop: Period | SupportsIndex | None = None,
     *,
     callbacks: Iterable[Any] = (),
-    **options: Any,
+    **options: Unpack[LoopOptions],
 ) -> Result[State]:
     """Runs `on_predict_step` for each batch; options are those of `loop`.
 
@@ -328,14 +309,14 @@ def _pass(
     tasks: Tasks,
     stop: Period | SupportsIndex | None,
     callbacks: Iterable[Any],
-    options: dict[str, Any],
+    options: LoopOptions,
 ) -> Result[State]:
     """One pass over a dataset, without epochs: callbacks of a train step go with each step."""
     plan = Plan(state, tasks, callbacks)
     plan.refuse(on_predict_step if moment == on_test_step else on_test_step)
     is_test = moment == on_test_step
     starts = [
-        *listed(options.pop("on_start", None)),
+        *listed(options.get("on_start")),
         *plan.callbacks[on_train_start],
         *plan.callbacks[on_epoch_start],
         *(plan.all_at(on_test_begin) if is_test else ()),
@@ -345,7 +326,7 @@ def _pass(
         *(plan.all_at(on_test_end) if is_test else ()),
         *plan.callbacks[on_epoch_end],
         *plan.callbacks[on_train_end],
-        *listed(options.pop("on_end", None)),
+        *listed(options.get("on_end")),
     ]
     steps = [
         (always(), plan.all_at(on_test_batch_begin) if is_test else []),
@@ -354,4 +335,6 @@ def _pass(
         (always(), plan.callbacks[on_train_step]),
         (always(), plan.all_at(on_test_batch_end) if is_test else []),
     ]
-    return run_loop(state, dataset, steps, stop, on_start=starts, on_end=ends, **options)
+    run = begin(test_loop if is_test else predict_loop, state, stop, options)
+    options = {**options, "on_start": starts, "on_end": ends}
+    return iterate(run, dataset, steps, options, _seam.watch())
