@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MIN_SPANS = 50_000
 LEVELS = range(10, 47)  # buckets of 1 us to 20 h
-MIN_MERGED = 16  # spans for each row of the finest level
+MIN_MERGED = 4  # spans for each row of the finest level
 
 # In the SQL that DuckDB and Spark both take. The last of several losses at one moment has the
 # highest id, which is needed where they are in several segments. To find it by `max_by` with
