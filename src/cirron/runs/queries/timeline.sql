@@ -1,14 +1,14 @@
--- What a timeline between `:from_ns` and `:to_ns` shows, in at most `:width` buckets of a power of two of
--- nanoseconds: for each rank, thread, depth and bucket the longest span that begins there, how many do,
--- their time, the end of the last of them, how many failed, and one of the errors. Spans that are at
--- least a bucket long are also shown if they began before the window, and their time outside of it does
--- not count. An open span lasts until the last that is known of its session.
+-- What a timeline shows between `:from_ns` and `:to_ns`, in at most `:width` buckets of a power of two of
+-- nanoseconds. For each rank, thread, depth and bucket: the longest span that starts there, the number of
+-- spans that do, their total time, the last end, the number of errors, and one of the errors. A span of at
+-- least one bucket is also shown if it started before the window; its time outside the window does not
+-- count. An open span lasts until the last sign of life of its session.
 WITH shown AS (
     SELECT session, attempt, rank, session_id, last_ns
     FROM sessions
     WHERE COALESCE(rank, -1) BETWEEN :first_rank AND :last_rank
 ),
--- Those that are in no cell, and those that are open.
+-- Open spans, and the spans of segments without cells of this level.
 single AS (
     SELECT p.session, p.pid, p.thread_id, p.depth, p.key, p.id, p.name, p."index", p.start_ns,
         GREATEST(COALESCE(p.end_ns, s.last_ns), p.start_ns) AS end_ns, p.error
