@@ -57,7 +57,7 @@ def test_a_plain_run(tmp_path: Path) -> None:
     """It names the run, its phases, marks, ranks and tensors."""
     page = Page(exported(export_cases.plain(tmp_path), tmp_path))
 
-    for title in ("Time of a step", "Phases", "Marks", "Processes", "Timeline", "Tensors"):
+    for title in ("Step time", "Phases", "Marks", "Processes", "Timeline", "Tensors"):
         assert title in page.words
     for name in ("run run", "forward", "loss", "rank 1 on node", "fc.weight", "66", "24"):
         assert name in page.words

@@ -255,7 +255,7 @@ class DuckDB:
         try:
             import pandas  # noqa: F401  DuckDB's own error does not say what to install
         except ImportError:
-            raise errors.missing(".df()", "pandas", "pandas") from None
+            raise errors.missing(".df()", "pandas") from None
         with self._own_errors():
             return self._execute(sql, given).df()
 
@@ -263,7 +263,7 @@ class DuckDB:
         try:
             import pyarrow  # type: ignore[import-untyped]  # noqa: F401
         except ImportError:
-            raise errors.missing(".arrow()", "pyarrow", "arrow") from None
+            raise errors.missing(".arrow()", "pyarrow") from None
         with self._own_errors():
             # From a cursor, DuckDB would copy the rows once more.
             relation = self._cursor().sql(_bound(sql, given), params=dict(given) or None)
@@ -350,7 +350,7 @@ def _read(files: Sequence[str], columns: Mapping[str, str]) -> Any:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise errors.missing("engine=", "pyarrow", "spark") from None
+        raise errors.missing("engine=", "pyarrow") from None
     tables = [parquet.ParquetFile(one).read(columns=list(columns)) for one in files]
     return pyarrow.concat_tables(tables)
 
