@@ -83,8 +83,6 @@ svg text.on{fill:#fff;pointer-events:none}
 .key svg{width:10px;height:10px;display:inline-block;margin-right:6px}
 """ + "".join(f".c{number}{{fill:var(--c{number})}}" for number in range(12))
 
-for_depth = "\u2003"  # a wide space
-
 
 def page(run: Run) -> str:
     """The whole page."""
@@ -264,8 +262,7 @@ def _curves(run: Run) -> str:
     charts = [_curve(run, name, its) for name, its in by_name[:MAX_CURVES]]
     if not charts:
         return ""
-    many = f'<p class="note">{say(_who(run.main))}</p>'
-    body = f'<div class="curves">{"".join(charts)}</div>{many}'
+    body = f'<div class="curves">{"".join(charts)}</div><p class="note">{say(_who(run.main))}</p>'
     return _section("Marks", body + _more(len(by_name) - MAX_CURVES))
 
 
@@ -363,7 +360,7 @@ def _timeline(run: Run) -> str:
         y += 18
         of_thread = [row for row in rows if row["thread_id"] == thread]
         for _, its in groupby(of_thread, key=lambda row: row["depth"]):
-            drawn += _slices(list(its), from_ns, to_ns, y, names)
+            drawn += _slices(list(its), given, y, names)
             y += 18
             tracks += 1
     drawn.append(_label(0, y + 12, tables.moment(from_ns, "%H:%M:%S"), "start"))
@@ -376,11 +373,11 @@ def _timeline(run: Run) -> str:
 
 
 def _slices(
-    rows: list[dict[str, Any]], from_ns: int, to_ns: int, y: int, names: dict[str, int]
+    rows: list[dict[str, Any]], given: dict[str, int], y: int, names: dict[str, int]
 ) -> list[str]:
     """A row of the timeline: long spans, and blocks of short ones, shaded by how busy they are."""
-    whole = to_ns - from_ns
-    bucket_ns = whole / TIMELINE_BUCKETS
+    from_ns, bucket_ns = given["from_ns"], given["bucket_ns"]
+    whole = given["to_ns"] - from_ns
     blocks: list[tuple[float, float, str, float, int, bool]] = []
     for row in rows:
         name, spans, has_failed = row["longest"], int(row["spans"]), bool(row["errors"])
@@ -393,24 +390,18 @@ def _slices(
             continue
         full = math.ceil(4 * min(1.0, float(row["busy_ns"]) / bucket_ns)) / 4
         start = row["bucket"] * bucket_ns
-        before = blocks[-1] if blocks else None
-        # Adjacent blocks that look the same are merged.
-        if (
-            before
-            and before[1:4] == (start, name, full)
-            and before[4] > 1
-            and before[5] == has_failed
-        ):
-            start, spans = before[0], before[4] + spans
-            blocks.pop()
-        blocks.append((start, (row["bucket"] + 1) * bucket_ns, name, full, spans, has_failed))
+        end = start + bucket_ns
+        if blocks:  # adjacent blocks that look the same are merged
+            first, *like, more, failed = blocks[-1]
+            if more > 1 and [*like, failed] == [start, name, full, has_failed]:
+                start, spans = first, more + spans
+                blocks.pop()
+        blocks.append((start, end, name, full, spans, has_failed))
     drawn = []
     for start, end, name, full, spans, has_failed in blocks:
-        told = (
-            f"{say(name)}, {_time(end - start)}"
-            if spans == 1
-            else f"{spans:,} spans, mostly {say(name)}"
-        )
+        told = f"{spans:,} spans, mostly {say(name)}"
+        if spans == 1:
+            told = f"{say(name)}, {_time(end - start)}"
         wide = max(0.7, WIDTH * (end - start) / whole)
         x = WIDTH * start / whole
         drawn.append(_rect("!" if has_failed else name, x, y, wide, 15, 0.25 + 0.75 * full, told))
@@ -424,13 +415,11 @@ def _outline(run: Run) -> str:
         f"SELECT o.*, n.name FROM ({engine.query('outline')}) o JOIN"  # noqa: S608
         " (SELECT path, min(name) AS name FROM spans GROUP BY path) n ON n.path = o.path"
     ).rows()
-    kept = sorted(rows, key=lambda row: -(2**63 if row["total_ns"] is None else row["total_ns"]))[
-        :MAX_ROWS
-    ]
-    kept.sort(key=lambda row: row["path"].split("/"))
+    rows.sort(key=lambda row: -(2**63 if row["total_ns"] is None else row["total_ns"]))
+    kept = sorted(rows[:MAX_ROWS], key=lambda row: row["path"].split("/"))
     lines = [
         [
-            for_depth * min(row["depth"], MAX_DEPTH) + say(row["name"]),
+            "\u2003" * min(row["depth"], MAX_DEPTH) + say(row["name"]),  # wide spaces
             f"{row['spans']:,}",
             *(_time(row[f"{name}_ns"]) for name in ("total", "self", "median", "worst")),
         ]
@@ -496,15 +485,10 @@ def _rect(
     name: str, x: float, y: float, wide: float, high: float, full: float = 1.0, told: str = ""
 ) -> str:
     seen = "" if full >= 1 else f' opacity="{_n(full)}"'
-    title = f"<title>{told}</title>" if told else ""
-    return (
-        f'<rect class="{_colour(name)}" x="{_n(x)}" y="{_n(y)}" width="{_n(wide)}"'
-        f' height="{_n(high)}"{seen}' + (f">{title}</rect>" if title else "/>")
-    )
-
-
-def _colour(name: str) -> str:
-    return "fail" if name == "!" else f"c{colour_of(name)}"
+    kind = "fail" if name == "!" else f"c{colour_of(name)}"
+    end = f"><title>{told}</title></rect>" if told else "/>"
+    at = f'x="{_n(x)}" y="{_n(y)}" width="{_n(wide)}" height="{_n(high)}"'
+    return f'<rect class="{kind}" {at}{seen}{end}'
 
 
 def colour_of(name: str) -> int:
