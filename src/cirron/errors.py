@@ -117,8 +117,9 @@ def not_iterable(where: str, given: object) -> InputError:
     )
 
 
-def missing(what: str, package: str, extra: str) -> MissingDependencyError:
+def missing(what: str, package: str) -> MissingDependencyError:
     """The error for a missing optional package."""
+    # Not the name of an extra: pip would look for that of a checkout elsewhere.
     return MissingDependencyError(
-        f'{what} needs {package}, which is not installed: pip install "cirron[{extra}]"'
+        f"{what} needs {package}, which is not installed: pip install {package}"
     )

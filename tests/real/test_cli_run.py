@@ -254,6 +254,11 @@ def test_commands_that_cannot_run_say_why(folder: Folder) -> None:
     code, _, said = folder.run("./text")
     assert (126, True) == (code, "'./text' cannot be executed: " in said)
     assert 2 == folder.run()[0]
+    for command in (["-m", "nosuch.module"], ["-mnosuch.module"]):
+        code, _, said = folder.run(*command)
+        missing = "Error: there is no module 'nosuch.module': check what follows -m\n"
+        assert (1, missing) == (code, said)
+    assert not (folder.path / ".cirron").exists()
     code, _, said = folder.run("--lr", "train.py")
     assert (2, True) == (code, "cirron run has no option '--lr'" in said)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_a_plain_run(tmp_path: Path) -> None:
     """It names the run, its phases, marks, ranks and tensors."""
     page = Page(exported(export_cases.plain(tmp_path), tmp_path))
 
-    for title in ("Time of a step", "Phases", "Marks", "Processes", "Timeline", "Tensors"):
+    for title in ("Step time", "Phases", "Marks", "Processes", "Timeline", "Tensors"):
         assert title in page.words
     for name in ("run run", "forward", "loss", "rank 1 on node", "fc.weight", "66", "24"):
         assert name in page.words
@@ -90,6 +91,23 @@ def test_its_policy_allows_nothing(tmp_path: Path) -> None:
     assert "http:" not in text
     assert "https:" not in text
     assert "url(" not in text
+
+
+def test_merged_spans_are_drawn_where_they_were(tmp_path: Path) -> None:
+    """Blocks of merged spans end on the timeline where the span around them ends."""
+    writer = Writer(tmp_path, session(rank=0))
+    root = writer.span("cirron.session", 0, 130_000)
+    for at in range(0, 130_000, 100):
+        writer.span("tick", at, at + 50, root)
+    writer.seal()
+    text = exported(ci.open(tmp_path), tmp_path)
+    rect = r'<rect[^>]* x="([\d.]+)"[^>]* width="([\d.]+)"[^>]*><title>{title}'
+
+    def ends(title: str) -> list[float]:
+        found = re.findall(rect.format(title=title), text)
+        return [float(x) + float(width) for x, width in found]
+
+    assert ends("cirron.session")[0] == pytest.approx(max(ends("[0-9,]+ spans")), rel=0.02)
 
 
 def test_problems_come_first(tmp_path: Path) -> None:

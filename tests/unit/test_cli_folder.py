@@ -227,6 +227,12 @@ class TestDoctor:
         assert "secret-key" not in result.output
         assert "***" == json.loads(result.output)["settings"]["api_key"]["value"]
 
+    def test_optional_packages_are_listed(self, home: Path) -> None:
+        """Each package that an export needs has its version, or a line that it is not installed."""
+        known = json.loads(call("doctor", "--json").output)["packages"]
+
+        assert {"opentelemetry-proto", "perfetto", "tensorboardX"} <= known.keys()
+
     @pytest.mark.parametrize(
         ("environ", "problem"),
         [
@@ -288,3 +294,21 @@ def test_commands_leave_an_empty_folder_empty(home: Path, command: str) -> None:
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert result.output
     assert [] == list(home.iterdir())
+
+
+def test_revoked_keys_are_no_longer_listed(home: Path) -> None:
+    """Revoking a key says nothing; an id that is unknown is an error that lists those there are."""
+    (home / ".cirron").mkdir()
+    ids = [call("keys", "create", name).output.split("_")[1] for name in ("one", "two")]
+
+    unknown = call("keys", "revoke", "nosuch")
+    revoked = call("keys", "revoke", ids[0])
+    again = call("keys", "revoke", ids[0])
+
+    listed = ", ".join(repr(one) for one in ids)
+    assert f"Error: key='nosuch' is not valid; use one of {listed}\n" == unknown.output
+    assert (0, "") == (revoked.exit_code, revoked.output)
+    assert f"Error: key='{ids[0]}' is not valid; use one of '{ids[1]}'\n" == again.output
+    assert [ids[1]] == [
+        one["id"] for one in json.loads(call("keys", "list", "--json").output)["keys"]
+    ]

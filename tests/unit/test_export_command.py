@@ -86,7 +86,7 @@ def test_a_missing_package_is_named(
     status, said = cirron("--format", form, "-o", "out")
 
     assert 1 == status
-    assert f'needs {package}, which is not installed: pip install "cirron[export]"' in said
+    assert f"needs {package}, which is not installed: pip install {package}" in said
     assert not Path("out").exists()
 
 

@@ -147,9 +147,9 @@ def test_the_error_tree() -> None:
 
 def test_a_missing_package_says_what_to_install() -> None:
     """The error for a missing extra has the pip line."""
-    assert (
-        "ci.trace(format='df') needs pandas, which is not installed: pip install \"cirron[pandas]\""
-    ) == str(errors.missing("ci.trace(format='df')", "pandas", "pandas"))
+    said = "ci.trace(format='df') needs pandas, which is not installed: pip install pandas"
+
+    assert said == str(errors.missing("ci.trace(format='df')", "pandas"))
 
 
 def test_without_pandas() -> None:
@@ -162,7 +162,7 @@ def test_without_pandas() -> None:
     )
 
     assert run(script).startswith("MissingDependencyError ci.trace(format='df') needs pandas")
-    assert 'pip install "cirron[pandas]"' in run(script)
+    assert "pip install pandas" in run(script)
 
 
 HEAVY = (

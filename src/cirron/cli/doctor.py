@@ -25,6 +25,9 @@ EXTRAS = {
     "pyarrow": ".arrow()",
     "polars": ".pl()",
     "obstore": "stores in object storage",
+    "opentelemetry-proto": "cirron export otlp",
+    "perfetto": "cirron export perfetto",
+    "tensorboardX": "cirron export tensorboard",
 }
 
 

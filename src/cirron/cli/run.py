@@ -6,6 +6,7 @@ are passed on to it.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -71,8 +72,24 @@ def run(ctx: click.Context, command: tuple[str, ...]) -> None:
 def as_python(command: list[str]) -> list[str]:
     """The command, with this Python in front of a script or a module."""
     first = command[0]
-    is_script = first.endswith(".py") and Path(first).is_file()
-    return [sys.executable, *command] if is_script or first.startswith("-m") else command
+    if first.startswith("-m"):
+        check_module(first[2:] or "".join(command[1:2]))
+    elif not (first.endswith(".py") and Path(first).is_file()):
+        return command
+    return [sys.executable, *command]
+
+
+def check_module(name: str) -> None:
+    """Raises an error if Python cannot find a module; running it would leave an empty run."""
+    sys.path.append(os.getcwd())  # `python -m` searches it, too
+    try:
+        found = importlib.util.find_spec(name.partition(".")[0])
+    except ValueError:  # not a valid name
+        found = None
+    finally:
+        sys.path.pop()
+    if found is None:
+        raise click.ClickException(f"there is no module {name!r}: check what follows -m")
 
 
 def execute(command: list[str]) -> int:

@@ -55,7 +55,7 @@ def write(run: Run, path: str, *, headers: Mapping[str, str] | None = None) -> N
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service
         from opentelemetry.proto.trace.v1 import trace_pb2 as protos
     except ImportError:
-        raise errors.missing('export "otlp"', "opentelemetry-proto", "export") from None
+        raise errors.missing('export "otlp"', "opentelemetry-proto") from None
     requests = _requests(run, service, protos)
     if path.lower().startswith(("http://", "https://")):
         post = _poster(path, headers or {}, service)

@@ -22,7 +22,7 @@ def write(run: Run, path: str) -> None:
     try:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
     except ImportError:
-        raise errors.missing('export "perfetto"', "perfetto", "export") from None
+        raise errors.missing('export "perfetto"', "perfetto") from None
     with export.new_file(path) as file:
         trace = _Trace(protos, run.started_ns)
         for event in timeline.events(run):

@@ -46,7 +46,7 @@ def write(run: Run, path: str) -> None:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
     except ImportError:
-        raise errors.missing('export "tensorboard"', "tensorboardX", "export") from None
+        raise errors.missing('export "tensorboard"', "tensorboardX") from None
 
     def histogram(row: tuple[Any, ...]) -> Any:
         tensor, ts_ns, bins, counts, mean, low, high, norm, epoch = row

@@ -1,15 +1,15 @@
-"""What queries would otherwise work out each time, written once beside each large segment.
+"""Tables that are computed once per large segment, so that queries need not compute them each time.
 
-`steps`, at ingest: training steps with the sums of their children. A step whose children are in
-several segments has a row in each; `start_ns` is null where the step itself is in another one.
+`steps`: training steps with the sums of their children. A step whose children are in several
+segments has a row in each of them; `start_ns` is null in segments without the step itself.
 
-`cells`: the pyramid that timelines are drawn from. At a level, a span of at least `2 ** level` ns
-is a row of its own; shorter ones of the same thread and depth that begin in the same bucket of
-`2 ** level` ns are one row, which has the longest of them. Every second level is written, from one
-at which each thread and depth has about as many buckets as make `MIN_MERGED` spans a row; where
-nothing is left to merge, a level has the rows of the one below it.
+`cells`: the level-of-detail pyramid of the timeline. At a level, a span of at least `2 ** level` ns
+has its own row. Shorter spans of the same thread and depth that start in the same bucket of
+`2 ** level` ns share a row, which describes the longest of them. Every second level is written. The
+finest one has at least `MIN_MERGED` spans per row on average; a level with nothing left to merge
+repeats the rows of the level below.
 
-Small segments have neither: queries read their spans.
+Small segments have neither table: queries read their spans.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 MIN_SPANS = 50_000
 LEVELS = range(10, 47)  # buckets of 1 us to 20 h
-MIN_MERGED = 16  # spans for each row of the finest level
+MIN_MERGED = 4  # spans per row of the finest level; a zoom beyond it reads the spans themselves
 
-# In the SQL that DuckDB and Spark both take. The last of several losses at one moment has the
-# highest id, which is needed where they are in several segments. To find it by `max_by` with
-# `(ts_ns, id)`, a struct, takes five times as long.
+# SQL for both DuckDB and Spark. Of several losses at the same time, the last has the highest id,
+# which is kept, because they may be in several segments. `max_by` with the struct `(ts_ns, id)`
+# would take five times as long.
 STEPS = """
 WITH children AS (
     SELECT
@@ -81,9 +81,9 @@ _SUMS = (
 _ADDED = ", ".join(
     f"COALESCE(try_add(p.{one}, m.{one}), p.{one}, m.{one}) AS {one}" for one in _SUMS
 )
-# The steps that train: in no evaluation, and of steps inside each other the outermost. Parts
-# without the step itself are few: what the last files of a round hold, the children of open steps.
-# A loss in one of them was written before those beside the step.
+# The training steps: not in an evaluation, and only the outermost of nested steps. There are few
+# parts without the step itself: children that were written before their step closed. A loss in such
+# a part is older than the losses in the segment of the step.
 TRAINING_STEPS = f"""
 SELECT
     attempt, rank, session_id, session, key, pid, thread_id, epoch, epoch_key, step, start_ns,
@@ -116,7 +116,7 @@ FROM (
 ) t
 """
 
-# Those that have ended, with the time since the step before in the same epoch and thread.
+# Finished steps, with the time since the previous step of the same epoch and thread.
 WAITED_STEPS = """
 SELECT *, CASE WHEN step = lag(step) OVER earlier + 1
     THEN GREATEST(start_ns - lag(end_ns) OVER earlier, 0) END AS wait_ns
@@ -125,7 +125,7 @@ WHERE end_ns IS NOT NULL
 WINDOW earlier AS (PARTITION BY session, pid, thread_id, epoch_key ORDER BY start_ns, key)
 """
 
-# DuckDB's own.
+# The rest is only for DuckDB.
 _NO_MARKS = """
 (SELECT CAST(0 AS BIGINT) AS session, CAST(0 AS BIGINT) AS step_key, CAST(0 AS DOUBLE) AS value,
     CAST(0 AS BIGINT) AS ts_ns, '' AS id, '' AS name, '' AS span_name WHERE false)
@@ -159,7 +159,7 @@ FROM read_parquet($spans)
 
 
 def derive(store: Store, connection: Any, segment: Segment) -> None:
-    """Writes the training steps and the pyramid of a segment, if it is large."""
+    """Writes the tables `steps` and `cells` of a segment, if it is large."""
     if segment.rows.get("spans", 0) >= MIN_SPANS:
         _derive_steps(store, connection, segment)
         _derive_cells(store, connection, segment)
@@ -171,7 +171,7 @@ def _derive_steps(store: Store, connection: Any, segment: Segment) -> None:
     if not given["marks"]:
         del given["marks"]
         sources["marks"] = _NO_MARKS
-    segment.rows["steps"] = 0  # also where there are none
+    segment.rows["steps"] = 0  # also if there are no steps
     sql = f"{STEPS.format(**sources)} ORDER BY session, start_ns"
     store.write(connection, segment, "steps", sql, given)
 
@@ -186,9 +186,9 @@ def _derive_cells(store: Store, connection: Any, segment: Segment) -> None:
     written: dict[int, str] = {}
     count = spans
     for level in range(first, LEVELS.stop, 2):
-        if count > lanes:  # else nothing is left to merge
+        if count > lanes:  # otherwise nothing is left to merge
             rolled = _ROLL_UP.format(rows=rows, cell=_CELL.format(level=level))
-            # Together, DuckDB would build its hash table from the spans, in twice the time.
+            # In one query, DuckDB would build its hash table from the spans, in twice the time.
             db.execute(f"CREATE OR REPLACE TEMP TABLE rolled AS {rolled}", given)
             sql = _NAMED.format(named=named)
             rows = named = f"cells_{level}"

@@ -14,6 +14,7 @@ sum is only compared, it is the largest number then.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -219,52 +220,54 @@ class DuckDB:
         cursor.execute(f"SET schema = '{self._schema}'")
         return cursor
 
-    def _ask(self, sql: str, given: Mapping[str, Any]) -> Any:
+    @contextlib.contextmanager
+    def _own_errors(self) -> Iterator[None]:
         try:
-            return self._cursor().sql(_bound(sql, given), params=dict(given) or None)
+            yield
         except self._error as error:
             said = str(error)
             if said.startswith("Catalog Error: Table"):  # its suggestion would be an internal table
                 said = f"{said.partition(chr(10))[0]} The tables are {', '.join(SCHEMAS)}."
             raise QueryError(said) from None
 
+    def _execute(self, sql: str, given: Mapping[str, Any]) -> Any:
+        """A cursor with the result. A relation would plan the query twice."""
+        return self._cursor().execute(_bound(sql, given), dict(given) or None)
+
     def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
-        found = self._ask(sql, given)
-        if found is None:  # a statement without a result
-            return [], []
-        try:
-            return found.columns, found.fetchall()
-        except self._error as error:  # during execution: a bad cast, a damaged file
-            raise QueryError(str(error)) from None
+        with self._own_errors():
+            result = self._execute(sql, given)
+            return ([], []) if result is None else (_names(result), result.fetchall())
 
     def batches(
         self, sql: str, given: Mapping[str, Any]
     ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
-        try:
-            # A relation would run the query again for each chunk.
-            result = self._cursor().execute(_bound(sql, given), dict(given) or None)
-            columns = [one[0] for one in result.description]
+        with self._own_errors():
+            result = self._execute(sql, given)
             while rows := result.fetchmany(CHUNK_ROWS):
-                yield columns, rows
-        except self._error as error:
-            raise QueryError(str(error)) from None
+                yield _names(result), rows
 
     def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
-        self._ask(f"COPY ({sql}) TO {_literal(path)} (FORMAT parquet)", given)
+        with self._own_errors():
+            self._execute(f"COPY ({sql}) TO {_literal(path)} (FORMAT parquet)", given)
 
     def frame(self, sql: str, given: Mapping[str, Any]) -> Any:
         try:
             import pandas  # noqa: F401  DuckDB's own error does not say what to install
         except ImportError:
-            raise errors.missing(".df()", "pandas", "pandas") from None
-        return self._ask(sql, given).df()
+            raise errors.missing(".df()", "pandas") from None
+        with self._own_errors():
+            return self._execute(sql, given).df()
 
     def arrow(self, sql: str, given: Mapping[str, Any]) -> Any:
         try:
             import pyarrow  # type: ignore[import-untyped]  # noqa: F401
         except ImportError:
-            raise errors.missing(".arrow()", "pyarrow", "arrow") from None
-        return self._ask(sql, given).to_arrow_table()
+            raise errors.missing(".arrow()", "pyarrow") from None
+        with self._own_errors():
+            # From a cursor, DuckDB would copy the rows once more.
+            relation = self._cursor().sql(_bound(sql, given), params=dict(given) or None)
+            return relation.to_arrow_table()
 
 
 class Spark:
@@ -347,9 +350,13 @@ def _read(files: Sequence[str], columns: Mapping[str, str]) -> Any:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise errors.missing("engine=", "pyarrow", "spark") from None
+        raise errors.missing("engine=", "pyarrow") from None
     tables = [parquet.ParquetFile(one).read(columns=list(columns)) for one in files]
     return pyarrow.concat_tables(tables)
+
+
+def _names(result: Any) -> list[str]:
+    return [one[0] for one in result.description]
 
 
 def _no_glob(path: str) -> str:

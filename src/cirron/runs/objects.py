@@ -142,7 +142,7 @@ class Bucket:
             import obstore.exceptions
             import obstore.store
         except ImportError:
-            raise errors.missing(f"a store at {url}", "obstore", "storage") from None
+            raise errors.missing(f"a store at {url}", "obstore") from None
         self._url = url
         self._api: Any = obstore
         self._failed: Any = obstore.exceptions.BaseError

@@ -1,8 +1,9 @@
-"""Where each span of a round is in its tree: its path, its epoch and step, what it is inside of.
+"""Computes the position of each span in its tree: path, epoch, step, enclosing spans.
 
-A span closes after all that is inside of it, and rounds are taken newest first, so the parents of
-a round's spans are in it, or were in one before: of each round, what began before its first spans
-closed is kept (`known`). Works on tables of a DuckDB connection.
+A span closes after everything inside it, and rounds are processed newest first, so the parent of a
+span is in the same round or in one processed before. After each round, `known` keeps the spans that
+were open when the first spans of the round closed: they may be parents of older spans. Works on
+tables of a DuckDB connection.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from typing import Any
 from cirron.runs.store import TABLES, nothing
 
 MAX_LEVELS = 128
-# Of spans that close at the same time in several threads, the first may be written last.
+# If spans in several threads close at the same time, the first may be written last.
 SLACK_NS = 10_000_000
 
-# What columns are cut to, so that no query fails for a number that no clock has shown: the year
-# 2116, and a length of which 63 can be added up. Of an index, queries also take the one before.
+# Limits of the columns, so that no query overflows: times up to the year 2116, and durations of
+# which 63 can be added. An index has the limits of a time, because queries subtract one.
 LAST_NS = 2**62
 LONGEST_NS = 2**57
-# Of a span: its path has its own name after those of all that it is inside of.
+# Characters of a span's name. A path has the names of all enclosing spans, too.
 MAX_NAME = 1_000
 
-# 63 bits that stand for an id within its session. A DuckDB that hashes in another way splits only
-# the spans that were open when a store was last brought up to date.
+# A key is a hash of 63 bits of an id within its session. If a release of DuckDB changed its hash
+# function, only spans that were open at the last update of a store would get a second key.
 _MACROS = f"""
 CREATE OR REPLACE TEMP MACRO key_of(id) AS
     CASE WHEN id IS NOT NULL THEN CAST(hash(id) >> 1 AS BIGINT) END;
@@ -39,7 +40,7 @@ CREATE OR REPLACE TEMP MACRO is_aside(name) AS name IN ('evaluation', 'predictio
     'snapshot', 'compile', 'trace', 'lower');
 """
 
-# Where a span is, given what is known of its parent `p`.
+# The position of a span `n`, given its parent `p` in `known`.
 _PLACE = """
     p.name AS parent_name,
     CASE WHEN p.prefix IS NULL THEN n.name ELSE p.prefix || n.name END AS path,
@@ -56,12 +57,11 @@ _PLACE = """
     COALESCE(p.is_training_step AND p.thread_id = n.thread_id AND p.pid = n.pid, false) AS in_step,
     COALESCE(p.is_lost, n.parent_key IS NOT NULL) AS is_lost
 """
-# What is known of a span that has its place, for what is below it: there are far fewer parents
-# than children. `is_lost`: something above it is not there, or not yet.
+# What `known` has of a span, for its children. `is_lost`: an ancestor is missing, or not yet read.
 KNOWN = """session, key, name, path || '/' AS prefix, depth + 1 AS depth, epoch, epoch_key, step,
     step_key, in_evaluation OR is_evaluation(name) AS in_evaluation,
     in_aside OR is_aside(name) AS in_aside, is_training_step, pid, thread_id, start_ns, is_lost"""
-# The columns of each table that say where a record is.
+# The columns of each table with the position of a record.
 PLACES = {
     "spans": (
         *("parent_name", "path", "depth", "epoch", "epoch_key", "step", "step_key"),
@@ -74,7 +74,7 @@ _OWN = "n.session, n.key, n.parent_key, n.name, n.index, n.pid, n.thread_id, n.s
 _IS_PARENT = "p.session = n.session AND p.key = n.parent_key"
 _IS_SPAN = "p.session = n.session AND p.key = n.span_key"
 
-# Each table's new records with their places.
+# The new records of each table with their positions.
 PLACED = {
     "spans": f"SELECT n.*, {_PLACE} FROM new_spans n LEFT JOIN known p ON {_IS_PARENT}",
     "marks": "SELECT n.*, p.name AS span_name, p.epoch, p.step, p.step_key,"
@@ -83,7 +83,7 @@ PLACED = {
     "snapshots": "SELECT n.*, p.epoch, COALESCE(p.is_lost, true) AS is_lost"
     f" FROM new_snapshots n LEFT JOIN known p ON {_IS_SPAN}",
 }
-# The spans that something in the round is in, or may be in an older file.
+# The parents of records in this round, and spans that may be parents of records in older files.
 _ASKED_FOR = """
     SELECT session, parent_key AS key FROM new_spans WHERE parent_key IS NOT NULL
     UNION ALL SELECT session, span_key FROM new_marks
@@ -91,9 +91,9 @@ _ASKED_FOR = """
     UNION ALL SELECT n.session, n.key FROM new_spans n JOIN begun b ON b.session = n.session
         WHERE n.start_ns <= b.at_ns
 """
-# Until when a span must have begun that something in an older file is in: until the first of the
-# round closed, of each process that writes as this session. It is the first hundredth, since a few
-# may have been written long after they closed.
+# Only spans that started before this time can be parents of records in older files: the time when
+# the first span of the round closed, in each process that writes as this session. It is the first
+# percentile, because a few spans may be written long after they closed.
 _BEGUN = f"""
     SELECT session, LEAST(max(at_ns), {2**63 - 1 - SLACK_NS}) + {SLACK_NS} AS at_ns
     FROM (
@@ -101,7 +101,7 @@ _BEGUN = f"""
     )
     GROUP BY session
 """
-# What was known, with the spans in `asked` and their places, from the top of the tree down.
+# `known`, plus the spans in `asked` with their positions, from the top of the tree down.
 _KNOWN_AND_ASKED = f"""
     WITH RECURSIVE placed AS (
         SELECT {KNOWN}, 0 AS level
@@ -127,27 +127,27 @@ _KNOWN_AND_ASKED = f"""
 
 
 def moment(ns: int) -> int:
-    """The nearest moment that a column may have."""
+    """The time, within the limits of a column."""
     return min(max(ns, 0), LAST_NS)
 
 
 class Placement:
-    """The table `known` of a connection: spans that others may be in, and where these are."""
+    """The table `known` of a connection: possible parents, with their positions."""
 
     def __init__(self, connection: Any) -> None:
         self._db = connection
         connection.execute(_MACROS)
 
     def forget(self) -> None:
-        """Nothing is known."""
+        """Empties `known`."""
         no_spans = nothing(TABLES["spans"] | {"is_lost": "BOOLEAN"})
         self._db.execute(f"CREATE OR REPLACE TEMP TABLE known AS SELECT {KNOWN} FROM ({no_spans})")
 
     def place(self, only: str = "") -> None:
-        """Makes the spans of `new_spans` known, or only some.
+        """Adds the spans of `new_spans` to `known`, or only some of them.
 
-        A span whose parent is not there is at the top. Its parent is still open, or lost, or has
-        closed before it did and comes in a later round. What is in a cycle stays unknown.
+        A span whose parent is missing is placed at the top: the parent is still open, is lost, or
+        closed before its child and comes in a later round. Spans in a cycle are not added.
         """
         self._db.execute(
             f"CREATE OR REPLACE TEMP TABLE asked AS SELECT {_OWN} FROM new_spans n {only}"
@@ -155,7 +155,7 @@ class Placement:
         self._db.execute(f"CREATE OR REPLACE TEMP TABLE known AS {_KNOWN_AND_ASKED}")
 
     def place_round(self) -> None:
-        """Makes known what the rest of the round asks for, and what an older one may ask for."""
+        """Adds the parents of records in this round, and possible parents of older records."""
         self._db.execute(f"CREATE OR REPLACE TEMP TABLE begun AS {_BEGUN}")
         self.place(
             f"SEMI JOIN (SELECT DISTINCT session, key FROM ({_ASKED_FOR})) c"
@@ -163,11 +163,11 @@ class Placement:
         )
 
     def keep(self, only: str) -> None:
-        """Keeps some of what is known, for the next round."""
+        """Keeps only some spans in `known`, for the next round."""
         self._db.execute(f"CREATE OR REPLACE TEMP TABLE known AS SELECT k.* FROM known k {only}")
 
     def keep_older(self) -> None:
-        """Keeps what something in an older file may be in."""
+        """Keeps the possible parents of records in older files."""
         self.keep(
             "LEFT JOIN begun b ON b.session = k.session"
             " WHERE b.at_ns IS NULL OR k.start_ns <= b.at_ns"

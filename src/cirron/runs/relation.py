@@ -62,7 +62,7 @@ class Relation:
         try:
             import polars
         except ImportError:
-            raise errors.missing(".pl()", "polars", "polars") from None
+            raise errors.missing(".pl()", "polars") from None
         return polars.from_arrow(self.arrow())
 
     def arrow(self) -> Any:

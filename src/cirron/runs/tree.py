@@ -577,7 +577,7 @@ def to_frame(tree: Tree) -> pandas.DataFrame:
     try:
         import pandas
     except ImportError:
-        raise errors.missing("ci.trace(format='df')", "pandas", "pandas") from None
+        raise errors.missing("ci.trace(format='df')", "pandas") from None
     nodes = sorted(walk(tree.roots), key=attrgetter("start_ns"))
     now_ns = tree.now_ns
     # Text stays `object` with None for missing values: comparing with pandas.NA raises.

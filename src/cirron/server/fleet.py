@@ -126,7 +126,7 @@ def _slowest(run: Run, by_rank: Mapping[int, Any], attempt: int) -> tuple[dict[i
 
 
 def tensors(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """The statistics of each tensor, the newest and over the epochs; sick ones first."""
+    """The statistics of each tensor, the newest and over the epochs; unhealthy ones first."""
     run = asked.run_of(place, params)
     session = asked.session_of(run, params)
     search = params.get("search", "").lower()

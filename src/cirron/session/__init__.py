@@ -329,7 +329,7 @@ def watch(model: Any) -> None:
     >>> ci.watch(model)
     """
     if not hot.off and not hooks.is_installed("numpy"):
-        raise errors.missing("ci.watch()", "numpy", "snapshots")
+        raise errors.missing("ci.watch()", "numpy")
     with _lock:
         session = _session
         if session is not None and session.pid in (0, os.getpid()):

@@ -1,8 +1,8 @@
-"""A run as one page of HTML, to open, mail or keep: no script, and nothing from anywhere else.
+"""A run as one self-contained HTML page, without scripts.
 
-The policy in its head lets it load nothing and run nothing; only its own style is named, by hash.
-Charts are SVG. The page asks the thinned questions, so its size does not grow with the run. Every
-word of the run goes through `say`: names come from anybody's files.
+Its Content-Security-Policy allows nothing to load or run, except its own style, by hash. Charts are
+SVG. All queries are downsampled or limited, so the page does not grow with the run. All text of the
+run goes through `say`, because names come from untrusted files.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
     from cirron.runs.opened import Run, Session
 
-WIDTH = 1000  # of a wide chart, in the units of its drawing
+WIDTH = 1000  # of a wide chart, in SVG units
 STEP_BUCKETS = 160
 CURVE_BUCKETS = 80
 TIMELINE_BUCKETS = 200
 MAX_CURVES = 16
 MAX_DEPTH = 8
-MAX_TRACKS = 10  # of the timeline, over all threads
+MAX_TRACKS = 10  # of the timeline, for all threads together
 MAX_ROWS = 40
 MAX_TENSORS = 40
 MAX_POINTS = 60  # of a sparkline
 MAX_NAME = 60
 
-# Each phase has its colour, on the chart of steps and on the timeline; other names share the rest.
+# Each phase has a colour, in the chart of steps and in the timeline; other names share the rest.
 PHASES = ("data_load", "forward", "backward", "optimizer_step", "evaluation", "other", "self")
 COLOURS = {name: number for number, name in enumerate(PHASES)}
 ENDED_BADLY = ("killed", "signal", "exception")
@@ -83,8 +83,6 @@ svg text.on{fill:#fff;pointer-events:none}
 .key svg{width:10px;height:10px;display:inline-block;margin-right:6px}
 """ + "".join(f".c{number}{{fill:var(--c{number})}}" for number in range(12))
 
-for_depth = "\u2003"  # a wide space
-
 
 def page(run: Run) -> str:
     """The whole page."""
@@ -111,7 +109,7 @@ def page(run: Run) -> str:
 
 
 def say(given: object, limit: int = MAX_NAME) -> str:
-    """A word of the run, cut and escaped."""
+    """Text of the run, truncated and escaped."""
     return escape(text.plain(str(given), limit)) or "(no name)"
 
 
@@ -180,7 +178,7 @@ def _problems(run: Run) -> str:
 
 
 def _steps(run: Run) -> str:
-    """The mean step of each bucket, by phase, of the main session."""
+    """The mean step time of each bucket by phase, of the main session."""
     means = ", ".join(f"avg(COALESCE({name}_ns, 0)) AS {name}" for name in PHASES)
     steps = run.sql(
         f"""SELECT CAST(floor(number * CAST(:width AS DOUBLE) / total) AS BIGINT) AS bucket,
@@ -197,7 +195,7 @@ def _steps(run: Run) -> str:
     if not steps:
         return ""
     height, left, below = 200, 60, 20
-    # A few steps that compiled something would press all others flat: they are cut off.
+    # A few steps that compile would flatten the rest: they are cut off.
     tops = sorted(sum(step[name] for name in PHASES) for step in steps)
     top = max(1.0, min(tops[-1], 2 * tops[int(len(tops) * 0.9)]))
     total = steps[-1]["last"] + 1
@@ -221,12 +219,12 @@ def _steps(run: Run) -> str:
     used = [name for name in PHASES if any(step[name] for step in steps)]
     many = math.ceil(total / STEP_BUCKETS)
     note = f"{_who(run.main)}; each bar is " + (
-        f"the mean of {many:,} steps." if many > 1 else "a step."
+        f"the mean of {many:,} steps." if many > 1 else "one step."
     )
     if tops[-1] > top:
         note += f" Bars above {_time(top)} are cut off."
     chart = _svg(WIDTH, height + below, drawn)
-    return _section("Time of a step", chart + _key(used) + f'<p class="note">{say(note, 300)}</p>')
+    return _section("Step time", chart + _key(used) + f'<p class="note">{say(note, 300)}</p>')
 
 
 def _phases(run: Run) -> str:
@@ -251,7 +249,7 @@ def _phases(run: Run) -> str:
 
 
 def _curves(run: Run) -> str:
-    """The marks of the main session's rank, over the time of all attempts."""
+    """The marks of the main session's rank, over all attempts."""
     rows = run.sql(
         f"SELECT * FROM ({engine.query('curves')}) c WHERE session_id IN"  # noqa: S608
         " (SELECT session_id FROM sessions WHERE COALESCE(rank, -1) = :rank)"
@@ -264,8 +262,7 @@ def _curves(run: Run) -> str:
     charts = [_curve(run, name, its) for name, its in by_name[:MAX_CURVES]]
     if not charts:
         return ""
-    many = f'<p class="note">{say(_who(run.main))}</p>'
-    body = f'<div class="curves">{"".join(charts)}</div>{many}'
+    body = f'<div class="curves">{"".join(charts)}</div><p class="note">{say(_who(run.main))}</p>'
     return _section("Marks", body + _more(len(by_name) - MAX_CURVES))
 
 
@@ -282,7 +279,7 @@ def _curve(run: Run, name: str, rows: list[dict[str, Any]]) -> str:
         lines.append(sorted((at, value) for at, value in points if _is_finite(value)))
     every = [point for line in lines for point in line]
     if not every:
-        return f"<div><h3>{say(name)}</h3><p class='note'>no finite value</p></div>"
+        return f"<div><h3>{say(name)}</h3><p class='note'>no finite values</p></div>"
     first, last = min(every)[0], max(every)[0]
     low, high = min(value for _, value in every), max(value for _, value in every)
     latest = max(every)[1]
@@ -363,24 +360,24 @@ def _timeline(run: Run) -> str:
         y += 18
         of_thread = [row for row in rows if row["thread_id"] == thread]
         for _, its in groupby(of_thread, key=lambda row: row["depth"]):
-            drawn += _slices(list(its), from_ns, to_ns, y, names)
+            drawn += _slices(list(its), given, y, names)
             y += 18
             tracks += 1
     drawn.append(_label(0, y + 12, tables.moment(from_ns, "%H:%M:%S"), "start"))
     drawn.append(_label(WIDTH, y + 12, f"+{_time(to_ns - from_ns)}", "end"))
     most = sorted(names, key=lambda name: -names[name])[:12]
-    told = "Many short spans are one block, darker where they fill more of the time."
+    told = "Short spans are merged into blocks, darker where they fill more of the time."
     note = f'<p class="note">{say(_who(one))}. {told}</p>'
     body = _svg(WIDTH, y + 18, drawn) + _key(most) + note
     return _section("Timeline", body + _more(len(busy) - threads, "threads"))
 
 
 def _slices(
-    rows: list[dict[str, Any]], from_ns: int, to_ns: int, y: int, names: dict[str, int]
+    rows: list[dict[str, Any]], given: dict[str, int], y: int, names: dict[str, int]
 ) -> list[str]:
-    """A row of the timeline: long spans as they are, short ones as blocks by how full they are."""
-    whole = to_ns - from_ns
-    bucket_ns = whole / TIMELINE_BUCKETS
+    """A row of the timeline: long spans, and blocks of short ones, shaded by how busy they are."""
+    from_ns, bucket_ns = given["from_ns"], given["bucket_ns"]
+    whole = given["to_ns"] - from_ns
     blocks: list[tuple[float, float, str, float, int, bool]] = []
     for row in rows:
         name, spans, has_failed = row["longest"], int(row["spans"]), bool(row["errors"])
@@ -393,24 +390,18 @@ def _slices(
             continue
         full = math.ceil(4 * min(1.0, float(row["busy_ns"]) / bucket_ns)) / 4
         start = row["bucket"] * bucket_ns
-        before = blocks[-1] if blocks else None
-        # Neighbours that look alike are one block.
-        if (
-            before
-            and before[1:4] == (start, name, full)
-            and before[4] > 1
-            and before[5] == has_failed
-        ):
-            start, spans = before[0], before[4] + spans
-            blocks.pop()
-        blocks.append((start, (row["bucket"] + 1) * bucket_ns, name, full, spans, has_failed))
+        end = start + bucket_ns
+        if blocks:  # adjacent blocks that look the same are merged
+            first, *like, more, failed = blocks[-1]
+            if more > 1 and [*like, failed] == [start, name, full, has_failed]:
+                start, spans = first, more + spans
+                blocks.pop()
+        blocks.append((start, end, name, full, spans, has_failed))
     drawn = []
     for start, end, name, full, spans, has_failed in blocks:
-        told = (
-            f"{say(name)}, {_time(end - start)}"
-            if spans == 1
-            else f"{spans:,} spans, mostly {say(name)}"
-        )
+        told = f"{spans:,} spans, mostly {say(name)}"
+        if spans == 1:
+            told = f"{say(name)}, {_time(end - start)}"
         wide = max(0.7, WIDTH * (end - start) / whole)
         x = WIDTH * start / whole
         drawn.append(_rect("!" if has_failed else name, x, y, wide, 15, 0.25 + 0.75 * full, told))
@@ -424,19 +415,17 @@ def _outline(run: Run) -> str:
         f"SELECT o.*, n.name FROM ({engine.query('outline')}) o JOIN"  # noqa: S608
         " (SELECT path, min(name) AS name FROM spans GROUP BY path) n ON n.path = o.path"
     ).rows()
-    kept = sorted(rows, key=lambda row: -(2**63 if row["total_ns"] is None else row["total_ns"]))[
-        :MAX_ROWS
-    ]
-    kept.sort(key=lambda row: row["path"].split("/"))
+    rows.sort(key=lambda row: -(2**63 if row["total_ns"] is None else row["total_ns"]))
+    kept = sorted(rows[:MAX_ROWS], key=lambda row: row["path"].split("/"))
     lines = [
         [
-            for_depth * min(row["depth"], MAX_DEPTH) + say(row["name"]),
+            "\u2003" * min(row["depth"], MAX_DEPTH) + say(row["name"]),  # wide spaces
             f"{row['spans']:,}",
             *(_time(row[f"{name}_ns"]) for name in ("total", "self", "median", "worst")),
         ]
         for row in kept
     ]
-    names = ("span", "count", "total", "in no child", "median", "worst")
+    names = ("span", "count", "total", "self", "median", "worst")
     return _section("Outline of all processes", _table(names, lines) + _more(len(rows) - MAX_ROWS))
 
 
@@ -462,16 +451,7 @@ def _tensors(run: Run) -> str:
         )
     if not lines:
         return ""
-    names = (
-        "tensor",
-        "type",
-        "mean",
-        "std",
-        "min",
-        "max",
-        "norm by epoch",
-        "gradient norm by epoch",
-    )
+    names = ("tensor", "type", "mean", "std", "min", "max", "norm by epoch", "grad norm by epoch")
     more = '<p class="note">and more</p>' if len(found) > MAX_TENSORS else ""
     return _section("Tensors", _table(names, lines) + more)
 
@@ -488,7 +468,7 @@ def _more(count: int, what: str = "") -> str:
 
 
 def _table(names: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are HTML already."""
+    """A table; the cells are already HTML."""
     head = "".join(f"<th>{name}</th>" for name in names)
     rows = "".join(
         "<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in lines
@@ -505,19 +485,14 @@ def _rect(
     name: str, x: float, y: float, wide: float, high: float, full: float = 1.0, told: str = ""
 ) -> str:
     seen = "" if full >= 1 else f' opacity="{_n(full)}"'
-    title = f"<title>{told}</title>" if told else ""
-    return (
-        f'<rect class="{_colour(name)}" x="{_n(x)}" y="{_n(y)}" width="{_n(wide)}"'
-        f' height="{_n(high)}"{seen}' + (f">{title}</rect>" if title else "/>")
-    )
-
-
-def _colour(name: str) -> str:
-    return "fail" if name == "!" else f"c{colour_of(name)}"
+    kind = "fail" if name == "!" else f"c{colour_of(name)}"
+    end = f"><title>{told}</title></rect>" if told else "/>"
+    at = f'x="{_n(x)}" y="{_n(y)}" width="{_n(wide)}" height="{_n(high)}"'
+    return f'<rect class="{kind}" {at}{seen}{end}'
 
 
 def colour_of(name: str) -> int:
-    """The number of a name's colour, the same wherever spans are drawn."""
+    """The number of a span's colour, the same in every view."""
     number = COLOURS.get(name)
     if number is None:
         digest = hashlib.sha256(name.encode("utf-8", "replace")).digest()
@@ -539,7 +514,7 @@ def _label(x: float, y: float, words: str, anchor: str) -> str:
 
 
 def _grid(top_ns: float, left: float, height: float) -> str:
-    """Lines at round durations."""
+    """Grid lines at round durations."""
     unit = 10.0 ** math.floor(math.log10(top_ns))
     unit = next(one for one in (unit / 5, unit / 2, unit, 2 * unit) if top_ns / one <= 6)
     lines = []

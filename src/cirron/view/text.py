@@ -1,7 +1,7 @@
-"""Spans as text: the live line of the console sinks, and the tree that `ci.trace()` prints.
+"""Spans as text: the live lines of the console sinks, and the tree that `ci.trace()` prints.
 
-Names and values come from files and programs of others, so all text goes through `escape`: nothing
-that a terminal acts on is ever printed. `cells` also gives the notebook view the words for a row.
+Names and values come from untrusted files and programs, so all text goes through `escape`: control
+sequences never reach a terminal. The notebook view uses `cells` for the text of its rows.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from cirron.runs import tree as trees
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-PARTIAL = "(older spans are no longer in memory; `cirron show` has them, where there is a spool)"
+PARTIAL = "(older spans are no longer in memory; if there is a spool, `cirron show` has them)"
 EPOCHS = '(the epochs in between are one row: --name epoch, or name="epoch", shows each)'
 EMPTY = (
     'No spans here: record some with ci.profile() or `with ci.scope("name"):`,'
     " or ask for another name= or last=."
 )
 
-# A row is for reading: what is longer, or more, than this is cut. The data has all of it.
+# Limits of what a row shows. The data is complete.
 MAX_TEXT = 80
 MAX_MARKS = 12
-# Attributes that say how a loader and a model were set up, and what the thread did: for tools, too
-# many for a line.
+# Attributes with the settings of loader and model, and with scheduling times. They are for tools,
+# and too many for a line.
 SETTINGS = ("loader_", "loading_ns", "model_", "starved_ns", "asleep_ns")
 MAX_ATTRS = 6
 MAX_COMMAND = 300
 MAX_CONFIG = 12
 MAX_GPU_NAMES = 3
 COMMIT_DIGITS = 10
-# Less than this share of a span that none of its children covers is not worth a word.
+# Time that no child covers is mentioned above this share of the span.
 MIN_OWN_SHARE = 0.05
 
-# Up to where a duration is written in a unit: half a step of the last digit below the next one, so
-# that rounding never writes 1000us or 60.00s.
+# The upper limit of each unit of a duration: half of the last digit below the next unit, so that
+# rounding never gives 1000us or 60.00s.
 _TENTHS_OF_US_NS = 9_950
 _US_NS = 999_500
 _MS_NS = 999_995_000
 _S_NS = 59_995_000_000
 
-# A program may give any integer, and Python refuses to write or divide the longest. In a file an
-# integer has 64 bits, and a sum of durations some more.
+# A program may record any integer, but Python refuses to format or divide very long ones. In a file
+# an integer has 64 bits; a sum of durations has a few more.
 _SMALLEST = -(2**63)
 _LARGEST = 2**64 - 1
 _LONGEST_NS = 2**80
 
 
 def duration(ns: int) -> str:
-    """A duration in the unit that suits its size.
+    """A duration in a suitable unit.
 
     >>> duration(142_000), duration(1_420_000), duration(3_200_000_000), duration(725_000_000_000)
     ('142us', '1.42ms', '3.20s', '12m 5s')
@@ -79,7 +79,7 @@ def duration(ns: int) -> str:
 
 
 def value(given: Any) -> str:
-    """A mark's or an attribute's value: floats with 4 significant digits, text on one line.
+    """The value of a mark or an attribute: floats with 4 significant digits, text on one line.
 
     >>> value(0.52341), value(0.00001), value(float("nan")), value(1000000)
     ('0.5234', '1e-05', 'nan', '1000000')
@@ -95,15 +95,15 @@ def plural(count: int, noun: str) -> str:
 
 
 def plain(text: str, limit: int = MAX_TEXT) -> str:
-    """The text on one line, cut, with what a terminal would act on escaped."""
+    """The text on one line, truncated and escaped."""
     return escape(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
 def escape(text: str) -> str:
-    r"""The text with each character escaped that a terminal acts on or that is not text.
+    r"""The text with everything escaped that is not printable.
 
-    Those are control codes (C0, DEL, C1), line separators, bidi and other invisible formatting,
-    and halves of surrogate pairs.
+    That is control codes (C0, DEL, C1), line separators, bidi and other invisible formatting, and
+    lone surrogates.
 
     >>> print(escape("red: \x1b[31m, reversed: \u202e, next line: \x85"))
     red: \x1b[31m, reversed: \u202e, next line: \x85
@@ -114,36 +114,33 @@ def escape(text: str) -> str:
 
 
 def encodable(text: str, stream: object) -> str:
-    """The text with each character escaped that a stream cannot write, as on an ASCII terminal."""
+    """The text with characters escaped that the encoding of a stream does not have."""
     encoding = "ascii" if stream is None else getattr(stream, "encoding", None) or "utf-8"
     try:
         return text.encode(encoding, "backslashreplace").decode(encoding)
-    except (LookupError, TypeError):  # something that only looks like a stream
+    except (LookupError, TypeError):  # not a real stream
         return text.encode("ascii", "backslashreplace").decode()
 
 
 def print_safely(text: str, name: str = "stdout") -> None:
-    """Prints, whatever the program has made of `sys.stdout`: ASCII, closed, broken or None.
-
-    `name`: or of `stderr`.
-    """
+    """Prints to `sys.stdout` or `sys.stderr`, even if the program closed or replaced it."""
     file = getattr(sys, name)
-    if file is None:  # `print` would take the other one
+    if file is None:  # `print` would use sys.stdout
         return
     for stream in (file, None):
         try:
             print(encodable(text, stream), file=file)
-        except UnicodeError:  # its encoding is not the one that it says: once more, in ASCII
+        except UnicodeError:  # it does not have the encoding that it claims: try ASCII
             continue
-        except Exception:  # noqa: BLE001  protects the program from what it has put there
+        except Exception:  # noqa: BLE001  a broken stream must not break the program
             pass
         break
 
 
 def to_json(content: Any) -> str:
-    """The content as strict JSON in ASCII: fit for a terminal, and decodes to the same strings."""
+    """The content as strict JSON in ASCII, safe for a terminal."""
     text = wire.encode(content).decode()
-    if text.isascii() and "\x7f" not in text:  # control codes below 32 are escaped already
+    if text.isascii() and "\x7f" not in text:  # JSON already escapes control codes below 32
         return text
     return re.sub(r"[^ -~]", _json_escape, text)
 
@@ -154,7 +151,7 @@ def _json_escape(character: re.Match[str]) -> str:
 
 
 def label(name: str, index: int | None) -> str:
-    """`epoch[0]`, or `forward` where there is no index."""
+    """`epoch[0]`, or `forward` without an index."""
     return plain(name) if index is None else f"{plain(name)}[{_integer(index)}]"
 
 
@@ -173,17 +170,17 @@ def line(name: str, index: int | None, wall_ns: int, marks: Mapping[str, Any]) -
 
 
 def live_line(name: str, index: int | None, wall_ns: int, marks: Mapping[str, Any]) -> str:
-    """The line of a span that has just closed, as the console sinks print it."""
+    """The line that the console sinks print when a span closes."""
     return f"[cirron] {line(name, index, wall_ns, marks)}"
 
 
 def render(tree: trees.Tree, *, is_detailed: bool = False) -> str:
-    """The tree as indented lines; many alike spans are one line, so it is short for any run.
+    """The tree as indented lines. Similar spans share a line, so the text is short for any run.
 
-    `is_detailed`: each with its share of the line above, and with what `_details` finds.
+    `is_detailed`: each line also has its share of the parent's time, and `_details`.
     """
     lines = []
-    above: list[trees.Row] = []  # the rows that the next one may be below
+    above: list[trees.Row] = []  # the current path: possible parents of the next row
     has_folded_epochs = False
     for row in trees.flatten(trees.outline(tree)):
         words = cells(row, tree.now_ns)
@@ -205,22 +202,22 @@ def render(tree: trees.Tree, *, is_detailed: bool = False) -> str:
 
 
 def _share(item: trees.Node | trees.Folded, above: trees.Item | None, now_ns: int) -> str:
-    """How much of the time above went into this; nothing for all of it, or while it is open."""
+    """The share of the parent's time; empty for all of it, and for open spans."""
     if above is None or isinstance(above, trees.Rest) or item.is_open:
         return ""
     whole_ns = trees.total_ns(above, now_ns)
     percent = 100 * trees.total_ns(item, now_ns) / whole_ns if whole_ns else 100.0
-    if percent >= 99.5:  # or more, where threads run beside each other
+    if percent >= 99.5:  # more than 100 % if threads run in parallel
         return ""
     return f", {percent:.0f}%" if percent >= 9.5 else f", {percent:.1f}%"
 
 
 def _details(item: trees.Node | trees.Folded, now_ns: int) -> list[str]:
-    """Time on the GPU, memory, and time that no child covers, where there is much of it."""
+    """GPU time, peak memory, and the time that no child covers, if it is long."""
     notes = []
     nodes = trees.members(item)
     gpu = sorted(node.gpu_ns for node in nodes if node.gpu_ns is not None)
-    if gpu:  # of steps, some are measured
+    if gpu:  # only some steps are measured
         is_one = isinstance(item, trees.Node)
         notes.append(f"gpu {'' if is_one else 'median '}{duration(gpu[len(gpu) // 2])}")
     peaks = [node.memory_peak_bytes for node in nodes if node.memory_peak_bytes is not None]
@@ -234,7 +231,7 @@ def _details(item: trees.Node | trees.Folded, now_ns: int) -> list[str]:
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that suits them.
+    """A number of bytes in a suitable unit.
 
     >>> size(512), size(3 * 2**30)
     ('512 B', '3.0 GiB')
@@ -247,14 +244,14 @@ def size(count: float) -> str:
 
 
 def outside(marks: Iterable[Any]) -> str:
-    """The line for marks that were made while no span was open."""
+    """The line for marks recorded outside of any span."""
     latest = {mark.name: trees.mark_value(mark) for mark in marks}
     shown = (f"{plain(name)}={value(marked)}" for name, marked in latest.items())
     return f"outside any span {{{', '.join(_at_most(MAX_MARKS, shown, len(latest)))}}}"
 
 
 def program(known: wire.Program) -> list[str]:
-    """What ran, in a few lines: the command, the code and what it ran on, tags, configuration."""
+    """What ran, in a few lines: command, commit, versions, GPUs, tags, configuration."""
     lines = []
     if known.script is not None:
         where = "" if known.folder is None else f" in {plain(known.folder, MAX_COMMAND)}"
@@ -274,7 +271,7 @@ def program(known: wire.Program) -> list[str]:
 
 
 def program_in_short(known: wire.Program) -> list[str]:
-    """What tells a run from others, for a list of runs."""
+    """What distinguishes a run in a list of runs."""
     parts = [] if known.script is None else [plain(command(known))]
     if known.commit is not None:
         parts.append(commit(known))
@@ -284,25 +281,25 @@ def program_in_short(known: wire.Program) -> list[str]:
 
 
 def command(known: wire.Program) -> str:
-    """The script with its arguments, without secrets."""
+    """The script with its arguments; secrets were removed when they were recorded."""
     return plain(" ".join([known.script or "", *known.arguments]), MAX_COMMAND)
 
 
 def commit(known: wire.Program) -> str:
-    """The commit, and whether files were changed since."""
+    """The commit, and whether there were uncommitted changes."""
     branch = "" if known.branch is None else f" on {plain(known.branch)}"
     changed = " with changes" if known.dirty else ""
     return f"commit {plain((known.commit or '')[:COMMIT_DIGITS])}{branch}{changed}"
 
 
 def tags(known: wire.Program) -> str:
-    """The tags: names, some with a value."""
+    """The tags, some with a value."""
     shown = (plain(f"{name}={given}" if given else name) for name, given in known.tags.items())
     return ", ".join(_at_most(MAX_CONFIG, shown, len(known.tags)))
 
 
 def config(known: wire.Program) -> str:
-    """The configuration's values, by the path to each."""
+    """The values of the configuration, each with its path."""
     leaves = dict(_leaves(known.config))
     return ", ".join(_at_most(MAX_CONFIG, itertools.starmap(_attr, leaves.items()), len(leaves)))
 
@@ -316,14 +313,14 @@ def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _counted(names: list[str]) -> tuple[list[str], int]:
-    """The names, each once with its number; and how many there are."""
+    """The distinct names with their counts; and how many there are."""
     counts = collections.Counter(names)
     shown = [plain(name) if n == 1 else f"{n} x {plain(name)}" for name, n in counts.items()]
     return shown, len(shown)
 
 
 class Cells(NamedTuple):
-    """The words of a row: what it is, how long it took, its marks, and what else is to say."""
+    """The text of a row: label, duration, marks, and notes."""
 
     label: str
     time: str
@@ -332,7 +329,7 @@ class Cells(NamedTuple):
 
 
 def cells(row: trees.Row, now_ns: int) -> Cells:
-    """The words for a row of an outline."""
+    """The text of a row of an outline."""
     item = row.item
     if isinstance(item, trees.Rest):
         return Cells(_rest(item), "", [], [])
@@ -394,7 +391,7 @@ def _series(marked: trees.Series) -> str:
         return value(marked.last)
     ends = value(marked.first), value(marked.last)
     text = " -> ".join(ends)
-    # A value that went bad and came back shows at neither end.
+    # Non-finite values in the middle do not show in the first and last value.
     if marked.nonfinite_count and not {"nan", "inf", "-inf"}.intersection(ends):
         text += f" with {marked.nonfinite_count} not finite"
     return text
@@ -407,6 +404,6 @@ def _attr(key: str, given: Any) -> str:
 
 
 def _at_most(limit: int, texts: Iterable[str], count: int) -> list[str]:
-    """The first of these texts, and how many more there are. The others are never made."""
+    """The first of these texts, and how many more there are. The others are not computed."""
     shown = list(itertools.islice(texts, limit))
     return shown if count <= limit else [*shown, f"{count - limit} more"]

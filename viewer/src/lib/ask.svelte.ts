@@ -1,4 +1,4 @@
-// Questions to the server. An answer stays on screen until the next one is there.
+// Requests to the server. An answer stays on screen until the next one arrives.
 
 import { live } from './live.svelte'
 
@@ -11,7 +11,7 @@ export function address(path: string, params: Record<string, string | number | n
   return `api/${path}${text ? `?${text}` : ''}`
 }
 
-/** The address of a question about a run. */
+/** The address of a request about a run. */
 export function about(
   run: string,
   what: string,
@@ -20,7 +20,7 @@ export function about(
   return address(`runs/${encodeURIComponent(run)}${what ? `/${what}` : ''}`, params)
 }
 
-/** The server cannot answer yet, and will. */
+/** The server cannot answer yet, but will soon. */
 class Busy extends Error {}
 
 export async function fetched<T>(url: string, signal?: AbortSignal): Promise<T> {
@@ -56,9 +56,9 @@ export interface Asked<T> {
 }
 
 /**
- * The answer to a question that may change, asked again when its run has new records: at most every
- * `every` ms. Null: nothing is asked now, and the last answer stays. `subject` says whose the answer is: when that changes,
- * the old answer goes at once. `version` changes when there may be another answer.
+ * The answer to a request, updated when its run has new records, at most every `every` ms. While the
+ * URL is null, nothing is requested and the last answer stays. When `subject` changes, the old answer
+ * is dropped at once. `version` changes when there may be a new answer.
  */
 export function ask<T>(
   url: () => string | null,

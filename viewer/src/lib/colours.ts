@@ -1,4 +1,4 @@
-// One colour a phase, the same in the notebook and in the HTML report; one a run, everywhere.
+// One colour per phase, the same in the notebook and in the HTML report; one colour per run.
 
 export const PHASES = [
   'data_load',
@@ -17,7 +17,7 @@ export const LABELS: Record<string, string> = {
   self: 'in no phase',
 }
 
-// The parts of an account are called as people read them.
+// Parts of the step time that are not phases.
 const PARTS: Record<string, number> = {
   'in no phase': 6,
   'between steps': 6,
@@ -29,7 +29,7 @@ const PARTS: Record<string, number> = {
   logging: 8,
 }
 
-/** Of a part of the account; `own` is the colour of the span that it is called after. */
+/** The colour of a part of the step time; `own` is the colour of the span of that name. */
 export function partColour(part: string, own: number): number {
   const at = PHASES.indexOf(part as Phase)
   return at >= 0 ? at : (PARTS[part] ?? own)
@@ -43,7 +43,7 @@ function hashed(text: string): number {
   return found
 }
 
-/** A colour for each of the runs that are shown together: always the same one, unless two clash. */
+/** A colour for each run shown: a run keeps its colour, unless two clash. */
 export function runColours(ids: string[]): Map<string, string> {
   const taken = new Set<number>()
   const found = new Map<string, string>()

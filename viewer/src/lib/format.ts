@@ -1,4 +1,4 @@
-// Numbers as the page writes them: with units, at most three significant digits.
+// Formats numbers: with units, at most three significant digits.
 
 const MINUS = '−'
 

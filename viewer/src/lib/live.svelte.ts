@@ -1,9 +1,9 @@
-// One stream of events for the whole page: which runs have new records. It goes on where it was cut.
-// A hidden page has none: browsers allow six connections to a server, for all its tabs together.
+// One stream of events for the whole page: which runs have new records. After a break it resumes
+// where it stopped. A hidden page has none: browsers allow six connections per server, for all tabs.
 
 import { SvelteMap } from 'svelte/reactivity'
 
-const SILENT_MS = 40_000 // the server says something every 15 s
+const SILENT_MS = 40_000 // the server sends something every 15 s
 
 class Live {
   runs = new SvelteMap<string, number>()
@@ -21,7 +21,7 @@ class Live {
       else this.open()
     })
     if (!document.hidden) this.open()
-    // A stream that was cut without a word, as by a laptop's sleep, looks open for many minutes.
+    // A stream that broke silently, as when a laptop sleeps, looks open for many minutes.
     setInterval(() => {
       if (this.source === null || Date.now() - this.heard < SILENT_MS) return
       this.close()
@@ -54,10 +54,10 @@ class Live {
       if (said.kind === 'run' && said.id) this.runs.set(said.id, (this.runs.get(said.id) ?? 0) + 1)
     }
     source.onerror = () => {
-      // The browser's own retry would begin with the first cursor again.
+      // The browser's own retry would start again at the first cursor.
       this.close()
       this.isConnected = false
-      this.all += 1 // who asks for the list is told why: no server, or a login that is over
+      this.all += 1 // the next request for the list shows why: no server, or an expired login
       setTimeout(() => this.open(), this.pause)
       this.pause = Math.min(this.pause * 2, 10_000)
     }

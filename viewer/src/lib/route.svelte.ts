@@ -1,11 +1,11 @@
-// The URL is the view: `#/run/<id>/<tab>?key=value`. Whatever can be zoomed, filtered or selected
-// is a parameter, so an address shows a colleague the same thing.
+// The URL describes the view: `#/run/<id>/<tab>?key=value`. Every zoom, filter and selection is a
+// parameter, so that a link shows a colleague the same view.
 
 export const TABS = ['overview', 'timeline', 'marks', 'tensors', 'ranks', 'diff'] as const
 export type Tab = (typeof TABS)[number]
 export type Params = Record<string, string>
 
-// What stays when another tab is chosen: the runs that are compared.
+// Parameters that stay when the tab changes: the compared runs.
 const KEPT = ['with']
 
 interface View {
@@ -14,7 +14,7 @@ interface View {
   params: Params
 }
 
-/** As it was typed where it is no encoded text: an address by hand must not end the page. */
+/** Decodes text; leaves it as it is if it is not valid, as in an address typed by hand. */
 function decoded(text: string): string {
   try {
     return decodeURIComponent(text)
@@ -51,14 +51,14 @@ class Route {
     this.params = view.params
   }
 
-  /** Goes to another run or tab: one step back returns. */
+  /** Goes to another run or tab, with an entry in the browser's history. */
   go(to: { run?: string | null; tab?: Tab; params?: Params }): void {
     const run = to.run === undefined ? this.run : to.run
     const kept = Object.fromEntries(Object.entries(this.params).filter(([key]) => KEPT.includes(key)))
     location.hash = address(run, to.tab ?? this.tab, { ...kept, ...to.params })
   }
 
-  /** Changes parameters of this view, in place; an undefined one goes. */
+  /** Changes parameters of this view in place; undefined removes one. */
   set(changed: Record<string, string | undefined>): void {
     const params: Params = {}
     for (const [key, value] of Object.entries({ ...this.params, ...changed })) {
@@ -89,7 +89,7 @@ export function address(run: string | null, tab: Tab, params: Params = {}): stri
   return `#/run/${encodeURIComponent(run)}/${tab}${query ? `?${query}` : ''}`
 }
 
-// Browsers allow some 100 changes of the address in 30 s; a zoom makes more.
+// Browsers allow about 100 changes of the address in 30 s; a zoom makes more.
 let waiting: ReturnType<typeof setTimeout> | undefined
 function write(hash: string): void {
   clearTimeout(waiting)

@@ -1,4 +1,4 @@
-// Dark or light, and the colours that canvases draw with. They are the style sheet's own.
+// Dark or light, and the style sheet's colours for drawing on canvases.
 
 type Choice = 'system' | 'dark' | 'light'
 
@@ -13,7 +13,7 @@ function stored(): Choice {
 class Theme {
   choice = $state<Choice>(stored())
   private system = $state(dark.matches)
-  /** Grows with each change: what draws on a canvas depends on it. */
+  /** Increases with each change; canvas drawing depends on it. */
   version = $state(0)
 
   constructor() {
@@ -54,7 +54,7 @@ export function colour(name: string): string {
   return found
 }
 
-/** A pen for a canvas, in CSS pixels whatever the screen has; null before there is room for it. */
+/** A drawing context in CSS pixels; null while the canvas has no size. */
 export function penFor(canvas: HTMLCanvasElement | undefined, width: number, height: number): CanvasRenderingContext2D | null {
   void theme.version
   if (!canvas || width <= 0) return null

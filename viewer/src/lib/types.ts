@@ -1,4 +1,4 @@
-// What the server answers. Times are ns since the run's first moment.
+// The server's answers. Times are in ns since the start of the run.
 
 export interface Progress {
   steps: number
@@ -171,7 +171,7 @@ export interface Lane {
   colours: number[]
   rows: LaneRow[]
   is_cut: boolean
-  open: string[] // spans that had not ended
+  open: string[] // ids of open spans
 }
 
 export interface SpanDetail {
@@ -231,7 +231,7 @@ export interface RankLine {
   silent_s: number | null
   steps: number
   median: number | null
-  own: number | null // of the median step, outside of backward
+  own: number | null // the median step's time outside of backward
   worst: number | null
   slowest_in: number
   chance: number | null
@@ -239,7 +239,7 @@ export interface RankLine {
 }
 
 export interface Ranks {
-  own: boolean // the heat map is of what is outside of backward
+  own: boolean // the heat map shows the time outside of backward
   attempt: number
   attempts: number[]
   ranks: RankLine[]

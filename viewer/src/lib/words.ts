@@ -1,4 +1,4 @@
-// What states and verdicts are called, and where on the page their evidence is.
+// Names of states and verdicts, and which tab shows the evidence.
 
 import type { RunLine } from './types'
 import type { Tab } from './route.svelte'
@@ -14,20 +14,20 @@ export function look(run: Pick<RunLine, 'state' | 'silent_s'>): Look {
 export const STATES: Record<string, string> = {
   running: 'running',
   clean: 'done',
-  exception: 'ended in an exception',
-  signal: 'ended by a signal',
+  exception: 'failed with an exception',
+  signal: 'terminated by a signal',
   killed: 'killed',
-  unknown: 'not known',
+  unknown: 'unknown',
 }
 
-/** Good, bad or neither: for colour and shape. */
+/** Good, bad or neither, for colour and shape. */
 export function tone(verdict: string): 'good' | 'bad' | 'warn' | 'none' {
   if (verdict === 'healthy' || verdict === 'compute-bound') return 'good'
   if (verdict === 'died' || verdict === 'hung' || verdict === 'numerics') return 'bad'
   return verdict === 'not-enough-data' ? 'none' : 'warn'
 }
 
-/** The tab that shows what a finding rests on. */
+/** The tab that shows the evidence of a finding. */
 export function shownBy(verdict: string): Tab | null {
   if (verdict === 'died' || verdict === 'hung' || verdict === 'slow-rank') return 'ranks'
   if (verdict === 'numerics') return 'marks'
@@ -35,7 +35,7 @@ export function shownBy(verdict: string): Tab | null {
   return 'timeline'
 }
 
-/** The run to compare with: of the same script the one before it, if there is one. */
+/** The run to compare with: the previous run of the same script, if there is one. */
 export function before(runs: RunLine[], id: string): RunLine | undefined {
   const at = runs.findIndex((one) => one.id === id)
   const older = runs.slice(at + 1)

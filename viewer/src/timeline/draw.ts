@@ -1,5 +1,5 @@
-// Draws lanes on a canvas. What is drawn is as much as the server sent, which is as much as there
-// are pixels.
+// Draws lanes on a canvas. The server sends no more rows than there are pixels, and all of them are
+// drawn.
 
 import { duration, label, timeStep } from '../lib/format'
 import { colour } from '../lib/theme.svelte'
@@ -42,7 +42,7 @@ export interface Shown {
   range: [number, number] | null
 }
 
-/** Where each thread's rows lie, below each other. */
+/** Computes the position of each thread's rows, one below the other. */
 export function layOut(lanes: LaneSource[]): Layout {
   const tracks: Track[] = []
   const heads: Layout['heads'] = []
@@ -93,11 +93,11 @@ export function drawRuler(pen: CanvasRenderingContext2D, lanes: LaneSource[], wi
     const said = ns === 0 ? '0' : tick(ns, unit)
     if (x + 6 + pen.measureText(said).width < window.width) pen.fillText(said, x + 3, 9)
   }
-  // Epochs and, where there is room, steps: of the first lane.
+  // Epochs and, if there is room, steps of the first lane.
   const data = lanes[0]?.data
   if (!data) return
-  const free = new Map<number, number>() // by height: from here on
-  // Where most are merged, the few that are not would be numbers without a pattern.
+  const free = new Map<number, number>() // by height: where free space starts
+  // If most are merged, the numbers of the few others would be confusing.
   const isMerged = (name: string): boolean => {
     const mine = data.rows.filter((row) => data.names[row[5]] === name)
     return mine.reduce((sum, row) => sum + row[3], 0) > 2 * mine.filter((row) => row[11] !== null).length
@@ -120,7 +120,7 @@ export function drawRuler(pen: CanvasRenderingContext2D, lanes: LaneSource[], wi
   }
 }
 
-/** A moment on the ruler, as exact as its step is. */
+/** A time on the ruler, with the precision of its step. */
 function tick(ns: number, unit: number): string {
   const seconds = Math.abs(ns) / 1e9
   if (unit >= 60e9 || seconds >= 600) return duration(ns)
@@ -162,7 +162,7 @@ function drawTrack(pen: CanvasRenderingContext2D, track: Track, window: Window, 
     const paint = colour(`c${lane.colours[nameAt]}`)
     const isDim = shown.search !== '' && !name.toLowerCase().includes(shown.search)
     if (spans > 1) {
-      // The bucket as a block, as full as it was busy; neighbours are one block.
+      // A bucket is a block, more opaque the busier it was; adjacent buckets form one block.
       const from = lane.from + bucket * bucketNs
       const x = Math.max(xOf(from, window), 0)
       const stop = Math.min(xOf(Math.max(from + bucketNs, id === null ? Math.min(lastEnd, from + bucketNs) : 0), window), window.width)
@@ -205,7 +205,7 @@ function outline(pen: CanvasRenderingContext2D, x: number, y: number, wide: numb
   pen.strokeRect(x + line / 2, y + line / 2, Math.max(wide - line, 1), high - line)
 }
 
-/** A span that had not ended fades out. */
+/** An open span fades out. */
 function fading(pen: CanvasRenderingContext2D, x: number, end: number, paint: string): CanvasGradient {
   const gradient = pen.createLinearGradient(Math.max(x, end - Math.min(120, end - x)), 0, end, 0)
   gradient.addColorStop(0, paint)
@@ -217,7 +217,7 @@ export function xOf(ns: number, window: Window): number {
   return ((ns - window.from) / (window.to - window.from)) * window.width
 }
 
-/** The longest form that has room, cut where none has. */
+/** The longest text that fits, truncated if none does. */
 function fit(long: string, short: string, room: number): string {
   const most = Math.floor(room / CHARACTER)
   if (long.length <= most) return long
@@ -253,7 +253,7 @@ export interface Hit {
   row: LaneRow
 }
 
-/** What is at a place of the canvas. */
+/** The row at a position on the canvas. */
 export function hitAt(layout: Layout, window: Window, x: number, y: number): Hit | null {
   const track = layout.tracks.find((one) => y >= one.y && y < one.y + ROW)
   if (!track) return null

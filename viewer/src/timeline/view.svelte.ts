@@ -1,5 +1,5 @@
-// The window of time that is looked at, in ns since the run began. Zooming moves there in a moment,
-// or at once for people who want no motion.
+// The visible time range, in ns since the start of the run. Zooming is animated, unless the user
+// prefers reduced motion.
 
 import { isStill } from '../lib/theme.svelte'
 
@@ -9,7 +9,7 @@ const SHORTEST_NS = 200
 export class View {
   from = $state(0)
   to = $state(1)
-  /** Whether all of the run is in view: then it stays so while the run goes on. */
+  /** Whether the whole run is visible: the view then grows with the run. */
   isAll = true
   /** Where the view is going. */
   goal = $state.raw<[number, number]>([0, 1])
@@ -28,7 +28,7 @@ export class View {
     return this.to - this.from
   }
 
-  /** All of the run, with a little room. */
+  /** The whole run, with a small margin. */
   all(): [number, number] {
     const whole = Math.max(this.whole(), 1)
     return [-0.01 * whole, 1.01 * whole]
@@ -59,7 +59,7 @@ export class View {
     this.frame = requestAnimationFrame(step)
   }
 
-  /** Zooms so that the moment stays where it is on screen. */
+  /** Zooms, keeping the given time at its position on screen. */
   zoom(factor: number, at: number): void {
     const [from, to] = this.goal
     const place = (at - this.from) / this.span
