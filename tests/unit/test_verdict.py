@@ -76,7 +76,6 @@ def test_a_healthy_run_raises_no_alarm() -> None:
 
 def test_three_steps_are_not_judged() -> None:
     """A run with three steps gets no verdict."""
-    """A run with three steps gets no verdict."""
     verdict, findings, abstained = judge(facts(count=3))
 
     assert "not-enough-data" == verdict.kind
@@ -147,7 +146,6 @@ def test_a_worker_for_each_core_that_cannot_keep_up() -> None:
 
 def test_a_loader_with_many_workers_is_advised_more() -> None:
     """A loader whose workers cannot keep up is advised more workers."""
-    """A loader whose workers cannot keep up is advised more workers."""
     slow = every(300, data_load=10 * MS)
     verdict, *_ = judge(facts(slow, loader={"workers": 16}, cores=64))
 
@@ -171,7 +169,6 @@ def test_advice_in_the_words_of_the_framework(
     framework: str, loader: dict[str, Any], said: str
 ) -> None:
     """The advice names the arguments of the framework in use."""
-    """The advice names the arguments of the framework in use."""
     slow = every(300, data_load=10 * MS)
 
     assert said in judge(facts(slow, loader=loader, framework=framework))[0].advice
@@ -179,7 +176,6 @@ def test_advice_in_the_words_of_the_framework(
 
 @pytest.mark.parametrize("workers", [0, 4])
 def test_more_workers_do_not_help_a_busy_processor(workers: int) -> None:
-    """If all cores are busy, the advice does not recommend more workers."""
     """If all cores are busy, the advice does not recommend more workers."""
     slow = every(300, data_load=10 * MS)
     verdict, *_ = judge(facts(slow, loader={"workers": workers}, cpu_share=7.9))
@@ -202,7 +198,6 @@ def test_data_that_is_loaded_beside_compiled_steps(load: float, kind: str) -> No
 
 def test_stalls_with_their_period() -> None:
     """Stalls at a regular interval are reported with their period."""
-    """Stalls at a regular interval are reported with their period."""
     verdict, *_ = judge(facts(every(300, 10, data_load=80 * MS), loader={"workers": 2}))
 
     assert "input-bound" == verdict.kind
@@ -211,7 +206,6 @@ def test_stalls_with_their_period() -> None:
 
 
 def test_small_stalls_between_do_not_hide_the_period() -> None:
-    """Small stalls in between do not hide the period of the large ones."""
     """Small stalls in between do not hide the period of the large ones."""
     noise = random.Random(1)
     small = {number: {"data_load": 3 * MS} for number in noise.sample(range(300), 60)}
@@ -268,7 +262,6 @@ def test_parts_that_go_on_at_once_are_an_error_of_the_replay() -> None:
 
 
 def test_python_in_the_step() -> None:
-    """Time in a step outside its phases is host-bound."""
     """Time in a step outside its phases is host-bound."""
     verdict, *_ = judge(facts(every(300, own=6 * MS)))
 
@@ -343,7 +336,6 @@ def test_operations_that_are_too_small(size: int, tensors: int, found: str) -> N
 
 def test_evaluation_and_others_beside() -> None:
     """Evaluations and checkpoints that take too much time are the verdict."""
-    """Evaluations and checkpoints that take too much time are the verdict."""
     made = facts(every(300, 10, beside=50 * MS), asides={"evaluation": 30})
     verdict, *_ = judge(made)
 
@@ -355,7 +347,6 @@ def test_evaluation_and_others_beside() -> None:
 @pytest.mark.parametrize("part", ["evaluation", "checkpoint", "snapshot", "logging"])
 def test_what_is_beside_the_training_is_named(part: str) -> None:
     """The verdict names the kind of work that takes time besides the training."""
-    """The verdict names the kind of work that takes time besides the training."""
     made = facts(every(300, 10, beside=50 * MS), asides={part: 30})
     made.account[part] = made.account.pop("evaluation")
 
@@ -363,7 +354,6 @@ def test_what_is_beside_the_training_is_named(part: str) -> None:
 
 
 def test_compiles_again_and_again() -> None:
-    """Compilations in several steps are a compile storm; many at once are not."""
     """Compilations in several steps are a compile storm; many at once are not."""
     apart = facts(compiles=[(100 * MS * number, 100 * MS, "") for number in range(5)])
     at_once = facts(compiles=[(number, 100 * MS, "") for number in range(5)])
@@ -373,7 +363,6 @@ def test_compiles_again_and_again() -> None:
 
 
 def test_uneven_steps_are_found() -> None:
-    """Long steps at a regular interval are uneven steps, with their period."""
     """Long steps at a regular interval are uneven steps, with their period."""
     verdict, *_ = judge(facts(every(300, 25, backward=80 * MS)))
 
@@ -445,7 +434,6 @@ def test_memory_that_grows_with_the_steps_however_long_they_take() -> None:
 
 def test_memory_that_grows() -> None:
     """Memory that grows through the whole run is reported."""
-    """Memory that grows through the whole run is reported."""
     grows = [(number, 10**9, 2**30 + number * 2**28) for number in range(8)]
     stays = [(number, 10**9, 2**30 + (number > 0) * 2**29) for number in range(8)]
 
@@ -493,7 +481,6 @@ def test_a_jump_below_where_the_loss_began_is_well() -> None:
 
 def test_layers_without_gradients_need_no_smaller_learning_rate() -> None:
     """Dead layers do not lead to the advice to lower the learning rate."""
-    """Dead layers do not lead to the advice to lower the learning rate."""
     dead, exploding = (
         judge(facts(sick=[("0.weight.grad", 0, what)]))[0] for what in ("dead", "exploding")
     )
@@ -503,7 +490,6 @@ def test_layers_without_gradients_need_no_smaller_learning_rate() -> None:
 
 
 def test_a_falling_loss_is_well() -> None:
-    """A falling loss is healthy."""
     """A falling loss is healthy."""
     noise = random.Random(1)
     marks = [Value("loss", n, 0, n, 5 / (1 + n / 10) * noise.uniform(0.5, 2)) for n in range(500)]
@@ -583,14 +569,12 @@ def test_equal_ranks_raise_no_alarm() -> None:
 
 def test_the_binomial_tail() -> None:
     """The binomial tail matches known values."""
-    """The binomial tail matches known values."""
     assert pytest.approx(1.0) == ranks.tail(0, 10, 0.5)
     assert pytest.approx(11 / 1024) == ranks.tail(9, 10, 0.5)
 
 
 @pytest.mark.parametrize("state", ["killed", "signal", "exception"])
 def test_a_run_that_died(state: str) -> None:
-    """A run that died gets the verdict `died`."""
     """A run that died gets the verdict `died`."""
     verdict, *_ = judge(facts(endings=[Ending(0, state, "epoch[1] > step[3] > backward", 3, None)]))
 
@@ -617,7 +601,6 @@ def test_the_rank_that_died_first_is_named() -> None:
 
 def test_a_run_that_hangs() -> None:
     """A run that hangs gets the verdict `hung`."""
-    """A run that hangs gets the verdict `hung`."""
     silent = [Ending(0, "running", "step[3] > backward", 3, 300.0)]
     brief = [Ending(0, "running", "step[3] > backward", 3, None)]
 
@@ -626,7 +609,6 @@ def test_a_run_that_hangs() -> None:
 
 
 def test_warm_up_is_cut_where_the_steps_settle() -> None:
-    """Warm-up ends where the step times settle."""
     """Warm-up ends where the step times settle."""
     noise = random.Random(1)
     settled = [round(10 * MS * noise.gauss(1, 0.05)) for _ in range(200)]
@@ -638,6 +620,7 @@ def test_warm_up_is_cut_where_the_steps_settle() -> None:
 
 
 def series(seed: int, count: int = 300, factor: float = 1.0) -> list[int]:
+    """The times of spans of 1 ms, or so many times that."""
     noise, x, found = random.Random(seed), 0.0, []
     for _ in range(count):
         x = 0.5 * x + noise.gauss(0, 1)
@@ -670,6 +653,28 @@ def test_a_slower_machine_is_no_change_of_the_program() -> None:
     assert {"unknown"} == set(outcomes(0, slower).values())
     assert "slower" == outcomes(0, slower | {"forward": 1.5})["forward"]
     assert {"slower"} == set(outcomes(0, dict.fromkeys(slower, 2.0)).values())
+
+
+def test_cold_caches_are_no_change_of_the_program() -> None:
+    """Short phases that take half as long again are unknown if the long ones took as many
+    microseconds longer, and the step all of that. Five times as many in one of them stand out."""
+    before = {"data_load": 4.2, "forward": 4.1, "backward": 0.12, "optimizer_step": 0.05}
+    after = {"data_load": 4.27, "forward": 4.17, "backward": 0.19, "optimizer_step": 0.08}
+
+    def judged(after: dict[str, float]) -> dict[str, str]:
+        sides = [each | {"step": sum(each.values()) + 0.5} for each in (before, after)]
+        found = [
+            ratios.compare(
+                name,
+                [[series(at, factor=sides[0][name])]],
+                [[series(10 + at, factor=sides[1][name])]],
+            )
+            for at, name in enumerate(sides[0])
+        ]
+        return {one.name: one.outcome for one in ratios.judge(found)}
+
+    assert not {"slower", "faster"} & set(judged(after).values())
+    assert "slower" == judged(after | {"data_load": 4.55})["data_load"]
 
 
 def test_runs_that_differ_by_themselves_make_no_change() -> None:
