@@ -95,18 +95,21 @@ def test_the_gain_of_workers_is_the_overlapped_loading() -> None:
 
 @pytest.mark.parametrize(
     ("cpu_share", "cores", "workers", "left"),
-    [(1.0, 2, 2, None), (1.0, 8, 5, 10.0), (0.3, 2, 2, 15.0)],
+    [(1.0, 2, 2, None), (1.0, 8, 5, 10.0), (0.3, 2, 5, 10.0)],
     ids=["it computes", "it has cores to compute on", "it waits"],
 )
-def test_no_more_workers_are_advised_than_there_are_cores(
+def test_workers_that_compute_need_a_core_each(
     cpu_share: float, cores: int, workers: int, left: float | None
 ) -> None:
-    """30 ms of loading and 9.7 of work need 5. No number if all cores compute: two may be one."""
+    """30 ms of loading and 9.7 of work need 5, also on 2 cores if they wait for a disk. No number
+    if all cores compute: two may be one."""
     slow = every(300, data_load=30 * MS)
     verdict, *_ = judge(facts(slow, loader={"workers": 0}, cpu_share=cpu_share, cores=cores))
 
     assert f"num_workers={workers}" in verdict.advice
-    assert ("5 would keep up, but there are 2 cores" in verdict.advice) == (cores == 2)
+    short = "5 would keep up, but loading computes and there are 2 cores"
+    assert (short in verdict.advice) == (workers == 2)
+    assert ("more than the 2 cores, since loading waits" in verdict.advice) == (cpu_share < 1)
     if left is None:
         assert verdict.gain is None
     else:
@@ -142,6 +145,23 @@ def test_a_worker_for_each_core_that_cannot_keep_up() -> None:
     assert "input-bound" == verdict.kind
     assert "4 workers, and there are 4 cores" in verdict.advice
     assert verdict.gain is None
+
+
+@pytest.mark.parametrize(
+    ("children_share", "said"),
+    [
+        (0.4, "raise num_workers from 4 to 8 (more than the 4 cores, since loading waits"),
+        (3.6, "4 workers, and there are 4 cores; they compute, so more will not help"),
+    ],
+)
+def test_more_workers_than_cores_for_a_disk_or_a_network(children_share: float, said: str) -> None:
+    """Workers that cannot keep up and use no processor wait: more of them wait at once."""
+    slow = every(300, data_load=10 * MS)
+    made = facts(slow, loader={"workers": 4}, cores=4, children_share=children_share)
+    verdict, *_ = judge(made)
+
+    assert said in verdict.advice
+    assert (verdict.gain is None) == (children_share > 2)
 
 
 def test_a_loader_with_many_workers_is_advised_more() -> None:

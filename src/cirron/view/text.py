@@ -30,7 +30,7 @@ MAX_TEXT = 80
 MAX_MARKS = 12
 # Attributes that say how a loader and a model were set up, and what the thread did: for tools, too
 # many for a line.
-SETTINGS = ("loader_", "loading_ns", "model_", "starved_ns", "asleep_ns")
+SETTINGS = ("loader_", "loading_ns", "model_", "starved_ns", "asleep_ns", "children_ns")
 MAX_ATTRS = 6
 MAX_COMMAND = 300
 MAX_CONFIG = 12
