@@ -11,7 +11,7 @@ import pytest
 from cirron.verdict import judge, ratios
 from cirron.verdict.endings import Ending
 from cirron.verdict.facts import Facts, RankStep, Step, Value, settled_from
-from cirron.verdict.rules import ranks
+from cirron.verdict.rules import compiling, ranks
 from cirron.verdict.whatif import error_of, with_workers
 
 MS = 1_000_000
@@ -626,6 +626,65 @@ def test_a_run_that_hangs() -> None:
 
     assert "hung" == judge(facts(endings=silent))[0].kind
     assert "compute-bound" == judge(facts(endings=brief))[0].kind
+
+
+@pytest.mark.parametrize(
+    ("framework", "number", "said"),
+    [
+        ("torch", 1, "the time is between the steps"),
+        ("torch", 0, "the time is between the epochs"),
+        ("xgboost", 1, "the time is between the boosting rounds"),
+        ("lightgbm", 0, "the time is between the fits"),
+    ],
+)
+def test_what_the_time_is_between(framework: str, number: int, said: str) -> None:
+    """Steps and epochs of a loop; rounds and fits of a booster, which has no loader."""
+    made = facts(framework=framework)
+    at, steps = 0, []
+    for one in made.steps:
+        at += 4 * MS
+        steps.append(one._replace(start=at, number=number, epoch=None))
+        at += one.wall
+    made = replace(made, steps=steps, window_ns=at, account={"between steps": 4 * MS * len(steps)})
+
+    verdict, *_ = judge(made)
+
+    assert said == verdict.summary
+    assert ("ci.batches" in verdict.advice) == (said == "the time is between the steps")
+
+
+@pytest.mark.parametrize(("framework", "said"), [("sklearn", "ci.wrap"), ("jax", "ci.batches")])
+def test_advice_without_steps(framework: str, said: str) -> None:
+    """An estimator has no loop to write; a framework without hooks has one."""
+    verdict, *_ = judge(facts(count=0, framework=framework))
+
+    assert "not-enough-data" == verdict.kind
+    assert said in verdict.advice
+
+
+@pytest.mark.parametrize(("every", "said"), [(60, "for each fold"), (50, "a new lambda")])
+def test_compiles_of_each_training_and_of_a_step(every: int, said: str) -> None:
+    """A model for each fold is compiled at its start; a new lambda in a step is compiled there."""
+    made = facts()
+    made.steps = [one._replace(epoch=at // 60, number=at % 60) for at, one in enumerate(made.steps)]
+    cause = f"{compiling.SAME} as before"
+    made.compiles = [
+        (made.steps[at].start + 1, 100 * MS, cause) for at in range(every, 300, every)
+    ]
+    verdict, *_ = judge(made)
+
+    assert "compile-storm" == verdict.kind
+    assert said in verdict.advice
+
+
+def test_a_healthy_verdict_asks_for_nothing() -> None:
+    """There is nothing to do: the report says so in words."""
+    made = facts(every(300, own=0))
+    made.account = {"other scopes": made.window_ns}
+
+    verdict, *_ = judge(made)
+
+    assert ("healthy", "nothing: there is no fault to fix") == (verdict.kind, verdict.advice)
 
 
 def test_warm_up_is_cut_where_the_steps_settle() -> None:

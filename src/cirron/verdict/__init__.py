@@ -13,6 +13,7 @@ from cirron.verdict.diff import since
 from cirron.verdict.facts import MIN_STEPS, Facts, gather
 from cirron.verdict.findings import Abstained, Finding, Report
 from cirron.verdict.rules import (
+    ESTIMATORS,
     beside,
     compiling,
     ending,
@@ -106,12 +107,13 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         if not facts.steps:
             why = "no steps were recorded, and the verdict rests on them"
             advice = (
-                "where there is a loop, write: for batch in ci.batches(loader); what took the"
+                "cirron show says how long each fit took; ci.wrap(model) records what is inside of it"
+                if facts.framework in ESTIMATORS
+                else "where there is a loop, write: for batch in ci.batches(loader); what took the"
                 " time otherwise is in cirron show"
             )
-        verdict = Finding(
-            "not-enough-data", f"too little to judge: {why}", None, None, [why], advice
-        )
+        summary = f"too little to judge: {why}"
+        verdict = Finding("not-enough-data", summary, None, None, [], advice)
         return verdict, findings, abstained
     if rest:
         return findings[0], findings, abstained
@@ -132,7 +134,7 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
             "nothing beside it is worth mending; a faster model, device or precision is",
         )
         return verdict, [verdict], abstained
-    summary, advice = "nothing stands out", "none"
+    summary, advice = "nothing stands out", "nothing: there is no fault to fix"
     name, (_, ns) = max(facts.scopes.items(), key=lambda one: one[1][1], default=("", (0, 0)))
     if not facts.scopes and not any(step.forward is not None for step in facts.steps):
         summary += ", but what the steps do was not recorded"
@@ -179,7 +181,7 @@ def basis(facts: Facts, run: Run) -> list[str]:
     timed = sum(step.gpu is not None for step in facts.steps)
     if facts.is_on_gpu:
         said.append(f"device time on {timed} of {len(facts.steps)} steps")
-    if not facts.loader:
+    if facts.steps and not facts.loader:
         said.append("the loader's settings are not known")
     if (facts.starved_share or 0.0) >= BUSY:
         said.append(

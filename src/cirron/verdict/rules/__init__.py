@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from cirron.verdict.facts import Facts
 
+BOOSTERS = ("xgboost", "lightgbm")
+ESTIMATORS = ("sklearn", *BOOSTERS)  # frameworks whose training is a call of `fit`
+
 Judged: TypeAlias = Finding | Abstained | None
 Rule: TypeAlias = "Callable[[Facts], Judged]"
 
