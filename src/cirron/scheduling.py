@@ -20,8 +20,9 @@ class Scheduled:
         self.children_ns = system.children_ns()
 
     def since(self) -> dict[str, int]:
-        """`starved_ns`: others had the processor; `asleep_ns`; `children_ns`: processor time of
-        child processes. Empty where nobody counts."""
+        """`starved_ns`: others had the processor; `asleep_ns`; `children_ns`: what child processes
+        computed. Empty where nobody counts.
+        """
         after = Scheduled()
         if self.spent is None or after.spent is None or after.thread != self.thread:
             return {}

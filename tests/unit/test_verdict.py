@@ -668,9 +668,7 @@ def test_compiles_of_each_training_and_of_a_step(every: int, said: str) -> None:
     made = facts()
     made.steps = [one._replace(epoch=at // 60, number=at % 60) for at, one in enumerate(made.steps)]
     cause = f"{compiling.SAME} as before"
-    made.compiles = [
-        (made.steps[at].start + 1, 100 * MS, cause) for at in range(every, 300, every)
-    ]
+    made.compiles = [(made.steps[at].start + 1, 100 * MS, cause) for at in range(every, 300, every)]
     verdict, *_ = judge(made)
 
     assert "compile-storm" == verdict.kind
@@ -685,6 +683,42 @@ def test_a_healthy_verdict_asks_for_nothing() -> None:
     verdict, *_ = judge(made)
 
     assert ("healthy", "nothing: there is no fault to fix") == (verdict.kind, verdict.advice)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("loss", "numerics"), ("kl_loss", "compute-bound")])
+def test_a_loss_that_grows_slowly_is_seen(name: str, kind: str) -> None:
+    """2 % in each step never jumps, and ends at 380 times the start. A term of a loss may grow."""
+    made = facts()
+    made.values[name] = [Value(name, at, 0, at, 1.02**at) for at in range(300)]
+
+    verdict, *_ = judge(made)
+
+    assert kind == verdict.kind
+    assert (kind == "compute-bound") or "times where it began" in verdict.evidence[0]
+
+
+def test_two_losses_by_turns_are_no_spike() -> None:
+    """A GAN's generator loses while its discriminator wins: both are marked as `loss`."""
+    made = facts()
+    made.values["loss"] = [
+        Value("loss", at, 0, at, 0.7 * 1.006**at if at % 3 == 0 else 0.7 * 0.99**at)
+        for at in range(300)
+    ]
+    assert "compute-bound" == judge(made)[0].kind
+
+
+@pytest.mark.parametrize(("starved", "kind"), [(0.01, "host-bound"), (0.5, "healthy")])
+def test_time_between_steps_on_a_crowded_machine(starved: float, kind: str) -> None:
+    """What other work may be the cause of is not blamed on the program, nor is all called well."""
+    made = facts(starved_share=starved)
+    steps = [one._replace(start=one.start + 4 * MS * at) for at, one in enumerate(made.steps)]
+    made.account = {"between steps": 4 * MS * len(steps)}
+    made = replace(made, steps=steps, window_ns=made.window_ns + 4 * MS * len(steps))
+
+    verdict, *_ = judge(made)
+
+    assert kind == verdict.kind
+    assert ("quiet machine" in verdict.advice) == (kind == "healthy")
 
 
 def test_warm_up_is_cut_where_the_steps_settle() -> None:

@@ -195,7 +195,9 @@ class Process:
         def leave(*given: Any, **named: Any) -> NoReturn:
             if threading.current_thread() is threading.main_thread():  # others end alone
                 self._outermost = find_outermost()
-                self._status = next(iter((*given[isinstance(owner, type) :], *named.values())), None)
+                self._status = next(
+                    iter((*given[isinstance(owner, type) :], *named.values())), None
+                )
             raise_exit(*given, **named)
 
         self._patches.set(owner, name, leave)

@@ -50,6 +50,7 @@ RULES: tuple[Rule, ...] = (
 )
 COMPUTE = 0.7  # of the window in forward, backward and optimizer: nothing else is worth naming
 MOST = 0.5  # of the window in one scope of the program's own: it is named
+CROWDED = 0.25  # of the time: from here on the report does not say that all is well
 BUSY = 0.1  # of the time: from here on the report says that the machine did other work
 
 
@@ -107,7 +108,7 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         if not facts.steps:
             why = "no steps were recorded, and the verdict rests on them"
             advice = (
-                "cirron show says how long each fit took; ci.wrap(model) records what is inside of it"
+                "cirron show says how long each fit took; ci.wrap(model) records what is inside"
                 if facts.framework in ESTIMATORS
                 else "where there is a loop, write: for batch in ci.batches(loader); what took the"
                 " time otherwise is in cirron show"
@@ -144,6 +145,10 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         advice = (
             f'if that is not the model\'s own work: with ci.scope("name"): around parts of {name}'
         )
+    starved = facts.starved_share or 0.0
+    if starved >= CROWDED:
+        summary += f"; other work had the processor for {percent(starved)} of the time"
+        advice = "run it on a quiet machine: smaller faults cannot be told from the other work"
     evidence = f"no rule finds a fault in the {len(facts.steps)} steps compared"
     verdict = Finding("healthy", summary, None, None, [evidence], advice)
     return verdict, findings, abstained

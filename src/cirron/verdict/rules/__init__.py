@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 BOOSTERS = ("xgboost", "lightgbm")
 ESTIMATORS = ("sklearn", *BOOSTERS)  # frameworks whose training is a call of `fit`
+STARVED = "other work on the machine may be why: it had the processor"
+MOST = 0.65  # of the time: from here on it is no matter of what else the machine does
 
 Judged: TypeAlias = Finding | Abstained | None
 Rule: TypeAlias = "Callable[[Facts], Judged]"

@@ -1,7 +1,7 @@
 """host-bound: Python holds the step up, not the model.
 
 Between steps: what no span covers there. From 20 % on it is a finding, without a gain: it may be
-needed.
+needed. Below 65 %, other work on the machine may be why.
 
 In no phase: what no phase covers in the steps, where a step with a hiccup counts as three usual
 ones at most. From 20 % on it is a finding; the gain is a replay that leaves 7 % of the phases, what
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import BOOSTERS, Judged, ms, percent
+from cirron.verdict.rules import BOOSTERS, MOST, STARVED, Judged, ms, percent
 from cirron.verdict.whatif import replay
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def judge(facts: Facts) -> Judged:
             name,
         )
     if between >= SHARE:
+        if between < MOST and facts.is_starved(between * facts.window_ns):
+            return Abstained(KIND, STARVED)
         ends = [step.start + step.wall for step in facts.steps]
         gaps = {at: facts.steps[at].start - ends[at - 1] for at in range(1, len(ends))}
         at_starts = sum(gaps[at] for at in facts.first_of_epochs)

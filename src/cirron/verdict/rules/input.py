@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import Judged, longest, ms, percent, period_of
+from cirron.verdict.rules import MOST, STARVED, Judged, longest, ms, percent, period_of
 from cirron.verdict.whatif import lasting, with_workers, without
 from cirron.view.text import plural
 
@@ -39,11 +39,9 @@ COLD = 0.20
 MIN_EPOCHS = 3
 UNSURE = 0.25
 SET_UP = "loader set-up"
-STARVED = "other work on the machine may be why: it had the processor"
 # With workers, the thread has to be asleep for so much of the time: else it does not wait for them,
 # but takes batches that are there, which costs, and more workers do not help.
 ASLEEP = 0.20
-MOST = 0.65  # of the time: from here on it is no matter of what else the machine does
 # Stalls: some steps wait this many times what the others do, and most of the waiting is theirs.
 STALL = 4.0
 PEGGED = 0.9  # of the cores
