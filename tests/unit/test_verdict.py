@@ -628,6 +628,14 @@ def test_a_run_that_hangs() -> None:
     assert "compute-bound" == judge(facts(endings=brief))[0].kind
 
 
+def test_a_loader_worker_that_hangs() -> None:
+    """The process waits for its data, and there are workers: the advice is to look at them."""
+    silent = [Ending(0, "running", "step[3] > data_load", 3, 300.0)]
+
+    assert "timeout=60" in judge(facts(endings=silent, loader={"workers": 2}))[0].advice
+    assert "timeout=60" not in judge(facts(endings=silent, loader={"workers": 0}))[0].advice
+
+
 @pytest.mark.parametrize(
     ("framework", "number", "said"),
     [

@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cirron.hooks.patch import Patches
 from cirron.record.attrs import describe_error
@@ -192,13 +192,13 @@ class Process:
         raise_exit = getattr(owner, name)
 
         @functools.wraps(raise_exit)
-        def leave(*given: Any, **named: Any) -> NoReturn:
+        def leave(*given: Any, **named: Any) -> Any:
             if threading.current_thread() is threading.main_thread():  # others end alone
                 self._outermost = find_outermost()
                 self._status = next(
                     iter((*given[isinstance(owner, type) :], *named.values())), None
                 )
-            raise_exit(*given, **named)
+            return raise_exit(*given, **named)
 
         self._patches.set(owner, name, leave)
 
@@ -244,7 +244,7 @@ def status_raised(frame: FrameType) -> object:
     with contextlib.suppress(Exception):  # there may be no source, or any other text in its place
         places = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
         line, end_line, column, end_column = next(places)
-        lines = linecache.getlines(frame.f_code.co_filename)[line - 1 : end_line]
+        lines = linecache.getlines(frame.f_code.co_filename)[(line or 1) - 1 : end_line]
         lines[-1] = lines[-1].encode()[:end_column].decode()
         lines[0] = lines[0].encode()[column:].decode()
         match ast.parse("".join(lines)).body[0]:
