@@ -199,10 +199,7 @@ def judge(found: list[Estimate], starved: float = 0.0) -> list[Change]:
 
     `starved` is what a busy machine adds to the deviation of all.
     """
-    spreads = [
-        math.hypot(widened(one, found) if one.has_few_runs else one.spread, starved)
-        for one in found
-    ]
+    spreads = [math.hypot(widened(one, found), starved) for one in found]
     chances = [
         chance(one.log / spread, one.freedom) for one, spread in zip(found, spreads, strict=True)
     ]
@@ -225,21 +222,24 @@ def judge(found: list[Estimate], starved: float = 0.0) -> list[Change]:
 
 
 def widened(one: Estimate, found: Sequence[Estimate]) -> float:
-    """The deviation of a name's ratio where few runs say how much runs differ.
+    """The deviation of a name's ratio, with what the other names tell of the machine.
 
-    A change of the program changes some of its phases. A slower machine changes all of them: by a
-    share of their time, or, with cold caches, by some microseconds each, which is much of a short
-    phase. So where the other phases have moved, a phase has to move by more than they did.
+    Few runs do not say how much runs differ. A change of the program changes some of its phases. A
+    slower machine changes all of them: by a share of their time, or, with cold caches, by some
+    microseconds each, which is much of a short phase. So where the other phases have moved, a phase
+    has to move by more than they did.
     """
-    before_ns = max(one.before_ns, 1.0)
+    spread, before_ns = one.spread, max(one.before_ns, 1.0)
     others = [each for each in found if each.name not in (one.name, *WHOLE)]
-    machine = 0.0
-    if root_mean_square([each.log / each.spread for each in others]) > MOVED:
-        share = weighted_median([(abs(each.log), each.before_ns) for each in others])
-        moved_ns = root_mean_square([each.log * each.before_ns for each in others])
-        machine = math.hypot(min(share, MOST_NOISE), min(moved_ns, MOST_NOISE_NS) / before_ns)
-    noise = math.hypot(one.drift, FLOOR_NS / before_ns, 0 if others else LONE_NOISE)
-    spread = math.hypot(one.spread, machine, noise * 2**0.5)
+    if one.has_few_runs:
+        noise = math.hypot(one.drift, FLOOR_NS / before_ns, 0 if others else LONE_NOISE)
+        spread = math.hypot(spread, noise * 2**0.5)
+        if root_mean_square([each.log / each.spread for each in others]) > MOVED:
+            share = weighted_median([(abs(each.log), each.before_ns) for each in others])
+            moved_ns = root_mean_square([each.log * each.before_ns for each in others])
+            spread = math.hypot(
+                spread, min(share, MOST_NOISE), min(moved_ns, MOST_NOISE_NS) / before_ns
+            )
     if one.name not in WHOLE:
         return spread
     # What moves all phases moves the step by the sum of it.
