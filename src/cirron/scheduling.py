@@ -11,17 +11,24 @@ from cirron.record import clock
 class Scheduled:
     """How this thread has spent its time since this was made: running, ready to run, or asleep."""
 
-    __slots__ = ("at", "spent", "thread")
+    __slots__ = ("at", "children_ns", "spent", "thread")
 
     def __init__(self) -> None:
         self.thread = get_ident()
         self.at = clock.now()
         self.spent = system.scheduled_ns()
+        self.children_ns = system.children_ns()
 
     def since(self) -> dict[str, int]:
-        """`starved_ns`: others had the processor; `asleep_ns`. Empty where nobody counts."""
+        """`starved_ns`: others had the processor; `asleep_ns`; `children_ns`: what child processes
+        computed. Empty where nobody counts.
+        """
         after = Scheduled()
         if self.spent is None or after.spent is None or after.thread != self.thread:
             return {}
         ran, starved = (new - old for new, old in zip(after.spent, self.spent, strict=True))
-        return {"starved_ns": starved, "asleep_ns": max(after.at - self.at - starved - ran, 0)}
+        return {
+            "starved_ns": starved,
+            "asleep_ns": max(after.at - self.at - starved - ran, 0),
+            "children_ns": max(after.children_ns - self.children_ns, 0),
+        }

@@ -48,7 +48,11 @@ def test_the_end_of_the_script(scripts: Scripts) -> None:
         ("sys.exit(3)", 3, ("exception", "SystemExit: 3")),
         ("sys.exit('no data')", 1, ("exception", "SystemExit: no data")),
         ("sys.exit(0)", 0, ("clean", None)),
+        ("exit(3)", 3, ("exception", "SystemExit: 3")),
         ("raise SystemExit", 0, ("clean", None)),
+        ("raise SystemExit(len(''))", 0, ("clean", None)),
+        ("raise SystemExit(3)", 3, ("exception", "SystemExit: 3")),
+        ("raise SystemExit(\n'no data')", 1, ("exception", "SystemExit: no data")),
     ],
 )
 def test_sys_exit(scripts: Scripts, code: str, status: int, how: tuple[str, str | None]) -> None:
@@ -74,6 +78,10 @@ assert sys.exit is own
 ci.profile(flush_interval=3600)
 threading.Thread(target=sys.exit, args=(3,)).start()
 train()
+try:
+    raise SystemExit(3)
+except SystemExit:
+    pass
 """
     assert 0 == scripts.run(HEAD + body).status
     boxes = [json.loads(path.read_bytes()) for path in scripts.home.glob("blackbox/*.json")]

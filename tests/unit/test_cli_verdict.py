@@ -50,7 +50,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_report_prints_the_verdict(runs: list[str]) -> None:
     """`cirron report` prints the verdict, and as JSON also the rules that abstained."""
-    """`cirron report` prints the verdict, and as JSON also the rules that abstained."""
     report = as_json("report", runs[0])
 
     assert (1, runs[0]) == (report["schema"], report["run"]["id"])

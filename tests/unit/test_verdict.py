@@ -11,7 +11,7 @@ import pytest
 from cirron.verdict import judge, ratios
 from cirron.verdict.endings import Ending
 from cirron.verdict.facts import Facts, RankStep, Step, Value, settled_from
-from cirron.verdict.rules import ranks
+from cirron.verdict.rules import compiling, ranks
 from cirron.verdict.whatif import error_of, with_workers
 
 MS = 1_000_000
@@ -76,7 +76,6 @@ def test_a_healthy_run_raises_no_alarm() -> None:
 
 def test_three_steps_are_not_judged() -> None:
     """A run with three steps gets no verdict."""
-    """A run with three steps gets no verdict."""
     verdict, findings, abstained = judge(facts(count=3))
 
     assert "not-enough-data" == verdict.kind
@@ -96,18 +95,21 @@ def test_the_gain_of_workers_is_the_overlapped_loading() -> None:
 
 @pytest.mark.parametrize(
     ("cpu_share", "cores", "workers", "left"),
-    [(1.0, 2, 2, None), (1.0, 8, 5, 10.0), (0.3, 2, 2, 15.0)],
+    [(1.0, 2, 2, None), (1.0, 8, 5, 10.0), (0.3, 2, 5, 10.0)],
     ids=["it computes", "it has cores to compute on", "it waits"],
 )
-def test_no_more_workers_are_advised_than_there_are_cores(
+def test_workers_that_compute_need_a_core_each(
     cpu_share: float, cores: int, workers: int, left: float | None
 ) -> None:
-    """30 ms of loading and 9.7 of work need 5. No number if all cores compute: two may be one."""
+    """30 ms of loading and 9.7 of work need 5, also on 2 cores if they wait for a disk. No number
+    if all cores compute: two may be one."""
     slow = every(300, data_load=30 * MS)
     verdict, *_ = judge(facts(slow, loader={"workers": 0}, cpu_share=cpu_share, cores=cores))
 
     assert f"num_workers={workers}" in verdict.advice
-    assert ("5 would keep up, but there are 2 cores" in verdict.advice) == (cores == 2)
+    short = "5 would keep up, but loading computes and there are 2 cores"
+    assert (short in verdict.advice) == (workers == 2)
+    assert ("more than the 2 cores, since loading waits" in verdict.advice) == (cpu_share < 1)
     if left is None:
         assert verdict.gain is None
     else:
@@ -145,8 +147,24 @@ def test_a_worker_for_each_core_that_cannot_keep_up() -> None:
     assert verdict.gain is None
 
 
+@pytest.mark.parametrize(
+    ("children_share", "said"),
+    [
+        (0.4, "raise num_workers from 4 to 8 (more than the 4 cores, since loading waits"),
+        (3.6, "4 workers, and there are 4 cores; they compute, so more will not help"),
+    ],
+)
+def test_more_workers_than_cores_for_a_disk_or_a_network(children_share: float, said: str) -> None:
+    """Workers that cannot keep up and use no processor wait: more of them wait at once."""
+    slow = every(300, data_load=10 * MS)
+    made = facts(slow, loader={"workers": 4}, cores=4, children_share=children_share)
+    verdict, *_ = judge(made)
+
+    assert said in verdict.advice
+    assert (verdict.gain is None) == (children_share > 2)
+
+
 def test_a_loader_with_many_workers_is_advised_more() -> None:
-    """A loader whose workers cannot keep up is advised more workers."""
     """A loader whose workers cannot keep up is advised more workers."""
     slow = every(300, data_load=10 * MS)
     verdict, *_ = judge(facts(slow, loader={"workers": 16}, cores=64))
@@ -171,7 +189,6 @@ def test_advice_in_the_words_of_the_framework(
     framework: str, loader: dict[str, Any], said: str
 ) -> None:
     """The advice names the arguments of the framework in use."""
-    """The advice names the arguments of the framework in use."""
     slow = every(300, data_load=10 * MS)
 
     assert said in judge(facts(slow, loader=loader, framework=framework))[0].advice
@@ -179,7 +196,6 @@ def test_advice_in_the_words_of_the_framework(
 
 @pytest.mark.parametrize("workers", [0, 4])
 def test_more_workers_do_not_help_a_busy_processor(workers: int) -> None:
-    """If all cores are busy, the advice does not recommend more workers."""
     """If all cores are busy, the advice does not recommend more workers."""
     slow = every(300, data_load=10 * MS)
     verdict, *_ = judge(facts(slow, loader={"workers": workers}, cpu_share=7.9))
@@ -202,7 +218,6 @@ def test_data_that_is_loaded_beside_compiled_steps(load: float, kind: str) -> No
 
 def test_stalls_with_their_period() -> None:
     """Stalls at a regular interval are reported with their period."""
-    """Stalls at a regular interval are reported with their period."""
     verdict, *_ = judge(facts(every(300, 10, data_load=80 * MS), loader={"workers": 2}))
 
     assert "input-bound" == verdict.kind
@@ -211,7 +226,6 @@ def test_stalls_with_their_period() -> None:
 
 
 def test_small_stalls_between_do_not_hide_the_period() -> None:
-    """Small stalls in between do not hide the period of the large ones."""
     """Small stalls in between do not hide the period of the large ones."""
     noise = random.Random(1)
     small = {number: {"data_load": 3 * MS} for number in noise.sample(range(300), 60)}
@@ -268,7 +282,6 @@ def test_parts_that_go_on_at_once_are_an_error_of_the_replay() -> None:
 
 
 def test_python_in_the_step() -> None:
-    """Time in a step outside its phases is host-bound."""
     """Time in a step outside its phases is host-bound."""
     verdict, *_ = judge(facts(every(300, own=6 * MS)))
 
@@ -343,7 +356,6 @@ def test_operations_that_are_too_small(size: int, tensors: int, found: str) -> N
 
 def test_evaluation_and_others_beside() -> None:
     """Evaluations and checkpoints that take too much time are the verdict."""
-    """Evaluations and checkpoints that take too much time are the verdict."""
     made = facts(every(300, 10, beside=50 * MS), asides={"evaluation": 30})
     verdict, *_ = judge(made)
 
@@ -355,7 +367,6 @@ def test_evaluation_and_others_beside() -> None:
 @pytest.mark.parametrize("part", ["evaluation", "checkpoint", "snapshot", "logging"])
 def test_what_is_beside_the_training_is_named(part: str) -> None:
     """The verdict names the kind of work that takes time besides the training."""
-    """The verdict names the kind of work that takes time besides the training."""
     made = facts(every(300, 10, beside=50 * MS), asides={part: 30})
     made.account[part] = made.account.pop("evaluation")
 
@@ -363,7 +374,6 @@ def test_what_is_beside_the_training_is_named(part: str) -> None:
 
 
 def test_compiles_again_and_again() -> None:
-    """Compilations in several steps are a compile storm; many at once are not."""
     """Compilations in several steps are a compile storm; many at once are not."""
     apart = facts(compiles=[(100 * MS * number, 100 * MS, "") for number in range(5)])
     at_once = facts(compiles=[(number, 100 * MS, "") for number in range(5)])
@@ -373,7 +383,6 @@ def test_compiles_again_and_again() -> None:
 
 
 def test_uneven_steps_are_found() -> None:
-    """Long steps at a regular interval are uneven steps, with their period."""
     """Long steps at a regular interval are uneven steps, with their period."""
     verdict, *_ = judge(facts(every(300, 25, backward=80 * MS)))
 
@@ -445,7 +454,6 @@ def test_memory_that_grows_with_the_steps_however_long_they_take() -> None:
 
 def test_memory_that_grows() -> None:
     """Memory that grows through the whole run is reported."""
-    """Memory that grows through the whole run is reported."""
     grows = [(number, 10**9, 2**30 + number * 2**28) for number in range(8)]
     stays = [(number, 10**9, 2**30 + (number > 0) * 2**29) for number in range(8)]
 
@@ -493,7 +501,6 @@ def test_a_jump_below_where_the_loss_began_is_well() -> None:
 
 def test_layers_without_gradients_need_no_smaller_learning_rate() -> None:
     """Dead layers do not lead to the advice to lower the learning rate."""
-    """Dead layers do not lead to the advice to lower the learning rate."""
     dead, exploding = (
         judge(facts(sick=[("0.weight.grad", 0, what)]))[0] for what in ("dead", "exploding")
     )
@@ -503,7 +510,6 @@ def test_layers_without_gradients_need_no_smaller_learning_rate() -> None:
 
 
 def test_a_falling_loss_is_well() -> None:
-    """A falling loss is healthy."""
     """A falling loss is healthy."""
     noise = random.Random(1)
     marks = [Value("loss", n, 0, n, 5 / (1 + n / 10) * noise.uniform(0.5, 2)) for n in range(500)]
@@ -583,14 +589,12 @@ def test_equal_ranks_raise_no_alarm() -> None:
 
 def test_the_binomial_tail() -> None:
     """The binomial tail matches known values."""
-    """The binomial tail matches known values."""
     assert pytest.approx(1.0) == ranks.tail(0, 10, 0.5)
     assert pytest.approx(11 / 1024) == ranks.tail(9, 10, 0.5)
 
 
 @pytest.mark.parametrize("state", ["killed", "signal", "exception"])
 def test_a_run_that_died(state: str) -> None:
-    """A run that died gets the verdict `died`."""
     """A run that died gets the verdict `died`."""
     verdict, *_ = judge(facts(endings=[Ending(0, state, "epoch[1] > step[3] > backward", 3, None)]))
 
@@ -617,7 +621,6 @@ def test_the_rank_that_died_first_is_named() -> None:
 
 def test_a_run_that_hangs() -> None:
     """A run that hangs gets the verdict `hung`."""
-    """A run that hangs gets the verdict `hung`."""
     silent = [Ending(0, "running", "step[3] > backward", 3, 300.0)]
     brief = [Ending(0, "running", "step[3] > backward", 3, None)]
 
@@ -625,8 +628,108 @@ def test_a_run_that_hangs() -> None:
     assert "compute-bound" == judge(facts(endings=brief))[0].kind
 
 
+def test_a_loader_worker_that_hangs() -> None:
+    """The process waits for its data, and there are workers: the advice is to look at them."""
+    silent = [Ending(0, "running", "step[3] > data_load", 3, 300.0)]
+
+    assert "timeout=60" in judge(facts(endings=silent, loader={"workers": 2}))[0].advice
+    assert "timeout=60" not in judge(facts(endings=silent, loader={"workers": 0}))[0].advice
+
+
+@pytest.mark.parametrize(
+    ("framework", "number", "said"),
+    [
+        ("torch", 1, "the time is between the steps"),
+        ("torch", 0, "the time is between the epochs"),
+        ("xgboost", 1, "the time is between the boosting rounds"),
+        ("lightgbm", 0, "the time is between the fits"),
+    ],
+)
+def test_what_the_time_is_between(framework: str, number: int, said: str) -> None:
+    """Steps and epochs of a loop; rounds and fits of a booster, which has no loader."""
+    made = facts(framework=framework)
+    at, steps = 0, []
+    for one in made.steps:
+        at += 4 * MS
+        steps.append(one._replace(start=at, number=number, epoch=None))
+        at += one.wall
+    made = replace(made, steps=steps, window_ns=at, account={"between steps": 4 * MS * len(steps)})
+
+    verdict, *_ = judge(made)
+
+    assert said == verdict.summary
+    assert ("ci.batches" in verdict.advice) == (said == "the time is between the steps")
+
+
+@pytest.mark.parametrize(("framework", "said"), [("sklearn", "ci.wrap"), ("jax", "ci.batches")])
+def test_advice_without_steps(framework: str, said: str) -> None:
+    """An estimator has no loop to write; a framework without hooks has one."""
+    verdict, *_ = judge(facts(count=0, framework=framework))
+
+    assert "not-enough-data" == verdict.kind
+    assert said in verdict.advice
+
+
+@pytest.mark.parametrize(("every", "said"), [(60, "for each fold"), (50, "a new lambda")])
+def test_compiles_of_each_training_and_of_a_step(every: int, said: str) -> None:
+    """A model for each fold is compiled at its start; a new lambda in a step is compiled there."""
+    made = facts()
+    made.steps = [one._replace(epoch=at // 60, number=at % 60) for at, one in enumerate(made.steps)]
+    cause = f"{compiling.SAME} as before"
+    made.compiles = [(made.steps[at].start + 1, 100 * MS, cause) for at in range(every, 300, every)]
+    verdict, *_ = judge(made)
+
+    assert "compile-storm" == verdict.kind
+    assert said in verdict.advice
+
+
+def test_a_healthy_verdict_asks_for_nothing() -> None:
+    """There is nothing to do: the report says so in words."""
+    made = facts(every(300, own=0))
+    made.account = {"other scopes": made.window_ns}
+
+    verdict, *_ = judge(made)
+
+    assert ("healthy", "nothing: there is no fault to fix") == (verdict.kind, verdict.advice)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("loss", "numerics"), ("kl_loss", "compute-bound")])
+def test_a_loss_that_grows_slowly_is_seen(name: str, kind: str) -> None:
+    """2 % in each step never jumps, and ends at 380 times the start. A term of a loss may grow."""
+    made = facts()
+    made.values[name] = [Value(name, at, 0, at, 1.02**at) for at in range(300)]
+
+    verdict, *_ = judge(made)
+
+    assert kind == verdict.kind
+    assert (kind == "compute-bound") or "times where it began" in verdict.evidence[0]
+
+
+def test_two_losses_by_turns_are_no_spike() -> None:
+    """A GAN's generator loses while its discriminator wins: both are marked as `loss`."""
+    made = facts()
+    made.values["loss"] = [
+        Value("loss", at, 0, at, 0.7 * 1.006**at if at % 3 == 0 else 0.7 * 0.99**at)
+        for at in range(300)
+    ]
+    assert "compute-bound" == judge(made)[0].kind
+
+
+@pytest.mark.parametrize(("starved", "kind"), [(0.01, "host-bound"), (0.5, "healthy")])
+def test_time_between_steps_on_a_crowded_machine(starved: float, kind: str) -> None:
+    """What other work may be the cause of is not blamed on the program, nor is all called well."""
+    made = facts(starved_share=starved)
+    steps = [one._replace(start=one.start + 4 * MS * at) for at, one in enumerate(made.steps)]
+    made.account = {"between steps": 4 * MS * len(steps)}
+    made = replace(made, steps=steps, window_ns=made.window_ns + 4 * MS * len(steps))
+
+    verdict, *_ = judge(made)
+
+    assert kind == verdict.kind
+    assert ("quiet machine" in verdict.advice) == (kind == "healthy")
+
+
 def test_warm_up_is_cut_where_the_steps_settle() -> None:
-    """Warm-up ends where the step times settle."""
     """Warm-up ends where the step times settle."""
     noise = random.Random(1)
     settled = [round(10 * MS * noise.gauss(1, 0.05)) for _ in range(200)]
@@ -638,6 +741,7 @@ def test_warm_up_is_cut_where_the_steps_settle() -> None:
 
 
 def series(seed: int, count: int = 300, factor: float = 1.0) -> list[int]:
+    """The times of spans of 1 ms, or so many times that."""
     noise, x, found = random.Random(seed), 0.0, []
     for _ in range(count):
         x = 0.5 * x + noise.gauss(0, 1)
@@ -670,6 +774,28 @@ def test_a_slower_machine_is_no_change_of_the_program() -> None:
     assert {"unknown"} == set(outcomes(0, slower).values())
     assert "slower" == outcomes(0, slower | {"forward": 1.5})["forward"]
     assert {"slower"} == set(outcomes(0, dict.fromkeys(slower, 2.0)).values())
+
+
+def test_cold_caches_are_no_change_of_the_program() -> None:
+    """Short phases that take half as long again are unknown if the long ones took as many
+    microseconds longer, and the step all of that. Five times as many in one of them stand out."""
+    before = {"data_load": 4.2, "forward": 4.1, "backward": 0.12, "optimizer_step": 0.05}
+    after = {"data_load": 4.27, "forward": 4.17, "backward": 0.19, "optimizer_step": 0.08}
+
+    def judged(after: dict[str, float]) -> dict[str, str]:
+        sides = [each | {"step": sum(each.values()) + 0.5} for each in (before, after)]
+        found = [
+            ratios.compare(
+                name,
+                [[series(at, factor=sides[0][name])]],
+                [[series(10 + at, factor=sides[1][name])]],
+            )
+            for at, name in enumerate(sides[0])
+        ]
+        return {one.name: one.outcome for one in ratios.judge(found)}
+
+    assert not {"slower", "faster"} & set(judged(after).values())
+    assert "slower" == judged(after | {"data_load": 4.55})["data_load"]
 
 
 def test_runs_that_differ_by_themselves_make_no_change() -> None:

@@ -75,7 +75,6 @@ def test_a_loader_that_starts_anew_in_each_epoch(made: Made) -> None:
 
 def test_workers_that_persist_are_not_advised_again(made: Made) -> None:
     """A loader that already has persistent workers is not advised to use them."""
-    """A loader that already has persistent workers is not advised to use them."""
     loader = {"loader_workers": 2, "loader_persistent_workers": True}
     train(made(), [500] + [0] * 19, epochs=6, **loader)
 
@@ -112,7 +111,6 @@ def test_short_epochs_get_less_from_workers(made: Made) -> None:
 
 
 def test_long_stalls_are_counted_without_the_short_ones(made: Made) -> None:
-    """Only the long stalls count."""
     """Only the long stalls count."""
     waits = [(300 if n % 20 == 19 else 3 if n % 7 == 3 else 0) for n in range(200)]
     train(made(), waits, loader_workers=0)
@@ -166,7 +164,6 @@ def test_what_is_inside_of_scopes_counts_once(made: Made) -> None:
 
 
 def test_a_first_evaluation_that_compiles_is_neither_a_storm_nor_heavy(made: Made) -> None:
-    """A first evaluation that compiles is neither a compile storm nor evaluation-heavy."""
     """A first evaluation that compiles is neither a compile storm nor evaluation-heavy."""
     session, at = made(), 0
     for number in range(3):

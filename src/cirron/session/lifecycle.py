@@ -7,15 +7,17 @@ user's own handler called. The handler only lets the session's worker finish fir
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
+import functools
 import os
 import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from cirron.record import hot
+from cirron.hooks.patch import Patches
 from cirron.record.attrs import describe_error
 
 if TYPE_CHECKING:
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
 
 # Of an exception's text in the black box: a compiler's or a server's may be megabytes.
 MAX_DETAIL_BYTES = 4096
-
-# What the loops that `sys.exit` leaves may still record.
-LAST_RECORDS = 16
 
 # After this long without its handler, a signal was missed.
 MISSED_S = 0.05
@@ -53,9 +52,10 @@ class Process:
         self._previous: dict[int, Any] = {}
         self._finalizer: Any = None
         self._is_handling = False
-        # Of the last `sys.exit`, and how much was recorded by then.
-        self._status: tuple[object, int] = (None, 0)
-        self._sys_exit = sys.exit
+        self._patches = Patches()
+        # Where the program began, and the status of its last `sys.exit`.
+        self._outermost: FrameType | None = None
+        self._status: object = None
         self._after_fork = after_fork
         self._masks: dict[int, set[signal.Signals]] = {}  # of threads that fork
         if hasattr(os, "register_at_fork"):  # cannot be undone
@@ -68,8 +68,12 @@ class Process:
     def watch(self) -> None:
         """Registers for exit and signals."""
         atexit.register(self._exit)
-        if sys.exit is self._sys_exit:  # Python forgets the status before it calls `atexit`
-            sys.exit = self._leave
+        # Python forgets the status before it calls `atexit`.
+        self._note_status(sys, "exit")
+        if hasattr(builtins, "exit"):  # `quit` is of the same class; not so under `python -S`
+            self._note_status(type(builtins.exit), "__call__")
+        if threading.current_thread() is threading.main_thread():
+            self._outermost = find_outermost()
         self.watch_multiprocessing()
         if threading.current_thread() is not threading.main_thread():
             return  # Python lets only the main thread set handlers
@@ -88,8 +92,8 @@ class Process:
     def unwatch(self) -> None:
         """Puts back what `watch` replaced, unless somebody has replaced it since."""
         atexit.unregister(self._exit)
-        if sys.exit == self._leave:
-            sys.exit = self._sys_exit
+        self._patches.undo()
+        self._outermost = self._status = None
         if self._finalizer is not None:
             self._finalizer.cancel()
             self._finalizer = None
@@ -179,16 +183,26 @@ class Process:
 
         threading.Thread(target=listen, name="cirron-signals", daemon=True).start()
 
-    def _leave(self, status: object = None, /) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():  # another one ends itself alone
-            self._status = status, hot.given_out()
-        self._sys_exit(status)  # type: ignore[arg-type]
+    def _note_status(self, owner: Any, name: str) -> None:
+        """Has a function that raises SystemExit note the status that it is called with."""
+        raise_exit = getattr(owner, name)
+
+        @functools.wraps(raise_exit)
+        def leave(*given: Any, **named: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():  # others end alone
+                self._outermost = find_outermost()
+                self._status = next(
+                    iter((*given[isinstance(owner, type) :], *named.values())), None
+                )
+            return raise_exit(*given, **named)
+
+        self._patches.set(owner, name, leave)
 
     def _exit(self) -> None:
-        status, recorded = self._status
-        # A program that went on recording has caught its `SystemExit`.
-        is_last = hot.given_out() - recorded <= LAST_RECORDS
-        self._on_exit(*how_it_ends(status if is_last else None))
+        frame, status = self._outermost, None
+        if frame is not None and was_left_by_error(frame):
+            status = status_raised(frame) if self._status is None else self._status
+        self._on_exit(*how_it_ends(status))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._is_handling = True
@@ -199,6 +213,46 @@ class Process:
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+def find_outermost() -> FrameType:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def was_left_by_error(frame: FrameType) -> bool:
+    """Whether an exception has left this frame, which was the outermost one.
+
+    If the process ends while it runs, as a forked child does, nothing has left it.
+    """
+    import opcode  # at the end only: they would be most of what importing us takes
+
+    last = opcode.opname[frame.f_code.co_code[frame.f_lasti]]
+    return frame is not find_outermost() and not last.startswith("RETURN")
+
+
+def status_raised(frame: FrameType) -> object:
+    """The status of a `raise SystemExit(3)` that has left the frame of the script.
+
+    The exception is gone by now; what is left is the place, and the source there. None: it is not
+    written there, as in `raise SystemExit(main())`.
+    """
+    import ast
+    import itertools
+    import linecache
+
+    with contextlib.suppress(Exception):  # there may be no source, or any other text in its place
+        places = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+        line, end_line, column, end_column = next(places)
+        lines = linecache.getlines(frame.f_code.co_filename)[(line or 1) - 1 : end_line]
+        lines[-1] = lines[-1].encode()[:end_column].decode()
+        lines[0] = lines[0].encode()[column:].decode()
+        match ast.parse("".join(lines)).body[0]:
+            case ast.Raise(exc=ast.Call(func=ast.Name("SystemExit"), args=[ast.Constant(status)])):
+                return status
+    return None
 
 
 def how_it_ends(status: object = None) -> tuple[str, str | None]:

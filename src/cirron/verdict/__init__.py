@@ -13,6 +13,7 @@ from cirron.verdict.diff import since
 from cirron.verdict.facts import MIN_STEPS, Facts, gather
 from cirron.verdict.findings import Abstained, Finding, Report
 from cirron.verdict.rules import (
+    ESTIMATORS,
     beside,
     compiling,
     ending,
@@ -49,6 +50,7 @@ RULES: tuple[Rule, ...] = (
 )
 COMPUTE = 0.7  # of the window in forward, backward and optimizer: nothing else is worth naming
 MOST = 0.5  # of the window in one scope of the program's own: it is named
+CROWDED = 0.25  # of the time: from here on the report does not say that all is well
 BUSY = 0.1  # of the time: from here on the report says that the machine did other work
 
 
@@ -106,12 +108,13 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         if not facts.steps:
             why = "no steps were recorded, and the verdict rests on them"
             advice = (
-                "where there is a loop, write: for batch in ci.batches(loader); what took the"
+                "cirron show says how long each fit took; ci.wrap(model) records what is inside"
+                if facts.framework in ESTIMATORS
+                else "where there is a loop, write: for batch in ci.batches(loader); what took the"
                 " time otherwise is in cirron show"
             )
-        verdict = Finding(
-            "not-enough-data", f"too little to judge: {why}", None, None, [why], advice
-        )
+        summary = f"too little to judge: {why}"
+        verdict = Finding("not-enough-data", summary, None, None, [], advice)
         return verdict, findings, abstained
     if rest:
         return findings[0], findings, abstained
@@ -132,7 +135,7 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
             "nothing beside it is worth mending; a faster model, device or precision is",
         )
         return verdict, [verdict], abstained
-    summary, advice = "nothing stands out", "none"
+    summary, advice = "nothing stands out", "nothing: there is no fault to fix"
     name, (_, ns) = max(facts.scopes.items(), key=lambda one: one[1][1], default=("", (0, 0)))
     if not facts.scopes and not any(step.forward is not None for step in facts.steps):
         summary += ", but what the steps do was not recorded"
@@ -142,6 +145,10 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         advice = (
             f'if that is not the model\'s own work: with ci.scope("name"): around parts of {name}'
         )
+    starved = facts.starved_share or 0.0
+    if starved >= CROWDED:
+        summary += f"; other work had the processor for {percent(starved)} of the time"
+        advice = "run it on a quiet machine: smaller faults cannot be told from the other work"
     evidence = f"no rule finds a fault in the {len(facts.steps)} steps compared"
     verdict = Finding("healthy", summary, None, None, [evidence], advice)
     return verdict, findings, abstained
@@ -179,7 +186,7 @@ def basis(facts: Facts, run: Run) -> list[str]:
     timed = sum(step.gpu is not None for step in facts.steps)
     if facts.is_on_gpu:
         said.append(f"device time on {timed} of {len(facts.steps)} steps")
-    if not facts.loader:
+    if facts.steps and not facts.loader:
         said.append("the loader's settings are not known")
     if (facts.starved_share or 0.0) >= BUSY:
         said.append(

@@ -34,6 +34,7 @@ MIN_WAIT_NS = 50_000
 STARVED = 0.5
 # Warm-up is looked for in this part of the steps, at the most.
 WARM_UP_SHARE = 0.5
+SCHEDULED = ("starved_ns", "asleep_ns", "children_ns")
 
 
 class Step(NamedTuple):
@@ -117,6 +118,7 @@ class Facts:
     # Of the time in which others had the processor that its thread wanted, and was asleep.
     starved_share: float | None = None
     asleep_share: float | None = None
+    children_share: float | None = None  # processor time of child processes by time, in cores
     loading_ns: int = 0  # for all steps, in threads of TensorFlow's own
     cores: int | None = None
     ranks: list[RankStep] = field(default_factory=list)  # of all ranks, if there are several
@@ -288,14 +290,14 @@ def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
             elif value is not None and (key.startswith("model_") or key == "autocast"):
                 facts.model.setdefault(key.removeprefix("model_"), value)
         kept = session if name == "cirron.session" else epochs
-        kept.append((wall, [cpu, settings.get("starved_ns"), settings.get("asleep_ns")]))
+        kept.append((wall, [cpu, *map(settings.get, SCHEDULED)]))
         facts.loading_ns += settings.get("loading_ns") or 0
         if name == "epoch" and wall is not None:
             facts.epochs.append((index, wall, memory))
     # Where no epoch was measured, the session was.
     rows = epochs if any(cpu is not None for _, (cpu, *_) in epochs) else session
-    facts.cpu_share, facts.starved_share, facts.asleep_share = (
-        share_of(rows, at) for at in range(3)
+    facts.cpu_share, facts.starved_share, facts.asleep_share, facts.children_share = (
+        share_of(rows, at) for at in range(4)
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from statistics import NormalDist, median, median_low, quantiles, stdev, variance
+from statistics import NormalDist, median, quantiles, stdev, variance
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ FEW_RUNS = 3
 # - what the parts of a run differ by beyond chance, taken as so often its variance;
 PARTS = 4
 BY_CHANCE = 3.0
-# - if most other phases have moved by so many deviations, the machine's doing, up to so much;
-MOVED = 2.0
+# - if the other phases have moved by so many deviations, the machine's doing, up to so much;
+MOVED = 2.5
 MOST_NOISE = 0.2
+MOST_NOISE_NS = 100_000
 # - what is common: for a name without others, and for phases of microseconds;
 LONE_NOISE = 0.03
 FLOOR_NS = 3_000
@@ -43,6 +44,7 @@ HARMLESS = 0.05
 # No change was found: if the interval is within this, there is none; else it cannot be told.
 CLOSE = 0.05
 MIN_PART = 5  # spans
+WHOLE = ("step", "batch")  # the other names are parts of these
 
 Outcome = Literal["slower", "faster", "same", "unknown"]
 
@@ -197,10 +199,7 @@ def judge(found: list[Estimate], starved: float = 0.0) -> list[Change]:
 
     `starved` is what a busy machine adds to the deviation of all.
     """
-    spreads = [
-        math.hypot(widened(one, found) if one.has_few_runs else one.spread, starved)
-        for one in found
-    ]
+    spreads = [math.hypot(widened(one, found), starved) for one in found]
     chances = [
         chance(one.log / spread, one.freedom) for one, spread in zip(found, spreads, strict=True)
     ]
@@ -222,17 +221,36 @@ def judge(found: list[Estimate], starved: float = 0.0) -> list[Change]:
     return sorted(judged, key=lambda one: -abs(math.log(max(one.ratio, 1e-9))))
 
 
-def widened(one: Estimate, found: list[Estimate]) -> float:
-    """The deviation of a name's ratio where few runs say how much runs differ.
+def widened(one: Estimate, found: Sequence[Estimate]) -> float:
+    """The deviation of a name's ratio, with what the other names tell of the machine.
 
-    What changes in a program changes some of its phases; a machine that is slower for a while, or a
-    process that lies elsewhere in memory, changes all of them. So where most of the other phases
-    have moved, a name has to move by more than they did.
+    Few runs do not say how much runs differ. A change of the program changes some of its phases. A
+    slower machine changes all of them: by a share of their time, or, with cold caches, by some
+    microseconds each, which is much of a short phase. So where the other phases have moved, a phase
+    has to move by more than they did.
     """
-    others = [each for each in found if each.name not in (one.name, "step")]
-    moved = median_low([abs(each.log) / each.spread for each in others] or [0.0])
-    spread = one.spread
-    if moved > MOVED:
-        spread = max(min(spread * moved, MOST_NOISE), spread)
-    noise = math.hypot(one.drift, FLOOR_NS / max(one.before_ns, 1.0), 0 if others else LONE_NOISE)
-    return math.hypot(spread, noise * 2**0.5)
+    spread, before_ns = one.spread, max(one.before_ns, 1.0)
+    others = [each for each in found if each.name not in (one.name, *WHOLE)]
+    if one.has_few_runs:
+        noise = math.hypot(one.drift, FLOOR_NS / before_ns, 0 if others else LONE_NOISE)
+        spread = math.hypot(spread, noise * 2**0.5)
+        if root_mean_square([each.log / each.spread for each in others]) > MOVED:
+            share = weighted_median([(abs(each.log), each.before_ns) for each in others])
+            moved_ns = root_mean_square([each.log * each.before_ns for each in others])
+            spread = math.hypot(
+                spread, min(share, MOST_NOISE), min(moved_ns, MOST_NOISE_NS) / before_ns
+            )
+    if one.name not in WHOLE:
+        return spread
+    # What moves all phases moves the step by the sum of it.
+    return max(spread, sum(widened(each, found) * each.before_ns for each in others) / before_ns)
+
+
+def root_mean_square(values: list[float]) -> float:
+    return math.hypot(*values) / math.sqrt(max(len(values), 1))
+
+
+def weighted_median(values: list[tuple[float, float]]) -> float:
+    """Of values, each with its weight."""
+    left = sum(weight for _, weight in values) / 2
+    return next(one for one, weight in sorted(values) if (left := left - weight) <= 0)

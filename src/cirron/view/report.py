@@ -46,7 +46,7 @@ def render(report: Report) -> str:
             f"  {one.kind}: {text.plain(one.summary, 200)}{gain(one)}"
             for one in others[:MAX_OTHERS]
         ]
-    if report.abstained:
+    if report.abstained and verdict.kind != "not-enough-data":
         lines += ["", "not judged"]
         lines += [
             f"  {one.kind}: {text.plain(one.why, 200)}" for one in report.abstained[:MAX_ABSTAINED]

@@ -30,7 +30,7 @@ MAX_TEXT = 80
 MAX_MARKS = 12
 # Attributes with the settings of loader and model, and with scheduling times. They are for tools,
 # and too many for a line.
-SETTINGS = ("loader_", "loading_ns", "model_", "starved_ns", "asleep_ns")
+SETTINGS = ("loader_", "loading_ns", "model_", "starved_ns", "asleep_ns", "children_ns")
 MAX_ATTRS = 6
 MAX_COMMAND = 300
 MAX_CONFIG = 12

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
     from cirron.verdict.facts import Facts
 
+BOOSTERS = ("xgboost", "lightgbm")
+ESTIMATORS = ("sklearn", *BOOSTERS)  # frameworks whose training is a call of `fit`
+STARVED = "other work on the machine may be why: it had the processor"
+MOST = 0.65  # of the time: from here on it is no matter of what else the machine does
+MIN_LOOSE = 5  # a period of so many steps may be off by one
+
 Judged: TypeAlias = Finding | Abstained | None
 Rule: TypeAlias = "Callable[[Facts], Judged]"
 
@@ -50,12 +56,13 @@ def longest(times: Sequence[float]) -> list[int]:
 def period_of(at: Sequence[int]) -> int | None:
     """The distance between them, if nearly all have the same.
 
-    >>> period_of([9, 19, 29, 39]), period_of([9, 12, 40, 90])
-    (10, None)
+    >>> period_of([9, 19, 29, 39]), period_of([9, 12, 40, 90]), period_of([1, 2, 4, 7, 9, 10])
+    (10, None, None)
     """
     gaps = [after - before for before, after in itertools.pairwise(at)]
     if len(gaps) < 3:
         return None
     usual = round(median(gaps))
-    is_periodic = usual > 1 and sum(abs(gap - usual) <= 1 for gap in gaps) > 0.8 * len(gaps)
+    off = 1 if usual >= MIN_LOOSE else 0  # 1 to 3 are not a period of 2
+    is_periodic = usual > 1 and sum(abs(gap - usual) <= off for gap in gaps) > 0.8 * len(gaps)
     return usual if is_periodic else None

@@ -30,7 +30,8 @@ def judge(facts: Facts) -> Judged:
     ns = max(sum(one for _, one, _ in facts.compiles), facts.account.get("compile", 0))
     share = min(ns / facts.window_ns, 1.0)
     starts = [step.start for step in facts.steps]
-    times = len({bisect(starts, start) for start, *_ in facts.compiles})
+    at = {bisect(starts, start) for start, *_ in facts.compiles}  # the step after it
+    times = len(at)
     if times < MIN_TIMES or share < SHARE:
         return None
     evidence = [
@@ -40,13 +41,18 @@ def judge(facts: Facts) -> Judged:
     causes = [cause for *_, cause in facts.compiles if cause]
     evidence += [f"the last one: {cause}" for cause in causes[-1:]]
     is_anew = sum(cause.startswith(SAME) for cause in causes) > len(facts.compiles) / 2
+    begins = set(facts.first_of_epochs)
+    is_at_starts = sum(bool({one, one - 1} & begins) for one in at) > times / 2
     return Finding(
         KIND,
         "the model is compiled again and again",
         share,
         without(facts, ns),
         evidence,
-        "make what is compiled once, before the loop: a new lambda or partial in each step, or"
+        "compile once for all trainings: a new model or step function for each fold or trial is"
+        " compiled anew; make one, and give it new weights"
+        if is_anew and is_at_starts
+        else "make what is compiled once, before the loop: a new lambda or partial in each step, or"
         " another static argument, is compiled anew"
         if is_anew
         else "keep shapes and types the same: pad or bucket the batches, drop_last=True,"

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 DEAD = ("killed", "signal", "exception")
 MAX_RANKS = 4
 OUT_OF_MEMORY = "; its memory went up all the time: it may have run out of it (dmesg says so)"
+NO_ANSWER = (
+    "; a loader worker does not answer: look at what __getitem__ waits for (locks, files, network);"
+    " DataLoader(timeout=60) raises an error instead"
+)
 MAX_ERROR = 100  # characters of an exception in the summary, which is one line
 
 
@@ -61,7 +65,8 @@ def judge_hang(facts: Facts) -> Judged:
         None,
         None,
         [told(one) for one in silent[:MAX_RANKS]],
-        "cirron why shows the stacks",
+        "cirron why shows the stacks"
+        + (NO_ANSWER if longest.where.endswith("data_load") and facts.workers else ""),
         is_urgent=True,
     )
 

@@ -1,7 +1,7 @@
 """host-bound: Python holds the step up, not the model.
 
 Between steps: what no span covers there. From 20 % on it is a finding, without a gain: it may be
-needed.
+needed. Below 65 %, other work on the machine may be why.
 
 In no phase: what no phase covers in the steps, where a step with a hiccup counts as three usual
 ones at most. From 20 % on it is a finding; the gain is a replay that leaves 7 % of the phases, what
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import Judged, ms, percent
+from cirron.verdict.rules import BOOSTERS, MOST, STARVED, Judged, ms, percent
 from cirron.verdict.whatif import replay
 
 if TYPE_CHECKING:
@@ -39,6 +39,18 @@ GPU_BUSY = 0.7
 SMALL_BATCH = 8
 CALLS = 0.7  # of the time, on a GPU
 CALL_NS = 150_000
+# What the time is between, and what may be there: in a loop, and of a booster; in each, between the
+# steps, and where they begin again.
+BETWEEN = (
+    (
+        ("steps", "; batches that are loaded there: for batch in ci.batches(loader)"),
+        ("epochs", " (validation, saving, shuffling, making the loader)"),
+    ),
+    (
+        ("boosting rounds", " (callbacks, metrics in Python)"),
+        ("fits", " (preparing the data, predicting, saving)"),
+    ),
+)
 
 
 def judge(facts: Facts) -> Judged:
@@ -58,22 +70,20 @@ def judge(facts: Facts) -> Judged:
             name,
         )
     if between >= SHARE:
+        if between < MOST and facts.is_starved(between * facts.window_ns):
+            return Abstained(KIND, STARVED)
         ends = [step.start + step.wall for step in facts.steps]
         gaps = {at: facts.steps[at].start - ends[at - 1] for at in range(1, len(ends))}
         at_starts = sum(gaps[at] for at in facts.first_of_epochs)
-        where = "epochs" if at_starts > sum(gaps.values()) / 2 else "steps"
+        is_at_starts = at_starts > sum(gaps.values()) / 2
+        where, hint = BETWEEN[facts.framework in BOOSTERS][is_at_starts]
         return Finding(
             KIND,
             f"the time is between the {where}",
             between,
             None,
             [f"{percent(between)} of the time is between {where}, in nothing that was recorded"],
-            'find it: with ci.scope("name"): around what is there'
-            + (
-                " (validation, saving, shuffling, making the loader)"
-                if where == "epochs"
-                else "; batches that are loaded there: for batch in ci.batches(loader)"
-            ),
+            f'find it: with ci.scope("name"): around what is there{hint}',
             "between steps",
         )
     if not any(step.forward is not None for step in facts.steps):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import Judged, longest, ms, percent, period_of
+from cirron.verdict.rules import MOST, STARVED, Judged, longest, ms, percent, period_of
 from cirron.verdict.whatif import lasting, with_workers, without
 from cirron.view.text import plural
 
@@ -39,15 +39,14 @@ COLD = 0.20
 MIN_EPOCHS = 3
 UNSURE = 0.25
 SET_UP = "loader set-up"
-STARVED = "other work on the machine may be why: it had the processor"
 # With workers, the thread has to be asleep for so much of the time: else it does not wait for them,
 # but takes batches that are there, which costs, and more workers do not help.
 ASLEEP = 0.20
-MOST = 0.65  # of the time: from here on it is no matter of what else the machine does
 # Stalls: some steps wait this many times what the others do, and most of the waiting is theirs.
 STALL = 4.0
 PEGGED = 0.9  # of the cores
 BUSY = 0.5  # of the loading: from here on it computes, below it waits for a disk or a network
+WAITING = 0.25  # of the time of workers is processor time: below it, they wait
 MAX_WORKERS = 8
 SATURATED = 0.9  # of a step is what a thread needs to load a batch: it has none in advance
 # Batches that a worker loads in advance: torch's default, and the most to advise.
@@ -62,8 +61,8 @@ class Plan(NamedTuple):
     ahead: int
     left: float  # ns that the steps would take
     is_sure: bool = True
-    needed: int = 0  # workers to keep up with the steps; more than there are cores are not advised
-    is_waiting: bool = False  # loading waits instead of computing
+    needed: int = 0  # workers to keep up; if loading computes, no more are advised than cores
+    is_waiting: bool | None = None  # loading waits instead of computing; None: not known
 
 
 def judge(facts: Facts) -> Judged:
@@ -198,20 +197,22 @@ def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
     if now and stalls:
         typical = median(step.data_load or 0 for step in facts.steps)
         more = sum(max((step.data_load or 0) - typical, 0) for step in facts.steps)
-        workers = max(min(2 * now, cores), now)
+        workers = 2 * now if has_waiting_workers(facts) else max(min(2 * now, cores), now)
         return Plan(workers, MAX_AHEAD // 4, sum(step.wall for step in facts.steps) - more)
     if now:
         load = now * facts.window_ns / len(facts.steps)
         loads = [load] * len(work)
         needed = min(max(math.ceil(load / usual) + 1, now + 1), max(MAX_WORKERS, 2 * now))
-        has_cores = cores > now
-        workers = min(needed, cores) if has_cores else needed
+        is_waiting = has_waiting_workers(facts)
+        has_cores = cores > now or bool(is_waiting)
+        workers = min(needed, cores) if has_cores and not is_waiting else needed
         total = with_workers(loads, work, workers, AHEAD, HANDOVER_NS, facts.first_of_epochs)
-        return Plan(workers if has_cores else now, AHEAD, total, has_cores, needed)
+        advised = workers if has_cores else now
+        return Plan(advised, AHEAD, total, has_cores, needed, is_waiting)
     loads = [float(step.data_load or 0) for step in facts.steps]
     is_busy = busy_loading(facts) >= BUSY
     needed = min(math.ceil(mean(loads) / usual) + 1, MAX_WORKERS)
-    workers = min(needed, cores)
+    workers = min(needed, cores) if is_busy else needed
     # A stall is hidden if what was loaded before it lasts as long.
     longest = max(stalls, default=0)
     ahead = min(max(math.ceil(longest / usual / workers) + 1, AHEAD), MAX_AHEAD)
@@ -232,6 +233,17 @@ def busy_loading(facts: Facts) -> float:
     if facts.cpu_share is None:
         return 1.0
     return min(max((facts.cpu_share * wall - (wall - loading)) / loading, 0.0), 1.0)
+
+
+def has_waiting_workers(facts: Facts) -> bool | None:
+    """Whether the loader's workers, which cannot keep up, wait for a disk or a network.
+
+    None: not known. On a busy machine they may wait for a processor.
+    """
+    if facts.children_share is None or not facts.workers:
+        return None
+    busy = facts.children_share / facts.workers
+    return None if WAITING <= busy < BUSY else busy < WAITING
 
 
 def is_pegged(facts: Facts) -> bool:
@@ -256,8 +268,12 @@ def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
     if workers == found.workers:
         return (
             f"make __getitem__ cheaper (cache, pre-decoded samples): the loader has"
-            f" {plural(workers, 'worker')}, and there are {facts.cores} cores; more help only if"
-            " they wait for a disk or a network"
+            f" {plural(workers, 'worker')}, and there are {plural(facts.cores or 0, 'core')}; "
+            + (
+                "more help only if they wait for a disk or a network"
+                if found.is_waiting is None
+                else "they compute, so more will not help"
+            )
         )
     if workers:
         return (
@@ -289,11 +305,16 @@ def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
 
 
 def shortage(facts: Facts, found: Plan) -> str:
-    """That there are too few cores for the workers that would keep up."""
-    if found.needed <= found.workers or facts.cores is None:
+    """Why more workers than cores are advised, or that there are too few cores."""
+    if facts.cores is None:
         return ""
-    told = f"; {found.needed} would keep up, but there are {plural(facts.cores, 'core')}"
-    return told + (" (loading mostly waits, so more than that may help)" * found.is_waiting)
+    cores = plural(facts.cores, "core")
+    if found.is_waiting and found.workers > facts.cores:
+        return f" (more than the {cores}, since loading waits and does not compute)"
+    if found.needed > found.workers:
+        computes = " loading computes and" if found.is_waiting is False else ""
+        return f"; {found.needed} would keep up, but{computes} there are {cores}"
+    return ""
 
 
 def option(facts: Facts, name: str) -> str:

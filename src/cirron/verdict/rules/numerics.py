@@ -1,6 +1,7 @@
 """numerics: the training is numerically sick.
 
-A loss that is not a number or not finite; a spike, 20 times the median of the 50 before; tensors
+A loss that is not a number or not finite; a spike, 20 times the median of the 50 before; a loss
+that is 20 times what it was at first at the end; tensors
 that the snapshots call sick (NaN, dead, exploding, vanishing), by name. No gain is given.
 """
 
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 KIND: Class = "numerics"
 PAST = 50
 SPIKE = 20.0
-FIRST = 5  # values that say where a loss began
+NEW = 2.0
+FIRST = 5  # values that say where a loss began, and where it is at the end
+# Terms of a loss may well grow, such as the KL divergence of a VAE. A whole one must not.
+WHOLE = ("loss", "train_loss", "training_loss")
 MAX_NAMES = 5
 SMALL = {"dead", "vanishing"}  # a smaller learning rate does not help these
 
@@ -37,6 +41,8 @@ def judge(facts: Facts) -> Judged:
             evidence.append(f"{name} is {bad.value} from {place(bad)} on")
         elif (spike := spike_of(values)) is not None:
             evidence.append(f"{name} jumps to {spike.value:.4g} in {place(spike)}")
+        elif name.lower().rpartition("/")[2] in WHOLE and (growth := growth_of(values)) > SPIKE:
+            evidence.append(f"{name} grows: at the end it is {growth:.3g} times where it began")
     if facts.sick:
         tensors: dict[str, str] = {}
         for tensor, epoch, what in facts.sick:
@@ -62,17 +68,27 @@ def judge(facts: Facts) -> Judged:
 
 
 def spike_of(values: Sequence[Value]) -> Value | None:
-    """The first value far above the ones before it, and above where the loss began.
+    """The first value far above all before it, and above where the loss began.
 
-    A loss that crosses 0 has no such thing.
+    A loss that crosses 0 has no such thing. The losses of a GAN's two parts are far apart, and come
+    by turns: a value is no jump if there was one half as large.
     """
     began = median(one.value for one in values[:FIRST]) if values else 0.0
     for number in range(PAST, len(values)):
         before = [one.value for one in values[number - PAST : number]]
         usual = median(before)
-        if min(before) > 0 and usual > 0 and values[number].value > max(SPIKE * usual, began):
+        least = max(SPIKE * usual, NEW * max(before), began)
+        if min(before) > 0 and values[number].value > least:
             return values[number]
     return None
+
+
+def growth_of(values: Sequence[Value]) -> float:
+    """How many times its first values a loss is at the end; 0 if it crosses 0, or has few."""
+    every = [one.value for one in values]
+    if len(every) < PAST or min(every) <= 0:
+        return 0.0
+    return median(every[-FIRST:]) / median(every[:FIRST])
 
 
 def place(value: Value) -> str:

@@ -133,7 +133,7 @@ def persistent(
         without(facts, saved(steps, lag.phase, is_persistent=True) * facts.window_ns),
         [
             f"rank {lag.slowest} is the longest {lag.where} in {times} of {len(steps)} steps"
-            f" (by chance: {percent(1 / world)}; p = {lag.chance:.1g})",
+            f" (by chance: {percent(1 / world)}; p < {CHANCE})",
             f"it takes {ms(lag.late)} longer than the others there, of a step of {ms(usual)}",
         ],
         f"look at its machine and its share of the data: cirron show --rank {lag.slowest}",

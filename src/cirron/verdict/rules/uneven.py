@@ -16,7 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import Judged, longest, ms, percent, period_of
+from cirron.verdict.rules import STARVED, Judged, longest, ms, percent, period_of
 from cirron.verdict.whatif import without
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ PARTS = {
 }
 # What may be behind it, if it is in a phase, and if not.
 CAUSES = (
-    "longer samples or larger batches than the others', garbage collection",
+    "a validation, longer samples or larger batches than the others', garbage collection",
     "logging, saving, garbage collection",
 )
 
@@ -58,7 +58,7 @@ def judge(facts: Facts) -> Judged:
         return None
     every = period_of(at)  # other work on the machine has none
     if not every and facts.is_starved(share * facts.window_ns):
-        return Abstained(KIND, "other work on the machine may be why: it had the processor")
+        return Abstained(KIND, STARVED)
     if has_more_passes(facts, at):
         return Abstained(KIND, "the long steps have more forwards, backwards and optimizer steps")
     long = [facts.steps[number].work for number in at]
