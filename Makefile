@@ -19,6 +19,9 @@ OLDEST_TRAINERS := transformers==4.57.3 tokenizers==0.22.1 huggingface_hub==0.36
 TIMED := $(patsubst %,tests/real/hostile/test_%.py,flush_tells hostile_delivery kills limits \
   no_disk_on_the_users_thread signals_and_greenlets slow_sinks soak waiting_spans)
 
+# Where it is set, each of some thousand processes would compile our source again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup demo page test test-programs test-loops test-hostile test-heavy soak lint bench clean
 .DELETE_ON_ERROR:
 

@@ -560,7 +560,7 @@ class TestForms:
 
         monkeypatch.setattr(builtins, "__import__", no_pandas)
 
-        with pytest.raises(errors.MissingDependencyError, match=r'pip install "cirron\[pandas\]"'):
+        with pytest.raises(errors.MissingDependencyError, match="pip install pandas"):
             trees.to_frame(self.tree())
 
 
