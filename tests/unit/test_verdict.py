@@ -392,11 +392,29 @@ def test_uneven_steps_are_found() -> None:
 
 def test_steps_that_do_more_passes_by_design_are_not_uneven() -> None:
     """A GAN trains its generator in every fifth step, four times: more of every phase."""
-    passes = {"forward": 15 * MS, "backward": 25 * MS, "optimizer": 5 * MS}
+    passes = {"forward": 15 * MS, "backward": 25 * MS, "optimizer": 5 * MS, "forwards": 4}
     verdict, _, abstained = judge(facts(every(300, 5, **passes)))
 
     assert "compute-bound" == verdict.kind
-    assert "more forwards" in next(one.why for one in abstained if one.kind == "uneven-steps")
+    assert "more forward passes" in next(one.why for one in abstained if one.kind == "uneven-steps")
+
+
+def test_time_in_no_phase_that_grows() -> None:
+    """A history that each step goes through takes longer and longer."""
+    verdict, *_ = judge(facts({number: {"own": number * MS // 2} for number in range(300)}))
+
+    assert ("host-bound", True) == (verdict.kind, "it grows from" in " ".join(verdict.evidence))
+
+
+def test_workers_finish_their_batches_at_once() -> None:
+    """Four workers that take 120 ms each: one wait of 110 ms, then none in three steps."""
+    bursts = {number: {"data_load": 0 if number % 4 else 110 * MS} for number in range(300)}
+    loader = {"workers": 4}
+
+    verdict, *_ = judge(facts(bursts, loader=loader, children_share=0.1, cores=2))
+
+    assert ("input-bound", "the steps wait for their data") == (verdict.kind, verdict.summary)
+    assert "num_workers from 4 to " in verdict.advice
 
 
 def test_one_long_step_is_no_pattern_and_hides_none() -> None:
@@ -463,7 +481,7 @@ def test_memory_that_grows() -> None:
 
     assert "memory-growth" == judge(facts(epochs=grows))[0].kind
     killed = judge(facts(epochs=grows, endings=[Ending(0, "killed", "", 3, None)]))[0]
-    assert ("died", True) == (killed.kind, "may have run out of it" in killed.advice)
+    assert ("died", True) == (killed.kind, "may have run out of memory" in killed.advice)
     assert "compute-bound" == judge(facts(epochs=settles))[0].kind
     assert "compute-bound" == judge(facts(epochs=stays))[0].kind
     assert "compute-bound" == judge(facts(epochs=records))[0].kind
@@ -614,7 +632,8 @@ def test_the_rank_that_died_first_is_named() -> None:
     verdict, *_ = judge(facts(endings=ended))
 
     assert (
-        "rank 2 was killed, last seen in step[3], the first of 3 of 4 processes" == verdict.summary
+        "rank 2 was killed or crashed, last seen in step[3]; first of 3 of 4 processes"
+        == verdict.summary
     )
     assert ["rank 2", "rank 1", "rank 0"] == [one[:6] for one in verdict.evidence]
 
@@ -626,6 +645,38 @@ def test_a_run_that_hangs() -> None:
 
     assert "hung" == judge(facts(endings=silent))[0].kind
     assert "compute-bound" == judge(facts(endings=brief))[0].kind
+
+
+def test_a_run_that_hung_until_it_was_ended() -> None:
+    """A signal that ends a hanging run is not the fault; an error after a silence is."""
+    where = "epoch[1] > step[3] > backward"
+    killed = [Ending(None, state, where, 3, 300.0, "SIGTERM") for state in ("signal", "killed")]
+    failed = Ending(None, "exception", where, 3, 300.0, "TimeoutError: no answer")
+
+    assert ["hung", "hung"] == [judge(facts(endings=[one]))[0].kind for one in killed]
+    assert "died" == judge(facts(endings=[failed]))[0].kind
+
+
+def test_the_rank_that_the_others_wait_for_is_named() -> None:
+    """It is stuck outside of backward, or has not come to the step of the others."""
+    loads = Ending(1, "signal", "epoch[0] > step[9] > data_load", 9, 80.0, "SIGTERM", 5, "step", 0)
+    waits = Ending(0, "signal", "epoch[0] > step[9] > backward", 9, 90.0, "SIGTERM", 5, "step", 0)
+    ahead = waits._replace(where="epoch[1] > step[0] > backward", last_step=0, epoch=1)
+    stuck = Ending(1, "signal", "", 9, None, "SIGTERM", 5, "step", 0)
+
+    assert "rank 1: nothing happened for 80 s" in judge(facts(endings=[waits, loads]))[0].summary
+    assert "rank 1 never got there" in judge(facts(endings=[ahead, stuck]))[0].summary
+
+
+def test_ranks_with_fewer_batches_end_first() -> None:
+    """A rank that has no batches left ends; the next collective fails on the others."""
+    left = Ending(0, "exception", "epoch[0] > step[50]", 50, None, "RuntimeError: closed", 9)
+    done = Ending(1, "clean", "", 49, None)
+
+    verdict, *_ = judge(facts(endings=[left, done]))
+
+    assert "the same number of batches" in verdict.advice
+    assert "rank 1 ended by itself; last step 49" == verdict.evidence[1]
 
 
 def test_a_loader_worker_that_hangs() -> None:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from cirron.verdict.diff import since
-from cirron.verdict.facts import MIN_STEPS, Facts, gather
+from cirron.verdict.facts import CROWDED, MIN_STEPS, Facts, gather
 from cirron.verdict.findings import Abstained, Finding, Report
 from cirron.verdict.rules import (
     ESTIMATORS,
@@ -50,7 +50,6 @@ RULES: tuple[Rule, ...] = (
 )
 COMPUTE = 0.7  # of the window in forward, backward and optimizer: nothing else is worth naming
 MOST = 0.5  # of the window in one scope of the program's own: it is named
-CROWDED = 0.25  # of the time: from here on the report does not say that all is well
 BUSY = 0.1  # of the time: from here on the report says that the machine did other work
 
 
@@ -63,6 +62,7 @@ def report(run: Run) -> Report:
             "id": run.id,
             "state": run.state,
             "ranks": len(run.ranks) or 1,
+            "rank": facts.rank,
             "attempts": len(run.attempts),
             "script": run.program.script,
             "device": facts.device,
@@ -80,7 +80,9 @@ def report(run: Run) -> Report:
 
 def nothing(why: str) -> Report:
     """A report for where there is nothing to judge."""
-    verdict = Finding("not-enough-data", f"nothing to judge: {why}", None, None, [], "record a run")
+    verdict = Finding(
+        "not-enough-data", f"nothing to judge: {why}", None, None, "", [], "record a run"
+    )
     return Report({"id": "none", "state": "unknown", "script": None}, [], [], verdict)
 
 
@@ -114,7 +116,7 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
                 " time otherwise is in cirron show"
             )
         summary = f"too little to judge: {why}"
-        verdict = Finding("not-enough-data", summary, None, None, [], advice)
+        verdict = Finding("not-enough-data", summary, None, None, "", [], advice)
         return verdict, findings, abstained
     if rest:
         return findings[0], findings, abstained
@@ -131,6 +133,7 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
             f"the model's own work takes {percent(share)} of the time",
             share,
             None,
+            "",
             [f"{evidence}: {ms(work / len(facts.steps))} a step"],
             "nothing beside it is worth mending; a faster model, device or precision is",
         )
@@ -150,7 +153,7 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         summary += f"; other work had the processor for {percent(starved)} of the time"
         advice = "run it on a quiet machine: smaller faults cannot be told from the other work"
     evidence = f"no rule finds a fault in the {len(facts.steps)} steps compared"
-    verdict = Finding("healthy", summary, None, None, [evidence], advice)
+    verdict = Finding("healthy", summary, None, None, "", [evidence], advice)
     return verdict, findings, abstained
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from cirron.runs.opened import Run, Session
 
+NOWHERE = (-1, -1)
 MAX_FAILED = 16  # spans inside each other that an error has cut short
 
 
@@ -21,11 +23,36 @@ class Ending(NamedTuple):
     error: str = ""  # the exception or the signal that ended it
     last_ns: int = 0  # when it was last heard of
     step_name: str = "step"  # or `batch`, of `ci.batches`
+    epoch: int | None = None  # of the last step
 
     @property
     def blamed(self) -> tuple[bool, int]:
-        """Who is to blame first: whoever starts the ranks ends the others by a signal."""
+        """Sorts by who is to blame: a launcher ends the other ranks with a signal."""
         return self.state == "signal", self.last_ns
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch and number of the last step that it began. Each epoch counts its steps anew."""
+        if self.last_step is None:
+            return NOWHERE
+        return -1 if self.epoch is None else self.epoch, self.last_step
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the process stopped making progress before it ended, if it did end."""
+        return self.silent_s is not None and self.state in ("running", "signal", "killed")
+
+
+def brief(error: str) -> str:
+    r"""An error in one line. What a loader worker passes on ends with its own error.
+
+    >>> brief("KeyError: 'a'"), brief("E: Caught E.\nOriginal Traceback (most...\nE: bad file\n")
+    ("KeyError: 'a'", 'E: bad file')
+    """
+    # A KeyError's text is a repr: its newlines are escaped.
+    lines = [one for one in error.replace("\\n", "\n").splitlines() if one.strip()]
+    is_passed_on = any(one.startswith("Original Traceback") for one in lines)
+    return lines[-1 if is_passed_on else 0] if lines else ""
 
 
 def endings(run: Run) -> list[Ending]:
@@ -35,7 +62,7 @@ def endings(run: Run) -> list[Ending]:
         if one.attempt != run.attempts[-1]:
             continue
         box = one.box
-        where, error = "", ""
+        where, error, epoch = "", "", None
         step: dict[str, Any] = {}
         if box is not None:
             spans = {span.id: span for span in box.spans}
@@ -49,6 +76,11 @@ def endings(run: Run) -> list[Ending]:
                     span = spans.get(span.parent_id or "")  # type: ignore[assignment]
                 where = " > ".join(path[::-1])
             step = box.content.get("last_step") or {}
+            epochs = [span.index for span in box.spans if span.name == "epoch"]
+            if step and not epochs:  # the last epoch has ended: its last step says which it was
+                rows = run.query("newest_steps", session=one.key, most=1).fetch().rows
+                epochs = [row[0] for row in rows]
+            epoch = epochs[-1] if epochs else None
             error = str((box.content.get("ended") or {}).get("detail") or "")
             if error:
                 where = failed_in(run, one) or where
@@ -56,12 +88,13 @@ def endings(run: Run) -> list[Ending]:
             Ending(
                 one.rank,
                 one.state,
-                where,
+                re.sub(r"^cirron\.session( > |$)", "", where),
                 step.get("index"),
                 silent_s(one),
                 error,
                 one.last_ns,
                 step.get("name", "step"),
+                epoch,
             )
         )
     return found

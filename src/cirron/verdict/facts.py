@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from bisect import bisect
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
@@ -32,8 +33,14 @@ MIN_WAIT_NS = 50_000
 # A delay is no finding if this part of it may be a wait for the processor; where that was not
 # measured, if the process, which computes, had a processor for less than this part of the time.
 STARVED = 0.5
+# Other work had the CPU for this share of the time: noise explains much.
+CROWDED = 0.25
 # Warm-up is looked for in this part of the steps, at the most.
 WARM_UP_SHARE = 0.5
+# If this many steps compile, they are a compile storm, not warm-up.
+MAX_COMPILING = 10
+# A step with this many times the usual forward passes, but no longer backward, evaluates the model.
+MORE_FORWARDS = 4
 SCHEDULED = ("starved_ns", "asleep_ns", "children_ns")
 
 
@@ -52,6 +59,8 @@ class Step(NamedTuple):
     own: int  # what no child covers
     gpu: int | None  # of what is inside of the step
     memory: int | None
+    evaluation: int = 0  # forward passes of an evaluation, part of `beside`
+    forwards: int = 1  # number of forward passes
 
     @property
     def work(self) -> int:
@@ -137,6 +146,8 @@ class Facts:
         default_factory=dict
     )  # the program's own in steps: name -> how many, ns
     outside: dict[str, int] = field(default_factory=dict)  # and between them: name -> ns
+    gap: tuple[str, int] = ("", 0)  # where most of the time in no phase is, and its ns
+    rank: int | None = None  # that stands for the run, if there are several
 
     @property
     def is_on_gpu(self) -> bool:
@@ -200,6 +211,7 @@ def gather(run: Run) -> Facts:
     facts.clock_ns = max((s.info.clock.uncertainty_ns for s in run.sessions if s.info), default=0)
     if lead is None:
         return facts
+    facts.rank = lead.rank if len(run.ranks) > 1 else None
     given = {"session": lead.key}
     steps = fetch_steps(run, given)
     facts.step_name = next((one[-2] for one in newest(run, given, 1)), facts.step_name)
@@ -207,8 +219,15 @@ def gather(run: Run) -> Facts:
         steps = [one.after(0) for one in steps]
     if facts.step_name == "step" and facts.framework == "keras":
         facts.framework = "torch"  # Keras was imported, for TensorBoard; its steps are batches
+    compiles = fetch_compiles(run, given)
     facts.warm_up = settled_from([one.wall - one.beside for one in steps])
+    starts = [one.start for one in steps]
+    compiling = {bisect(starts, start) for start, *_ in compiles}
+    if sum(0 < at <= facts.warm_up for at in compiling) >= MAX_COMPILING:
+        facts.warm_up = 1
     facts.steps = steps[facts.warm_up :]
+    first = facts.steps[0].start if facts.steps else 0
+    facts.compiles = [one for one in compiles if one[0] >= first]
     describe(facts, run, given)
     gather_values(facts, run, given)
     if facts.steps:
@@ -234,7 +253,7 @@ def newest(run: Run, given: dict[str, Any], most: int) -> list[tuple[Any, ...]]:
 
 def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[Step]:
     rows = newest(run, given, most)[::-1]
-    steps = [Step(*values) for *values, _, _ in rows]
+    steps = with_evaluations([Step(*values) for *values, _, _ in rows])
     if any(name != "batch" for *_, name, _ in rows):
         return steps
     # `ci.batches` fetches between its batches, and does nothing else there. What the first one of
@@ -248,6 +267,34 @@ def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[
     if sum(waits) < MIN_WAIT_NS * len(steps):
         return steps
     return [step.after(wait) for step, wait in zip(steps, waits, strict=True)]
+
+
+def with_evaluations(steps: list[Step]) -> list[Step]:
+    """Counts forward passes that evaluate the model inside training steps as `beside`.
+
+    Those are forward passes in eval mode. Many more passes than usual on a batch of a loader, with
+    no longer backward, are an evaluation too. In half of the steps or more, such passes are part of
+    the training: a teacher, or a frozen model.
+    """
+    usual = max(median(one.forwards for one in steps), 1) if steps else 1
+    backward = median(one.backward or 0 for one in steps) if steps else 0
+    found: dict[int, int] = {}
+    for at, one in enumerate(steps):
+        is_loaded = one.data_load is not None and (one.backward or 0) <= 2 * backward
+        if one.evaluation:
+            found[at] = one.evaluation
+        elif is_loaded and one.forwards >= MORE_FORWARDS * usual:
+            found[at] = round((one.forward or 0) * (1 - usual / one.forwards))
+    if 2 * len(found) >= len(steps):
+        found = {}
+    return [
+        one._replace(
+            forward=None if one.forward is None else one.forward - found.get(at, 0),
+            beside=one.beside + found.get(at, 0),
+            evaluation=found.get(at, 0),
+        )
+        for at, one in enumerate(steps)
+    ]
 
 
 def settled_from(walls: Sequence[int]) -> int:
@@ -380,6 +427,11 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
         is_named = len(account) < MAX_PARTS and ns >= MIN_PART * facts.window_ns
         part = name if is_named and name not in (*account, *RESTS) else "other scopes"
         account[part] = account.get(part, 0) + ns
+    evaluations = [step.evaluation for step in facts.steps if step.evaluation]
+    if evaluations:  # in steps
+        account["forward"] -= sum(evaluations)
+        account["evaluation"] = account.get("evaluation", 0) + sum(evaluations)
+        facts.asides["evaluation"] = facts.asides.get("evaluation", 0) + len(evaluations)
     facts.is_fetched_between = names == {"batch"}
     account["in no phase"] = max(steps - in_steps, 0)
     between = max(facts.window_ns - steps - beside, 0)
@@ -394,6 +446,9 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
         account["snapshot"] += ns
         account[part] -= ns
     facts.account = {part: ns for part, ns in account.items() if ns > 0}
+    rows = run.query("gaps", **given).fetch().rows if account["in no phase"] else []
+    for before, after, ns in rows[:1]:
+        facts.gap = f"between {before} and {after}", ns or 0
 
 
 def snapshots(run: Run, given: dict[str, Any]) -> list[int]:
@@ -418,7 +473,7 @@ def fetch_ranks(run: Run, lead: Session, facts: Facts) -> list[RankStep]:
 
 
 def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
-    """The values of loss-like marks, the sick tensors, and the compiles."""
+    """The values of marks, and the sick tensors."""
     for row in run.query("newest_values", most=MAX_VALUES, **given).fetch().rows:
         facts.values.setdefault(row[0], []).append(Value(*row))
     for epoch, attrs in run.query("health", **given).fetch().rows:
@@ -426,9 +481,12 @@ def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
         if found.get("problem") != "recovered":
             for tensor in found.get("tensors") or ():
                 facts.sick.append((str(tensor), epoch, str(found.get("problem"))))
-    first = facts.steps[0].start if facts.steps else 0
-    rows = run.query("compiles", first_ns=first, **given).fetch().rows
-    facts.compiles = [(start, ns, str(_attrs(attrs).get("cause", ""))) for start, ns, attrs in rows]
+
+
+def fetch_compiles(run: Run, given: dict[str, Any]) -> list[tuple[int, int, str]]:
+    """Start, duration and cause of all compilations."""
+    rows = run.query("compiles", first_ns=0, **given).fetch().rows
+    return [(start, ns, str(_attrs(attrs).get("cause", ""))) for start, ns, attrs in rows]
 
 
 def _attrs(text: str | None) -> dict[str, Any]:

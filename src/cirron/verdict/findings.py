@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 SCHEMA = 1
 
@@ -37,6 +37,13 @@ class Gain:
     replay_error: float  # of the same replay with nothing changed, beside what was measured
 
 
+class Prediction(NamedTuple):
+    """A gain, or why none can be predicted."""
+
+    gain: Gain | None
+    no_gain: str = ""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong, or that the time goes into."""
@@ -45,24 +52,18 @@ class Finding:
     summary: str  # a sentence without its full stop
     share: float | None  # of the time; None: it is not about time
     gain: Gain | None
+    no_gain: str  # why no gain is predicted, if the finding is about time
     evidence: list[str]
     advice: str
     blames: str = ""  # the part of the account that it is about
     is_urgent: bool = False  # it comes before all that is about speed
 
     def as_dict(self) -> dict[str, Any]:
-        gain = self.gain
         return {
             "class": self.kind,
             "summary": self.summary,
             "share": self.share,
-            "gain": None
-            if gain is None
-            else {
-                "share": gain.share,
-                "seconds": gain.seconds,
-                "replay_error": gain.replay_error,
-            },
+            "gain": None if self.gain is None else vars(self.gain),
             "evidence": self.evidence,
             "advice": self.advice,
         }

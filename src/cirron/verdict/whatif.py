@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cirron.verdict.facts import MIN_STEPS
-from cirron.verdict.findings import Gain
+from cirron.verdict.findings import Gain, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,42 +22,44 @@ MAX_ERROR = 0.05
 NONE: Mapping[int, float] = MappingProxyType({})
 
 
-def replay(facts: Facts, change: Callable[[Step], float]) -> Gain | None:
-    """The gain if each step took what `change` says. None: the replay does not fit the run."""
+def replay(facts: Facts, change: Callable[[Step], float]) -> Prediction:
+    """The gain if each step took as long as `change` says, or why it cannot be predicted."""
     return lasting(facts, sum(max(change(step), 0.0) for step in facts.steps))
 
 
-def lasting(facts: Facts, total: float, rare: Mapping[int, float] = NONE) -> Gain | None:
-    """The gain if the steps took this long together. None: the replay does not fit the run.
-
-    They take no less than the device needs for them. `rare` is what some of the steps, by place,
-    take beyond the others.
-    """
+def lasting(facts: Facts, total: float) -> Prediction:
+    """The gain if all steps together took `total` ns. They take at least the device's time."""
     unchanged = sum(step.wall for step in facts.steps)
+    return without(facts, unchanged - max(total, min(facts.device_ns, unchanged)))
+
+
+def without(facts: Facts, ns: float, rare: Mapping[int, float] = NONE) -> Prediction:
+    """The gain if `ns` of the window, in steps or between them, were saved.
+
+    `rare` maps the index of a step to its time beyond the other steps.
+    """
+    if facts.window_ns < sum(step.wall for step in facts.steps):
+        return Prediction(None, "steps overlap in time")
     error = error_of(facts.steps, rare)
-    if facts.window_ns < unchanged or error is None or error > MAX_ERROR:
-        return None
-    saved = unchanged - max(total, min(facts.device_ns, unchanged))
-    return Gain(saved / facts.window_ns, saved / 1e9, error)
-
-
-def without(facts: Facts, ns: float, rare: Mapping[int, float] = NONE) -> Gain | None:
-    """The gain if so much of the window were not there."""
-    return lasting(facts, sum(step.wall for step in facts.steps) - ns, rare)
+    if error is None or error > MAX_ERROR:
+        known = "" if error is None or error > 1 else f" (replay error {100 * error:.0f}%)"
+        return Prediction(None, f"the step times vary too much{known}")
+    saved = min(ns, max(facts.window_ns - facts.device_ns, 0.0))
+    return Prediction(Gain(saved / facts.window_ns, saved / 1e9, error))
 
 
 # What a user may ask about.
 PARTS = ("data_load", "forward", "backward", "optimizer_step", "self")
 
 
-def what_if(facts: Facts, part: str, factor: float) -> Gain | None:
-    """The gain if a part of each step took this many times what it does; a loss is below 0.
+def what_if(facts: Facts, part: str, factor: float) -> Prediction:
+    """The gain if a part of each step took `factor` times as long, or why it cannot be predicted.
 
-    None: too few steps have it, or the replay does not fit the run.
+    A factor above 1 gives a negative gain.
     """
     name = {"optimizer_step": "optimizer", "self": "own"}.get(part, part)
     if sum(getattr(step, name) is not None for step in facts.steps) < MIN_STEPS:
-        return None
+        return Prediction(None, f"fewer than {MIN_STEPS} steps have {part}")
     return replay(facts, lambda step: step.wall + (factor - 1) * (getattr(step, name) or 0))
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cirron.runs import untrusted
-from cirron.verdict.endings import Ending, endings
+from cirron.verdict.endings import NOWHERE, endings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +74,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
     collectives = {} if dumps is None else read_dumps(dumps, problems)
     members = [one for one in run.sessions if one.attempt == run.attempts[-1]]
     found = sorted(zip(members, endings(run), strict=True), key=lambda one: one[1].blamed)
-    latest = max((one.last_step for _, one in found if one.last_step is not None), default=None)
+    latest = max((one.position for _, one in found), default=NOWHERE)
     groups: dict[tuple[Any, ...], Group] = {}
     for session, ending in found:
         stack = stack_of(session)
@@ -82,7 +82,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
         collective = collectives.get(session.rank) if session.rank is not None else None
         kind = ending.error.partition(":")[0]
         frame = stack[-1] if stack else ""
-        key = (ending.state, kind, place, ending.last_step, frame, collective)
+        key = (ending.state, kind, place, ending.position, frame, collective)
         group = groups.get(key)
         if group is None:
             group = groups[key] = Group(
@@ -92,7 +92,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
                 last_step=ending.last_step,
                 step_name=ending.step_name,
                 frame=frame,
-                has_arrived=has_arrived(ending, latest),
+                has_arrived=ending.position in (latest, NOWHERE),
                 stack=stack[-MAX_FRAMES:],
                 collective=collective,
                 error=ending.error,
@@ -103,10 +103,6 @@ def why(run: Run, dumps: Path | None = None) -> Why:
     # Of those that are as many, the one that ended first.
     ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))
     return Why(run.id, run.state, ordered, problems)
-
-
-def has_arrived(ending: Ending, latest: int | None) -> bool:
-    return latest is None or ending.last_step is None or ending.last_step >= latest
 
 
 def stack_of(session: Session) -> list[str]:

@@ -79,7 +79,7 @@ def rule_of(kind: Class) -> Rule:
             kind,
             f"{part} takes {percent(share)} of the time",
             share,
-            without(facts, (1 - LEFT) * ns),
+            *without(facts, (1 - LEFT) * ns),
             [f"{plural(count, 'time')} in {len(facts.steps)} steps, {ns / count / 1e9:.3g} s each"],
             advice + (f" ({option})" if option else "") + otherwise,
             part,

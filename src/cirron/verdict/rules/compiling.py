@@ -7,7 +7,9 @@ is all of it.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
+from statistics import median
 from typing import TYPE_CHECKING
 
 from cirron.verdict.facts import MIN_STEPS
@@ -34,6 +36,10 @@ def judge(facts: Facts) -> Judged:
     times = len(at)
     if times < MIN_TIMES or share < SHARE:
         return None
+    # A step that compiles also traces, which no span covers.
+    usual = [step.work for number, step in enumerate(facts.steps, 1) if number not in at]
+    typical = median(usual) if len(usual) >= MIN_STEPS else math.inf
+    tracing = {one - 1: max(facts.steps[one - 1].work - typical, 0.0) for one in at if one > 0}
     evidence = [
         f"{len(facts.compiles)} compiles after warm-up, in {times} of {len(starts)} steps, take"
         f" {percent(share)} of the time"
@@ -47,7 +53,7 @@ def judge(facts: Facts) -> Judged:
         KIND,
         "the model is compiled again and again",
         share,
-        without(facts, ns),
+        *without(facts, ns + sum(tracing.values()), tracing),
         evidence,
         "compile once for all trainings: a new model or step function for each fold or trial is"
         " compiled anew; make one, and give it new weights"

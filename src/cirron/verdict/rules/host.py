@@ -20,12 +20,14 @@ from __future__ import annotations
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from cirron.verdict.facts import MIN_STEPS
+from cirron.verdict.facts import CROWDED, MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding
 from cirron.verdict.rules import BOOSTERS, MOST, STARVED, Judged, ms, percent
 from cirron.verdict.whatif import replay
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cirron.verdict.facts import Facts, Step
 
 KIND: Class = "host-bound"
@@ -36,7 +38,16 @@ LEFT = 0.07  # of the phases: losses, zero_grad, logs
 TRAINERS = ("transformers", "lightning", "pytorch_lightning")
 TRAINER_NS = 2_000_000
 GPU_BUSY = 0.7
+GROWTH = 1.5  # times as long in the last quarter of the steps as in the first
+# Usual causes: of time that grows, in which the thread sleeps, and in which it computes.
+GROWING = "a list or history that each step goes through or copies, logs that are written anew"
+WAITING = "files, logging over a network, reading data in the loop, locks, sleep"
+COMPUTING = (
+    ".item(), prints, loops over parameters, metrics in Python, augmentation in the loop,"
+    " callbacks, tokenizing, an RL environment"
+)
 SMALL_BATCH = 8
+OUTSIDE = "forward outside steps"  # as the query `account` calls them
 CALLS = 0.7  # of the time, on a GPU
 CALL_NS = 150_000
 # What the time is between, and what may be there: in a loop, and of a booster; in each, between the
@@ -60,11 +71,23 @@ def judge(facts: Facts) -> Judged:
     name, ns = max(facts.outside.items(), key=lambda one: one[1], default=("", 0))
     if ns >= max(SHARE, between) * facts.window_ns:
         share = ns / facts.window_ns
+        if name == OUTSIDE:
+            return Finding(
+                KIND,
+                f"forward passes outside the training steps take {percent(share)} of the time",
+                share,
+                None,
+                "the work may be needed",
+                [f"{ns / 1e9:.3g} s are in forward passes that no backward pass follows"],
+                "if they are an evaluation: do it less often, on less data, or in larger batches",
+                name,
+            )
         return Finding(
             KIND,
             f"{name} takes {percent(share)} of the time, between the steps",
             share,
             None,
+            "the work may be needed",
             [f"{ns / 1e9:.3g} s are in the scope {name}, which holds no step"],
             f"do {name} less often, or beside the training",
             name,
@@ -82,6 +105,7 @@ def judge(facts: Facts) -> Judged:
             f"the time is between the {where}",
             between,
             None,
+            "the work may be needed",
             [f"{percent(between)} of the time is between {where}, in nothing that was recorded"],
             f'find it: with ci.scope("name"): around what is there{hint}',
             "between steps",
@@ -96,6 +120,16 @@ def judge(facts: Facts) -> Judged:
     evidence = [
         f"{percent(share)} of the time is in steps, in no phase: {ms(usual)} a step (median)"
     ]
+    where, ns = facts.gap
+    if ns > facts.account["in no phase"] / 2:
+        evidence.append(f"most of it is {where}")
+    levels = [median(step.own for step in part) for part in quarters(facts.steps)]
+    is_growing = levels == sorted(levels) and levels[-1] > GROWTH * levels[0]
+    is_growing = is_growing and (facts.starved_share or 0.0) < CROWDED
+    if is_growing:
+        evidence.append(
+            f"it grows from {ms(levels[0])} to {ms(levels[-1])} (first and last quarter)"
+        )
     if facts.is_on_gpu:
         busy = facts.device_share
         if busy is None:
@@ -104,8 +138,10 @@ def judge(facts: Facts) -> Judged:
             return Abstained(KIND, f"kernels fill {percent(busy)} of a step: the device is busy")
         evidence.append(f"kernels fill {percent(busy)} of a step (median): the device waits")
     loading = facts.account.get("data_load", 0) / facts.window_ns
-    if (facts.asleep_share or 0.0) - loading >= share / 2 and not facts.is_on_gpu:
-        evidence.append("the thread is asleep for most of it: it waits for a file, network or lock")
+    is_asleep = (facts.asleep_share or 0.0) - loading >= share / 2 and not facts.is_on_gpu
+    if is_asleep:
+        evidence.append("the thread is asleep for most of it: it waits, and does not compute")
+    causes = GROWING if is_growing else WAITING if is_asleep else COMPUTING
     has_loader = any(step.data_load is not None for step in facts.steps)
 
     def mended(step: Step) -> float:
@@ -117,17 +153,20 @@ def judge(facts: Facts) -> Judged:
         KIND,
         "the GPU waits for the host" if facts.is_on_gpu else "Python takes time in the steps",
         share,
-        replay(facts, mended),
+        *replay(facts, mended),
         evidence,
-        'find it: with ci.scope("name"): around parts of the loop. Usual causes: .item(), prints,'
-        " files, loops over parameters, metrics in Python, augmentation in the loop, callbacks,"
-        " tokenising, an RL environment"
+        f'find it: with ci.scope("name"): around parts of the loop. Usual causes: {causes}'
         + (", copies to and from the device (pin_memory, non_blocking)" if facts.is_on_gpu else "")
         + (
             "" if has_loader else "; batches that are loaded there: for batch in ci.batches(loader)"
         ),
         "in no phase",
     )
+
+
+def quarters(steps: Sequence[Step]) -> list[Sequence[Step]]:
+    size = len(steps) // 4
+    return [steps[at * size : (at + 1) * size] for at in range(4)]
 
 
 def judge_calls(facts: Facts) -> Judged:
@@ -155,6 +194,7 @@ def judge_calls(facts: Facts) -> Judged:
         "the operations are so small that calling them takes the time",
         sum(phases) / facts.window_ns,
         None,
+        "the largest possible batch is not known",
         [
             f"{batches}forward, backward and optimizer take {each / 1e3:.0f} us for each of the"
             f" model's {tensors} tensors"

@@ -21,7 +21,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 from cirron.verdict.facts import MIN_STEPS
-from cirron.verdict.findings import Abstained, Class, Finding
+from cirron.verdict.findings import Abstained, Class, Finding, Prediction
 from cirron.verdict.rules import MOST, STARVED, Judged, longest, ms, percent, period_of
 from cirron.verdict.whatif import lasting, with_workers, without
 from cirron.view.text import plural
@@ -52,6 +52,13 @@ SATURATED = 0.9  # of a step is what a thread needs to load a batch: it has none
 # Batches that a worker loads in advance: torch's default, and the most to advise.
 AHEAD, MAX_AHEAD = 2, 64
 HANDOVER_NS = 300_000  # what it costs the training process to take a batch from a worker
+
+
+# Why no gain is predicted: what the data set does may be needed, and so is loading the first batch.
+FIRST_BATCH = (
+    "what the data set does there may be needed",
+    "the workers still have to load the first batch, and that time is not known",
+)
 
 
 class Plan(NamedTuple):
@@ -85,15 +92,19 @@ def judge(facts: Facts) -> Judged:
     share = sum(loads) / facts.window_ns
     if total < SHARE * facts.window_ns:
         return None
-    limit = STALL * max(typical, 1)
+    workers = facts.workers
     waits = [0 if at in late else step.data_load or 0 for at, step in enumerate(facts.steps)]
-    stalls = [wait for wait in waits if wait > limit]
-    is_stalling = len(stalls) < 0.5 * len(loads) and sum(stalls) > 0.5 * total
-    at = longest([wait if wait > limit else 0 for wait in waits]) if is_stalling else []
+    stalls = stalls_of(waits)
+    # n workers that cannot keep up finish n batches at once: one long wait, then n - 1 short ones.
+    if workers and not stalls_of(
+        [sum(waits[at : at + workers]) for at in range(0, len(waits), workers)]
+    ):
+        stalls = []
+    is_stalling = bool(stalls)
+    at = longest([wait if wait >= min(stalls) else 0 for wait in waits]) if stalls else []
     every = period_of(at)  # other work on the machine has none
     # Workers are short of a processor as much as the steps' own work is.
     delay = sum(stalls) if is_stalling else min(total, sum(step.work for step in facts.steps))
-    workers = facts.workers
     may_be_starved = share < MOST and not every and (is_stalling or workers)
     if may_be_starved and facts.is_starved(delay, is_own_wait=not workers):
         return Abstained(KIND, STARVED)
@@ -104,8 +115,8 @@ def judge(facts: Facts) -> Judged:
     if saved < MIN_GAIN * facts.window_ns and not is_pegged(facts):
         return None
     evidence = [
-        f"data_load is {percent(share)} of the time: {ms(typical)} of a step of"
-        f" {ms(median(step.wall for step in facts.steps))} (median)"
+        f"data_load is {percent(share)} of the time: {ms(mean(loads))} of a step of"
+        f" {ms(facts.window_ns / len(facts.steps))} (mean)"
     ]
     if workers is not None:
         evidence.append(f"the loader has {plural(workers, 'worker')}")
@@ -115,16 +126,32 @@ def judge(facts: Facts) -> Judged:
             f" others {ms(typical)}" + (f"; every {every} steps" if every else "")
         )
     # How much of a stall is hidden depends on when it comes: 41 % were predicted, 30 % measured.
-    is_sure = found.is_sure and not is_stalling and not is_pegged(facts)
+    unsure = (
+        "all cores are busy"
+        if is_pegged(facts)
+        else "it depends on when the stalls come"
+        if is_stalling
+        else ""
+        if found.is_sure
+        else "loading needs every core"
+    )
     return Finding(
         KIND,
         "the steps wait for their data" + (", in stalls" if is_stalling else ""),
         share,
-        lasting(facts, found.left) if is_sure else None,
+        *(lasting(facts, found.left) if not unsure else Prediction(None, unsure)),
         evidence,
         advice(facts, is_stalling, found),
         "data_load",
     )
+
+
+def stalls_of(waits: Sequence[int]) -> list[int]:
+    """The few long waits, if they make up most of the waiting."""
+    limit = STALL * max(median(waits), 1)
+    found = [wait for wait in waits if wait > limit]
+    is_stalling = len(found) < 0.5 * len(waits) and sum(found) > 0.5 * sum(waits)
+    return found if is_stalling else []
 
 
 def judge_beside(facts: Facts) -> Judged:
@@ -144,6 +171,7 @@ def judge_beside(facts: Facts) -> Judged:
         "the steps wait for their data",
         min(each * len(facts.steps) / facts.window_ns, 1.0),
         None,
+        "the steps' own time is not known",
         [f"the thread that loads it needs {ms(each)} a batch; a step takes {ms(usual)} (median)"],
         advice(facts, False, Plan(min(facts.cores or 4, MAX_WORKERS), AHEAD, 0.0)),
         "in no phase",
@@ -154,8 +182,10 @@ def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: fl
     """A loader that is slow at the start of each epoch."""
     share = cold / facts.window_ns
     workers, set_up = facts.workers, facts.account.get(SET_UP, 0)
-    # Keeping the workers saves that time on a busy machine, too.
-    is_anew = bool(workers) and not facts.loader.get("persistent_workers")
+    # Keeping the workers saves that time on a busy machine, too. A loader that is made for each
+    # epoch cannot keep them.
+    is_kept = facts.loader.get("persistent_workers") and set_up < UNSURE * cold
+    is_anew = bool(workers) and not is_kept
     may_be_starved = share < MOST and not is_anew
     if may_be_starved and facts.is_starved(cold, is_own_wait=not workers):
         return Abstained(KIND, STARVED)
@@ -177,7 +207,7 @@ def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: fl
         KIND,
         "each epoch waits for its first batch",
         share,
-        without(facts, cold, late) if is_sure else None,
+        *(without(facts, cold, late) if is_sure else Prediction(None, FIRST_BATCH[is_anew])),
         evidence,
         "keep the workers, with what they have opened: make the loader once, for all epochs:"
         f" {settings(facts, {'persistent_workers': True})}"

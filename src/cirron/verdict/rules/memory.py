@@ -54,6 +54,7 @@ def judge(facts: Facts) -> Judged:
         "memory goes up and does not stop",
         None,
         None,
+        "",
         [
             f"peak memory of {len(peaks)} {what}: {levels[0] / 2**20:.0f} MiB at first,"
             f" {levels[-1] / 2**20:.0f} MiB at last, up in each quarter"

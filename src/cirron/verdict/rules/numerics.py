@@ -64,7 +64,7 @@ def judge(facts: Facts) -> Judged:
     else:
         advice = f"{first}; ci.watch(model) records weights and gradients, and names sick layers"
     summary = "the training is numerically sick"
-    return Finding(KIND, summary, None, None, evidence, advice, is_urgent=True)
+    return Finding(KIND, summary, None, None, "", evidence, advice, is_urgent=True)
 
 
 def spike_of(values: Sequence[Value]) -> Value | None:

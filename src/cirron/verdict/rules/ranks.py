@@ -130,7 +130,7 @@ def persistent(
         KIND,
         f"rank {lag.slowest} holds the others up",
         lag.late / usual,
-        without(facts, saved(steps, lag.phase, is_persistent=True) * facts.window_ns),
+        *without(facts, saved(steps, lag.phase, is_persistent=True) * facts.window_ns),
         [
             f"rank {lag.slowest} is the longest {lag.where} in {times} of {len(steps)} steps"
             f" (by chance: {percent(1 / world)}; p < {CHANCE})",
@@ -147,7 +147,7 @@ def rotating(facts: Facts, steps: Sequence[Sequence[RankStep]], lag: Lag, usual:
         KIND,
         "the ranks hold each other up by turns",
         lag.late / usual,
-        without(facts, saved(steps, lag.phase, is_persistent=False) * facts.window_ns),
+        *without(facts, saved(steps, lag.phase, is_persistent=False) * facts.window_ns),
         [
             f"in each step some rank takes {ms(lag.late)} longer than the others {lag.where}, of a"
             f" step of {ms(usual)}",

@@ -29,12 +29,13 @@ MIN_STEPS = 100
 RATIO = 3.0
 MIN_LONG = 3
 SHARE = 0.10
-PASSES = 2.0  # times the usual, in each phase: a step by design
+PASSES = 1.5  # times as many forward passes as usual: the program does more in these steps
+REST = "in no phase"
 PARTS = {
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer_step",
-    "own": "in no phase",
+    "own": REST,
 }
 # What may be behind it, if it is in a phase, and if not.
 CAUSES = (
@@ -60,7 +61,7 @@ def judge(facts: Facts) -> Judged:
     if not every and facts.is_starved(share * facts.window_ns):
         return Abstained(KIND, STARVED)
     if has_more_passes(facts, at):
-        return Abstained(KIND, "the long steps have more forwards, backwards and optimizer steps")
+        return Abstained(KIND, "the long steps run more forward passes than the others")
     long = [facts.steps[number].work for number in at]
     excess = {
         part: sum(
@@ -79,14 +80,15 @@ def judge(facts: Facts) -> Judged:
     evidence = [
         f"{len(long)} of {len(facts.steps)} steps take {ms(median(long))}, others {ms(typical)}:"
         f" that is {percent(share)} of the time, most of it "
-        + (where if where == "in no phase" else f"in {where}")
+        + (where if where == REST else f"in {where}")
+        + (f", {facts.gap[0]}" if where == REST and facts.gap[1] > facts.account[REST] / 2 else "")
     ]
-    what = f"cirron show --name {where}" if inside else CAUSES[where == "in no phase"]
+    what = f"cirron show --name {where}" if inside else CAUSES[where == REST]
     return Finding(
         KIND,
         "some steps take far longer" + (f", one every {every}" if every else ""),
         share,
-        without(facts, sum(rare.values()), rare),
+        *without(facts, sum(rare.values()), rare),
         evidence,
         f"look at what those steps do: {what}"
         + ("" if every else ", or other work on the machine"),
@@ -95,9 +97,6 @@ def judge(facts: Facts) -> Judged:
 
 
 def has_more_passes(facts: Facts, at: Sequence[int]) -> bool:
-    """Whether these steps take twice as long as the usual one in each phase."""
-    return all(
-        (usual := median(getattr(step, name) or 0 for step in facts.steps)) > 0
-        and median(getattr(facts.steps[number], name) or 0 for number in at) >= PASSES * usual
-        for name in ("forward", "backward", "optimizer")
-    )
+    """Whether these steps run more forward passes by design: a GAN, an RL agent."""
+    usual = median(step.forwards for step in facts.steps)
+    return median(facts.steps[number].forwards for number in at) >= PASSES * max(usual, 1)
