@@ -116,7 +116,7 @@ def test_what_is_between_steps_is_told() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("how", "kind", "said"),
-    [("slow", "slow-rank", "rank 1 holds"), ("rotating", "slow-rank", "by turns")],
+    [("slow", "slow-rank", "rank 1 slows"), ("rotating", "slow-rank", "in turn")],
 )
 def test_a_late_rank_is_named_though_all_wait(
     tmp_path: Path, how: str, kind: str, said: str

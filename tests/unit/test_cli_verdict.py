@@ -104,7 +104,7 @@ def test_a_run_without_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     report = ci.open().report()
 
     assert "not-enough-data" == report.verdict.kind
-    assert "no steps were recorded" in report.verdict.summary
+    assert "no training steps were recorded" in report.verdict.summary
     assert "ci.batches" in report.verdict.advice
 
 

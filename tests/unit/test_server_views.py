@@ -259,7 +259,7 @@ def test_a_slow_rank_is_seen_outside_of_backward(made: Made, tmp_path: Path, wai
     assert [False, True, False] == [one["is_odd"] for one in found["ranks"]]
     assert [2 * MS, 6 * MS, 2 * MS] == [one["own"] for one in found["ranks"]]
     assert [2 * MS, 6 * MS, 2 * MS] == [one[5] for one in found["walls"]]
-    assert "rank 1 holds the others up" == ask(place, "report")["primary"]["summary"]
+    assert "rank 1 slows the others down" == ask(place, "report")["primary"]["summary"]
 
 
 def test_diff_names_the_settings_that_differ(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_slow_rank_that_waits_in_ci_batches(made: Made) -> None:
 
     verdict = ci.open(".").report().verdict
 
-    assert ("slow-rank", "rank 2 holds the others up") == (verdict.kind, verdict.summary)
+    assert ("slow-rank", "rank 2 slows the others down") == (verdict.kind, verdict.summary)
     assert "data_load" == verdict.blames
     assert verdict.gain is not None
     assert pytest.approx(24 / 40, abs=0.02) == verdict.gain.share
@@ -68,7 +68,7 @@ def test_a_loader_that_starts_anew_in_each_epoch(made: Made) -> None:
 
     assert "input-bound" == report.verdict.kind
     assert "at the start of 5 epochs" in report.verdict.evidence[0]
-    assert "first batch is waited for 500 ms" in report.verdict.evidence[1]
+    assert "first batch takes 500 ms" in report.verdict.evidence[1]
     assert "persistent_workers=True" in report.verdict.advice
     assert report.verdict.gain is not None
     assert pytest.approx(5 * 500 / (5 * 500 + 1190), abs=0.01) == report.verdict.gain.share
@@ -90,7 +90,7 @@ def test_a_loader_that_is_made_for_each_epoch(made: Made) -> None:
     """Workers that persist go with their loader: it starts new ones in each epoch."""
     session, at = made(), 0
     for number in range(6):
-        settings = {"loader_workers": 2, "loader_persistent_workers": True}
+        settings: dict[str, Any] = {"loader_workers": 2, "loader_persistent_workers": True}
         session.span("epoch", at, at + 600 * MS, index=number, **settings)
         session.span("data_setup", at, at + 200 * MS)
         for index in range(40):
@@ -103,7 +103,7 @@ def test_a_loader_that_is_made_for_each_epoch(made: Made) -> None:
 
     verdict = ci.open(".").report().verdict
 
-    assert ("input-bound", True) == (verdict.kind, "make the loader once" in verdict.advice)
+    assert ("input-bound", True) == (verdict.kind, "create the loader once" in verdict.advice)
 
 
 def evaluating(session: MadeSession, evaluated: range, mode: str, forwards: int = 20) -> None:

@@ -1,4 +1,4 @@
-"""How each process of a run ended, or where it is: by its black box and the spans that failed."""
+"""How each process of a run ended, or where it is, from black boxes and failed spans."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run, Session
 
 NOWHERE = (-1, -1)
-MAX_FAILED = 16  # spans inside each other that an error has cut short
+MAX_FAILED = 16  # nested spans that an error ended
 
 
 class Ending(NamedTuple):
-    """How a process ended, or that it goes on."""
+    """How a process ended, or that it is running."""
 
     rank: int | None
     state: str
-    where: str  # the innermost open span, with the path to it
+    where: str  # path of the innermost open span
     last_step: int | None
-    silent_s: float | None  # None: not longer than `silence_after`
+    silent_s: float | None  # seconds without progress; None: less than `silence_after`
     error: str = ""  # the exception or the signal that ended it
-    last_ns: int = 0  # when it was last heard of
+    last_ns: int = 0  # its last sign of life
     step_name: str = "step"  # or `batch`, of `ci.batches`
     epoch: int | None = None  # of the last step
 
@@ -56,7 +56,7 @@ def brief(error: str) -> str:
 
 
 def endings(run: Run) -> list[Ending]:
-    """How each process of the last attempt stands."""
+    """The endings of all processes of the last attempt."""
     found = []
     for one in run.sessions:
         if one.attempt != run.attempts[-1]:
@@ -77,7 +77,7 @@ def endings(run: Run) -> list[Ending]:
                 where = " > ".join(path[::-1])
             step = box.content.get("last_step") or {}
             epochs = [span.index for span in box.spans if span.name == "epoch"]
-            if step and not epochs:  # the last epoch has ended: its last step says which it was
+            if step and not epochs:  # no epoch is open: ask the last step that was recorded
                 rows = run.query("newest_steps", session=one.key, most=1).fetch().rows
                 epochs = [row[0] for row in rows]
             epoch = epochs[-1] if epochs else None
@@ -101,18 +101,18 @@ def endings(run: Run) -> list[Ending]:
 
 
 def silent_s(session: Session) -> float | None:
-    """How long a process that should have recorded something has not; None: it did."""
+    """How long a process with an open span has recorded nothing; None: it has."""
     content = {} if session.box is None else session.box.content
     since, beat = content.get("silent_since_ns"), content.get("heartbeat_ns")
     return None if since is None or beat is None else float(beat - since) / 1e9
 
 
 def failed_in(run: Run, session: Session) -> str:
-    """The innermost span that the last error has cut short, with the path to it."""
+    """The path of the innermost span that the last error ended."""
     where, latest = "", 0
     rows = run.query("failed", session=session.key, most=MAX_FAILED).fetch().rows
-    for path, epoch, step, index, start in rows:  # it leaves the innermost one first
-        if start >= latest:  # else one that failed before, and was caught
+    for path, epoch, step, index, start in rows:  # an error leaves the innermost span first
+        if start >= latest:  # else an earlier error, which was caught
             latest = start
             *above, name = path.split("/")
             known = {"epoch": epoch, "step": step, "batch": step}

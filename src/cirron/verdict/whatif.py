@@ -1,8 +1,8 @@
-"""What mending something would give: the same steps, replayed with one part changed.
+"""What a fix would save: the same steps, replayed with one part changed.
 
-A replay adds up the parts of each step again. Its error is measured on the unchanged run: the parts
-of one half of the steps have to give the time that the other half took. Parts that went on at once,
-or that take another time later, show there. Above 5 % no number is given.
+A replay adds up the parts of each step. Its error is measured on the unchanged run: the parts of
+one half of the steps must predict the time of the other half. Parts that overlap, or that drift
+over time, increase the error. Above 5 % no gain is predicted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def without(facts: Facts, ns: float, rare: Mapping[int, float] = NONE) -> Predic
     return Prediction(Gain(saved / facts.window_ns, saved / 1e9, error))
 
 
-# What a user may ask about.
+# The parts that `--what-if` accepts.
 PARTS = ("data_load", "forward", "backward", "optimizer_step", "self")
 
 
@@ -64,10 +64,10 @@ def what_if(facts: Facts, part: str, factor: float) -> Prediction:
 
 
 def error_of(steps: Sequence[Step], rare: Mapping[int, float] = NONE) -> float | None:
-    """How far the parts of each half of the steps are from the time of the other half, at worst.
+    """The larger error of predicting one half of the steps from the other.
 
-    What is done beside the training comes at its own times, so it is as it was; so is what a few
-    steps take beyond the others (`rare`): one of them more in a half is no error.
+    Work beside the training has a schedule of its own, so it is taken as it was. So is the extra
+    time of a few steps (`rare`): one more of them in a half is not an error.
     """
     half = len(steps) // 2
     apart = [step.beside + rare.get(at, 0.0) for at, step in enumerate(steps)]
@@ -83,7 +83,7 @@ def error_of(steps: Sequence[Step], rare: Mapping[int, float] = NONE) -> float |
 
 
 def parts(step: Step) -> int:
-    """A step as the sum of what it is made of: more than it took, where parts went on at once."""
+    """The sum of the parts of a step: more than its time if parts overlap."""
     phases = (step.data_load, step.forward, step.backward, step.optimizer)
     covered = sum(one for one in phases if one is not None) + step.own
     return max(covered, step.wall - step.beside)
@@ -97,11 +97,11 @@ def with_workers(
     handover: float,
     firsts: Sequence[int] = (),
 ) -> float:
-    """How long the steps take if workers load their batches, each `ahead` of them in advance.
+    """How long the steps take if workers load the batches, each up to `ahead` in advance.
 
-    As a DataLoader does it: batch i is loaded by worker i % workers, batches are taken in order,
-    and each one that is taken has the next one asked for. Taking one costs the step `handover`. At
-    `firsts`, where an epoch begins, nothing is loaded in advance.
+    As in a DataLoader, worker i % workers loads batch i, batches are taken in order, and each batch
+    that is taken requests another one. Taking a batch costs `handover`. At `firsts`, where an epoch
+    begins, nothing is loaded in advance.
     """
     begins = set(firsts)
     is_free = [0.0] * workers  # when each worker is
@@ -113,7 +113,7 @@ def with_workers(
         at = number - first
         worker, asked = at % workers, at - workers * ahead
         is_free[worker] = max(is_free[worker], taken[asked] if asked >= 0 else 0.0) + load
-        # The first batches of all are waited for in any case, once.
+        # The wait for the very first batches comes once, in any case.
         now = max(now, is_free[worker] if number >= workers else 0.0) + handover
         taken.append(now)
         now += work[number]

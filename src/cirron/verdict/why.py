@@ -1,11 +1,11 @@
-"""What a run was doing when it died, or does while it hangs: `why(run)`.
+"""What a run was doing when it died, or is doing while it hangs: `why(run)`.
 
-Ranks are put together by where they are: the open spans, the last step, the innermost call. The
-smallest group comes first: most often it is the cause, and the others wait for it. Ranks that have
-not come to the step that others are in are said apart: they never arrived.
+Ranks at the same place (open spans, last step, innermost call) form a group. The smallest group
+comes first: it is most often the cause, and the others wait for it. Ranks that never arrived at the
+last step are marked.
 
-Dumps of PyTorch's Flight Recorder say which collective each rank is in. They are pickles, and come
-from a run that may be anybody's: an unpickler that knows plain values alone reads them.
+Dumps of PyTorch's Flight Recorder tell which collective each rank is in. They are untrusted
+pickles, so an unpickler that accepts only plain values reads them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ DUMP = re.compile(r".*?(\d+)(?:\.pickle)?$")
 
 @dataclass
 class Group:
-    """Ranks that are at the same place."""
+    """Ranks at the same place."""
 
     ranks: list[int | None]
     state: str
     where: str
     last_step: int | None
     step_name: str  # `step`, or `batch`, of `ci.batches`
-    frame: str  # the innermost call of the program's own thread
+    frame: str  # the innermost call of the main thread
     has_arrived: bool  # at the last step that any rank has begun
     stack: list[str] = field(default_factory=list)
     collective: str | None = None
-    error: str = ""  # the exception or the signal that ended the first of them
+    error: str = ""  # the exception or signal that ended the first of them
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -100,7 +100,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
         group.ranks.append(session.rank)
     for group in groups.values():
         group.ranks.sort(key=lambda rank: -1 if rank is None else rank)
-    # Of those that are as many, the one that ended first.
+    # Among groups of the same size, the one that ended first comes first.
     ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))
     return Why(run.id, run.state, ordered, problems)
 
@@ -113,27 +113,24 @@ def stack_of(session: Session) -> list[str]:
 
 
 class _Plain(pickle.Unpickler):
-    """Reads plain values, and refuses whatever would call something."""
+    """Reads plain values, and refuses anything that would call code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not a plain value")
 
     def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to something outside of the file")
+        raise pickle.UnpicklingError("it refers to something outside the file")
 
 
 def check_memo(payload: bytes) -> None:
-    """Refuses a memo with numbers beyond the file: the unpickler would make room for all of them.
-
-    Nine bytes can ask for 64 GB.
-    """
+    """Refuses memo indices beyond the file's size: nine bytes could allocate 64 GB."""
     for opcode, argument, _ in pickletools.genops(payload):
         if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(payload):
             raise pickle.UnpicklingError("its memo is larger than the file")
 
 
 def read_dumps(folder: Path, problems: list[str]) -> dict[int, str]:
-    """By rank, the collective that its Flight Recorder was in last."""
+    """The last collective of each rank, from its Flight Recorder dump."""
     found: dict[int, str] = {}
     for path in sorted(folder.iterdir()):
         match = DUMP.fullmatch(path.name)
@@ -146,13 +143,13 @@ def read_dumps(folder: Path, problems: list[str]) -> dict[int, str]:
             found[int(match[1])] = last_collective(content)
         except (untrusted.UnreadableError, OSError) as error:
             problems.append(f"{untrusted.shown(path.name)}: {error}")
-        except Exception as error:  # noqa: BLE001  protects from what unpickling may raise: anything
-            problems.append(f"{untrusted.shown(path.name)}: is no dump that can be read ({error})")
+        except Exception as error:  # noqa: BLE001  unpickling may raise anything
+            problems.append(f"{untrusted.shown(path.name)}: is not a readable dump ({error})")
     return found
 
 
 def last_collective(dump: Any) -> str:
-    """The first entry that is not done, or the last of all."""
+    """The first entry that has not completed, else the last one."""
     entries = [one for one in dump.get("entries", []) if isinstance(one, dict)]
     waiting = [one for one in entries if one.get("state") != "completed"] or entries[-1:]
     if not waiting:

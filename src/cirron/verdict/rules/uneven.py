@@ -1,13 +1,13 @@
 """uneven-steps: some steps take much longer than the others, for no reason that another rule names.
 
-Long: the work of a step (without its wait for data, evaluations, checkpoints and compiles) is above
-three times the median. Of those, the longest: half as long as the ones that have half of the time,
-or longer. At least 3 of them, which together take 10 % of the window more than the median, are a
-finding; one or two that are longer than all others are left out. The gain is all of that.
+A step is long if its work (without data loading, evaluations, checkpoints and compilations) takes
+more than three times the median. Of the long steps, those count that are at least half as long as
+the ones that make up half of the time. It is a finding if there are 3 or more of them, and they
+take 10 % of the window beyond the median. One or two steps that are longer than all others are
+ignored. The gain is the time beyond the median.
 
-The rule abstains where other work on the machine had the processor for half as long or longer, and
-where the long steps take twice as long in each of forward, backward and optimizer: then the program
-does more passes there, as in a GAN that trains its parts by turns.
+The rule abstains if the training waited for a CPU for half of that time, unless the steps have a
+period; and if the long steps run more forward passes: a GAN, or an RL agent, does so by design.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIN_STEPS = 100
 RATIO = 3.0
 MIN_LONG = 3
 SHARE = 0.10
-PASSES = 1.5  # times as many forward passes as usual: the program does more in these steps
+PASSES = 1.5  # times the usual number of forward passes: these steps do more by design
 REST = "in no phase"
 PARTS = {
     "forward": "forward",
@@ -37,9 +37,9 @@ PARTS = {
     "optimizer": "optimizer_step",
     "own": REST,
 }
-# What may be behind it, if it is in a phase, and if not.
+# Usual causes, if the extra time is in a phase, and if it is not.
 CAUSES = (
-    "a validation, longer samples or larger batches than the others', garbage collection",
+    "an evaluation, longer samples or larger batches than usual, garbage collection",
     "logging, saving, garbage collection",
 )
 
@@ -50,14 +50,14 @@ def judge(facts: Facts) -> Judged:
     typical = median(step.work for step in facts.steps)
     beyond = [step.work - typical if step.work > RATIO * typical else 0.0 for step in facts.steps]
     at = longest(beyond)
-    while at and len(at) < MIN_LONG:  # one or two that are far longer than all others
+    while at and len(at) < MIN_LONG:  # ignore one or two steps that are longer than all others
         beyond = [0.0 if number in at else one for number, one in enumerate(beyond)]
         at = longest(beyond)
     rare = {number: beyond[number] for number in at}
     share = sum(rare.values()) / facts.window_ns
     if share < SHARE:
         return None
-    every = period_of(at)  # other work on the machine has none
+    every = period_of(at)  # other work on the machine has no period
     if not every and facts.is_starved(share * facts.window_ns):
         return Abstained(KIND, STARVED)
     if has_more_passes(facts, at):
@@ -90,8 +90,7 @@ def judge(facts: Facts) -> Judged:
         share,
         *without(facts, sum(rare.values()), rare),
         evidence,
-        f"look at what those steps do: {what}"
-        + ("" if every else ", or other work on the machine"),
+        f"check what those steps do: {what}" + ("" if every else ", or other work on the machine"),
         where,
     )
 
