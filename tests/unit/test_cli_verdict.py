@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import cirron as ci
 from cirron import wire
 from cirron.cli import main
+from cirron.verdict.endings import Ending
 from cirron.verdict.why import last_collective, why
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def test_why_reads_flight_recorder_dumps_safely(runs: list[str], tmp_path: Path)
     found = as_json("why", "--flight-recorder", str(dumps))
 
     assert ["clean"] == [group["state"] for group in found["groups"]]
-    assert "is no dump that can be read" in found["problems"][0]
+    assert "contains more than plain values" in found["problems"][0]
     assert not (tmp_path / "ran").exists()
 
 
@@ -181,7 +182,25 @@ def test_a_dump_that_asks_for_more_memory_than_there_is(runs: list[str], tmp_pat
 
     problems = as_json("why", "--flight-recorder", str(tmp_path))["problems"]
 
-    assert any("its memo is larger than the file" in one for one in problems)
+    assert any("is not a readable dump" in one for one in problems)
+
+
+def test_a_dump_that_doubles_itself(runs: list[str], tmp_path: Path) -> None:
+    """A tuple that contains another one twice, 60 times over: to print or hash it takes years."""
+    doubled = b")q\x00" + b"".join(
+        b"h%ch%c\x86q%c" % (number, number, number + 1) for number in range(60)
+    )
+    entry = b"\x80\x04}X\x07\x00\x00\x00entries]}X\x0e\x00\x00\x00profiling_name%bsas."
+    (tmp_path / "rank_0").write_bytes(entry % doubled)
+    (tmp_path / "rank_1").write_bytes(b"\x80\x04}" + doubled + b"Ns.")
+    (tmp_path / "rank_2").write_bytes(b"\x80\x04\x8f(" + doubled + b"\x90.")
+
+    problems = as_json("why", "--flight-recorder", str(tmp_path))["problems"]
+
+    told = "\n".join(problems)
+    assert "rank_0" not in told
+    assert "rank_1: is not a readable dump (a key is neither a string nor a number)" in told
+    assert "rank_2: contains more than plain values" in told
 
 
 def test_the_collective_that_a_rank_is_in() -> None:
@@ -203,6 +222,14 @@ def test_the_process_that_died_first_is_told_first() -> None:
     run: Any = SimpleNamespace(sessions=ranks, attempts=[0], id="run", state="killed")
 
     assert [[2], [1], [0]] == [group.ranks for group in why(run).groups]
+
+
+def test_a_rank_in_an_earlier_epoch_never_arrived() -> None:
+    """Each epoch counts its steps anew: step 99 of epoch 0 is before step 0 of epoch 1."""
+    behind = Ending(1, "signal", "", 99, None, epoch=0)
+    ahead = Ending(0, "signal", "epoch[1] > step[0] > backward", 0, 30.0, epoch=1)
+
+    assert behind.position < ahead.position
 
 
 def test_why_names_the_error_that_ended_a_process(tmp_path: Path) -> None:

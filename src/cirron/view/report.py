@@ -133,7 +133,8 @@ def what_if(part: str, factor: float, predicted: Prediction) -> str:
 
 MAX_TENSORS = 5
 MAX_RANKS = 16
-MAX_STACK = 8
+MAX_STACK = 8  # calls, besides the last one of the program's own before them
+LIBRARIES = ("/site-packages/", "/lib/python", "/cirron/")
 
 
 def reasons(found: Why) -> str:
@@ -160,7 +161,8 @@ def reasons(found: Why) -> str:
             lines.append(f"  {text.plain(brief(group.error), 300)}")
         if group.collective is not None:
             lines.append(f"  collective: {text.plain(group.collective, 200)}")
-        lines += [f"    {text.plain(one, 200)}" for one in group.stack[-MAX_STACK:]]
+        own = [one for one in group.stack[:-MAX_STACK] if not any(map(one.__contains__, LIBRARIES))]
+        lines += [f"    {text.plain(one, 200)}" for one in own[-1:] + group.stack[-MAX_STACK:]]
     lines += [f"problem: {text.plain(one, 300)}" for one in found.problems]
     return "\n".join(lines)
 
