@@ -190,7 +190,10 @@ def test_a_dump_that_doubles_itself(runs: list[str], tmp_path: Path) -> None:
     doubled = b")q\x00" + b"".join(
         b"h%ch%c\x86q%c" % (number, number, number + 1) for number in range(60)
     )
-    entry = b"\x80\x04}X\x07\x00\x00\x00entries]}X\x0e\x00\x00\x00profiling_name%bsas."
+    entry = (
+        b"\x80\x04}X\x07\x00\x00\x00entries]}(X\x01\x00\x00\x00x](%be"
+        b"X\x0e\x00\x00\x00profiling_nameh<uas."
+    )
     (tmp_path / "rank_0").write_bytes(entry % doubled)
     (tmp_path / "rank_1").write_bytes(b"\x80\x04}" + doubled + b"Ns.")
     (tmp_path / "rank_2").write_bytes(b"\x80\x04\x8f(" + doubled + b"\x90.")

@@ -133,7 +133,7 @@ class _Plain(pickle._Unpickler):
     """
 
     stack: list[Any]
-    dispatch: ClassVar = {op[0]: OPERATIONS[op[0]] for op in PLAIN}
+    dispatch: ClassVar[dict[int, Any]] = {op[0]: OPERATIONS[op[0]] for op in PLAIN}
 
     def load_setitem(self) -> None:
         self._check(self.stack[-2:-1])
