@@ -79,7 +79,7 @@ def judge(recorded: Recorded | None, opened: list[wire.Span]) -> Report:
 
 
 def speaks(session: Session, how: str) -> bool:
-    """Whether this process prints a summary: it is the first of the run, trained, and ended well."""
+    """Whether this process prints a summary: it is the first of the run, and has trained."""
     values, process = session.settings, sys.modules.get("multiprocessing.process")
     return (
         values.report

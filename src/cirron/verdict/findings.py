@@ -64,6 +64,7 @@ class Finding:
             "summary": self.summary,
             "share": self.share,
             "gain": None if self.gain is None else vars(self.gain),
+            "no_gain": self.no_gain,
             "evidence": self.evidence,
             "advice": self.advice,
         }

@@ -185,6 +185,7 @@ def changes(found: Diff) -> str:
         )
     if not found.changes:
         lines.append("  no span name has enough spans in both runs")
+    lines += ["", f"result: {result(found)}", ""]
     for mark in found.marks:
         at = mark["parts_at"]
         where = "identical" if at is None else f"first differs in {place(at)}"
@@ -202,6 +203,19 @@ def changes(found: Diff) -> str:
             for one in found.tensors[:MAX_TENSORS]
         ]
     return "\n".join(lines)
+
+
+def result(found: Diff) -> str:
+    """The outcome of a comparison in one line."""
+    named = {
+        outcome: ", ".join(text.plain(one.name) for one in found.changes if one.outcome == outcome)
+        for outcome in ("slower", "faster", "unknown")
+    }
+    if named["slower"] or named["faster"]:
+        return "; ".join(f"{outcome}: {names}" for outcome, names in named.items() if names)
+    if named["unknown"] or not found.changes:
+        return "inconclusive: the runs vary too much, or have too few spans, to tell a change"
+    return "no change"
 
 
 def place(at: dict[str, int]) -> str:
