@@ -124,6 +124,7 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         facts.account.get(part, 0) for part in ("forward", "backward", "optimizer_step")
     )
     share, where = work / facts.window_ns, ""
+    starved = facts.starved_share or 0.0
     if facts.device_ns > work:  # the host waits for the device outside the phases
         work, where = facts.device_ns, " on the device"
         share = min(work / facts.window_ns, 1.0)
@@ -131,6 +132,9 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         each = ms(work / len(facts.steps))
         evidence = [f"forward, backward and optimizer{where}: {each} per step"]
         advice = "only a faster model, device or precision will help"
+        if starved >= CROWDED:
+            evidence.append(f"the training waited for a CPU for {percent(starved)} of the time")
+            advice = f"run it on a quiet machine; then {advice}"
         threads, cores = facts.model.get("threads"), facts.cores
         if isinstance(threads, int) and cores and threads > cores and not facts.is_on_gpu:
             evidence.append(f"PyTorch computes with {threads} threads on {plural(cores, 'core')}")
@@ -148,7 +152,6 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         advice = (
             f'if that is not the model\'s own work, wrap parts of {name} in: with ci.scope("name"):'
         )
-    starved = facts.starved_share or 0.0
     if starved >= CROWDED:
         summary += f"; the training waited for a CPU for {percent(starved)} of the time"
         advice = "run it on a quiet machine: the wait hides smaller faults"
