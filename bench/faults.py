@@ -80,7 +80,7 @@ CASES = (
 )
 # Made by `spools.py`: name -> which rank is late, expected, what has to be said, how it is mended.
 GENERATED = {
-    "64 ranks, one slow": ("slow", "slow-rank", "rank 17 holds", "none"),
+    "64 ranks, one slow": ("slow", "slow-rank", "rank 17 slows", "none"),
     "64 ranks, slow by turns": ("rotating", "slow-rank", "in turn", "shared"),
     "64 ranks, slow inside backward": ("backward", "compute-bound", "cannot tell", None),
     "64 ranks, healthy": ("none", "compute-bound", "", None),
