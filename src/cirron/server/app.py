@@ -43,7 +43,7 @@ Role = Literal["all", "ingest", "page"]
 MAX_VIEWS = 4
 MAX_ASKED = 32
 READ_S = 1.0  # a question may wait so long for the first look at the records
-MAX_QUERY_BYTES = 8_192
+MAX_QUERY_BYTES = 16_384  # a name of 1,000 characters, percent-encoded
 GZIP_BYTES = 1_024
 # Before anything is decoded: a slash in a run's id is `%2F`.
 PATH = re.compile(rb"/api/(?:(\w+)|runs/([^/]+)(?:/(\w+))?)")

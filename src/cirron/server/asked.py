@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 MAX_WIDTH = 4_000  # pixels of a chart
-MAX_TEXT = 500
+MAX_TEXT = 1_000  # names of marks and spans are no longer
 MAX_KEPT = 128  # answers that are kept, of all runs; the one that was asked for least lately goes
 
 
@@ -35,8 +35,8 @@ class BadRequest(Refusal):
 
 def text(params: Mapping[str, str], name: str) -> str:
     """A parameter that must be there."""
-    given = params.get(name, "")
-    if not given or len(given) > MAX_TEXT:
+    given = params.get(name)
+    if given is None or len(given) > MAX_TEXT:
         raise BadRequest(f"the parameter {name!r} is missing, or longer than {MAX_TEXT} characters")
     return given
 

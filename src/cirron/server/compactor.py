@@ -22,6 +22,7 @@ from cirron.runs.scan import Source
 from cirron.server.depot import INBOX, REFUSED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from cirron.server.depot import Depot
@@ -46,10 +47,20 @@ class Compactor:
         self._round_bytes = ROUND_BYTES
         self._cleaned_ns = clock.now()
 
-    def run(self) -> bool:
-        """One round. True: the store has changed, and there may be more to do."""
+    def run(
+        self, waiting: dict[str, int] | None = None, others: Sequence[stores.Store] = ()
+    ) -> bool:
+        """One round: these batches of the inbox, by name and size, or all of them.
+
+        Batches that one of the `others` lists are shown from there, and are only removed. Returns
+        True if the store has changed, and there may be more to do.
+        """
         self._clean()
-        waiting = self._depot.objects.sizes(INBOX)
+        if waiting is None:
+            waiting = self._depot.objects.sizes(INBOX)
+        for name in self._stored(list(waiting), others) if waiting else ():
+            self._depot.objects.remove(name)
+            del waiting[name]
         if not waiting:
             return self.store.tidy(self._db)
         taken: list[str] = []
@@ -83,10 +94,10 @@ class Compactor:
                 return True
             source.problems.append(f"{taken[0].removeprefix(INBOX)}: {error}")
         self._round_bytes = min(ROUND_BYTES, max(self._round_bytes, 2**16) * 2)
-        stored = self._stored([_batch_id(name) for name in taken])
+        stored = self._stored(taken, [self.store])
         bad = {problem.partition(":")[0] for problem in source.problems}
         for name in taken:
-            if _batch_id(name) in stored:
+            if name in stored:
                 self._depot.objects.remove(name)
             elif name.removeprefix(INBOX) in bad:  # kept, for it was acknowledged
                 self._refuse(name)
@@ -102,17 +113,15 @@ class Compactor:
         except FileNotFoundError:  # another compactor was first
             pass
 
-    def _stored(self, batch_ids: list[str]) -> set[str]:
-        """Which of these the store has. Asked of the store: to the questions on a run, which Spark
-        answers, too, there are no batches.
-        """
-        sql, given = stores.select("batches", self.store.files("batches"))
+    def _stored(self, names: list[str], where: Sequence[stores.Store]) -> set[str]:
+        """The names of the batches that these stores have."""
+        sql, given = stores.select("batches", [one for s in where for one in s.files("batches")])
         rows = self._db.execute(
             f"SELECT DISTINCT batch_id FROM ({sql})"  # noqa: S608  our own; what is sent is bound
             " WHERE batch_id IN (SELECT unnest($ids))",
-            {**given, "ids": batch_ids},
+            {**given, "ids": [_batch_id(name) for name in names]},
         ).fetchall()
-        return {batch_id for (batch_id,) in rows}
+        return {f"{INBOX}{batch_id}.json" for (batch_id,) in rows}
 
     def _refuse(self, name: str) -> None:
         content = self._depot.read(name)

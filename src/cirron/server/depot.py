@@ -43,12 +43,17 @@ class Depot:
         # None: object storage
         self.folder = self.objects.root if isinstance(self.objects, objects.Folder) else None
 
-    @cached_property
+    @property
     def scratch(self) -> Path:
-        """Where files are written. Made when it is first wanted: who only reads writes nothing."""
-        if self.folder is not None:
-            os.makedirs(self.folder / TMP, mode=0o700, exist_ok=True)
-            return self.folder / TMP
+        """Where files are written first. Created on each use: a user may delete `.cirron`."""
+        if self.folder is None:
+            return self._temporary_folder
+        for path in (self.folder.parent, self.folder, self.folder / TMP):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.folder / TMP
+
+    @cached_property
+    def _temporary_folder(self) -> Path:
         made = Path(tempfile.mkdtemp(prefix="cirron-"))
         weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
         return made
@@ -78,12 +83,13 @@ class Depot:
 
     def free_bytes(self) -> int | None:
         """What the disk has left; None for object storage."""
-        return None if self.folder is None else shutil.disk_usage(self.folder).free
+        return None if self.folder is None else shutil.disk_usage(self.scratch).free
 
     def clean(self) -> None:
         """Removes what processes that were killed had begun to write."""
-        for name in os.listdir(self.scratch):
-            path = self.scratch / name
+        scratch = self.scratch
+        for name in os.listdir(scratch):
+            path = scratch / name
             try:
                 if clock.wall() / 1e9 - path.lstat().st_mtime < STALE_S:
                     continue

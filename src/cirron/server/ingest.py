@@ -112,7 +112,8 @@ class Intake:
                 self._waiting_bytes = sum(self._depot.objects.sizes("inbox/").values())
         if self._waiting_bytes > self._max_inbox_bytes:
             raise Refusal(429, "too much waits to be stored", RETRY_S)
-        free = self._depot.free_bytes()
+        with storing():
+            free = self._depot.free_bytes()
         if free is not None and free < MIN_FREE_BYTES:
             raise Refusal(503, "the server's disk is full", LONG_RETRY_S)
 

@@ -33,11 +33,17 @@ class Hub:
         self.streams = 0
         self._newest: dict[str | None, dict[str, Any]] = {}  # by run; None: the list of runs
         self._changed = asyncio.Event()
+        self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         """Called in the loop that serves."""
         self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """Ends all streams, in the loop that serves: uvicorn waits for them when it shuts down."""
+        self._is_closed = True
+        self._changed.set()
 
     def publish(self, events: list[dict[str, Any]]) -> None:
         """From any thread."""
@@ -67,7 +73,7 @@ class Hub:
                 cursor = self.cursor
                 yield line({"cursor": cursor, "kind": "runs"})
             said_ns = clock.now()
-            while await is_allowed():
+            while not self._is_closed and await is_allowed():
                 changed = self._changed
                 for event in self.after(cursor):
                     cursor = int(event["cursor"])

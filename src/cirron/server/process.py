@@ -84,7 +84,8 @@ class Server(uvicorn.Server):
             self.api_key = options.api_key or secrets.token_urlsafe(24)
             self.keys.add_own(self.api_key, "write")
         self._reader: Key | None = None  # whose the links are that this process gives out
-        hub, served = Hub(), None
+        self._hub = hub = Hub()
+        served = None
         if options.role != "ingest":
             served = Served(options.folders, self.depot, Compactor(self.depot), hub)
         wake = None if served is None else served.wake
@@ -104,6 +105,11 @@ class Server(uvicorn.Server):
         self.access.cookie = f"cirron-{self.port}"
         self.is_ready.set()
         self.options.on_ready(self)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Called by uvicorn."""
+        self._hub.close()
+        await super().shutdown(sockets)
 
     @property
     def address(self) -> str:

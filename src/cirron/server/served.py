@@ -16,6 +16,7 @@ from cirron.record import clock
 from cirron.runs import folders
 from cirron.runs.place import Place, is_store
 from cirron.runs.store import MANIFESTS
+from cirron.server.depot import INBOX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,8 +74,11 @@ class Served:
             pause_s = POLL_S if is_local else BUCKET_POLL_S
             try:
                 began_ns = clock.now()
-                is_more = self._compactor.run()
+                # The inbox first: a program that sends writes its own folder before. When the
+                # compactor runs, a watched folder's store lists the same batches.
+                waiting = self._depot.objects.sizes(INBOX)
                 self._look()
+                is_more = self._compactor.run(waiting, self.place.folder_stores)
                 self.is_read.set()
                 # Not all of a core for a place that takes long to look at.
                 took_s = (clock.now() - began_ns) / 1e9

@@ -7,6 +7,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from click.testing import CliRunner
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tests.real.server.serving import Serving, batch, session, wait_until
 else:
     from serving import Serving, batch, session, wait_until
+
+END_S = 3.0  # as long as uvicorn waits for open requests
 
 
 def keys(folder: Path, *arguments: str) -> str:
@@ -153,13 +156,18 @@ def test_the_first_line_is_the_address(serve: Callable[..., Serving]) -> None:
     assert "a-key-of-the-shell" not in "".join(server.said) + server.errors
 
 
-def test_ctrl_c_is_its_end(serve: Callable[..., Serving]) -> None:
-    """It serves until Ctrl-C, which is no failure and leaves no message."""
+def test_ctrl_c_ends_the_server_while_a_page_is_open(serve: Callable[..., Serving]) -> None:
+    """It exits with status 0, at once, and prints nothing."""
     server = serve()
+    events = server.events()
+    next(events)
+    began = time.monotonic()
     server.process.send_signal(signal.SIGINT)
 
     server.process.wait(60)
 
+    assert time.monotonic() - began < END_S
+    assert [] == list(events)
     assert (0, "") == (server.stop(), server.errors)
 
 

@@ -71,13 +71,31 @@ def test_our_client_is_ingested_whole(server: Serving, tmp_path: Path) -> None:
     assert [here.id] == wait_until(server.runs, "the run on the page")
 
 
+def test_program_that_sends_from_a_watched_folder_is_counted_once(server: Serving) -> None:
+    """The server sees each batch twice: as a file of the folder, and as a request."""
+    folder = server.folder / "project"
+
+    run_elsewhere(sys.executable, TRAINING, folder, server)
+    server.settle()
+    wait_until(server.runs, "the run on the page")
+
+    (run_id,) = server.runs()
+    found = wait_until(
+        lambda: (one := server.get(f"/api/runs/{run_id}").json)["state"] == "clean" and one,
+        "the end of the run",
+    )
+    assert 40 == found["progress"]["steps"]
+    assert [40] == [one["points"] for one in server.get(f"/api/runs/{run_id}/marks").json["names"]]
+
+
 def test_the_published_sdk_is_ingested_whole(server: Serving, tmp_path: Path) -> None:
     """What version 0.3.0 sends is stored, record by record. (Its last batch it never sends.)"""
     if not PEER.exists():
         pytest.skip("the published SDK is not installed: make bench installs it")
     waiting = TRAINING.replace("profile()", "profile(flush_interval=0.2)")
     waiting = waiting.replace("ci.shutdown()", "import time; time.sleep(1.5); ci.shutdown()")
-    folder = tmp_path / "elsewhere"
+    folder = tmp_path / "deep" / "elsewhere"  # deeper than the server looks for folders
+    folder.parent.mkdir()
 
     run_elsewhere(str(PEER), waiting, folder, server)
     server.settle()

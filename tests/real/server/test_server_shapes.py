@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import resource
 import secrets
+import shutil
 import socket
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -109,6 +111,34 @@ def test_store_that_cannot_be_written(server: Serving) -> None:
     assert 200 == server.send(batch(session("unwritable"))).status
     assert 200 == server.request("PUT", "/api/traces/blobs/a", b"raw", **key).status
     wait_until(lambda: "unwritable" in server.runs(), "the run")  # the link was not used up
+
+
+def test_records_folder_is_deleted_while_the_server_runs(server: Serving) -> None:
+    """`rm -r .cirron` deletes what was recorded; the server goes on with an empty folder."""
+    assert 200 == server.send(batch(session("before"))).status
+    wait_until(lambda: "before" in server.runs(), "the run")
+    server.settle()
+    shutil.rmtree(server.depot.parent)
+
+    assert 200 == server.send(batch(session("after"))).status
+
+    wait_until(lambda: ["after"] == server.runs(), "the new run, without the old one")
+    assert {0o700} == {one.stat().st_mode & 0o777 for one in (server.depot.parent, server.depot)}
+    assert "" == server.errors
+
+
+@pytest.mark.parametrize("name", ["", "n" * 1_000, "é" * 1_000], ids=["empty", "long", "encoded"])
+def test_every_mark_name_can_be_charted(shared: Serving, name: str) -> None:
+    """Programs choose the names of marks: at most 1,000 characters, or none at all."""
+    run_id = f"named-{len(name.encode())}"
+    content = batch(session(run_id), 3)
+    content["marks"] = [{**one, "name": name} for one in content["marks"]]
+    assert 200 == shared.send(content).status
+    wait_until(lambda: run_id in shared.runs(), "the run")
+
+    found = shared.get(f"/api/runs/{run_id}/mark?{urlencode({'name': name})}")
+
+    assert [3] == [sum(line["points"]) for line in found.json["lines"]]
 
 
 def test_a_blob_that_was_removed(shared: Serving) -> None:

@@ -5,7 +5,7 @@ import { live } from './live.svelte'
 export function address(path: string, params: Record<string, string | number | null | undefined> = {}): string {
   const query = new URLSearchParams()
   for (const [key, given] of Object.entries(params)) {
-    if (given !== null && given !== undefined && given !== '') query.set(key, String(given))
+    if (given !== null && given !== undefined) query.set(key, String(given))
   }
   const text = query.toString()
   return `api/${path}${text ? `?${text}` : ''}`
