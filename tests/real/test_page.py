@@ -115,7 +115,8 @@ class Script:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the scripts run and the server looks: at first a run with markup in every word."""
     found = tmp_path_factory.mktemp("runs")
-    subprocess.run([sys.executable, "-c", HOSTILE], cwd=found, check=True, timeout=120)
+    environ = os.environ | {"TORCHELASTIC_RUN_ID": "a-long-id-" * 8}
+    subprocess.run([sys.executable, "-c", HOSTILE], cwd=found, env=environ, check=True, timeout=120)
     return found
 
 
@@ -279,6 +280,7 @@ def test_deep_links_show_the_same(watched: Watched, training: Script) -> None:
     """An address that is opened anew shows the same range, selection and settings."""
     run = run_of(watched, "live")
     page = watched.show(f"#/run/{run}/timeline")
+    page.wait_for_selector("td .name:has-text('optimizer_step')")  # its first spans are there
     page.fill("input[aria-label='Search spans']", "optimizer_step")
     page.press("input[aria-label='Search spans']", "Enter")
     page.wait_for_selector(".panel h2:has-text('optimizer_step')")
@@ -319,6 +321,23 @@ def test_markup_in_names_is_text(watched: Watched) -> None:
     assert None is page.evaluate("window.hit ?? null")
 
 
+def test_long_words_stay_in_their_place(watched: Watched) -> None:
+    """No tab scrolls sideways, and the command of the verdict does not cover its text."""
+    run, page = run_of(watched, MARKUP), watched.page
+    for tab in TABS:
+        watched.show(f"#/run/{run}/{tab}")
+        page.wait_for_timeout(500)
+        wide = page.evaluate(
+            "Math.max(...['html', 'main', '.content'].map((one) =>"
+            " document.querySelector(one).scrollWidth - document.querySelector(one).clientWidth))"
+        )
+        assert 0 == wide, tab
+    watched.show(f"#/run/{run}/overview")
+    page.wait_for_selector(".verdict .side code")
+    text, command = (page.locator(one).bounding_box() for one in ("div.said", ".side code"))
+    assert text["x"] + text["width"] <= command["x"]
+
+
 def test_accessibility(watched: Watched, training: Script) -> None:
     """axe finds nothing serious on any tab, dark or light."""
     if not AXE.exists():
@@ -351,6 +370,18 @@ def test_empty_server_teaches(context: Any, tmp_path: Path) -> None:
         page.wait_for_selector("h2:text-is('No runs here yet')", timeout=WAIT_MS)
         assert "ci.profile()" in page.inner_text("main")
         page.close()
+
+
+def test_browser_that_is_not_logged_in_is_told_how(context: Any, address: str) -> None:
+    """It does not look like a server without runs."""
+    page = context.browser.new_page()
+    page.goto(address.split("?")[0])
+
+    page.wait_for_selector("main:has-text('not logged in')", timeout=WAIT_MS)
+
+    assert "cirron serve" in page.inner_text("main")
+    assert not page.is_visible("text=No runs here yet")
+    page.close()
 
 
 def test_list_and_head_follow_a_run(context: Any, tmp_path: Path) -> None:
