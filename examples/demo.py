@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 
 import torch
 from sklearn.datasets import load_digits
@@ -80,8 +81,9 @@ def main():
     print(report)
 
     advised = re.search(r"num_workers=(\d+)", report.verdict.advice)
-    workers = min(int(advised[1]) if advised else 2, os.cpu_count() or 2)  # or torch warns
-    print(f"\nTraining again, with {workers} workers.", flush=True)
+    workers = int(advised[1]) if advised else 2
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than cores
+    print(f"\nTraining again, with {workers} workers ...", flush=True)
     fixed = train(workers)
     before, after = step_ms(slow), step_ms(fixed)
     gain = report.verdict.gain

@@ -1,8 +1,8 @@
-"""From the inbox into the store: a round of batches at a time, then their objects go.
+"""Moves batches from the inbox into the store, a round at a time.
 
-Any number of these may work on one depot, and be killed at any moment: a batch is in the inbox
-until a manifest is committed that names the segment with its records, and one that is in both is
-known by its id. Runs on one thread.
+Any number of compactors may work on one depot, and be killed at any moment: a batch stays in the
+inbox until a manifest names the segment with its records, and a batch that is in both is recognised
+by its id. A compactor runs on one thread.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ if TYPE_CHECKING:
 
     from cirron.server.depot import Depot
 
-# Of the inbox at once: what a kill makes us do again.
-ROUND_BYTES = 64 * 2**20
+ROUND_BYTES = 64 * 2**20  # work that a kill can waste
 MEMORY = "1GB"
 CLEAN_S = 300.0
-# Replaced files stay so long, for readers that are under way.
-GRACE_S = 600.0
+GRACE_S = 600.0  # replaced files stay for running queries
 LINK_DAYS_S = 2 * 86_400.0
 
 
 class Compactor:
-    """Brings what clients sent into the store."""
+    """Moves received batches into the store."""
 
     def __init__(self, depot: Depot) -> None:
         self._depot = depot
@@ -72,11 +70,11 @@ class Compactor:
             size += waiting[name]
         folder = self._depot.scratch / clock.random_id()
         os.mkdir(folder, mode=0o700)
-        self.store.scratch = folder  # goes with what a full disk keeps us from finishing
+        self.store.scratch = folder  # deleted below, even if the disk is full
         try:
             return self._run(taken, size, folder)
         finally:
-            self.store.scratch = self._depot.scratch  # for what is tidied between rounds
+            self.store.scratch = self._depot.scratch  # for merges between rounds
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, taken: list[str], size: int, folder: Path) -> bool:
@@ -86,10 +84,10 @@ class Compactor:
         self.store.manifest = stores.newest(self.store.objects)
         try:
             Ingest(self.store, self._db).run([source])
-        except IOException:  # the disk, or the store: no batch's fault, and over some time
+        except IOException:  # the disk or the store fails; the batches are fine
             raise
         except DatabaseError as error:
-            if len(taken) > 1:  # one of them is bad: which?
+            if len(taken) > 1:  # find the bad batch with smaller rounds
                 self._round_bytes = size // 2
                 return True
             source.problems.append(f"{taken[0].removeprefix(INBOX)}: {error}")
@@ -99,7 +97,7 @@ class Compactor:
         for name in taken:
             if name in stored:
                 self._depot.objects.remove(name)
-            elif name.removeprefix(INBOX) in bad:  # kept, for it was acknowledged
+            elif name.removeprefix(INBOX) in bad:  # was acknowledged, so it is kept
                 self._refuse(name)
         self.store.tidy(self._db)
         return True
@@ -110,7 +108,7 @@ class Compactor:
                 os.link(self._depot.folder / name, path)
             else:
                 path.write_bytes(self._depot.objects.read(name))
-        except FileNotFoundError:  # another compactor was first
+        except FileNotFoundError:  # another compactor has stored it
             pass
 
     def _stored(self, names: list[str], where: Sequence[stores.Store]) -> set[str]:
@@ -130,7 +128,7 @@ class Compactor:
             self._depot.objects.remove(name)
 
     def _clean(self) -> None:
-        """Removes what nothing names any more, from time to time."""
+        """Deletes unused files and old links, every few minutes."""
         if clock.now() - self._cleaned_ns < CLEAN_S * 1e9:
             return
         self._cleaned_ns = clock.now()

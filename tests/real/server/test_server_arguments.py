@@ -26,7 +26,7 @@ else:
         (["--max-inbox-mb", "-5"], "-5 is not in the range x>=1"),
         (["nowhere"], "'nowhere' is not a folder: name a folder that programs run in"),
         (["a-file"], "'a-file' is not a folder"),
-        (["--host", "0.0.0.0"], "make one: cirron keys create NAME --store .cirron/server"),
+        (["--host", "0.0.0.0"], "create one: cirron keys create NAME --store .cirron/server"),
         (["--store", "there", "."], "give folders or --store, not both"),
         (["--store", "foo://x"], "the store at 'foo://x' cannot be used"),
         (["--store", "http://127.0.0.1:1"], "the store at 'http://127.0.0.1:1' cannot be used"),
