@@ -202,7 +202,9 @@ def progress(run: Run) -> dict[str, Any]:
         in_epoch = done["steps_of_epoch_before"]
         share = (epoch + (min(1.0, (step + 1) / in_epoch) if in_epoch else 0.0)) / planned["epochs"]
     if share is not None and 0 < share <= 1:
-        taken_s = (done["last_ns"] - done["first_ns"]) / 1e9
+        # A run that waits in its current step falls behind.
+        until_ns = max(done["last_ns"], run.main.last_ns if run.state == "running" else 0)
+        taken_s = (until_ns - done["first_ns"]) / 1e9
         found |= {"share": share, "left_s": taken_s * (1 - share) / share}
     return found
 

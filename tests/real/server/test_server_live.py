@@ -34,16 +34,23 @@ for number in ci.batches(range(1000)):
     ci.mark("loss", number)
     time.sleep(0.3)
 """
+STUCK = """
+import time
+import cirron as ci
+ci.profile(config={"max_steps": 10})
+for number in ci.batches(range(10)):
+    time.sleep(0.02 if number < 5 else 100)
+"""
 
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started = []
 
-    def start(folder: Path, **environ: str) -> subprocess.Popen[str]:
+    def start(folder: Path, program: str = SLOW, **environ: str) -> subprocess.Popen[str]:
         folder.mkdir(exist_ok=True, parents=True)
         environ |= {"PYTHONPATH": str(Path(ci.__file__).parents[1])}
-        one = subprocess.Popen([sys.executable, "-c", SLOW], cwd=folder, env=environ, text=True)
+        one = subprocess.Popen([sys.executable, "-c", program], cwd=folder, env=environ, text=True)
         started.append(one)
         return one
 
@@ -115,6 +122,19 @@ for number in ci.batches(range(3)):
     ) as one:
         wait_until(lambda: states() == ["running"] or one.poll() is not None, "the run")
     wait_until(lambda: states() == [state], state)
+
+
+def test_time_left_grows_while_a_run_is_stuck_in_a_step(
+    server: Serving, training: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """Half of the steps are done: the other half takes at least as long as the run took so far."""
+    training(tmp_path, STUCK)
+    (run_id,) = wait_until(server.runs, "the run")
+
+    def left_s() -> float:
+        return server.get(f"/api/runs/{run_id}").json["progress"]["left_s"] or 0.0
+
+    assert wait_until(lambda: left_s() > 1.0, "a longer time left", 10.0)
 
 
 def test_a_stream_goes_on_where_it_was(server: Serving) -> None:
