@@ -130,7 +130,7 @@ def training(folder: Path) -> Iterator[Script]:
 
 @contextlib.contextmanager
 def served(folder: Path, port: int | str = 0) -> Iterator[str]:
-    """The first line that a server prints: its address, with a token that is good once."""
+    """The first line that a server prints: its address with a one-time token."""
     server = subprocess.Popen([*COMMAND, str(port), str(folder)], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
@@ -165,7 +165,7 @@ def context(address: str) -> Iterator[Any]:
 
 
 class Watched:
-    """A page of the browser, and everything that it complained about."""
+    """A page of the browser, and its errors."""
 
     def __init__(self, context: Any, base: str) -> None:
         self.base = base
@@ -213,7 +213,7 @@ def run_of(watched: Watched, kind: str) -> str:
 
 
 def test_mark_is_on_the_page_within_two_seconds(watched: Watched, training: Script) -> None:
-    """What a running program marks is seen without a reload, two seconds later at most."""
+    """A mark of a running program appears without a reload, within two seconds."""
     page = watched.show(f"#/run/{run_of(watched, 'live')}/marks")
     page.wait_for_selector("h3:has-text('loss')")
     delays = []
@@ -229,7 +229,7 @@ def test_mark_is_on_the_page_within_two_seconds(watched: Watched, training: Scri
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_tab_renders(watched: Watched, training: Script, scheme: str) -> None:
-    """Each tab shows what it is about, and the browser has nothing to complain of."""
+    """Each tab shows its content, without errors in the browser."""
     page = watched.page
     page.emulate_media(color_scheme=scheme)
     run, other = run_of(watched, "live"), run_of(watched, MARKUP)
@@ -277,7 +277,7 @@ def test_keys(watched: Watched, training: Script) -> None:
 
 
 def test_deep_links_show_the_same(watched: Watched, training: Script) -> None:
-    """An address that is opened anew shows the same range, selection and settings."""
+    """Opening the address again shows the same range, selection and settings."""
     run = run_of(watched, "live")
     page = watched.show(f"#/run/{run}/timeline")
     page.wait_for_selector("td .name:has-text('optimizer_step')")  # its first spans are there
@@ -301,7 +301,7 @@ def test_deep_links_show_the_same(watched: Watched, training: Script) -> None:
 
 
 def test_markup_in_names_is_text(watched: Watched) -> None:
-    """What a run says is shown as it is, wherever it stands, and never becomes part of the page."""
+    """Names and texts of a run are shown as they are, and never become part of the page."""
     run = run_of(watched, MARKUP)
     page = watched.page
     for tab, selector in {
@@ -363,7 +363,7 @@ def test_accessibility(watched: Watched, training: Script) -> None:
 
 
 def test_empty_server_teaches(context: Any, tmp_path: Path) -> None:
-    """A server without runs says how to make one."""
+    """A server without runs says how to record one."""
     with served(tmp_path) as found:
         page = context.browser.new_page()
         page.goto(found)
