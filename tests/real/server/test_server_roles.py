@@ -110,7 +110,7 @@ def post(endpoint: tuple[str, str], content: dict[str, Any]) -> int:
 def test_three_servers_over_one_store(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The script of docs/server.md: batches that either server receives are one run on the third."""
+    """The script of docs/server.md: batches to either server are one run on the third."""
     store = str(tmp_path / "store") if kind == "folder" else request.getfixturevalue("bucket")
     three = Three(store, PORT, tmp_path)
     try:
