@@ -8,6 +8,7 @@ followed shows what it saved.
     DEMO_SERVE=0 make demo  # ends after the verdict
 """
 
+import contextlib
 import os
 import re
 import subprocess
@@ -93,7 +94,8 @@ def main():
     if os.environ.get("DEMO_SERVE") == "0":
         return
     print("\nBoth runs, in the browser (Ctrl-C ends it):", flush=True)
-    subprocess.run([sys.executable, "-m", "cirron", "serve", "--no-browser"])
+    with contextlib.suppress(KeyboardInterrupt):
+        subprocess.run([sys.executable, "-m", "cirron", "serve", "--no-browser", "--port", "0"])
 
 
 if __name__ == "__main__":
