@@ -164,7 +164,7 @@ def goodput(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
             again = sum(attempt["steps_done_again"] for attempt in attempts)
         return {
             "wall_ns": wall,
-            "goodput": (times["step_ns"] or 0) / wall,
+            "goodput": max(times["step_ns"] or 0, 0) / wall,
             "steps_done_again": again,
             "times": times,
         }
