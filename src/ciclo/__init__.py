@@ -144,7 +144,7 @@ if not TYPE_CHECKING:  # else a type checker would believe in every name
                 value = getattr(importlib.import_module(module), name)
                 globals()[name] = value  # from now on the public name is the thing itself
                 return value
-        from ciclo.logs import did_you_mean
+        from ciclo.errors import did_you_mean
 
         hint = did_you_mean(name, __all__)
         raise AttributeError(f"module 'ciclo' has no attribute {name!r}{hint}")

@@ -7,6 +7,7 @@ A callback is a function of up to four of state, batch, elapsed and loop_state, 
 from __future__ import annotations
 
 from operator import attrgetter
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ciclo.device_values import PLAIN, describe
@@ -28,6 +29,7 @@ ARGUMENTS = ("state", "batch", "elapsed", "loop_state")
 OF_THE_LOOP = ("logs", "history", "metadata", "accumulated_logs")  # attributes, never arguments
 FORM = "def callback(state, batch, elapsed, loop_state): ..."
 PAIR = "return logs, state"
+NO_STATE = (type, FunctionType, BaseException)  # unless the state is one already
 LOGGED = frozenset(COLLECTIONS)  # what logs have, and a state hardly
 
 
@@ -61,6 +63,10 @@ def bind_tasks(tasks: Any, watch: Watch | None) -> list[Task]:
             isinstance(schedule, Every) and schedule.amount.steps == 1
         )
         due = None if is_always else schedule
+        if callbacks is None:
+            raise CallbackError(
+                f"None is not a callback of {schedule!r}; to do nothing: ciclo.noop"
+            )
         bound += [Task(schedule, due, bind(one, watch)) for one in listed(callbacks)]
     return bound
 
@@ -309,14 +315,23 @@ def check_new_state(name: str, state: Any, before: Any) -> None:
     is_logged = isinstance(state, Logs) or (is_logs(state) and LOGGED.issuperset(state))
     if is_logged and state and not _is_alike(state, before):
         raise CallbackError(f"{name} returned logs in the place of the state:\n    {PAIR}")
-    is_single = type(state) in PLAIN or getattr(state, "shape", None) == ()
-    if is_single and type(before) not in PLAIN and not hasattr(before, "shape"):
+    is_single = _is_single(state) and not _is_single(before) and not _are_arrays(state, before)
+    is_other = isinstance(state, NO_STATE) and type(state) is not type(before)
+    if before is not None and (is_single or is_other):
         raise CallbackError(
             f"{name} returned {describe(state)}, which would become the state in the place of"
             f" {describe(before)}. To log it:\n"
             '    return {"metrics": {"loss": ...}}\n'
             "To end the loop:\n    loop_state.stop_iteration = True"
         )
+
+
+def _is_single(value: Any) -> bool:
+    return type(value) in PLAIN or getattr(value, "shape", None) == ()
+
+
+def _are_arrays(*values: Any) -> bool:
+    return all(hasattr(value, "shape") for value in values)
 
 
 def _is_alike(result: Any, state: Any) -> bool:

@@ -52,7 +52,12 @@ def _find_keeper(kind: type) -> Keeper:
         return _keep_torch
     if library in ("jax", "jaxlib") and hasattr(kind, "is_deleted"):
         return _keep_on_device
-    return _keep_other
+    return _keep_computed if is_running(kind) else _keep_other
+
+
+def is_running(kind: type) -> bool:
+    """Whether values of this type are metrics over many steps, such as those of clu."""
+    return hasattr(kind, "compute") and (hasattr(kind, "merge") or hasattr(kind, "reset"))
 
 
 # The function that keeps the values of a type.
@@ -81,6 +86,10 @@ def _keep_torch(value: Any) -> tuple[Any, bool]:
     if not value.is_cpu:
         return value.detach().clone(), True  # an own copy: `total += loss` may follow
     return (value.detach().clone() if value.dim() else value.item()), False
+
+
+def _keep_computed(value: Any) -> tuple[Any, bool]:
+    return keep(value.compute())
 
 
 def _keep_other(value: Any) -> tuple[Any, bool]:

@@ -81,7 +81,7 @@ class Elapsed:
     @classmethod
     def create(cls, steps: int = 0, samples: int = 0) -> Elapsed:
         """Where a loop begins that has done so much already."""
-        return cls(steps, samples)
+        return cls(whole("steps", steps) or 0, whole("samples", samples) or 0)
 
     @property
     def date_start(self) -> float:

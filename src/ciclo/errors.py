@@ -14,7 +14,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from types import ModuleType
+    from typing import Any
 
 
 MAX_MESSAGE = 4000  # characters
@@ -58,6 +60,24 @@ def warn(message: str) -> None:
     import logging
 
     logging.getLogger("ciclo").warning("ciclo: %s", message)
+
+
+def did_you_mean(name: str, names: Iterable[Any]) -> str:
+    """The end of an error about an unknown name: the known names that are close to it."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [one for one in names if isinstance(one, str)], 3)
+    near = [one for one in dict.fromkeys(near) if one != name]
+    return f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def refuse_unknown(
+    what: str, given: Iterable[str], known: Iterable[str], instead: Mapping[str, str] = {}
+) -> None:
+    """Raises a TypeError for the first option that is not known; `instead` has its own endings."""
+    for name in set(given).difference(known):
+        hint = instead.get(name) or did_you_mean(name, known) or f"; it has {', '.join(known)}"
+        raise TypeError(f"{what}() has no option {name!r}{hint}")
 
 
 def need(module: str, what: str, package: str | None = None) -> ModuleType:

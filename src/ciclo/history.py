@@ -51,6 +51,8 @@ class History:
 
     def append(self, row: LogsLike) -> None:
         """Keeps a row, such as one of another history; its counts are in its `elapsed`."""
+        if not hasattr(row, "items"):
+            raise CallbackError(f"a row of a history is logs, a dict of dicts; got {row!r}")
         given = row.get("elapsed", {})
         counts = {name: given[name] for name in FIELDS if name in given}
         number = 0 if self._newest is None else self._newest + 1
@@ -173,6 +175,8 @@ class History:
         `"samples"`, `"tokens"`, `"time"`, `"date"`, `"date_start"`. One name gives its list,
         several a tuple.
         """
+        if not names or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"collect{names!r} is not valid; use names: history.collect('loss')")
         found = [self._resolve(name) for name in names]
         columns = [what for what in found if isinstance(what, Column)]
         rows: Sequence[int] = range(len(self))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from sys import modules
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ciclo import _trees
-from ciclo.errors import CallbackError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from ciclo.device_values import describe, is_running
+from ciclo.errors import CallbackError, did_you_mean
 
 LogsLike = Mapping[str, Mapping[str, Any]]
 
@@ -75,7 +73,7 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add_metric(self, name: str, value: Any) -> Logs:
         """Adds a value of this step alone."""
-        if type(value) is not float and _is_running(type(value)):
+        if type(value) is not float and is_running(type(value)):
             raise CallbackError(
                 f"the metric {name!r} is a {type(value).__name__}, which counts over many steps;"
                 f" write logs.add_stateful_metric({name!r}, ...), or log its compute()"
@@ -108,6 +106,8 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add_losses(self, add_metrics: bool = False, **values: Any) -> Logs:
         """Adds several losses, and with `add_metrics` the same values as metrics."""
+        if not isinstance(add_metrics, bool):
+            raise CallbackError("losses are given by name; write logs.add_losses(**losses)")
         for name, value in values.items():
             self.add_loss(name, value, add_metric=add_metrics)
         return self
@@ -122,6 +122,11 @@ class Logs(dict[str, dict[str, Any]]):
 
     def merge(self, other: LogsLike) -> Logs:
         """Takes over all values of other logs, over those of the same name."""
+        if not isinstance(other, Mapping):
+            raise CallbackError(
+                f"got {describe(other)} as logs; write a dict of dicts:"
+                ' {"metrics": {"loss": 0.5}}'
+            )
         for collection, values in other.items():
             try:
                 if (found := self.get(collection)) is None:
@@ -219,15 +224,3 @@ class Logs(dict[str, dict[str, Any]]):
 def logs(given: LogsLike | None = None, **collections: Mapping[str, Any]) -> Logs:
     """Logs to be filled, or made from a dict of dicts; inside a `jax.jit` function too."""
     return Logs(given, **collections)
-
-
-def _is_running(kind: type) -> bool:
-    """Whether values of this type are metrics that are a state, as those of clu."""
-    return hasattr(kind, "compute") and (hasattr(kind, "merge") or hasattr(kind, "reset"))
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, [one for one in names if isinstance(one, str)], 3)
-    return f". Did you mean {' or '.join(map(repr, dict.fromkeys(near)))}?" if near else ""

@@ -24,10 +24,10 @@ from ciclo.binding import (
     read,
 )
 from ciclo.elapsed import Elapsed, Period, Timeline, as_period
-from ciclo.errors import CallbackError, warn
+from ciclo.errors import CallbackError, refuse_unknown, warn
 from ciclo.history import History
 from ciclo.interrupts import Interrupts, Preempted
-from ciclo.logs import DICTS, Logs, did_you_mean
+from ciclo.logs import DICTS, Logs
 from ciclo.schedules import anchors_of, restore_anchors
 
 if TYPE_CHECKING:
@@ -48,9 +48,11 @@ NO_BATCH = (
 )
 STEPS = "; a loop ends after stop=1000 steps, or stop=ciclo.at(samples=50_000)"
 EPOCHS = "; for epochs, write ciclo.fit(state, dataset, epochs=3, train_step=train_step)"
+EPOCHS_ONLY = "; it is an option of ciclo.train_loop. Tasks take callbacks: {ciclo.every(1): bar}"
 INSTEAD = {  # options that loops of other libraries have
     **dict.fromkeys(("epochs", "num_epochs", "max_epochs"), EPOCHS),
     **dict.fromkeys(("steps", "num_steps", "max_steps", "total_steps"), STEPS),
+    **dict.fromkeys(("callbacks", "epoch_duration", "test_dataset"), EPOCHS_ONLY),
     "batch_size": "; the dataset yields batches, of the size that it makes them",
 }
 
@@ -364,6 +366,9 @@ class LoopOptions(TypedDict, total=False):
     resume: Any
 
 
+OPTIONS = LoopOptions.__annotations__.keys()
+
+
 def begin(
     function: Callable[..., Any],
     state: State,
@@ -374,14 +379,11 @@ def begin(
 
     function: the public one, for the error
     """
-    names = LoopOptions.__annotations__
-    for name in options.keys() - names.keys():
+    if options.keys() - OPTIONS:
         import inspect
 
-        known = [*list(inspect.signature(function).parameters)[:-1], *names]
-        hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
-        hint = INSTEAD.get(name, hint)
-        raise TypeError(f"{function.__name__}() has no option {name!r}{hint}")
+        known = [*list(inspect.signature(function).parameters)[:-1], *OPTIONS]
+        refuse_unknown(function.__name__, options, known, INSTEAD)
     given: Any = {name: options.get(name) for name in ("history", "elapsed", "metadata")}
     return LoopState(state, stop=None if stop is None else as_period(stop), **given)
 

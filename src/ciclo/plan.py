@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ciclo.binding import ARGUMENTS, callback_arguments, listed, name_of, pairs_of
 from ciclo.callbacks import adapters
 from ciclo.callbacks.base import LoopCallback
-from ciclo.errors import CallbackError, warn
-from ciclo.logs import did_you_mean
+from ciclo.errors import CallbackError, did_you_mean, warn
 from ciclo.moments import ALIASES, MOMENTS, STEPS
 
 if TYPE_CHECKING:

@@ -103,6 +103,17 @@ class Function(Schedule):
     __slots__ = ("function",)
 
     def __init__(self, function: Predicate) -> None:
+        import inspect
+
+        try:
+            inspect.signature(function).bind(None)
+        except ValueError:  # a builtin, which does not say what it takes
+            pass
+        except TypeError:
+            raise PeriodError(
+                f"{function!r} is not a schedule: it must take one argument, as in"
+                " lambda elapsed: elapsed.steps > 100"
+            ) from None
         self.function = function
 
     def __call__(self, elapsed: Elapsed) -> bool:
@@ -390,7 +401,9 @@ def piecewise(
     """
     if callable(pieces):
         pieces = [(0, pieces), *(rest or {}).items()]
-    pairs = list(pieces.items() if hasattr(pieces, "items") else pieces)
+    if hasattr(pieces, "items"):
+        pieces = pieces.items()
+    pairs = list(pieces) if hasattr(pieces, "__iter__") else []
     if not pairs:
         raise PeriodError("piecewise() needs at least one piece, as in {0: ciclo.every(10)}")
     found = [From(as_period(point), as_schedule(schedule)) for point, schedule in pairs]

@@ -183,6 +183,8 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
         self.verbose = verbose
         self.interval = interval
         self.always_stateful = always_stateful
+        if isinstance(stateful_metrics, str):
+            stateful_metrics = [stateful_metrics]
         self.stateful_metrics = frozenset(stateful_metrics or ())
         self.unit_name = unit_name
         self._file = file

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ciclo.errors import MonitorError, warn
+from ciclo.device_values import is_running
+from ciclo.errors import MonitorError, refuse_unknown, warn
 from ciclo.schedules import Schedule, always
 
 if TYPE_CHECKING:
@@ -49,6 +50,15 @@ class LoopCallback(Unpackable):
     #: Where a ready-made loop calls it: "on_train_step", "on_epoch_end", and so on.
     moments: ClassVar[tuple[str, ...] | str] = ("on_train_step",)
 
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        if options:
+            import inspect
+
+            found = inspect.signature(cls.__init__).parameters
+            if all(one.kind is not one.VAR_KEYWORD for one in found.values()):
+                refuse_unknown(cls.__name__, options, list(found)[1:])
+        return super().__new__(cls)
+
     def __loop_callback__(self, loop_state: LoopState[Any]) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no __loop_callback__(loop_state)")
 
@@ -80,6 +90,8 @@ def scalars(logs: LogsLike) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for collection, named in logs.items():
         for name, value in named.items():
+            if is_running(type(value)):
+                value = value.compute()
             if isinstance(value, (int, float)) or getattr(value, "shape", None) in ((), (1,)):
                 found[f"{collection}.{name}" if name in found else name] = value
     return found
@@ -96,6 +108,8 @@ def missing(watcher: str, monitor: str, logs: Logs) -> MonitorError:
 
 def check_mode(watcher: str, monitor: str | None, mode: str) -> None:
     """Whether the smallest or the largest value is the best one."""
+    if not isinstance(monitor, (str, type(None))):
+        raise TypeError(f'monitor={monitor!r} is not valid; use a logged name, as "loss_valid"')
     if mode not in ("min", "max"):
         raise ValueError(f'mode={mode!r} is not valid; use "min" or "max"')
     if mode == "min" and RISING.search(monitor or ""):
@@ -113,6 +127,8 @@ def may_come(loop_state: LoopState[Any]) -> bool:
 
 def number(value: Any) -> float | None:
     """A value as a float; None for what is no single number. Waits for a device."""
+    if is_running(type(value)):
+        value = value.compute()
     if isinstance(value, (int, float)):
         return float(value)
     if hasattr(value, "item") and getattr(value, "shape", ()) in ((), (1,)):

@@ -59,12 +59,13 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
             patience = Period(patience)
         if looks is not None and not whole("looks", looks):
             raise ValueError(f"looks={looks!r} is not valid; use 1 or more")
-        if not min_delta >= 0:
+        delta = number(min_delta)
+        if delta is None or not delta >= 0:
             raise ValueError(f"min_delta={min_delta!r} is not valid; use 0 or more")
         self.monitor = monitor
         self.patience = patience
         self.looks = looks
-        self.min_delta = min_delta
+        self.min_delta = delta
         self.mode = mode
         self.baseline = baseline
         self.restore_best_weights = restore_best_weights

@@ -139,7 +139,7 @@ def create_flax_state(
         real. The mean so far of each is logged as `avg_<name>`
     metrics: the same, or metrics of clu, flax.nnx or jax_metrics
     strategy: a name or a `ciclo.Strategy`
-    seed, key: of the parameters, and of dropout
+    seed, key: for the parameters and dropout; a key is a seed or a key of JAX
     unpack: a function of a batch that returns inputs and targets; without it, a batch is x, (x, y)
         or (x, y, sample_weight), or a dict whose `y`, `target(s)` or `label(s)` is the targets
     init_training_value: what the module is told of training when the parameters are made
@@ -165,15 +165,16 @@ def create_flax_state(
         None if keep_collections is None else tuple(keep_collections),
         logs_full_path,
     )
-    start = jax.random.key(seed) if key is None else key
+    if key is None or isinstance(key, int):
+        key = jax.random.key(seed if key is None else key)
     flags = told(training["init"], init_training_value)
 
     def init() -> tuple[Any, Any]:
-        found = _variables(module, inputs, start, phases["init"], flags)
+        found = _variables(module, inputs, key, phases["init"], flags)
         params = found.pop("params", {})
         return params, {k: v for k, v in forward.only_kept(found).items() if k not in WRITTEN}
 
-    written = jax.eval_shape(lambda: _variables(module, inputs, start, phases["init"], flags))
+    written = jax.eval_shape(lambda: _variables(module, inputs, key, phases["init"], flags))
     own = named_values(written.get("losses", {}), False, logs_full_path)
     return model.create(
         forward=forward,
@@ -185,7 +186,7 @@ def create_flax_state(
         apply_fn=module.apply,
         tx=tx,
         strategy=strategy,
-        rngs=options.pop("rngs") if "rngs" in options else _keys(start, phases),
+        rngs=options.pop("rngs") if "rngs" in options else _keys(key, phases),
         **options,
     )
 

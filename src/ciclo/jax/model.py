@@ -224,7 +224,10 @@ FlaxState = ModelState  # what 0.1.9 calls it
 
 
 def _called(name: str, function: Callable[..., Any], values: dict[str, Any]) -> Any:
-    return Asked(name, function, tuple(values), fills_rest=True)(values)
+    value = Asked(name, function, tuple(values), fills_rest=True)(values)
+    if value is None:
+        raise CallbackError(f"{name!r} returned None; a loss or metric must return its value")
+    return value
 
 
 def _check_broadcast(name: str, loss: Any, value: Any, values: dict[str, Any]) -> None:

@@ -17,8 +17,8 @@ from ciclo.binding import listed, pairs_of
 from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
-from ciclo.errors import CicloError, PeriodError, warn
-from ciclo.loop import NO_BATCH, LoopState, Result, State, begin, iterate
+from ciclo.errors import CicloError, PeriodError, refuse_unknown, warn
+from ciclo.loop import NO_BATCH, OPTIONS, LoopState, Result, State, begin, iterate
 from ciclo.moments import (
     on_epoch_end,
     on_epoch_start,
@@ -165,6 +165,7 @@ class Evaluation:
         given = {"aggregation": aggregation, "weighted": True, **(options or {})}
         self._inner = {key: given.pop(key) for key in INNER if key in given}
         self._options = given
+        refuse_unknown("inner_loop", given, [*INNER, *OPTIONS])
         if hasattr(dataset, "__next__"):  # not iter(): that would start a loader's workers
             raise CicloError(
                 f"the dataset for {name!r} can be read only once; give a list, a loader, or a"

@@ -109,6 +109,58 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         r"the loss 'l' is \(float32\[\], 1.0\), not a number",
     ),
+    "a_loss_in_the_place_of_an_array": (
+        lambda: run(lambda: 0.5, np.ones(2)),
+        r"0.5, which would become the state in the place of float64\[2\]",
+    ),
+    "a_function_as_the_state": (
+        lambda: run(lambda: run),
+        "function, which would become the state in the place of 0",
+    ),
+    "no_callback": (
+        lambda: run(None),
+        r"None is not a callback of every\(steps=1\); to do nothing: ciclo.noop",
+    ),
+    "losses_in_a_dict": (
+        lambda: ciclo.logs().add_losses({"l": 1.0}),  # type: ignore[arg-type]
+        r"write logs.add_losses\(\*\*losses\)",
+    ),
+    "a_pair_as_updates": (
+        lambda: setattr(ciclo.logs(), "updates", (ciclo.logs(LOGS), 0)),
+        "as logs; write a dict of dicts: ",
+    ),
+    "a_history_of_numbers": (
+        lambda: ciclo.history([0.5]),  # type: ignore[list-item]
+        "a row of a history is logs, a dict of dicts; got 0.5",
+    ),
+    "nothing_to_collect": (
+        lambda: ciclo.history().collect(),
+        r"use names: history.collect\('loss'\)",
+    ),
+    "a_schedule_that_takes_nothing": (
+        lambda: ciclo.loop(0, [1], {(lambda: True): lambda: None}),
+        "it must take one argument, as in lambda elapsed: elapsed.steps > 100",
+    ),
+    "a_misspelt_option_of_a_callback": (
+        lambda: ciclo.checkpoint("run", monitr="loss"),  # type: ignore[call-arg]
+        r"checkpoint\(\) has no option 'monitr'. Did you mean 'monitor'",
+    ),
+    "a_misspelt_option_of_an_evaluation": (
+        lambda: ciclo.train_loop(0, [1], STEP, inner_loop_kwargs={"agregation": "mean"}),
+        r"inner_loop\(\) has no option 'agregation'. Did you mean 'aggregation'",
+    ),
+    "callbacks_of_a_plain_loop": (
+        lambda: run(lambda: None, callbacks=[]),
+        r"it is an option of ciclo.train_loop. Tasks take callbacks: \{ciclo.every\(1\): bar\}",
+    ),
+    "a_monitor_that_is_no_name": (
+        lambda: ciclo.early_stopping(0, patience=1),  # type: ignore[arg-type]
+        'monitor=0 is not valid; use a logged name, as "loss_valid"',
+    ),
+    "half_a_step": (
+        lambda: ciclo.Elapsed.create(1.5),  # type: ignore[arg-type]
+        "steps=1.5 is not a whole number",
+    ),
 }
 WARNINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "the_smallest_accuracy": (
@@ -200,6 +252,15 @@ class TestJax:
         state = managed.ManagedState.create(params={"w": 1.0}, tx=optax.sgd(0.1))
         with pytest.raises(ciclo.CallbackError, match="leave apply_gradients out, or decorate"):
             train_step(state, 0)
+
+    def test_a_loss_that_returns_nothing(self) -> None:
+        """The error names the loss."""
+        linen = pytest.importorskip("flax.linen")
+        state = ciclo.create_flax_state(
+            linen.Dense(1), X, optax.sgd(0.1), key=3, losses={"mse": lambda preds, target: None}
+        )
+        with pytest.raises(ciclo.CallbackError, match="'mse' returned None"):
+            state.train_step((X, Y))
 
     def test_a_module_of_another_library(self) -> None:
         """The error names the function that takes it."""

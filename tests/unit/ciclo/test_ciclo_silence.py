@@ -200,6 +200,32 @@ class TestLoggers:
             ciclo.wandb_logger(object())
 
 
+class Average:
+    """A metric over many steps, with the methods that those of clu have."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def merge(self, other: Average) -> Average:
+        return Average(*self.values, *other.values)
+
+    def compute(self) -> float:
+        return sum(self.values) / len(self.values)
+
+
+def test_a_metric_object_is_logged_as_its_value(capsys: Any) -> None:
+    """The history, loggers, bars and early stopping use what it computes."""
+    notes, stopping = Notes(), ciclo.early_stopping("x", patience=10)
+    log = lambda state, batch: ciclo.logs().add_stateful_metric("x", Average(1.0, batch))  # noqa: E731
+    tasks = {ciclo.every(1): [log, notes, stopping, ciclo.keras_bar(2)]}
+    result = ciclo.loop(0, [2, 3], tasks)
+
+    assert [1.5, 2.0] == result.history.collect("x")
+    assert {"x": 2.0} == notes.calls[-2][1]
+    assert 1.5 == stopping.best
+    assert "x: 2.0000" in capsys.readouterr().out
+
+
 class TestCheckpoints:
     def test_one_of_before_the_means(self, tmp_path: Any) -> None:
         """A checkpoint without what an older version did not keep is read; that begins anew."""
