@@ -232,7 +232,7 @@ def as_period(given: Period | SupportsIndex) -> Period:
     """A period; a whole number counts steps."""
     if isinstance(given, Period):
         return given
-    if callable(given) or hasattr(given, "total_seconds") or hasattr(given, "timestamp"):
+    if isinstance(given, Elapsed) or callable(given) or hasattr(given, "total_seconds") or hasattr(given, "timestamp"):
         raise PeriodError(
             f"{given!r} ({type(given).__name__}) is not a point in a loop; write 1000 for steps, or"
             " ciclo.at(samples=50_000, time=3600). To stop for another reason, set"

@@ -177,6 +177,8 @@ class History:
         """
         if not names or not all(isinstance(name, str) for name in names):
             raise TypeError(f"collect{names!r} is not valid; use names: history.collect('loss')")
+        if not self._columns:  # nothing is logged yet, so no name is known to be wrong
+            return [] if len(names) == 1 else tuple([] for _ in names)
         found = [self._resolve(name) for name in names]
         columns = [what for what in found if isinstance(what, Column)]
         rows: Sequence[int] = range(len(self))

@@ -128,6 +128,12 @@ class Interrupts:
             return True
         return self._outer is not None and self._is_wanted and self._outer.count > 0
 
+    def stop_outer(self) -> None:
+        """Has the loop around this one stop after its step too."""
+        if self._outer is not None:
+            self._outer.count += 1
+            self._outer.may_stop = True
+
     @property
     def is_urgent(self) -> bool:
         """Whether it was asked for twice."""

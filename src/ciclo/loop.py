@@ -416,6 +416,8 @@ def iterate(
             run.is_interrupted = True
             if not catches or interrupts.is_urgent:
                 failure = error
+            else:
+                interrupts.stop_outer()
         except BaseException as error:  # noqa: BLE001  raised again below, once the loop has ended
             run.forget_logs()
             failure = error

@@ -194,6 +194,11 @@ def filled(*rows: dict[str, Any]) -> ciclo.History:
 
 
 class TestHistory:
+    def test_collect_before_anything_is_logged(self) -> None:
+        """A callback that plots may run in the first step, before its logs are committed."""
+        assert [] == ciclo.history().collect("loss")
+        assert ([], []) == ciclo.history().collect("steps", "loss")
+
     def test_collect(self) -> None:
         """Several names give their lists, of the steps that have all of them."""
         history = filled({"a": 1.0}, {"a": 2.0, "b": 5}, {"b": 6}, {"a": 4.0, "b": 7})

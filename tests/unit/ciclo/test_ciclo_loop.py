@@ -508,6 +508,17 @@ class TestInterrupts:
         with pytest.raises(KeyboardInterrupt):
             run(step, dataset=range(9), catch_keyboard_interrupt=False)
 
+    def test_one_that_an_inner_loop_catches_stops_the_outer(self) -> None:
+        """Whatever raises it, nobody has to press Ctrl-C once for each loop."""
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        inner = ciclo.inner_loop("test", lambda state: run(interrupt, state))
+        result = run([lambda state: state + 1, inner], dataset=range(9))
+
+        assert (1, True) == (result.state, result.is_interrupted)
+
     def test_a_step_that_is_cut_short_leaves_the_state_before(self) -> None:
         """State and elapsed are of the same time, so going on repeats and skips nothing."""
 
