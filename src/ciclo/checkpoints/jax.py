@@ -1,4 +1,4 @@
-"""Arrays of JAX: Orbax writes them, sharded ones by every process, and the containers JAX knows."""
+"""JAX arrays, written by Orbax (by every process if sharded), and JAX containers."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def is_shared(leaves: list[Any]) -> bool:
 
 
 def begin(path: Path, leaves: list[Any], is_copied: bool) -> Callable[[], None]:
-    """Orbax takes the values before it returns, so that the next step may donate the arrays."""
+    """Orbax copies the values before it returns, so the next step may donate the arrays."""
     orbax = need("orbax.checkpoint", WHAT, "orbax-checkpoint")
     writer = orbax.AsyncCheckpointer(orbax.StandardCheckpointHandler())
     writer.save(path, args=orbax.args.StandardSave({str(i): one for i, one in enumerate(leaves)}))
-    return lambda: writer.close()  # waits, and raises what went wrong
+    return lambda: writer.close()  # waits, and raises errors
 
 
 def read(

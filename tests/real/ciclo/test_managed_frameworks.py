@@ -256,7 +256,7 @@ def test_evaluation_with_the_average() -> None:
 
 def test_what_is_no_model() -> None:
     """Losses and modules of the wrong kind say what to give."""
-    with pytest.raises(ciclo.CicloError, match="or a function that makes one"):
+    with pytest.raises(ciclo.CicloError, match="or a function that returns one"):
         ciclo.create_nnx_state(3)
     with pytest.raises(ciclo.CicloError, match=r"losses\['loss'\] is 3; use a function of outputs"):
         new_state("nnx", losses=3)

@@ -253,7 +253,9 @@ class TestHistory:
         assert [0, 1] == [row.steps for row in history]
         assert 1.0 == history.last("a")
         assert "<History of 2 steps: metrics.a, metrics.b>" == repr(history)
-        with pytest.raises(TypeError, match=r"history\['a'\] is no row; for columns: history.coll"):
+        with pytest.raises(
+            TypeError, match=r"history\['a'\] is not a row; for columns: history.coll"
+        ):
             history["a"]  # type: ignore[call-overload]
 
     def test_made_of_rows(self) -> None:
@@ -509,7 +511,7 @@ class TestDeviceValues:
         history = filled(*({"a": Donated(step)} for step in range(4)))
 
         assert [0.0, 1.0, None, 3.0] == history.collect("a")
-        assert "log a copy of it, as in jnp.copy(value)" in caplog.text
+        assert "log a copy: jnp.copy(value)" in caplog.text
 
 
 class FakeTensor:

@@ -42,15 +42,15 @@ class Typed:
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "logs_in_the_place_of_the_state": (
         lambda: run(lambda state: (LAYER, LOGS), LAYER),
-        r"returned logs in the place of the state:\n    return logs, state",
+        r"returned logs in place of the state:\n    return logs, state",
     ),
     "logs_as_the_state_behind_none": (
         lambda: run(lambda: (None, ciclo.logs(LOGS))),
-        "returned logs in the place of the state",
+        "returned logs in place of the state",
     ),
     "a_loss_as_the_state": (
         lambda: run(lambda: 0.5, SimpleNamespace()),
-        r"0.5, which would become the state in the place of SimpleNamespace. To log it:\n",
+        r"0.5, which would become the state in place of SimpleNamespace. To log it:\n",
     ),
     "an_array_of_one_loss_as_the_state": (
         lambda: run(lambda: np.float32(0.5), {"w": 1.0}),
@@ -63,11 +63,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "stop_to_end_the_loop": (lambda: run(set_stop), "write loop_state.stop_iteration = True"),
     "a_dict_as_a_dataset": (
         lambda: run(lambda: None, data={"x": X, "y": Y}),
-        "the dataset is a dict, and a loop would read its keys; give batches",
+        "the dataset is a dict, so a loop would read its keys; give a list of batches",
     ),
     "arrays_as_a_dataset": (
         lambda: ciclo.train_loop(0, (X, Y), STEP),
-        r"a tuple of arrays of as many rows, .* as in \[\(x, y\)\]",
+        r"a tuple of arrays with equal numbers of rows, .* as \[\(x, y\)\]",
     ),
     "a_dict_to_test_on": (
         lambda: ciclo.train_loop(
@@ -77,7 +77,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a_list_as_a_history": (
         lambda: run(lambda: LOGS, history=[]),
-        r"cannot take what a loop logs; give ciclo.history\(\)",
+        r"is not a history; give ciclo.history\(\)",
     ),
     "len_as_batch_size_fn": (
         lambda: run(lambda: None, batch_size_fn=len),
@@ -89,11 +89,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a_class_in_callbacks": (
         lambda: ciclo.train_loop(0, [1], STEP, callbacks=[Typed]),
-        r"give an object, as Typed\(\)",
+        r"give an object: Typed\(\)",
     ),
     "the_largest_of_nothing": (
         lambda: ciclo.checkpoint("folder", mode="max"),
-        'mode="max" needs a value to look at; say monitor="accuracy"',
+        'mode="max" needs a name: monitor="accuracy"',
     ),
     "a_value_called_like_a_count": (
         lambda: run(lambda: {"metrics": {"time": 1.0}}).history.collect("time"),
@@ -111,11 +111,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a_loss_in_the_place_of_an_array": (
         lambda: run(lambda: 0.5, np.ones(2)),
-        r"0.5, which would become the state in the place of float64\[2\]",
+        r"0.5, which would become the state in place of float64\[2\]",
     ),
     "a_function_as_the_state": (
         lambda: run(lambda: run),
-        "function, which would become the state in the place of 0",
+        "function, which would become the state in place of 0",
     ),
     "no_callback": (
         lambda: run(None),
@@ -165,23 +165,23 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
 WARNINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "the_smallest_accuracy": (
         lambda: ciclo.early_stopping("accuracy_valid", patience=2),
-        "takes the smallest 'accuracy_valid' for the best; if the largest is, say mode=\"max\"",
+        "treats the smallest 'accuracy_valid' as the best; if larger is better, use mode=\"max\"",
     ),
     "a_test_step_without_data": (
         lambda: ciclo.train_loop(0, [1], {**STEP, ciclo.on_test_step: lambda: LOGS}),
-        "a test step was given and nothing to test on: say test_dataset=",
+        "a test step was given, but no data to test on: use test_dataset=",
     ),
     "an_empty_dataset_for_fit": (
         lambda: ciclo.fit(0, [], epochs=3, train_step=lambda state: state + 1),
-        "the dataset has no batch, so nothing ran",
+        "the dataset is empty, so nothing ran",
     ),
     "a_method_that_is_no_moment": (
         lambda: ciclo.train_loop(0, [1], STEP, callbacks=[Typed()]),
-        "Typed.on_batch_end is no moment and is never called. Did you mean",
+        "Typed.on_batch_end is not a moment and is never called. Did you mean",
     ),
     "a_text_as_a_dataset": (
         lambda: run(lambda: None, data="train.csv"),
-        "the dataset is the text 'train.csv', of which each character is a batch",
+        "the dataset is the string 'train.csv', so each character is a batch",
     ),
     "a_dataset_of_torch_without_a_loader": (
         lambda: run(lambda: None, data=torch.utils.data.TensorDataset(torch.zeros(2, 3))),
@@ -193,7 +193,7 @@ WARNINGS: dict[str, tuple[Callable[[], Any], str]] = {
             [1.0],
             {ciclo.on_train_step: lambda state, batch: {"losses": {"l": state["w"].sum()}}},
         ),
-        "no step returned a new state, so that nothing was trained",
+        "no step returned a new state, so nothing was trained",
     ),
 }
 

@@ -57,8 +57,10 @@ def passes_on(state: Any, batch: Any, loop_state: Any) -> None:
 class TestCallbacks:
     @pytest.mark.parametrize("callback", [forgets, functools.partial(forgets)])
     def test_logs_that_nobody_gets(self, callback: Any) -> None:
-        """A callback that fills logs and returns nothing is an error before anything runs."""
-        with pytest.raises(ciclo.CallbackError, match=r"forgets fills logs and returns nothing"):
+        """A callback that fills logs but does not return them is an error before anything runs."""
+        with pytest.raises(
+            ciclo.CallbackError, match=r"forgets fills logs but does not return them"
+        ):
             ciclo.loop(0, iter(lambda: pytest.fail("ran"), 1), {ciclo.every(1): callback})
 
     def test_logs_that_are_passed_on(self) -> None:
