@@ -11,12 +11,11 @@ import struct
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from ciclo.device_values import PLAIN, STACKED, Queue, fetch, keeper_of
+from ciclo.device_values import PLAIN, Queue, fetch, keeper_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_WAITING = 2 * STACKED  # device values of a column, half of them in transfer
 CODES: dict[type, str] = {float: "d", int: "q"}
 
 

@@ -720,14 +720,14 @@ def _static_names(cls: Any) -> list[str]:
 
 def _adopt_fields(cls: type[ManagedState]) -> None:
     """Checks which of our fields a subclass may declare again."""
-    anew = inspect.get_annotations(cls).keys() & _OURS
-    for name in anew:
+    redeclared = inspect.get_annotations(cls).keys() & _OURS
+    for name in redeclared:
         if name not in ADOPTED:
             raise CicloError(
                 f"{cls.__name__}.{name} is a field of ManagedState; use another name for your"
                 f" field, as {name}_"
             )
-    cls._redeclared = cls._redeclared | frozenset(anew & {"metrics", "rngs"})
+    cls._redeclared = cls._redeclared | frozenset(redeclared & {"metrics", "rngs"})
 
 
 def _built(build: Callable[..., Any], strategy: Strategy, *given: Any) -> Any:

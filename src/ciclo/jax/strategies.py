@@ -440,8 +440,8 @@ def register_strategy(
         return lambda made: register_strategy(name, made)
     if not isinstance(given, Strategy) and not callable(given):
         raise CicloError(
-            f"register_strategy({name!r}, ...) takes a ciclo.Strategy or a function that returns one;"
-            f" got {given!r}"
+            f"register_strategy({name!r}, ...) takes a ciclo.Strategy, or a function that returns"
+            f" one; got {given!r}"
         )
     name = _normal(name)
     _made.pop(name, None)

@@ -182,7 +182,7 @@ class TorchState:
         """The samples of each evaluation batch, summed over all processes."""
         return self._placed.summed(samples)
 
-    # -- what a step is made of ----------------------------------------------------------------
+    # -- the parts of a step -----------------------------------------------------------------
 
     def _called(self, function: Callable[..., Any], inputs: Any) -> Any:
         with self._autocast():

@@ -14,7 +14,7 @@ import pytest
 
 import ciclo
 from ciclo import device_values
-from ciclo.columns import MAX_WAITING
+from ciclo.device_values import STACKED
 
 
 class TestLogs:
@@ -454,7 +454,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 class TestDeviceValues:
     def test_come_many_at_once(self, device: Device) -> None:
         """After the first, they are sent by the half of a queue, and received a half later."""
-        half = MAX_WAITING // 2
+        half = STACKED
         history = filled(*({"a": FakeArray(step)} for step in range(2 * half)))
         assert ([1], [half], []) == (device.fetched, device.sent, device.received)
 
@@ -478,7 +478,7 @@ class TestDeviceValues:
         history = filled(*({"a": array(step)} for step in range(0)))
         for step in range(1000):
             history.commit(ciclo.Elapsed(steps=step), {"metrics": {"a": array(step)}})
-            assert sum(ref() is not None for ref in made) <= MAX_WAITING + 1
+            assert sum(ref() is not None for ref in made) <= 2 * STACKED + 1
 
     def test_of_a_donated_state_are_fetched_at_once(self, device: Device) -> None:
         """Where the first value's memory was given away by the next step, none is left waiting."""
@@ -557,12 +557,12 @@ def test_torch_scalars_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(stack=Stack))
     total = FakeTensor(0.0)
     history = ciclo.history()
-    for step in range(MAX_WAITING + 1):
+    for step in range(2 * STACKED + 1):
         total.value = float(step)  # changed in place, as `total += loss` does
         history.commit(ciclo.Elapsed(steps=step), {"metrics": {"total": total}})
 
-    assert [1, MAX_WAITING // 2, MAX_WAITING // 2] == stacked
-    assert [float(step) for step in range(MAX_WAITING + 1)] == history.collect("total")
+    assert [1, STACKED, STACKED] == stacked
+    assert [float(step) for step in range(2 * STACKED + 1)] == history.collect("total")
 
 
 def test_a_batch_in_a_few_words() -> None:
