@@ -317,7 +317,8 @@ def check_new_state(name: str, state: Any, before: Any) -> None:
     is_logged = isinstance(state, Logs) or (is_logs(state) and LOGGED.issuperset(state))
     if is_logged and state and not _is_alike(state, before):
         raise CallbackError(f"{name} returned logs in place of the state:\n    {PAIR}")
-    is_single = _is_single(state) and not _is_single(before) and not _are_arrays(state, before)
+    are_arrays = hasattr(state, "shape") and hasattr(before, "shape")
+    is_single = _is_single(state) and not _is_single(before) and not are_arrays
     is_other = isinstance(state, NO_STATE) and type(state) is not type(before)
     if before is not None and (is_single or is_other):
         raise CallbackError(
@@ -330,10 +331,6 @@ def check_new_state(name: str, state: Any, before: Any) -> None:
 
 def _is_single(value: Any) -> bool:
     return type(value) in PLAIN or getattr(value, "shape", None) == ()
-
-
-def _are_arrays(*values: Any) -> bool:
-    return all(hasattr(value, "shape") for value in values)
 
 
 def _is_alike(result: Any, state: Any) -> bool:
