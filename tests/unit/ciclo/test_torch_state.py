@@ -632,7 +632,7 @@ def test_nothing_to_train_with() -> None:
         state.train_step(BATCH)
     with pytest.raises(ciclo.CicloError, match="no losses or metrics"):
         state.test_step(BATCH)
-    with pytest.raises(ciclo.CicloError, match="has no average; ask for it"):
+    with pytest.raises(ciclo.CicloError, match="has no average; use create_torch_state"):
         _ = state.ema_params
 
 
