@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ciclo.loops import *
     from ciclo.torch.create import *
 
-# Where the names are that are loaded on first use.
+# Names that are loaded on first use, by module.
 LAZY = {
     "ciclo._compat": ("LoopCallbackBase", "LoopElement", "callback", "inject"),
     "ciclo.callbacks.adapters": ("clu_action", "keras_callback", "register_adapter"),
@@ -85,7 +85,7 @@ LAZY = {
     ),
 }
 
-# Modules that are there without an import of their own.
+# Modules that need no import of their own.
 SUBMODULES = (
     "callbacks",
     "logging",
@@ -130,7 +130,7 @@ __all__ += moments.__all__
 __all__ += [name for names in LAZY.values() for name in names]
 
 
-if not TYPE_CHECKING:  # else a type checker would believe in every name
+if not TYPE_CHECKING:  # else a type checker would accept any name
 
     def __getattr__(name: str) -> object:
         if name in SUBMODULES:
@@ -142,9 +142,9 @@ if not TYPE_CHECKING:  # else a type checker would believe in every name
                 import importlib
 
                 value = getattr(importlib.import_module(module), name)
-                globals()[name] = value  # from now on the public name is the thing itself
+                globals()[name] = value  # the next access is direct
                 return value
-        from ciclo.logs import did_you_mean
+        from ciclo.errors import did_you_mean
 
         hint = did_you_mean(name, __all__)
         raise AttributeError(f"module 'ciclo' has no attribute {name!r}{hint}")

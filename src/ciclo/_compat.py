@@ -1,7 +1,7 @@
-"""Names of Ciclo 0.1.9 that ours has in another form; see docs/ciclo-coming-from.md.
+"""Names of Ciclo 0.1.9 that have another form here; see docs/ciclo-coming-from.md.
 
-Only for programs that people bring along: each says what to use in new ones. The modules `types`,
-`utils`, `timetracking` and `logging` are where 0.1.9 has some of these names.
+They are only for existing programs, and each says what to use in new ones. The modules `types`,
+`utils`, `timetracking` and `logging` have some of these names, as in 0.1.9.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class OptimizationMode(StrEnum):
 
 
 class LoopElement(LoopCallback):
-    """What stands in a loop: `ciclo.LoopCallback`."""
+    """Use `ciclo.LoopCallback`."""
 
 
 class LoopCallbackBase(LoopElement, Generic[S]):
-    """The base of callbacks, with the type of the state: `ciclo.LoopCallback`."""
+    """The base of callbacks, generic in the type of the state. Use `ciclo.LoopCallback`."""
 
 
 class callback(LoopCallback):  # noqa: N801  a name like the functions beside it
-    """A function as a callback object; a loop takes the function itself as well."""
+    """A function as a callback object. Use the function itself."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -60,9 +60,9 @@ class callback(LoopCallback):  # noqa: N801  a name like the functions beside it
 
 
 def inject(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with as many of the arguments that it is given as it takes, by position.
+    """Wraps a function to ignore surplus positional arguments.
 
-    A loop does this, and better, for every callback: by name.
+    A loop binds the arguments of callbacks itself, by name.
 
     >>> ciclo.inject(lambda state, batch: state + batch)(1, 2, 3, 4)
     3
@@ -80,10 +80,10 @@ def inject(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether this is a single number, of Python or of an array library."""
+    """Whether this is a Python number or a scalar array."""
     return isinstance(value, (int, float, complex)) or getattr(value, "shape", None) == ()
 
 
 def get_batch_size(batch: Any, batch_size_fn: BatchSize | None = None) -> int:
-    """How many samples a batch holds, as a loop counts them."""
+    """The number of samples in a batch, as a loop counts them."""
     return samples_of(batch, batch_size_fn)

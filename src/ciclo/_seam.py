@@ -1,6 +1,6 @@
-"""All that ciclo knows of cirron. While somebody profiles, a loop is recorded: `epoch` and `step`
-spans, what each callback took, what was waited for (`data_load`), and logs as marks. While nobody
-does, `watch` returns None and a loop pays nothing.
+"""The only connection from ciclo to cirron. While profiling, a loop records `epoch` and `step`
+spans, a span per callback, the wait for data (`data_load`), and logs as marks. Otherwise `watch`
+returns None, and a loop has no overhead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Watch", "__version__", "is_fatal", "launched_rank", "watch"]
 
-# What a mark holds; arrays of outputs and the like stay in the history.
+# Collections that become marks; outputs stay in the history.
 MARKED = ("metrics", "losses", "stateful_metrics")
 
 
@@ -25,12 +25,12 @@ class Watch:
     """Records one loop."""
 
     def __init__(self, is_epoch_end: Callable[[], bool] | None, epoch: Callable[[], int]) -> None:
-        self._is_epoch_end = is_epoch_end  # None: the loop knows no epochs
+        self._is_epoch_end = is_epoch_end  # None for a loop without epochs
         self._epoch = epoch
         self._open: list[hot.Span] = []
 
     def steps(self, dataset: Iterable[Any], first: int) -> Iterator[Any]:
-        """The batches, each inside a `step` span that begins with the wait for it."""
+        """The batches, each inside a `step` span that starts with the wait for data."""
         items = iter(dataset)
         thread = hot._this_thread
         step = first
@@ -49,7 +49,7 @@ class Watch:
                 hot.drop(self._open.pop())
                 if has_epochs and is_between:
                     hot.drop(self._open.pop())
-                return  # an epoch that was cut is open: it is evaluated before `end`
+                return  # an incomplete epoch stays open: it is evaluated before `end`
             except BaseException as error:  # passes on, with the span closed
                 hot.fail(wait, error)
                 raise
@@ -57,7 +57,7 @@ class Watch:
                 thread.is_fetching = False
             hot.close(wait)
             if has_epochs and is_between:
-                self._open[-2].index = self._epoch()  # known now that its first batch is here
+                self._open[-2].index = self._epoch()  # known once its first batch is fetched
             yield batch
             self._close()
             is_between = self._is_epoch_end is not None and self._is_epoch_end()
@@ -66,14 +66,14 @@ class Watch:
             step += 1
 
     def until_left(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The items of a loop written by hand, which nobody else tells us the end of."""
+        """The items of a hand-written loop; ends the recording when iteration stops."""
         try:
             yield from items
         finally:
             self.end()
 
     def call(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, each call of it inside a span."""
+        """The function, with a span around each call."""
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
             span = hot.begin(name)
@@ -88,7 +88,7 @@ class Watch:
         return recorded
 
     def mark(self, logs: Mapping[str, Mapping[str, Any]], kept: Callable[[str, str], Any]) -> None:
-        """Marks the scalars among the logs, as the history has kept them: that is a copy."""
+        """Marks the logged scalars, using the copies in the history."""
         for collection in MARKED:
             for name in logs.get(collection, ()):
                 value = kept(collection, name)
@@ -100,14 +100,14 @@ class Watch:
                     hot.mark(name, value if own is None else own)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Closes what a stop or an error has left open."""
+        """Closes spans that a stop or an error left open."""
         while self._open:
             self._close(error)
 
     def _close(self, error: BaseException | None = None) -> None:
         span = self._open.pop()
         if span.name == "epoch" and not span.end and hot.at_epoch_end is not None:
-            hot.at_epoch_end(span)  # takes snapshots, while the epoch is open
+            hot.at_epoch_end(span)  # takes snapshots before the epoch is closed
         if error is None:
             hot.close(span)
         else:
@@ -117,14 +117,14 @@ class Watch:
 def watch(
     is_epoch_end: Callable[[], bool] | None = None, epoch: Callable[[], int] = lambda: 0
 ) -> Watch | None:
-    """A recorder for one loop, or None while nobody profiles."""
+    """A recorder for one loop; None if not profiling."""
     if hot.off or (hot.root is hot.IDLE_ROOT and hot.ring.maxlen == hot.IDLE_RING):
         return None
     return Watch(is_epoch_end, epoch)
 
 
 def is_fatal(number: int, handler: Any) -> bool:
-    """Whether a handler of this signal ends the process: the system's, or cirron's before it."""
+    """Whether a signal with this handler ends the process: the default, or cirron's over it."""
     process = sys.modules.get("cirron.session.lifecycle")
     owner = getattr(handler, "__self__", None)
     if process is not None and isinstance(owner, process.Process):
@@ -133,7 +133,7 @@ def is_fatal(number: int, handler: Any) -> bool:
 
 
 def launched_rank() -> int | None:
-    """Which process of a job this is, as its launcher says; None if nobody has told it."""
+    """The rank that the launcher has set, or None."""
     from cirron.session import identity
 
     return identity.first_number(os.environ, identity.RANK)

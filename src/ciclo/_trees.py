@@ -1,6 +1,6 @@
-"""Trees of anything: `mapped` walks them, `register` makes `Logs` and `Elapsed` known to JAX.
+"""`mapped` walks trees of any values; `register` registers `Logs` and `Elapsed` as pytrees.
 
-JAX is never imported here: whoever needs this has imported it.
+JAX is never imported here: a program that needs this has imported it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ is_done = False
 
 
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """The same containers with `function` of what is in them, and in others of that shape."""
+    """Applies `function` to the leaves of trees of the same structure."""
     kind = type(tree)
     if kind is dict or kind is OrderedDict:
         pairs = ((key, mapped(function, tree[key], *(one[key] for one in others))) for key in tree)
@@ -33,7 +33,7 @@ def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def register() -> None:
-    """Registers them, once, if JAX is there."""
+    """Registers the pytrees once, if JAX is imported."""
     global is_done
     jax = sys.modules.get("jax")
     if is_done or jax is None or not hasattr(jax, "tree_util"):
@@ -42,7 +42,7 @@ def register() -> None:
     from ciclo.elapsed import Elapsed
     from ciclo.logs import Collection, Logs
 
-    # As plain dicts: to JAX two logs are alike, however their collections were made.
+    # As plain dicts: logs have one tree structure, however their collections were created.
     jax.tree_util.register_pytree_node(
         Logs,
         lambda logs: (({k: {**v} if isinstance(v, dict) else v for k, v in logs.items()},), None),

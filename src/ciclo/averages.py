@@ -1,8 +1,7 @@
-"""The exponential moving average, one rule for the callback `ema` and the states of frameworks.
+"""The exponential moving average, for the callback `ema` and for `ema_decay=` of states.
 
-It begins at zero and is corrected for that when it is read, so that after one value it is that
-value, and nothing leans towards the start. Numbers of less than 32 bits are summed up in 32: in 16
-bits a decay of 0.999 is 1, and an average would stand still or grow.
+It starts at zero and is bias-corrected when it is read, so after one value it equals that value.
+It is kept in at least 32 bits: in 16 bits, a decay of 0.999 rounds to 1.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class EmaState(NamedTuple):
-    """How many values there were, and their sum: each counts `decay` times as much as the next."""
+    """The number of values, and their exponentially weighted sum."""
 
     count: Any
     ema: Any
 
 
 def moved(state: EmaState, value: Any, decay: float, combine: Callable[..., Any]) -> EmaState:
-    """With one more value.
+    """The average after one more value.
 
     combine: applies a function of two leaves to two trees
     """
@@ -31,15 +30,15 @@ def moved(state: EmaState, value: Any, decay: float, combine: Callable[..., Any]
 
 
 def share(count: Any, decay: float, expm1: Callable[[Any], Any] = math.expm1) -> Any:
-    """What the weights of so many values add up to: the average is the sum, divided by it.
+    """The bias correction: the sum of the weights of `count` values.
 
-    It is 1 - decay**count, which in 32 bits has few digits left where the decay is near 1.
+    It is 1 - decay**count, computed with expm1 because it loses digits if decay is near 1.
     """
     return -expm1(count * (math.log(decay) if decay else -math.inf))
 
 
 def wide(leaf: Any) -> Any:
-    """The leaf in 32 bits, where it has fewer."""
+    """The leaf in at least 32 bits."""
     if getattr(getattr(leaf, "dtype", None), "itemsize", 4) >= 4:
         return leaf
     return leaf.float() if hasattr(leaf, "float") else leaf.astype("float32")

@@ -1,9 +1,8 @@
 """A column of a history: all values of one name.
 
-A float a step costs 16 bytes: the value and the number of its row. New values wait in a short queue
-and go into their column together, which is faster than one by one. Those that a device holds are
-sent to the host then, and received when the queue is full again: by then they have come, and nobody
-waits.
+A float takes 16 bytes per step: the value and its row number. New values wait in a short queue and
+are packed together, which is faster than one by one. Device values are sent to the host at that
+point, and received when the queue is full again: by then they have arrived, so nothing waits.
 """
 
 from __future__ import annotations
@@ -12,28 +11,27 @@ import struct
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from ciclo.device_values import PLAIN, STACKED, Queue, fetch, keeper_of
+from ciclo.device_values import PLAIN, Queue, fetch, keeper_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_WAITING = 2 * STACKED  # device values of a column, half of them on their way
 CODES: dict[type, str] = {float: "d", int: "q"}
 
 
 class Column:
-    """The values of one name, and the rows that they are in."""
+    """The values of one name, and their rows."""
 
     __slots__ = ("_can_wait", "_queue", "_witness", "new", "new_rows", "plain", "rows", "values")
 
     def __init__(self) -> None:
         self.rows = array("q")
         self.values: array[Any] | list[Any] = array("d")
-        self._queue = Queue()  # the newest values, by row, that are not here yet
+        self._queue = Queue()  # the latest values by row, not packed yet
         self.new_rows, self.new = self._queue.tags, self._queue.values
-        self._can_wait = False  # whether device values are still there some steps later
-        self._witness: Any = None  # the device value before, while that is not known
-        self.plain = PLAIN  # types whose values are kept as they are; JAX's too, if they can wait
+        self._can_wait = False  # whether device values still exist some steps later
+        self._witness: Any = None  # the previous device value, until that is known
+        self.plain = PLAIN  # types stored unchanged; JAX arrays too, if they can wait
 
     def put(self, row: int, value: Any) -> None:
         """Sets the value of a new row."""
@@ -46,9 +44,9 @@ class Column:
             self.turn()
 
     def _fetched(self, value: Any) -> Any:
-        """One of the first device values, or any if their memory is given away by the next step.
+        """A device value that is fetched immediately, because the next step may donate its memory.
 
-        That is seen from the first, once the second is here. What waits after that would be lost.
+        Whether it does is known when the second value arrives: the first was deleted or not.
         """
         if self._witness is not None and not (
             hasattr(self._witness, "is_deleted") and self._witness.is_deleted()
@@ -61,7 +59,7 @@ class Column:
         return fetch([value])[0]
 
     def replace(self, row: int, value: Any) -> None:
-        """Sets the value of the newest row, where there may be one: the last word counts."""
+        """Sets the value of the latest row, replacing a value that is already there."""
         newest = self.newest()
         if newest is not None and newest[0] == row:
             if not self.new:
@@ -71,7 +69,7 @@ class Column:
         self.put(row, value)
 
     def newest(self) -> tuple[int, Any] | None:
-        """The row of the newest value, and that as it was kept: on its device or not."""
+        """The row and the latest value, which may still be on its device."""
         if self.new:
             return self.new_rows[-1], self.new[-1]
         if self._queue.last is not None:
@@ -79,7 +77,7 @@ class Column:
         return (self.rows[-1], self.values[-1]) if self.rows else None
 
     def turn(self) -> None:
-        """Sends what is new on its way, and takes what has come."""
+        """Sends the queued device values to the host, and stores those that have arrived."""
         rows, values = self._queue.exchange()
         if not rows:
             return
@@ -93,13 +91,13 @@ class Column:
                 if code == self.values.typecode:
                     self.values.extend(_packed(code, values))
                     return
-            except struct.error:  # of an int that is larger than 64 bits
+            except struct.error:  # an int of more than 64 bits
                 pass
-            self.values = self.values.tolist()  # values of several kinds stay as they are
+            self.values = self.values.tolist()  # values of several types are kept unchanged
         self.values.extend(values)
 
     def settled(self) -> array[Any] | list[Any]:
-        """All values, those on a device fetched."""
+        """All values; device values are fetched."""
         self.turn()
         self.turn()
         return self.values
@@ -112,5 +110,5 @@ class Column:
 
 
 def _packed(code: str, values: Sequence[Any]) -> array[Any]:
-    """An array; `array(code, values)` takes five times as long."""
+    """An array; `array(code, values)` is five times slower."""
     return array(code, struct.pack(f"{len(values)}{code}", *values))

@@ -1,8 +1,8 @@
-"""Logged values: which of them a device still computes, and how to fetch many of those at once.
+"""Logged values: which are still on a device, and how to fetch many of them at once.
 
-A value that the host has becomes plain at once, so that what is changed in place afterwards does
-not change the log. One on a device is kept as it is, detached from what made it, and fetched later
-with its neighbours. No framework is imported here: a value's type says whose it is.
+A value on the host is copied immediately, so that later in-place changes do not affect the log. A
+device value is detached and fetched later, together with others. No framework is imported here:
+values are recognised by their type.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
     Keeper: TypeAlias = Callable[[Any], tuple[Any, bool]]
 
-STACKED = 64  # as many as a column of the history fetches at a time
-FEW = 8  # up to here JAX fetches one by one: compiling would take longer
-TARGETS = ("y", "target", "targets", "label", "labels")  # what the dict of a batch calls them
+STACKED = 64  # number of values that a history column fetches together
+FEW = 8  # below this, JAX fetches one by one: compiling takes longer
+TARGETS = ("y", "target", "targets", "label", "labels")  # names of targets in a dict batch
 PLAIN = frozenset({float, int, bool, str, type(None)})
-CONTAINERS = frozenset({list, tuple, dict, set})  # which are copied, as deep as they are
-aval_of, sharding_of = attrgetter("aval"), attrgetter("sharding")  # of arrays of JAX
-MAX_KEEPERS = 500  # types of which it is known how to keep a value
+CONTAINERS = frozenset({list, tuple, dict, set})  # copied recursively
+aval_of, sharding_of = attrgetter("aval"), attrgetter("sharding")  # of JAX arrays
+MAX_KEEPERS = 500  # maximum number of types in the cache
 
 
 def library_of(value: Any) -> str:
-    """The package that a value's type comes from."""
+    """The package of a value's type."""
     return type(value).__module__.partition(".")[0]
 
 
 def keep(value: Any) -> tuple[Any, bool]:
-    """What to keep of a logged value, and whether it has to be fetched from a device."""
+    """The value to keep in the log, and whether it must be fetched from a device."""
     return keeper_of(type(value))(value)
 
 
@@ -52,10 +52,15 @@ def _find_keeper(kind: type) -> Keeper:
         return _keep_torch
     if library in ("jax", "jaxlib") and hasattr(kind, "is_deleted"):
         return _keep_on_device
-    return _keep_other
+    return _keep_computed if is_running(kind) else _keep_other
 
 
-# The function that keeps the values of a type.
+def is_running(kind: type) -> bool:
+    """Whether values of this type are metrics over many steps, such as those of clu."""
+    return hasattr(kind, "compute") and (hasattr(kind, "merge") or hasattr(kind, "reset"))
+
+
+# The function that converts logged values of a type.
 keeper_of: Callable[[type], Keeper] = lru_cache(MAX_KEEPERS)(_find_keeper)
 
 
@@ -79,34 +84,38 @@ def _keep_numpy(value: Any) -> tuple[Any, bool]:
 
 def _keep_torch(value: Any) -> tuple[Any, bool]:
     if not value.is_cpu:
-        return value.detach().clone(), True  # an own copy: `total += loss` may follow
+        return value.detach().clone(), True  # a copy, because `total += loss` may follow
     return (value.detach().clone() if value.dim() else value.item()), False
+
+
+def _keep_computed(value: Any) -> tuple[Any, bool]:
+    return keep(value.compute())
 
 
 def _keep_other(value: Any) -> tuple[Any, bool]:
     if hasattr(value, "item") and hasattr(value, "shape") and value.shape == ():
-        return value.item(), False  # a scalar of TensorFlow or of whoever follows NumPy
+        return value.item(), False  # a scalar of TensorFlow or another NumPy-like library
     return value, False
 
 
 def fetch(values: Sequence[Any]) -> list[Any]:
-    """What the devices hold, waited for once: scalars as plain numbers, the rest on the host.
+    """Device values on the host, with one wait: scalars as Python numbers, the rest as arrays.
 
-    A value whose memory was given away (donated) before it was fetched is None.
+    A value that was donated before it was fetched is None.
     """
     return send(values)()
 
 
 def send(values: Sequence[Any]) -> Callable[[], list[Any]]:
-    """Has these values come to the host, and returns what waits for them, as `fetch` gives them.
+    """Starts the transfer to the host; the returned function waits and returns the values.
 
-    A device does one thing after the other, so that a value which is asked for now comes behind
-    all that was begun before it. Sent now and received later, nobody waits.
+    A device works in order, so a value requested now arrives after all work that was started
+    before. If it is received later, nothing waits.
     """
     if _are_alike(values):
         return _send_scalars(list(values))
     arrived = list(values)
-    groups: dict[Any, tuple[list[int], list[Any]]] = {}  # what travels together, and its places
+    groups: dict[Any, tuple[list[int], list[Any]]] = {}  # sent together, with indices
     for i, value in enumerate(values):
         keeper = keeper_of(type(value))
         key: tuple[Any, ...]
@@ -132,9 +141,9 @@ def send(values: Sequence[Any]) -> Callable[[], list[Any]]:
 
 
 def _are_alike(values: Sequence[Any]) -> bool:
-    """Whether these are scalars of JAX of one type and place, as those of a column mostly are.
+    """Whether these are JAX scalars with one type and sharding, like most columns.
 
-    Asked of each value that a step logs, so there is no loop of Python.
+    This covers every logged value, so there is no Python loop.
     """
     kinds = set(map(type, values))
     if len(kinds) != 1 or keeper_of(kinds.pop()) is not _keep_on_device or values[0].shape:
@@ -144,27 +153,27 @@ def _are_alike(values: Sequence[Any]) -> bool:
 
 
 class Queue:
-    """Values on their way to the host: some wait to be sent, those before them travel.
+    """Values in transfer to the host: some are queued, earlier ones have been sent.
 
-    Each has a tag. They come in the order in which they were put.
+    Each has a tag. They arrive in the order of `put`.
     """
 
     __slots__ = ("_receive", "_sent", "last", "tags", "values")
 
     def __init__(self) -> None:
-        self.tags: list[Any] = []  # of what waits, and the values; two lists, since pairs in one
-        self.values: list[Any] = []  # would be work for the garbage collector
-        self.last: tuple[Any, Any] | None = None  # tag and value of the last that was sent
+        self.tags: list[Any] = []  # of the queued values; two lists, because a list of
+        self.values: list[Any] = []  # pairs is more work for the garbage collector
+        self.last: tuple[Any, Any] | None = None  # tag and value that were sent last
         self._sent: list[Any] = []  # tags
         self._receive: Callable[[], list[Any]] = list
 
     def __len__(self) -> int:
-        """How many wait to be sent."""
+        """The number of queued values."""
         return len(self.tags)
 
     @property
     def oldest(self) -> Any:
-        """The tag of the first that waits to be sent."""
+        """The tag of the first queued value."""
         return self.tags[0]
 
     def put(self, tag: Any, value: Any) -> None:
@@ -172,24 +181,24 @@ class Queue:
         self.values.append(value)
 
     def exchange(self) -> tuple[list[Any], list[Any]]:
-        """Sends what waits, and gives the tags and values of what was sent the last time."""
+        """Sends the queued values, and returns the tags and values that were sent before."""
         tags, values = self.tags[:], self.values[:]
         if tags:
             self.last = tags[-1], values[-1]
         self.tags.clear()
         self.values.clear()
         if not self._sent and PLAIN.issuperset(map(type, values)):
-            return tags, values  # nothing of this is on a device
+            return tags, values  # no device values
         came = self._sent, self._receive()
         self._sent, self._receive = tags, send(values)
         return came
 
     def turn(self) -> list[tuple[Any, Any]]:
-        """As `exchange`, in pairs."""
+        """Like `exchange`, as pairs."""
         return list(zip(*self.exchange(), strict=True))
 
     def settle(self) -> list[tuple[Any, Any]]:
-        """Gives all that is left, in pairs."""
+        """All remaining values, as pairs."""
         return [*self.turn(), *self.turn()]
 
 
@@ -218,11 +227,11 @@ def _send_scalars(scalars: list[Any]) -> Callable[[], list[Any]]:
         return lambda: _read(scalars)
     if len(scalars) < FEW:
         return lambda: _got(scalars)
-    # From a GPU one number takes 80 us, and so do many. They are stacked by one length, filled up
-    # with the last, since JAX compiles for each length.
+    # Fetching from a GPU takes 80 us, for one number or many. They are stacked and padded to one
+    # length, because JAX compiles for each length.
     is_lost = [one.is_deleted() for one in scalars]
     there = [one for one, is_gone in zip(scalars, is_lost, strict=True) if not is_gone]
-    if len(scalars[0].sharding.device_set) > 1:  # each device has all of a scalar
+    if len(scalars[0].sharding.device_set) > 1:  # a scalar is replicated
         there = [one.addressable_data(0) for one in there]
     parts = []
     for start in range(0, len(there), STACKED):
@@ -242,16 +251,16 @@ def _is_on_cpu(array: Any) -> bool:
 
 
 def _read(scalars: list[Any]) -> list[Any]:
-    """Scalars of JAX of one type in the host's memory; `device_get` takes ten times as long."""
+    """Reads JAX scalars in host memory; `device_get` is ten times slower."""
     try:
         found = sys.modules["numpy"].frombuffer(b"".join(scalars), scalars[0].dtype)
-    except TypeError:  # one was donated, or buffers do not have the type, such as bfloat16
+    except TypeError:  # one was donated, or the buffer protocol lacks the type (bfloat16)
         return _got(scalars)
     return found.tolist()  # type: ignore[no-any-return]
 
 
 def _got(arrays: list[Any]) -> list[Any]:
-    """Arrays of JAX on the host, as NumPy's or plain numbers; None for one that was donated."""
+    """JAX arrays on the host, as NumPy arrays or numbers; None if donated."""
     is_lost = [one.is_deleted() for one in arrays]
     there = [one for one, is_gone in zip(arrays, is_lost, strict=True) if not is_gone]
     found = sys.modules["jax"].device_get(there)
@@ -259,11 +268,11 @@ def _got(arrays: list[Any]) -> list[Any]:
 
 
 def _with_lost(is_lost: list[bool], found: Iterator[Any]) -> list[Any]:
-    """What has come, and None in the place of each that was donated."""
+    """The values that arrived, with None for each donated one."""
     if any(is_lost):
         warn(
-            "a logged array was donated before it was fetched and is None in the history; log a"
-            " copy of it, as in jnp.copy(value)"
+            "a logged array was donated before it was fetched, so it is None in the history; log a"
+            " copy: jnp.copy(value)"
         )
     return [None if is_gone else next(found) for is_gone in is_lost]
 
@@ -275,7 +284,7 @@ def _jitted_stack() -> Any:
 
 
 def describe(value: Any, depth: int = 0) -> str:
-    """A batch in a few words, for error messages: types and shapes, no contents."""
+    """A short description for error messages: types and shapes, no contents."""
     shape = getattr(value, "shape", None)
     if shape is not None and not isinstance(value, type):
         kind = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")

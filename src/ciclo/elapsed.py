@@ -1,9 +1,9 @@
-"""How far a loop has come: `Elapsed`, `Period`, and `elapse`, which counts as it iterates.
+"""The progress of a loop: `Elapsed`, `Period`, and `elapse`, which counts while it iterates.
 
-An `Elapsed` is a value. It holds the counts at the start of its iteration, and, so that schedules
-can be pure functions of it, those of the iteration before and what schedules remembered by then,
-such as when they were last due. What they note now is there in the next iteration. The only module
-of ciclo that reads a clock.
+An `Elapsed` is a value: the counts at the start of an iteration. It also holds the counts of the
+previous iteration and the memory of schedules, such as when they were last due, so that a schedule
+is a pure function of it. What a schedule records now is visible in the next iteration. This is the
+only module of ciclo that reads a clock.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from typing import Self, SupportsIndex, TypeAlias
     from weakref import ref
 
-    Anchors: TypeAlias = dict[ref[Any], Any]  # what schedules remember; those that are gone, not
+    Anchors: TypeAlias = dict[ref[Any], Any]  # the memory of schedules that still exist
     Counts: TypeAlias = tuple[int, int, float, float]  # samples, tokens, time, date
     Shape: TypeAlias = tuple[int, ...]
     BatchSize: TypeAlias = Callable[[list[Shape]], int | tuple[int, int]]
 
 Batch = TypeVar("Batch")
 FIELDS = ("steps", "samples", "tokens", "time", "date")
-SINGLE = frozenset({int, float, str, type(None)})  # batches that are one sample
+SINGLE = frozenset({int, float, str, type(None)})  # batch types that are one sample
 
 
 class Elapsed:
-    """How far a loop has come.
+    """The progress of a loop.
 
-    steps: iterations done before this one, so the first has 0
-    samples, tokens: the same for what the batches held
-    time: seconds since the loop began, earlier parts of a resumed run included
+    steps: number of completed iterations, so 0 in the first
+    samples, tokens: number of samples and tokens in the completed iterations
+    time: seconds since the loop started, including earlier parts of a resumed run
     date: now, in seconds since 1970
-    batch_samples, batch_tokens: what the batch of this iteration holds
+    batch_samples, batch_tokens: the number in the current batch
 
-    `elapsed >= period` is true once any field of the period is reached, `elapsed > period` once any
-    is passed, `elapsed == period` where any is met exactly; `<`, `<=` and `!=` are their opposites.
+    `elapsed >= period` is true if any field of the period is reached, `elapsed > period` if any is
+    exceeded, `elapsed == period` if any is equal; `<`, `<=` and `!=` are their opposites.
     """
 
     __slots__ = (
@@ -73,32 +73,32 @@ class Elapsed:
         self.date = now() if date is None else date
         self.batch_samples = 0
         self.batch_tokens = 0
-        # What comes just before, so that a period which is reached exactly is reached now.
+        # Just below the counts, so that a period that equals them is reached now.
         self._before: Counts = (samples - 1, tokens - 1, nextafter(time, -1.0), self.date)
-        self._anchors: Anchors = {}  # what schedules remembered before this iteration
-        self._noted: Anchors | None = None  # what they note in it, for the next
+        self._anchors: Anchors = {}  # the memory of schedules before this iteration
+        self._noted: Anchors | None = None  # what they record for the next
 
     @classmethod
     def create(cls, steps: int = 0, samples: int = 0) -> Elapsed:
-        """Where a loop begins that has done so much already."""
-        return cls(steps, samples)
+        """The start of a loop that continues from these counts."""
+        return cls(whole("steps", steps) or 0, whole("samples", samples) or 0)
 
     @property
     def date_start(self) -> float:
-        """When the loop would have begun, had it never paused."""
+        """The date minus the time: when the loop started, without pauses."""
         return self.date - self.time
 
     def update(self, batch_size: int) -> Elapsed:
-        """The counts after a batch of this size; for loops that are written by hand."""
+        """The counts after a batch of this size, for hand-written loops."""
         return self.update_time().replace(steps=self.steps + 1, samples=self.samples + batch_size)
 
     def update_time(self) -> Elapsed:
-        """The same counts now."""
+        """The same counts with the current time."""
         date = now()
         return self.replace(date=date, time=self.time + date - self.date)
 
     def replace(self, *, date_start: float | None = None, **fields: Any) -> Elapsed:
-        """Another one with some fields changed."""
+        """A copy with some fields changed."""
         changed = Elapsed(**{name: getattr(self, name) for name in FIELDS} | fields)
         if date_start is not None:
             changed.time = changed.date - date_start
@@ -112,7 +112,7 @@ class Elapsed:
         return {name: getattr(self, name) for name in names} | tokens
 
     def done(self, time: float | None = None, date: float | None = None) -> Elapsed:
-        """The counts once this iteration is done: where a loop that goes on begins."""
+        """The counts after this iteration, from which another loop can continue."""
         after = Elapsed(
             self.steps + 1,
             self.samples + self.batch_samples,
@@ -125,14 +125,14 @@ class Elapsed:
         return after
 
     def _anchors_after(self) -> Anchors:
-        """What schedules remember once this iteration is done."""
+        """The memory of schedules after this iteration."""
         if self._noted is None:
             return self._anchors
         both = {**self._anchors, **self._noted}
         return {key: anchor for key, anchor in both.items() if key() is not None}
 
     def __sub__(self, earlier: Elapsed) -> Elapsed:
-        """What went by since `earlier`; the date stays this one's."""
+        """The difference to `earlier`, with the date of this one."""
         return Elapsed(
             self.steps - earlier.steps,
             self.samples - earlier.samples,
@@ -167,13 +167,13 @@ class Elapsed:
         return f"Elapsed({counts}{tokens}, time={self.time:.3f})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, from which `Elapsed.from_state_dict` makes the same again."""
+        """Plain values for `Elapsed.from_state_dict`."""
         counts = {name: getattr(self, name) for name in FIELDS}
         return {**counts, "before": list(self._before)}
 
     @classmethod
     def from_state_dict(cls, saved: dict[str, Any]) -> Elapsed:
-        """The `Elapsed` that `state_dict` was taken of."""
+        """The inverse of `state_dict`."""
         elapsed = cls(**{name: saved[name] for name in FIELDS})
         samples, tokens, time, date = saved["before"]
         elapsed._before = (samples, tokens, time, date)
@@ -184,7 +184,7 @@ class Elapsed:
 
 
 class Period:
-    """An amount of steps, samples, tokens or time, or a date; reached when any of them is."""
+    """An amount of steps, samples, tokens or time, or a date; the first one reached counts."""
 
     __slots__ = FIELDS
 
@@ -203,7 +203,7 @@ class Period:
         self.time = _seconds("time", time, "total_seconds", "seconds or a timedelta")
         self.date = _seconds("date", date, "timestamp", "a datetime or seconds since 1970")
         if all(getattr(self, name) is None for name in FIELDS):
-            raise PeriodError("an empty period is never reached; say one of " + ", ".join(FIELDS))
+            raise PeriodError("a period needs at least one of " + ", ".join(FIELDS))
 
     @classmethod
     def create(cls, *args: Any, **fields: Any) -> Self:
@@ -229,12 +229,17 @@ class Period:
 
 
 def as_period(given: Period | SupportsIndex) -> Period:
-    """A period; a whole number counts steps."""
+    """A period; an integer is a number of steps."""
     if isinstance(given, Period):
         return given
-    if callable(given) or hasattr(given, "total_seconds") or hasattr(given, "timestamp"):
+    if (
+        isinstance(given, Elapsed)
+        or callable(given)
+        or hasattr(given, "total_seconds")
+        or hasattr(given, "timestamp")
+    ):
         raise PeriodError(
-            f"{given!r} ({type(given).__name__}) is not a point in a loop; write 1000 for steps, or"
+            f"{given!r} ({type(given).__name__}) is not a period; write 1000 for steps, or"
             " ciclo.at(samples=50_000, time=3600). To stop for another reason, set"
             " loop_state.stop_iteration = True in a callback"
         )
@@ -242,7 +247,7 @@ def as_period(given: Period | SupportsIndex) -> Period:
 
 
 def whole(name: str, given: Any) -> int | None:
-    """A whole number, not negative; None as it is."""
+    """A non-negative integer, or None."""
     if given is None:
         return None
     if isinstance(given, bool) or not hasattr(given, "__index__"):
@@ -269,19 +274,19 @@ def _seconds(name: str, given: Any, method: str, allowed: str) -> float | None:
 
 
 def now() -> float:
-    """The date, in seconds since 1970."""
+    """Seconds since 1970."""
     return time()
 
 
 def clock() -> float:
-    """Seconds that only ever go on, for durations."""
+    """The monotonic clock, for durations."""
     return monotonic()
 
 
 class Timeline(Generic[Batch]):
-    """Counts while it iterates: yields `(elapsed, batch)` until the period `stop` is reached.
+    """Yields `(elapsed, batch)` until the period `stop` is reached.
 
-    A stop that is reached already fetches nothing.
+    If `stop` is already reached, it fetches nothing.
     """
 
     def __init__(
@@ -295,7 +300,7 @@ class Timeline(Generic[Batch]):
         check_dataset(dataset)
         if initial is not None and not isinstance(initial, Elapsed):
             raise TypeError(
-                f"{initial!r} ({type(initial).__name__}) is not how far a loop has come; give the"
+                f"{initial!r} ({type(initial).__name__}) is not an Elapsed; give the"
                 " elapsed that a loop returned, or ciclo.Elapsed(steps=1000)"
             )
         if batch_size_fn is not None:
@@ -306,12 +311,12 @@ class Timeline(Generic[Batch]):
         self._batch_size_fn = batch_size_fn
         self._watch = watch
         ticks = monotonic()
-        # One clock for both: what the system does to the date does not reach durations.
+        # Both use the monotonic clock, so changes of the system time do not affect durations.
         self._date_offset = now() - ticks
         self._time_offset = self.initial.time - ticks
 
     def done(self, elapsed: Elapsed) -> Elapsed:
-        """The counts now that the iteration of `elapsed` is done."""
+        """The counts after the iteration of `elapsed`."""
         ticks = monotonic()
         return elapsed.done(ticks + self._time_offset, ticks + self._date_offset)
 
@@ -329,7 +334,7 @@ class Timeline(Generic[Batch]):
         batches = self._dataset if self._watch is None else self._watch.steps(self._dataset, steps)
         for batch in batches:
             ticks = monotonic()
-            elapsed = new(Elapsed)  # __init__ would take twice as long
+            elapsed = new(Elapsed)  # __init__ takes twice as long
             elapsed.steps = steps
             elapsed.samples = samples
             elapsed.tokens = tokens
@@ -370,7 +375,7 @@ def elapse(
     stop: Period | SupportsIndex | None = None,
     batch_size_fn: BatchSize | None = None,
 ) -> Iterator[tuple[Elapsed, Batch]]:
-    """Iterates over a dataset and tells how far it has come.
+    """Iterates over a dataset and counts steps, samples and time.
 
     >>> for elapsed, batch in ciclo.elapse(dataset, stop=ciclo.at(samples=50_000)):
     ...     print(elapsed.steps, elapsed.samples, elapsed.time)
@@ -383,47 +388,46 @@ def elapse(
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuses what cannot be read, and what would be read as something else than batches."""
+    """Refuses a dataset that is not iterable, or does not yield batches."""
     if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
         name = getattr(dataset, "__name__", None)
         what = "a list, a loader or a generator" if name is None else f"what it returns: {name}()"
         raise TypeError(
-            f"the dataset {dataset!r} ({type(dataset).__name__}) cannot be read batch by batch;"
-            f" give {what}"
+            f"the dataset {dataset!r} ({type(dataset).__name__}) is not iterable; give {what}"
         )
     if isinstance(dataset, str):
-        warn(f"the dataset is the text {dataset!r}, of which each character is a batch")
+        warn(f"the dataset is the string {dataset!r}, so each character is a batch")
     is_torch = "torch.utils.data.dataset" in (one.__module__ for one in type(dataset).__mro__)
     if is_torch and not hasattr(dataset, "__iter__"):
         warn(
-            "the dataset is one of torch, of which each sample is a batch; give"
+            "the dataset is a torch Dataset without a loader, so each sample is a batch; give"
             " torch.utils.data.DataLoader(dataset, batch_size=32)"
         )
     if hasattr(dataset, "keys") and hasattr(dataset, "values"):
         raise TypeError(
-            f"the dataset is a {type(dataset).__name__}, and a loop would read its keys; give"
-            " batches, as in [dataset] for one that is all of it"
+            f"the dataset is a {type(dataset).__name__}, so a loop would read its keys; give a"
+            " list of batches, as [dataset] for a single batch"
         )
     shapes = [getattr(one, "shape", ()) for one in dataset] if type(dataset) is tuple else []
     rows, rests = {shape[:1] for shape in shapes}, {tuple(shape[1:]) for shape in shapes}
     if 2 <= len(shapes) <= 3 and all(shapes) and len(rows) == 1 < len(rests):
         raise TypeError(
-            "the dataset is a tuple of arrays of as many rows, and a loop would take each for a"
-            " batch; give batches, as in [(x, y)] for one that is all of it"
+            "the dataset is a tuple of arrays with equal numbers of rows, so each array would be a"
+            " batch; give a list of batches, as [(x, y)] for a single batch"
         )
 
 
 def samples_in(batch: Any) -> int:
-    """How many samples a batch holds: the largest first axis of the arrays in it.
+    """The number of samples in a batch: the largest first axis of its arrays.
 
-    A list of anything but arrays is a list of samples. What has no size is one sample.
+    A list without arrays is a list of samples. Anything without a size is one sample.
     """
     size = _size(batch)
     return 1 if size is None else size
 
 
 def samples_of(batch: Any, batch_size_fn: BatchSize | None) -> int:
-    """How many samples a batch holds, as a loop with this function counts them."""
+    """The number of samples in a batch, as a loop with this function counts them."""
     return samples_in(batch) if batch_size_fn is None else _told(batch_size_fn, batch)[0]
 
 
@@ -441,7 +445,7 @@ def _size(batch: Any) -> int | None:
 
 
 def _items(batch: Any) -> Iterable[Any] | None:
-    """What a container of a batch holds; None for a leaf."""
+    """The items of a container; None for a leaf."""
     if isinstance(batch, (tuple, list)):
         return batch
     if hasattr(batch, "keys") and hasattr(batch, "values"):
@@ -452,7 +456,7 @@ def _items(batch: Any) -> Iterable[Any] | None:
 
 
 def _shapes(batch: Any) -> list[Shape]:
-    """The shapes of all leaves of a batch; () for what has none."""
+    """The shapes of all leaves of a batch; () for leaves without a shape."""
     items = None if hasattr(batch, "shape") else _items(batch)
     if items is None:
         return [tuple(getattr(batch, "shape", ()))]
@@ -460,7 +464,7 @@ def _shapes(batch: Any) -> list[Shape]:
 
 
 def _check_batch_size_fn(batch_size_fn: BatchSize) -> None:
-    """One that expects a batch would count something else, in silence: `len(batch)`."""
+    """Refuses a function of a batch, which would count something else."""
     code = getattr(batch_size_fn, "__code__", None)
     is_of_batches = code is not None and code.co_varnames[:1] == ("batch",)
     if is_of_batches or batch_size_fn is len or not callable(batch_size_fn):
@@ -471,11 +475,11 @@ def _check_batch_size_fn(batch_size_fn: BatchSize) -> None:
 
 
 def _told(batch_size_fn: BatchSize, batch: Any) -> tuple[int, int]:
-    """The samples and tokens of a batch, as the user's function counts them."""
+    """The samples and tokens of a batch according to the user's function."""
     shapes = _shapes(batch)
     try:
         size = batch_size_fn(shapes)
-    except Exception as error:  # the user's own, which is raised again
+    except Exception as error:  # any error of the user's function; raised again with a note
         error.add_note(
             f"ciclo: batch_size_fn gets the shapes of the arrays in a batch, here {shapes}; write"
             " batch_size_fn=lambda shapes: shapes[0][0]"
@@ -486,15 +490,15 @@ def _told(batch_size_fn: BatchSize, batch: Any) -> tuple[int, int]:
         samples, tokens = map(operator.index, both)
     except (TypeError, ValueError):
         raise TypeError(
-            f"batch_size_fn returned {size!r}; it returns how many samples a batch has, or"
+            f"batch_size_fn returned {size!r}; it must return the number of samples, or"
             " (samples, tokens)"
         ) from None
     return samples, tokens
 
 
 def tokens_in(batch: Any) -> int:
-    """How many tokens a batch says it holds, in `num_tokens`, `input_ids` or `tokens`; else 0."""
-    if type(batch) in (tuple, list):  # most batches, which cannot say it
+    """The number of tokens by `num_tokens`, `input_ids` or `tokens` of a batch; else 0."""
+    if type(batch) in (tuple, list):  # most batches; they have no names
         return 0
     if hasattr(batch, "keys"):
         number = batch["num_tokens"] if "num_tokens" in batch else None  # noqa: SIM401  may have no get

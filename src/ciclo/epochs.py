@@ -1,4 +1,4 @@
-"""A dataset in epochs: which batch is the first and which is the last of one."""
+"""Splits a dataset into epochs, and finds the first and last batch of each."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from ciclo.loop import LoopState
 
 ONCE = (
-    "train can be read only once; give a list, a loader, or a function that makes one for each"
+    "train can be read only once; give a list, a loader, or a function that returns one for each"
     " epoch: fit(state, lambda: batches(), ...)"
 )
 
 
 class Epochs:
-    """A dataset in epochs; knows of the batch in hand whether it is the first or last of one."""
+    """A dataset in epochs; knows whether the current batch is the first or last of one."""
 
     def __init__(self, run: LoopState[Any]) -> None:
         self.run = run
         self.is_first = False
         self.is_last = False
-        self.is_open = False  # begun, and not ended
-        self.count = 0  # batches of this epoch that were handed out
-        self._samples, self._seconds = 0, 0.0  # of this epoch, where these end it
+        self.is_open = False  # whether an epoch has started and not ended
+        self.count = 0  # batches of this epoch that were yielded
+        self._samples, self._seconds = 0, 0.0  # of this epoch, for durations in these
         self._is_resumed = False
         run._epochs = self
 
     def cut(
         self, dataset: Iterable[Any], duration: Period | None, batch_size_fn: BatchSize | None
     ) -> Iterator[Any]:
-        """One stream, an epoch each time a period is over; all of it one epoch if there is none."""
+        """Splits one stream by a duration; without a duration, it is one epoch."""
         first = self.run.elapsed.steps
-        begins = None if self._is_resumed else first  # a run that goes on is amid an epoch
+        begins = None if self._is_resumed else first  # a resumed run is inside an epoch
         if duration is not None and duration.steps is None:
             yield from self._cut_by_amount(dataset, duration, batch_size_fn)
             return
@@ -56,7 +56,7 @@ class Epochs:
     def _cut_by_amount(
         self, dataset: Iterable[Any], duration: Period, batch_size_fn: BatchSize | None
     ) -> Iterator[Any]:
-        """By samples, counted with the batch in hand, or by seconds, until that was fetched."""
+        """Splits by samples, including the current batch, or by seconds."""
         is_new = self.is_last or not self._is_resumed
         began = clock() - self._seconds
         for batch in self._read(dataset, False):
@@ -73,15 +73,15 @@ class Epochs:
             yield batch
 
     def is_over(self) -> bool:
-        """Whether this batch is the last of its epoch, which ends now."""
+        """Whether this batch is the last of its epoch; ends the epoch."""
         if self.is_last:
             self.is_open = False
         return self.is_last
 
     def repeat(self, source: Any, epochs: int | None, length: int | None) -> Iterator[Any]:
-        """A dataset read again for each epoch.
+        """Reads a dataset once per epoch.
 
-        Where nobody says how long an epoch is, one batch is read ahead to see its end.
+        If the length of an epoch is unknown, one batch is read ahead to find its end.
         """
         epoch, count = 0, 0
         rest: Iterable[Any] | None = None
@@ -96,7 +96,7 @@ class Epochs:
             self.run.epoch, self.count = epoch, count
             dataset = made(source)
             if rest is None and hasattr(getattr(dataset, "sampler", None), "set_epoch"):
-                dataset.sampler.set_epoch(epoch)  # a DistributedSampler shuffles by it
+                dataset.sampler.set_epoch(epoch)  # a DistributedSampler shuffles by epoch
             batches = iter(self._read(dataset, callable(source)) if rest is None else rest)
             expected = length if length is not None else length_of(dataset)
             known = (
@@ -108,7 +108,7 @@ class Epochs:
                 self.count += 1
                 yield batch
             if self.count == 0:
-                return  # an epoch without a batch: there is nothing more to come
+                return  # an empty epoch ends the data
             epoch, count, rest = epoch + 1, 0, None
 
     def _read(self, dataset: Any, can_repeat: bool) -> Iterable[Any]:
@@ -118,7 +118,7 @@ class Epochs:
 
     def _numbered(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
         feed = self.run._feed
-        ahead: list[Any] = [] if feed is None else feed.ahead  # kept there, to be saved
+        ahead: list[Any] = [] if feed is None else feed.ahead  # the feed saves it
         ahead += itertools.islice(batches, 1 - len(ahead))
         while ahead:
             batch = ahead.pop()
@@ -126,7 +126,7 @@ class Epochs:
             yield batch, not ahead
 
     def end(self) -> bool:
-        """Ends the last epoch, when the loop ends in the middle of it; whether there was one."""
+        """Ends an epoch that the end of the loop cut short; whether there was one."""
         is_open, self.is_open = self.is_open, False
         return is_open
 
@@ -146,7 +146,7 @@ class Epochs:
 
 
 def as_duration(given: Period | SupportsIndex | None) -> Period | None:
-    """How long an epoch is: steps, samples or seconds."""
+    """The duration of an epoch as a period of steps, samples or seconds."""
     if given is None:
         return None
     try:
@@ -181,6 +181,6 @@ def _counted(batches: Iterator[Any], length: int, done: int) -> Iterator[tuple[A
         yield batch, count == length
     if 0 < count < length:
         raise CicloError(
-            f"train said that an epoch has {length} batches, and had {count};"
-            f" say fit(..., steps_per_epoch={count})"
+            f"an epoch of train should have {length} batches, but had {count};"
+            f" use fit(..., steps_per_epoch={count})"
         )

@@ -1,20 +1,22 @@
 """Every exception that ciclo raises on purpose.
 
     CicloError
-      PeriodError (ValueError)       a period or schedule that could never be right
+      PeriodError (ValueError)       a period or schedule that is not valid
       CallbackError (TypeError)      a callback of the wrong form, or with a wrong result
-      MonitorError (ValueError)      a value that is watched is not logged
+      MonitorError (ValueError)      a monitored value is not logged
       CheckpointError                a checkpoint that cannot be written or read, or does not fit
-      MissingDependencyError (ImportError)   a package is not installed; says the pip line
+      MissingDependencyError (ImportError)   a package is not installed; names the pip command
 
-An error of the user's own code keeps its type: the loop only adds a note to it.
+An error in the user's own code keeps its type; the loop only adds a note.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from types import ModuleType
+    from typing import Any
 
 
 MAX_MESSAGE = 4000  # characters
@@ -25,7 +27,7 @@ class CicloError(Exception):
 
 
 class PeriodError(CicloError, ValueError):
-    """A period or a schedule that could never be right."""
+    """A period or a schedule is not valid."""
 
 
 class CallbackError(CicloError, TypeError):
@@ -33,14 +35,14 @@ class CallbackError(CicloError, TypeError):
 
 
 class MonitorError(CicloError, ValueError):
-    """A value that a callback watches is not logged."""
+    """A value that a callback monitors is not logged."""
 
 
 class CheckpointError(CicloError):
     """A checkpoint cannot be written or read, or does not fit this run."""
 
     def __init__(self, message: str) -> None:
-        # It may quote the file of a stranger, and goes to a terminal.
+        # The message may quote an untrusted file: no control characters in the terminal.
         super().__init__(
             "".join(
                 one if one == "\n" or one.isprintable() else f"\\u{ord(one):04x}"
@@ -54,14 +56,32 @@ class MissingDependencyError(CicloError, ImportError):
 
 
 def warn(message: str) -> None:
-    """Tells of what may be a mistake, and lets the run go on."""
+    """Logs a warning about a likely mistake."""
     import logging
 
     logging.getLogger("ciclo").warning("ciclo: %s", message)
 
 
+def did_you_mean(name: str, names: Iterable[Any]) -> str:
+    """The end of an error about an unknown name: similar known names."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [one for one in names if isinstance(one, str)], 3)
+    near = [one for one in dict.fromkeys(near) if one != name]
+    return f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def refuse_unknown(
+    what: str, given: Iterable[str], known: Iterable[str], instead: Mapping[str, str] = {}
+) -> None:
+    """Raises a TypeError for an unknown option; `instead` has special hints by option."""
+    for name in set(given).difference(known):
+        hint = instead.get(name) or did_you_mean(name, known) or f"; it has {', '.join(known)}"
+        raise TypeError(f"{what}() has no option {name!r}{hint}")
+
+
 def need(module: str, what: str, package: str | None = None) -> ModuleType:
-    """Imports a module on use, or says which package to install for what."""
+    """Imports a module on use; the error says which package to install."""
     import importlib
 
     try:
@@ -69,7 +89,7 @@ def need(module: str, what: str, package: str | None = None) -> ModuleType:
     except ModuleNotFoundError as error:
         top = module.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != top:
-            raise  # the package is there, and something that it needs is not
+            raise  # the package is installed, but one of its dependencies is not
         raise MissingDependencyError(
             f"{what} needs {package or top}, which is not installed: pip install {package or top}"
         ) from None

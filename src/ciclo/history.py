@@ -1,4 +1,4 @@
-"""What a loop has logged: columns, one for each value, and a row for each step that logged."""
+"""The history of a loop: a column for each name, and a row for each step that logged."""
 
 from __future__ import annotations
 
@@ -30,53 +30,55 @@ INDEX = {
     "date": "d",
     "batch_samples": "q",
 }
-ROW = struct.Struct("".join(INDEX.values()))  # packing a row is four times as fast as six appends
+ROW = struct.Struct("".join(INDEX.values()))  # packing a row is four times faster than six appends
 pack_row = ROW.pack
 
 
 class History:
-    """What was logged, by name and step; its rows are `Logs`.
+    """Logged values by name and step; its rows are `Logs`.
 
     >>> steps, loss = history.collect("steps", "loss")
     >>> history[0].metrics.loss, history[0].elapsed.steps
     """
 
     def __init__(self, rows: Iterable[LogsLike] = ()) -> None:
-        self._packed = bytearray()  # rows, each as `ROW` packs it
-        self._new: list[Elapsed] = []  # the newest rows, which are packed together
+        self._packed = bytearray()  # rows, packed by `ROW`
+        self._new: list[Elapsed] = []  # the latest rows, which are packed together later
         self._count = 0
         self._newest: int | None = None  # the step of the last row
         self._columns: dict[str, dict[str, Column]] = {}  # by collection and name
         self.extend(rows)
 
     def append(self, row: LogsLike) -> None:
-        """Keeps a row, such as one of another history; its counts are in its `elapsed`."""
+        """Adds a row, such as one of another history; its counts are in its `elapsed`."""
+        if not hasattr(row, "items"):
+            raise CallbackError(f"a row of a history is logs, a dict of dicts; got {row!r}")
         given = row.get("elapsed", {})
         counts = {name: given[name] for name in FIELDS if name in given}
         number = 0 if self._newest is None else self._newest + 1
         self.commit(Elapsed(**{"steps": number, **counts}), row)
 
     def extend(self, rows: Iterable[LogsLike]) -> None:
-        """Keeps several rows."""
+        """Adds several rows."""
         for row in rows:
             self.append(row)
 
     def commit(self, elapsed: Elapsed, logs: LogsLike) -> None:
-        """Keeps the logs of a step; a second commit for the same step goes into the same row."""
+        """Adds the logs of a step; a second commit for the same step extends its row."""
         steps = elapsed.steps
         if steps == self._newest:
             self._amend(logs)
             return
         row = -1
         columns = self._columns
-        for collection in logs:  # and not its items: that takes a tenth longer
+        for collection in logs:  # `items()` takes a tenth longer
             named = logs[collection]
             if type(named) in DICTS and collection in columns:
                 found = columns[collection]
             else:
                 found, named = self._checked(collection, named)
             for name in named:
-                if row < 0:  # only now: collections may be empty
+                if row < 0:  # here, because collections may be empty
                     self._new.append(elapsed)
                     row = self._count
                     self._count = row + 1
@@ -97,7 +99,7 @@ class History:
                 column.turn()
 
     def mend(self) -> None:
-        """Drops what an exception from outside, such as Ctrl-C, has left half done in `commit`."""
+        """Drops the incomplete row of a `commit` that Ctrl-C interrupted."""
         rows = self._rows()
         self._count = len(rows) // ROW.size
         self._newest = ROW.unpack_from(rows, -ROW.size)[0] if self._count else None
@@ -105,7 +107,7 @@ class History:
             del column.new_rows[len(column.new) :]
 
     def _rows(self) -> bytearray:
-        """The counts of all rows, as `ROW` packs them."""
+        """The counts of all rows, packed by `ROW`."""
         packed = [
             pack_row(one.steps, one.samples, one.tokens, one.time, one.date, one.batch_samples)
             for one in self._new
@@ -124,7 +126,7 @@ class History:
     def _checked(
         self, collection: str, named: Mapping[str, Any]
     ) -> tuple[dict[str, Column], Mapping[str, Any]]:
-        """The columns of a collection, and what is logged in it, if that is a dict."""
+        """The columns of a collection and its logs; an error if these are not a dict."""
         if not hasattr(named, "items"):
             raise CallbackError(
                 "logs are a dict of dicts; write"
@@ -133,10 +135,10 @@ class History:
         if collection == "elapsed":
             if not named.keys() <= {*INDEX, "date_start"}:
                 raise CallbackError(
-                    f"the collection 'elapsed' holds the counts of a row; got {list(named)}: use"
+                    f"the collection 'elapsed' is reserved for counts; got {list(named)}: use"
                     " another name"
                 )
-            return {}, {}  # of a row of another history; the counts of this one are given
+            return {}, {}  # from a row of another history; the counts are passed separately
         return self._columns.setdefault(collection, {}), named
 
     def _add_column(self, collection: str, name: str) -> Column:
@@ -153,12 +155,12 @@ class History:
         }
 
     def kept(self, collection: str, name: str) -> Any:
-        """The newest value of a name, as it was kept: on its device or not."""
+        """The latest value of a name, which may still be on its device."""
         newest = self._columns[collection][name].newest()
         return None if newest is None else newest[1]
 
     def newest(self, since: int = 0) -> dict[str, dict[str, Any]]:
-        """The newest value of each name, as it was kept, from rows that are not before `since`."""
+        """The latest value of each name since a row; values may still be on their device."""
         found: dict[str, dict[str, Any]] = {}
         for (collection, name), column in self._all().items():
             newest = column.newest()
@@ -167,12 +169,16 @@ class History:
         return found
 
     def collect(self, *names: str) -> Any:
-        """The values of these names, as a list each, of the steps that have all of them.
+        """A list of values for each name, from the steps that have all of them.
 
-        A name is `"loss"`, `"metrics.loss"` where two collections have one, or `"steps"`,
-        `"samples"`, `"tokens"`, `"time"`, `"date"`, `"date_start"`. One name gives its list,
-        several a tuple.
+        A name is `"loss"`, `"metrics.loss"` if two collections have one, or `"steps"`,
+        `"samples"`, `"tokens"`, `"time"`, `"date"`, `"date_start"`. One name returns a list,
+        several return a tuple of lists.
         """
+        if not names or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"collect{names!r} is not valid; use names: history.collect('loss')")
+        if not self._columns:  # nothing is logged yet, so any name may be right
+            return [] if len(names) == 1 else tuple([] for _ in names)
         found = [self._resolve(name) for name in names]
         columns = [what for what in found if isinstance(what, Column)]
         rows: Sequence[int] = range(len(self))
@@ -187,7 +193,7 @@ class History:
         return [".".join(path) for path in self._all()]
 
     def last(self, name: str) -> Any:
-        """The newest value of a name."""
+        """The latest value of a name."""
         column = self._resolve(name)
         return (column.values if isinstance(column, Column) else column)[-1]
 
@@ -195,7 +201,7 @@ class History:
         return self._count
 
     def __bool__(self) -> bool:
-        return True  # an empty one too: `history or default` would throw it away
+        return True  # even if empty: `history or default` must not drop it
 
     def __iter__(self) -> Iterator[Logs]:
         """The rows."""
@@ -207,11 +213,11 @@ class History:
     @overload
     def __getitem__(self, row: slice) -> list[Logs]: ...
     def __getitem__(self, row: SupportsIndex | slice) -> Logs | list[Logs]:
-        """What a step has logged, and its counts in the collection `elapsed`."""
+        """The logs of a step, with its counts in the collection `elapsed`."""
         if isinstance(row, slice):
             return [self[one] for one in range(len(self))[row]]
         if not hasattr(row, "__index__"):
-            raise TypeError(f"history[{row!r}] is no row; for columns: history.collect('loss')")
+            raise TypeError(f"history[{row!r}] is not a row; for columns: history.collect('loss')")
         number = range(len(self))[row]
         found = Logs()
         for (collection, name), column in self._all().items():
@@ -228,7 +234,7 @@ class History:
         return f"<History of {len(self)} steps: {', '.join(self.names()) or 'nothing logged'}>"
 
     def copy(self) -> History:
-        """One that grows on its own."""
+        """An independent copy."""
         copied = History()
         copied._packed, copied._count, copied._newest = self._rows()[:], self._count, self._newest
         copied._columns = {
@@ -243,7 +249,7 @@ class History:
     # -- to other forms ------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """All columns with a value for each row; None where a step has none."""
+        """All columns, with None in rows without a value."""
         table: dict[str, list[Any]] = {name: list(self._counts(name)) for name in FIELDS}
         short: dict[str, int] = {}
         for _, name in self._all():
@@ -258,35 +264,35 @@ class History:
         return table
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame, a row a step."""
+        """A pandas DataFrame with a row per step."""
         return need("pandas", "history.to_pandas()").DataFrame(self.to_dict())
 
     def to_polars(self) -> Any:
-        """A polars DataFrame, a row a step."""
+        """A polars DataFrame with a row per step."""
         polars = need("polars", "history.to_polars()")
         return polars.DataFrame(self._listed(), strict=False)
 
     def to_arrow(self) -> Any:
-        """An Arrow table, a row a step."""
+        """An Arrow table with a row per step."""
         arrow = need("pyarrow", "history.to_arrow()")
         columns = {}
         for name, cells in self._listed().items():
             try:
                 columns[name] = arrow.array(cells)
-            except (arrow.ArrowException, OverflowError):  # values of several kinds, or of none
+            except (arrow.ArrowException, OverflowError):  # values of mixed or unknown types
                 texts = [None if cell is None else str(cell) for cell in cells]
                 columns[name] = arrow.array(texts)
         return arrow.table(columns)
 
     def _listed(self) -> dict[str, list[Any]]:
-        """All columns, arrays in them as lists."""
+        """All columns, with arrays as lists."""
         return {
             name: [cell.tolist() if hasattr(cell, "tolist") else cell for cell in cells]
             for name, cells in self.to_dict().items()
         }
 
     def plot(self, *names: str, x: str = "steps") -> Any:
-        """Draws the named values, or all scalars, over steps; returns matplotlib's figure."""
+        """Plots the given names, or all scalars, over steps; returns a matplotlib figure."""
         need("matplotlib", "history.plot()")
         pyplot = need("matplotlib.pyplot", "history.plot()", "matplotlib")
         if not names:
@@ -301,7 +307,7 @@ class History:
     # -- to a checkpoint and back --------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, from which `load_state_dict` makes the same again."""
+        """Plain values for `load_state_dict`."""
         return {
             "index": {name: self._counts(name) for name in INDEX},
             "columns": [
@@ -312,7 +318,7 @@ class History:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Becomes what `state_dict` was taken of."""
+        """The inverse of `state_dict`."""
         index = {name: array(code, saved["index"][name]) for name, code in INDEX.items()}
         self._new, self._packed = [], bytearray().join(map(pack_row, *index.values()))
         self._count = len(index["steps"])
@@ -324,7 +330,7 @@ class History:
             column.values = held[:]
 
     def _counts(self, name: str) -> array[Any]:
-        """One of the counts of all rows."""
+        """One count, such as "steps", of all rows."""
         code, place = INDEX[name], list(INDEX).index(name)
         every = memoryview(self._rows()).cast(code)  # type: ignore[call-overload]  # "q" or "d"
         return array(code, every[place :: len(INDEX)].tobytes())
@@ -335,7 +341,7 @@ class History:
         named = [f"{one}.{name}" for one, columns in self._columns.items() if name in columns]
         if name in INDEX and named:
             raise ValueError(
-                f"{name!r} is a count of the loop, and was logged; write 'elapsed.{name}' or"
+                f"{name!r} is a count of the loop and also a logged name; write 'elapsed.{name}' or"
                 f" {' or '.join(map(repr, named))}"
             )
         if count in INDEX:
@@ -357,7 +363,7 @@ class History:
 
 
 def history(rows: Iterable[LogsLike] = ()) -> History:
-    """A history: empty, or of rows such as those of another."""
+    """An empty history, or one of the given rows."""
     return History(rows)
 
 

@@ -1,14 +1,14 @@
-"""What asks a loop to stop while it runs, and lets it finish its step.
+"""Stops a running loop after its current step, on Ctrl-C or a signal.
 
-Ctrl-C: the first stops the loop after the step, the second raises; only where Ctrl-C would raise
-`KeyboardInterrupt` anyway, a handler of the user's stays.
+Ctrl-C: the first one stops the loop after the step, the second raises `KeyboardInterrupt`. A SIGINT
+handler of the user is not replaced.
 
-SIGTERM, and in a job of SLURM also SIGUSR1 (`sbatch --signal=USR1@60`): in a loop that saves
-checkpoints, the first has it save and leave by `Preempted`; the second does what it would have done
-without us. The user's own handler runs too.
+SIGTERM, and under SLURM also SIGUSR1 (`sbatch --signal=USR1@60`): a loop that saves checkpoints
+saves and raises `Preempted`; the second signal has its usual effect. The user's own handler runs
+too.
 
-Of several processes, all stop at the same step. Only in the main thread. A loop inside a loop joins
-the outer one's handlers.
+All processes of a job stop at the same step. Handlers are installed only in the main thread, and
+an inner loop uses those of the outer loop.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
     from ciclo.loop import Result
 
-# A launcher passes a signal on that the whole job was sent: those two are one.
+# A launcher may forward a signal that the whole job already got: both count as one.
 ECHO_S = 1.0
 _current: Interrupts | None = None  # the outermost loop of the main thread
 
 
 class Preempted(SystemExit):
-    """A signal has ended the loop, and it is saved. The process exits with 128 and its number.
+    """A signal ended the loop after saving. The exit status is 128 plus the signal number.
 
     `result` is what the loop would have returned.
     """
@@ -46,12 +46,13 @@ class Preempted(SystemExit):
 
 
 class TorchGroup:
-    """The processes of a job, which must stop at the same step: the first that is asked says which.
+    """Processes connected by torch agree on the step to stop at, through the shared store.
 
-    It says the next step, and they wait for each other in each: nobody is further than that.
+    The first process that gets the signal chooses the next step. Training synchronises the
+    processes in each step, so none is beyond that.
     """
 
-    loops = 0  # all processes count the same
+    loops = 0  # the same number in all processes
 
     def __init__(self, distributed: Any) -> None:
         TorchGroup.loops += 1
@@ -60,7 +61,7 @@ class TorchGroup:
         self._last: int | None = None
 
     def agree(self, asked: int | None, step: int) -> int | None:
-        """The signal that anyone was sent."""
+        """The signal that any process got."""
         if self._last is None:
             if asked is not None:
                 self._store.compare_set(self._key, "", f"{asked} {step + 1}")
@@ -74,7 +75,7 @@ class TorchGroup:
 
 
 class JaxGroup:
-    """The same for JAX, which has a service for it and tells all of them at one step."""
+    """Processes connected by JAX use its preemption service to agree on a step."""
 
     def __init__(self) -> None:
         self._multihost = need("jax.experimental.multihost_utils", "a loop of several processes")
@@ -99,24 +100,24 @@ def _group() -> TorchGroup | JaxGroup | None:
 
 
 class Interrupts:
-    """Counts what asks to stop while it is entered."""
+    """Handles signals while a loop runs; a context manager."""
 
     def __init__(self, is_wanted: bool, is_saved: bool = False) -> None:
-        self.count = 0  # of Ctrl-C
-        self.preemption: int | None = None  # the signal that asked
-        self.may_stop = False  # whether `stops` has to be asked: a loop does so at each step
+        self.count = 0  # number of Ctrl-C
+        self.preemption: int | None = None  # the signal that was received
+        self.may_stop = False  # whether the loop must call `stops` after each step
         self._is_wanted = is_wanted
         self._is_saved = is_saved
         self._outer: Interrupts | None = None
         self._previous: dict[int, Any] = {}
-        self._group: TorchGroup | JaxGroup | None = None  # who has to stop at the same step
+        self._group: TorchGroup | JaxGroup | None = None  # processes that stop at the same step
         self._asked_at = 0.0
         self._is_over = False
 
     def stops(self, step: int) -> bool:
         """Whether the loop should stop after this step.
 
-        One inside another ends on Ctrl-C; for a signal it goes on, since it is part of a step.
+        An inner loop ends on Ctrl-C, but not on a signal: it is part of a step.
         """
         if self._group is not None:
             self.preemption = self._group.agree(self.preemption, step)
@@ -128,9 +129,15 @@ class Interrupts:
             return True
         return self._outer is not None and self._is_wanted and self._outer.count > 0
 
+    def stop_outer(self) -> None:
+        """Makes the outer loop stop after its step too."""
+        if self._outer is not None:
+            self._outer.count += 1
+            self._outer.may_stop = True
+
     @property
     def is_urgent(self) -> bool:
-        """Whether it was asked for twice."""
+        """Whether Ctrl-C was pressed twice."""
         return self.count > 1 or (self._outer is not None and self._outer.is_urgent)
 
     def __enter__(self) -> Interrupts:
@@ -149,10 +156,10 @@ class Interrupts:
             self._group = _group()
             self.may_stop = self.may_stop or self._group is not None
             if isinstance(self._group, JaxGroup):
-                return self  # JAX has its own handler, and says when
+                return self  # JAX installs its own handler
             in_slurm = bool(os.environ.get("SLURM_JOB_ID")) and hasattr(signal, "SIGUSR1")
             for number in (signal.SIGTERM, *([signal.SIGUSR1] if in_slurm else [])):
-                # Left alone: what is ignored, and what was set outside Python.
+                # Ignored signals and handlers set outside Python are not replaced.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._previous[number] = signal.signal(number, self)
         return self
@@ -173,13 +180,13 @@ class Interrupts:
         previous: Any = self._previous.get(number)
         is_fatal = _seam.is_fatal(number, previous)
         if self._is_over:
-            pass  # somebody has kept this handler
+            pass  # the program kept a reference to this handler
         elif self.preemption is None:
             self.preemption = number
             self.may_stop = True
             self._asked_at = clock()
             name = signal.Signals(number).name
-            # Not print: the signal may have come in the middle of one.
+            # Not print: the signal may have interrupted one.
             os.write(2, f"\nciclo: {name}: saving after this step; again stops at once\n".encode())
         elif number == self.preemption and clock() - self._asked_at < ECHO_S:
             return

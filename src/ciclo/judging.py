@@ -1,6 +1,6 @@
-"""How losses and metrics of a model are called: by the names of their parameters.
+"""Calls losses and metrics by the names of their parameters.
 
-Where their parameters have names of their own, they get what the model put out and the targets.
+Parameters with unknown names get the outputs and the targets, by position.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ciclo.errors import CallbackError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# What libraries call what a model put out, and the targets.
+# The names that libraries use for outputs and for targets.
 ROLES = (
     ("preds", "pred", "predictions", "prediction", "outputs", "output", "logits", "y_pred"),
     ("target", "targets", "labels", "label", "y_true", "y"),
@@ -32,29 +32,29 @@ def named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
         found = {name_of(one): one for one in given}
         if len(found) < len(given):
             raise ValueError(
-                f'{argument}: two have one name; say {argument}={{"a": ..., "b": ...}}'
+                f'{argument}: two have the same name; write {argument}={{"a": ..., "b": ...}}'
             )
     else:
         found = {default or name_of(given): given}
     for name, one in found.items():
         if not callable(one) and not callable(getattr(one, "compute", None)):
             raise CallbackError(
-                f"{argument}[{name!r}] is {describe(one)}; use a function of outputs and targets,"
-                " or an object that can be called so"
+                f"{argument}[{name!r}] is {describe(one)}; use a function or a callable object"
+                " of outputs and targets"
             )
     return found
 
 
 def split(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The inputs of a batch that is a dict, and the targets: what is called so."""
+    """The inputs and the targets of a dict batch; the targets are found by name."""
     key = next((one for one in TARGETS if one in batch), None)
     inputs = {name: value for name, value in batch.items() if name != key}
     return inputs, None if key is None else batch[key]
 
 
 def named_outputs(outputs: Any, name: str) -> dict[str, Any]:
-    """What a model put out, by name: `name`, where it is one thing."""
-    if isinstance(outputs, dict):  # those of transformers are dicts, too
+    """The outputs of a model by name; a single output gets `name`."""
+    if isinstance(outputs, dict):  # including the outputs of transformers
         return dict(outputs)
     if isinstance(outputs, tuple):
         names = getattr(outputs, "_fields", None) or [f"{name}_{i}" for i in range(len(outputs))]
@@ -63,11 +63,11 @@ def named_outputs(outputs: Any, name: str) -> dict[str, Any]:
 
 
 class Asked:
-    """A loss or a metric, called with those of the values that it asks for.
+    """A loss or a metric, called with the values that its parameters name.
 
-    names: of the values
-    order: what of these the model put out, and the targets
-    fills_rest: whether `**rest` gets all values that were not asked for
+    names: the available values
+    order: which of them are the outputs and the targets
+    fills_rest: whether `**rest` receives all remaining values
     """
 
     def __init__(
@@ -80,19 +80,19 @@ class Asked:
         fills_rest: bool = False,
     ) -> None:
         self.function = function
-        read = getattr(function, "forward", function)  # of a module of torch
+        read = getattr(function, "forward", function)  # for a torch module
 
         def wrong(what: str) -> CallbackError:
             return CallbackError(
                 f"{name!r}{inspect.signature(read)} cannot be called: {what}. Losses and metrics"
-                f" are called by name, as\n    lambda {', '.join(order)}: ...\nThere is"
-                f" {', '.join(names)}"
+                f" are called by name, as\n    lambda {', '.join(order)}: ...\nAvailable"
+                f" names: {', '.join(names)}"
             )
 
         aliases = {one: meant for role, meant in zip(ROLES, order, strict=True) for one in role}
         try:
             self._arguments = arguments_of(read, Offer(names, order, wrong, aliases, fills_rest))
-        except ValueError:  # a function of C, whose parameters cannot be read
+        except ValueError:  # a C function without a signature
             self._arguments = list(order), {}
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
@@ -104,7 +104,7 @@ class Asked:
 
 
 def crossed_shape(outputs: Any, targets: Any) -> tuple[int, int] | None:
-    """The shape of each row against all others, where outputs [n,1] meet targets [n]; else None."""
+    """(n, n) if outputs of shape [n,1] would be broadcast against targets of shape [n]."""
     shapes = {tuple(getattr(one, "shape", ())) for one in (outputs, targets)}
     rows = max(shapes, key=len)[:1]
     is_crossed = shapes == {rows, (*rows, 1)} and rows[0] > 1
@@ -112,9 +112,9 @@ def crossed_shape(outputs: Any, targets: Any) -> tuple[int, int] | None:
 
 
 def crossed(name: str, outputs: Any, targets: Any) -> str:
-    """What to tell of a loss that compares them so."""
+    """The message for a loss that broadcasts outputs against targets."""
     return (
-        f"the loss {name!r} compares each output with the targets of all rows: outputs are"
+        f"the loss {name!r} compares each output with all targets: outputs are"
         f" {describe(outputs)}, targets {describe(targets)}. Have the model return y[..., 0], or"
         " give targets[..., None]"
     )

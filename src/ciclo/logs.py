@@ -1,27 +1,25 @@
-"""What an iteration logs: values in named collections."""
+"""The logs of an iteration: values in named collections."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from sys import modules
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ciclo import _trees
-from ciclo.errors import CallbackError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from ciclo.device_values import describe, is_running
+from ciclo.errors import CallbackError, did_you_mean
 
 LogsLike = Mapping[str, Mapping[str, Any]]
 
-# In which order a name without its collection is looked for; own collections come after these.
-# Rows of a history have "elapsed".
+# The order in which a short name is looked up; the user's own collections come last. Rows of a
+# history also have "elapsed".
 COLLECTIONS = ("metrics", "losses", "stateful_metrics", "outputs")
 ORDER = ("elapsed", *COLLECTIONS)
 
 
 class Collection(dict[str, Any]):
-    """Values by name, which are attributes too."""
+    """Values by name, also available as attributes."""
 
     __slots__ = ()
 
@@ -35,11 +33,11 @@ class Collection(dict[str, Any]):
         )
 
 
-DICTS: frozenset[Any] = frozenset((dict, Collection))  # of collections, as most logs have them
+DICTS: frozenset[Any] = frozenset((dict, Collection))  # the usual types of collections
 
 
 class Logs(dict[str, dict[str, Any]]):
-    """Values by collection and name, as `{"metrics": {"loss": 0.5}}`.
+    """Values by collection and name: `{"metrics": {"loss": 0.5}}`.
 
     >>> logs = ciclo.logs().add_metric("loss", 0.5).add_metric("accuracy", 0.9)
     >>> logs.metrics.loss, logs.loss, logs["metrics"]["loss"]
@@ -58,14 +56,14 @@ class Logs(dict[str, dict[str, Any]]):
 
     @classmethod
     def _of(cls, collections: Mapping[str, dict[str, Any]]) -> Logs:
-        """Logs of what is known to be a dict of dicts, whatever JAX puts in the place of those."""
+        """Logs from a dict of dicts, without checks; JAX may put placeholders in it."""
         logs = cls.__new__(cls)
         for collection, named in collections.items():
             logs[collection] = Collection(named) if isinstance(named, dict) else named
         return logs
 
     def add(self, collection: str, name: str, value: Any) -> Logs:
-        """Adds a value to a collection, which may be one of your own. Returns the logs."""
+        """Adds a value to any collection, and returns the logs."""
         if (found := self.get(collection)) is None:
             found = self[collection] = Collection()
         found[name] = value
@@ -74,10 +72,10 @@ class Logs(dict[str, dict[str, Any]]):
     add_entry = add
 
     def add_metric(self, name: str, value: Any) -> Logs:
-        """Adds a value of this step alone."""
-        if type(value) is not float and _is_running(type(value)):
+        """Adds a value of this step."""
+        if type(value) is not float and is_running(type(value)):
             raise CallbackError(
-                f"the metric {name!r} is a {type(value).__name__}, which counts over many steps;"
+                f"the metric {name!r} is a {type(value).__name__}, which accumulates over steps;"
                 f" write logs.add_stateful_metric({name!r}, ...), or log its compute()"
             )
         return self.add("metrics", name, value)
@@ -89,11 +87,11 @@ class Logs(dict[str, dict[str, Any]]):
         return self.add("losses", name, value)
 
     def add_stateful_metric(self, name: str, value: Any) -> Logs:
-        """Adds a value that already stands for all steps so far, such as a running mean."""
+        """Adds a value that covers all steps so far, such as a running mean."""
         return self.add("stateful_metrics", name, value)
 
     def add_output(self, name: str, value: Any) -> Logs:
-        """Adds what a model put out."""
+        """Adds an output of the model."""
         return self.add("outputs", name, value)
 
     def add_entries(self, collection: str, /, **values: Any) -> Logs:
@@ -108,20 +106,27 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add_losses(self, add_metrics: bool = False, **values: Any) -> Logs:
         """Adds several losses, and with `add_metrics` the same values as metrics."""
+        if not isinstance(add_metrics, bool):
+            raise CallbackError("losses are given by name; write logs.add_losses(**losses)")
         for name, value in values.items():
             self.add_loss(name, value, add_metric=add_metrics)
         return self
 
     def add_stateful_metrics(self, **values: Any) -> Logs:
-        """Adds several values that stand for all steps so far."""
+        """Adds several values that cover all steps so far."""
         return self.merge({"stateful_metrics": values})
 
     def add_outputs(self, **values: Any) -> Logs:
-        """Adds several things that a model put out."""
+        """Adds several outputs of the model."""
         return self.merge({"outputs": values})
 
     def merge(self, other: LogsLike) -> Logs:
-        """Takes over all values of other logs, over those of the same name."""
+        """Adds all values of other logs; they replace values of the same name."""
+        if not isinstance(other, Mapping):
+            raise CallbackError(
+                f"got {describe(other)} as logs; write a dict of dicts:"
+                ' {"metrics": {"loss": 0.5}}'
+            )
         for collection, values in other.items():
             try:
                 if (found := self.get(collection)) is None:
@@ -147,7 +152,7 @@ class Logs(dict[str, dict[str, Any]]):
     # -- to find values ------------------------------------------------------------------------
 
     def find(self, name: str) -> tuple[str, str] | None:
-        """The collection and the name of `"loss"` or `"metrics.loss"`; None if it is not here."""
+        """The collection and the name of `"loss"` or `"metrics.loss"`; None if it is missing."""
         for collection in (*ORDER, *self):
             if name in self.get(collection, ()):
                 return collection, name
@@ -155,7 +160,7 @@ class Logs(dict[str, dict[str, Any]]):
         return (collection, rest) if dot and rest in self.get(collection, ()) else None
 
     def value(self, name: str) -> Any:
-        """The value of `"loss"` or `"metrics.loss"`; KeyError says what there is."""
+        """The value of `"loss"` or `"metrics.loss"`."""
         found = self.find(name)
         if found is None:
             hint = did_you_mean(name, self._readable())
@@ -163,7 +168,7 @@ class Logs(dict[str, dict[str, Any]]):
         return self[found[0]][found[1]]
 
     def entry_path(self, name: str) -> tuple[str, str] | None:
-        """As `find`; a name that several collections have is a ValueError."""
+        """Like `find`; a ValueError if several collections have the name."""
         owners = [collection for collection, values in self.items() if name in values]
         if len(owners) > 1:
             paths = " or ".join(repr(f"{collection}.{name}") for collection in owners)
@@ -171,17 +176,17 @@ class Logs(dict[str, dict[str, Any]]):
         return self.find(name)
 
     def entry_collection(self, name: str) -> str | None:
-        """The collection that a name is in."""
+        """The collection of a name."""
         path = self.entry_path(name)
         return None if path is None else path[0]
 
     def entry_value(self, name: str) -> Any:
-        """As `value`; a name that several collections have is a ValueError."""
+        """Like `value`; a ValueError if several collections have the name."""
         self.entry_path(name)
         return self.value(name)
 
     def names(self) -> list[str]:
-        """All values as `collection.name`."""
+        """All names as `collection.name`."""
         return [f"{collection}.{name}" for collection, values in self.items() for name in values]
 
     def __missing__(self, name: str) -> Any:
@@ -197,7 +202,7 @@ class Logs(dict[str, dict[str, Any]]):
         if name.startswith("__"):
             raise AttributeError(name)
         if (collection := self.get(name)) is not None or name in COLLECTIONS:
-            if not isinstance(collection, Collection):  # it may be filled, if it is a new one
+            if not isinstance(collection, Collection):  # a new one may be filled
                 collection = self[name] = Collection(collection or {})
             return collection
         found = self.find(name)
@@ -209,7 +214,7 @@ class Logs(dict[str, dict[str, Any]]):
         return self[found[0]][found[1]]
 
     def _readable(self) -> list[str]:
-        """All that can be asked for by a short name."""
+        """All short names that can be looked up."""
         return [*self, *COLLECTIONS, *(name for values in self.values() for name in values)]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -217,17 +222,5 @@ class Logs(dict[str, dict[str, Any]]):
 
 
 def logs(given: LogsLike | None = None, **collections: Mapping[str, Any]) -> Logs:
-    """Logs to be filled, or made from a dict of dicts; inside a `jax.jit` function too."""
+    """Empty logs, or logs from a dict of dicts; also inside a `jax.jit` function."""
     return Logs(given, **collections)
-
-
-def _is_running(kind: type) -> bool:
-    """Whether values of this type are metrics that are a state, as those of clu."""
-    return hasattr(kind, "compute") and (hasattr(kind, "merge") or hasattr(kind, "reset"))
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, [one for one in names if isinstance(one, str)], 3)
-    return f". Did you mean {' or '.join(map(repr, dict.fromkeys(near)))}?" if near else ""

@@ -1,8 +1,8 @@
-"""The loop: tasks on schedules over a dataset, with any state.
+"""The loop: runs tasks on schedules over a dataset, with any state.
 
-`loop` sets up, iterates, and always ends. Between two iterations everything that it knows is in
-`LoopState`: that is where a checkpoint is taken (`LoopState.defer`), and what a loop that goes on
-begins with (`LoopState.load_state_dict`, before the first batch).
+`loop` sets up, iterates, and always runs its end. Between two iterations, `LoopState` is complete:
+checkpoints are taken there (`LoopState.defer`), and a resumed loop starts from one
+(`LoopState.load_state_dict`, before the first batch).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ciclo.binding import (
     read,
 )
 from ciclo.elapsed import Elapsed, Period, Timeline, as_period
-from ciclo.errors import CallbackError, warn
+from ciclo.errors import CallbackError, refuse_unknown, warn
 from ciclo.history import History
 from ciclo.interrupts import Interrupts, Preempted
-from ciclo.logs import DICTS, Logs, did_you_mean
+from ciclo.logs import DICTS, Logs
 from ciclo.schedules import anchors_of, restore_anchors
 
 if TYPE_CHECKING:
@@ -39,24 +39,26 @@ if TYPE_CHECKING:
     from ciclo.resume import Feed
     from ciclo.schedules import Schedule
 
-    Tasks: TypeAlias = Any  # {schedule: callback or [callbacks]}, or pairs of them
+    Tasks: TypeAlias = Any  # {schedule: callback or [callbacks]}, or a list of pairs
 
 State = TypeVar("State")
 NO_BATCH = (
-    "the dataset has no batch, so nothing ran; an iterator can be read only once: give a list, a"
+    "the dataset is empty, so nothing ran; an iterator can be read only once: give a list, a"
     " loader, or a new iterator"
 )
 STEPS = "; a loop ends after stop=1000 steps, or stop=ciclo.at(samples=50_000)"
 EPOCHS = "; for epochs, write ciclo.fit(state, dataset, epochs=3, train_step=train_step)"
-INSTEAD = {  # options that loops of other libraries have
+EPOCHS_ONLY = "; it is an option of ciclo.train_loop. Tasks take callbacks: {ciclo.every(1): bar}"
+INSTEAD = {  # options of other libraries' loops
     **dict.fromkeys(("epochs", "num_epochs", "max_epochs"), EPOCHS),
     **dict.fromkeys(("steps", "num_steps", "max_steps", "total_steps"), STEPS),
-    "batch_size": "; the dataset yields batches, of the size that it makes them",
+    **dict.fromkeys(("callbacks", "epoch_duration", "test_dataset"), EPOCHS_ONLY),
+    "batch_size": "; the dataset yields batches, so set their size there",
 }
 
 
 class LoopState(Generic[State]):
-    """All that a loop knows; what a callback that asks for it is given.
+    """The complete state of a loop, which callbacks can take as an argument.
 
     Set `stop_iteration` to end the loop after this callback.
     """
@@ -94,37 +96,37 @@ class LoopState(Generic[State]):
     ) -> None:
         if history is not None and not isinstance(history, History):
             raise TypeError(
-                f"history={history!r} ({type(history).__name__}) cannot take what a loop logs; give"
-                " ciclo.history(), or that of another loop"
+                f"history={history!r} ({type(history).__name__}) is not a history; give"
+                " ciclo.history(), or the history of another loop"
             )
         self.state = state
         self.batch: Any = None
-        self.history = History() if history is None else history  # the caller's own: it grows
+        self.history = History() if history is None else history  # the caller's object, which grows
         self.elapsed = Elapsed() if elapsed is None else elapsed
         self.metadata = metadata
         self._stop = stop
         self.stop_iteration = False
         self.is_interrupted = False
-        self.epoch: int | None = None  # of a loop that knows epochs
-        # What this iteration logged: a plain dict of dicts, until somebody asks for `logs`.
+        self.epoch: int | None = None  # in a loop with epochs
+        # The logs of this iteration: a plain dict of dicts, until `logs` is used.
         self._logged: dict[str, dict[str, Any]] | None = None
-        self._committed: dict[str, dict[str, Any]] = {}  # what of that is in the history
+        self._committed: dict[str, dict[str, Any]] = {}  # the part of it that is in the history
         self._first_row = len(self.history)
-        self._is_cut = False  # whether Ctrl-C came amid an iteration, which does not count then
+        self._is_cut = False  # whether Ctrl-C interrupted an iteration, which then does not count
         self._deferred: list[Callable[[LoopState[State]], None]] = []
         self._tasks: list[Task] = []
         self._timeline: Timeline[Any] | None = None
-        self._epochs: Epochs | None = None  # of a loop that knows epochs
-        self._feed: Feed | None = None  # what knows where the data is, if somebody saves that
-        self._last: Elapsed | None = None  # the last iteration of the run that goes on
+        self._epochs: Epochs | None = None  # in a loop with epochs
+        self._feed: Feed | None = None  # tracks the position in the data, in a loop that saves
+        self._last: Elapsed | None = None  # the last iteration of the run that is resumed
 
     @property
     def loop_state(self) -> LoopState[State]:
-        return self  # what a callback that asks for it is given
+        return self  # so that callbacks get it by attribute like the rest
 
     @property
     def stop(self) -> Period | None:
-        """Where the loop was told to end."""
+        """The `stop` of the loop."""
         return self._stop
 
     @stop.setter
@@ -133,7 +135,7 @@ class LoopState(Generic[State]):
 
     @property
     def logs(self) -> Logs:
-        """What was logged in this iteration so far."""
+        """The logs of this iteration so far."""
         logged = self._logged
         if not isinstance(logged, Logs):
             logged = self._logged = Logs._of(logged or {})
@@ -145,33 +147,33 @@ class LoopState(Generic[State]):
 
     @property
     def accumulated_logs(self) -> Logs:
-        """The newest value of everything that was logged so far, in this iteration too."""
+        """The latest value of every name, including this iteration."""
         newest = Logs._of(self.history.newest(self._first_row))
         if self._logged:
             newest.merge(self._logged)
         return newest
 
     def done(self) -> Elapsed:
-        """The counts once this iteration is done."""
+        """The counts after this iteration."""
         if self._timeline is None:
             return self.elapsed
         return self._timeline.done(self.elapsed)
 
     def defer(self, function: Callable[[LoopState[State]], None]) -> None:
-        """Has a function called between this iteration and the next, when this state is whole."""
+        """Calls a function after this iteration, when the LoopState is complete."""
         self._deferred.append(function)
 
     def take_deferred(self) -> list[Bound]:
-        """What was deferred, to be called now."""
+        """The deferred functions; empties the list."""
         deferred, self._deferred = self._deferred, []
         return [Bound(name_of(function), function, function) for function in deferred]
 
     def take(self, name: str, result: Any) -> None:
-        """Takes over the logs and the state that a callback returned.
+        """Applies the logs and the state that a callback returned.
 
-        Values are copied out of their dicts at once: the callback may use those again.
+        Values are copied immediately, because the callback may reuse its dicts.
         """
-        # What `read` and `merge` make of most results, in a third of the time.
+        # The fast path of `read` and `merge` for most results; a third of the time.
         before = self.state
         if type(result) is tuple and len(result) == 2:
             logs, state = result
@@ -209,19 +211,19 @@ class LoopState(Generic[State]):
     def _set_state(self, name: str, state: Any) -> None:
         if state is self:
             raise CallbackError(
-                f"{name} returned the loop_state, which is not the state; change that in place with"
-                " loop_state.state = ..., or return the new one"
+                f"{name} returned the loop_state, not the state; set loop_state.state = ..., or"
+                " return the new state"
             )
         if isinstance(state, Result):
             raise CallbackError(
-                f"{name} returned what a loop returns, which is not a state; log it with"
+                f"{name} returned the result of a loop, not a state; log it with"
                 f' ciclo.inner_loop("test", {name}), or return result.state'
             )
         check_new_state(name, state, self.state)
         self.state = state
 
     def commit(self, watch: _seam.Watch | None = None) -> None:
-        """Puts the logs of this iteration into the history, those that are not there yet."""
+        """Commits new logs of this iteration to the history."""
         logged = self._logged or {}
         new: dict[str, dict[str, Any]] = {}
         for collection, named in logged.items():
@@ -237,17 +239,17 @@ class LoopState(Generic[State]):
         self.note_committed()
 
     def note_committed(self) -> None:
-        """Remembers that what was logged so far is in the history."""
+        """Records that the logs so far are in the history."""
         logged = self._logged or {}
         self._committed = {collection: dict(named) for collection, named in logged.items()}
 
     def forget_logs(self) -> None:
-        """Drops what was logged in an iteration that was cut short."""
+        """Drops the logs of an interrupted iteration."""
         self._logged, self._committed = None, {}
         self.history.mend()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but `state` itself; to be taken between two iterations."""
+        """Everything except `state`; valid between two iterations."""
         last = self.elapsed if self._timeline is not None else self._last
         return {
             "elapsed": self.done().state_dict(),
@@ -263,7 +265,7 @@ class LoopState(Generic[State]):
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Takes up where another loop with the same tasks was; before the first iteration."""
+        """Restores the `state_dict` of a loop with the same tasks, before the first iteration."""
         self.elapsed = Elapsed.from_state_dict(saved["elapsed"])
         restore_anchors(self._schedules(), self.elapsed, saved["anchors"])
         if saved["last"] is not None:
@@ -282,14 +284,14 @@ class LoopState(Generic[State]):
             owner.load_state_dict(state)
 
     def described_tasks(self) -> list[str]:
-        """The tasks that a run must have to go on where another was."""
+        """The tasks that a resumed run must have."""
         return [_describe(task) for task in self._counted()]
 
     def _schedules(self) -> list[tuple[str, Schedule]]:
         return [(_describe(task), task.schedule) for task in self._tasks]
 
     def _counted(self) -> list[Task]:
-        """Functions, and objects with a state; bars and loggers may come and go."""
+        """Functions, and objects with state; bars and loggers may differ in a resumed run."""
         return [
             task
             for task in self._tasks
@@ -303,12 +305,12 @@ class LoopState(Generic[State]):
 
 
 def _describe(task: Task) -> str:
-    """A task in words that are the same in another process."""
+    """A description of a task that is the same in another process."""
     return re.sub(r" at 0x[0-9a-f]+", "", f"{task.schedule!r}: {task.bound.name}")
 
 
 class Result(tuple[State, History, Elapsed], Generic[State]):
-    """What a loop returns: `state, history, elapsed = ciclo.loop(...)`, and how it ended."""
+    """The result of a loop: `state, history, elapsed = ciclo.loop(...)`, and `is_interrupted`."""
 
     is_interrupted: bool
 
@@ -322,7 +324,7 @@ class Result(tuple[State, History, Elapsed], Generic[State]):
 
     @property
     def elapsed(self) -> Elapsed:
-        """The counts of the iterations that are done, from which another loop may go on."""
+        """The counts of completed iterations, from which another loop can continue."""
         return self[2]
 
 
@@ -335,12 +337,12 @@ def loop(
 ) -> Result[State]:
     """Runs tasks on their schedules for each batch of a dataset.
 
-    on_start, on_end: callbacks that run once, with the first batch in hand and at the end
-    history, elapsed: those of an earlier loop, which this one continues
-    metadata: anything, for callbacks that read `loop_state.metadata`
-    batch_size_fn: counts the samples of a batch, or (samples, tokens), from its arrays' shapes
-    catch_keyboard_interrupt: whether Ctrl-C ends the loop after the step; True if not given
-    resume: a folder of checkpoints: goes on from the newest there, or begins if there is none
+    on_start, on_end: callbacks that run once, with the first batch and at the end
+    history, elapsed: those of an earlier loop, to continue it
+    metadata: any value, available as `loop_state.metadata`
+    batch_size_fn: a function of the array shapes of a batch: samples, or (samples, tokens)
+    catch_keyboard_interrupt: whether Ctrl-C ends the loop after the step; True by default
+    resume: a folder of checkpoints; continues from the latest, or starts if there is none
 
     >>> state, history, elapsed = ciclo.loop(
     ...     0, range(10), {ciclo.every(1): lambda state, batch: state + batch}
@@ -352,7 +354,7 @@ def loop(
 
 
 class LoopOptions(TypedDict, total=False):
-    """What every loop takes, ready-made ones too; see `loop`."""
+    """The options of every loop; see `loop`."""
 
     on_start: Any
     on_end: Any
@@ -364,24 +366,24 @@ class LoopOptions(TypedDict, total=False):
     resume: Any
 
 
+OPTIONS = LoopOptions.__annotations__.keys()
+
+
 def begin(
     function: Callable[..., Any],
     state: State,
     stop: Period | SupportsIndex | None,
     options: LoopOptions,
 ) -> LoopState[State]:
-    """What a loop knows before it is set up. Refuses options that it does not have.
+    """Creates the LoopState, and refuses unknown options.
 
-    function: the public one, for the error
+    function: the public function, for the error
     """
-    names = LoopOptions.__annotations__
-    for name in options.keys() - names.keys():
+    if options.keys() - OPTIONS:
         import inspect
 
-        known = [*list(inspect.signature(function).parameters)[:-1], *names]
-        hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
-        hint = INSTEAD.get(name, hint)
-        raise TypeError(f"{function.__name__}() has no option {name!r}{hint}")
+        known = [*list(inspect.signature(function).parameters)[:-1], *OPTIONS]
+        refuse_unknown(function.__name__, options, known, INSTEAD)
     given: Any = {name: options.get(name) for name in ("history", "elapsed", "metadata")}
     return LoopState(state, stop=None if stop is None else as_period(stop), **given)
 
@@ -394,9 +396,9 @@ def iterate(
     watch: _seam.Watch | None,
     at_last: Callable[[], list[Any]] | None = None,
 ) -> Result[State]:
-    """What every loop here does, ready-made ones too.
+    """Runs a loop; every public loop ends here.
 
-    at_last: asked after the last iteration for callbacks to run then, unless it was cut short
+    at_last: returns callbacks to run after the last iteration, unless it was interrupted
     """
     parts = _set_up(run, dataset, tasks, options, watch)
     done = run.elapsed
@@ -414,6 +416,8 @@ def iterate(
             run.is_interrupted = True
             if not catches or interrupts.is_urgent:
                 failure = error
+            else:
+                interrupts.stop_outer()
         except BaseException as error:  # noqa: BLE001  raised again below, once the loop has ended
             run.forget_logs()
             failure = error
@@ -425,16 +429,16 @@ def iterate(
         try:
             raise failure
         finally:
-            del failure  # else its traceback and this frame keep each other alive
+            del failure  # else its traceback and this frame form a cycle
     return _result(run, done, interrupts)
 
 
 class _Parts(NamedTuple):
-    """A loop that is set up."""
+    """The parts of a loop that is set up."""
 
     timeline: Timeline[Any]
     callbacks: list[Bound]  # each object once
-    starts: list[Bound]  # run with the first batch in hand
+    starts: list[Bound]  # run with the first batch
     ends: list[Bound]
     is_saved: bool
     is_resumed: bool
@@ -470,7 +474,7 @@ def _start(run: LoopState[Any], starts: list[Bound], is_resumed: bool) -> None:
     state = run.state
     for one in starts:
         run.take(one.name, _call(run, one))
-    if is_resumed and starts:  # what a start does was done when the run began
+    if is_resumed and starts:  # a resumed run has already done its start
         run.state = state
         run.forget_logs()
     run.commit()
@@ -479,12 +483,12 @@ def _start(run: LoopState[Any], starts: list[Bound], is_resumed: bool) -> None:
 def _run(
     run: LoopState[Any], parts: _Parts, interrupts: Interrupts, watch: _seam.Watch | None
 ) -> None:
-    """The iterations. What happens in each of them is in here: a call takes a tenth of one."""
+    """The iterations, inlined: a function call takes a tenth of an iteration."""
     timeline, starts, is_resumed = parts.timeline, parts.starts, parts.is_resumed
     schedule = [(task.due, task.bound.call, task.bound.name) for task in run._tasks]
     history = run.history
-    active: str | None = None  # the callback that runs, for a note in its error
-    is_amid = False  # whether an iteration has begun and is not done
+    active: str | None = None  # the running callback, for the note of an error
+    is_amid = False  # whether an iteration is in progress
     state = run.state
     try:
         for elapsed, batch in () if run.stop_iteration else timeline:
@@ -528,7 +532,7 @@ def _run(
         else:
             _warn_of_early_end(run, is_resumed)
     except KeyboardInterrupt:
-        if is_amid:  # as if this iteration had not begun
+        if is_amid:  # undo this iteration
             run.state = state
             run._is_cut = True
         raise
@@ -536,8 +540,8 @@ def _run(
         _add_note(error, run, active)
         raise
     run.note_committed()
-    _start(run, starts, is_resumed)  # those that had no batch
-    if run._timeline is None and run._last is not None:  # nothing was left of a run that goes on
+    _start(run, starts, is_resumed)  # if there was no batch
+    if run._timeline is None and run._last is not None:  # a resumed run that was already complete
         run.elapsed, run._timeline = run._last, timeline
         if run._feed is not None:
             run._feed.settle()
@@ -549,7 +553,7 @@ def _finish(
     at_last: Callable[[], list[Any]] | None,
     watch: _seam.Watch | None,
 ) -> None:
-    """What comes after the last iteration, and belongs to it."""
+    """Runs callbacks that belong to the last iteration."""
     if at_last is not None and not run.is_interrupted:
         for one in at_last():
             bound = bind(one, watch)
@@ -562,7 +566,7 @@ def _finish(
 
 
 def _call(run: LoopState[Any], one: Bound) -> Any:
-    """Calls a callback outside of an iteration."""
+    """Calls a callback outside the iterations."""
     try:
         return one.call(run)
     except KeyboardInterrupt:
@@ -574,19 +578,19 @@ def _call(run: LoopState[Any], one: Bound) -> Any:
 
 def _result(run: LoopState[State], done: Elapsed, interrupts: Interrupts) -> Result[State]:
     returned: Any = getattr(type(run.state), "__loop_return__", None)
-    if returned is not None:  # the state knows that it is the caller's from now on
+    if returned is not None:  # from now on the state belongs to the caller
         run.state = returned(run.state)
     finished: Result[State] = Result((run.state, run.history, done))
     finished.is_interrupted = run.is_interrupted
     if interrupts.preemption is not None:
         raise Preempted(interrupts.preemption, finished)
     if run.is_interrupted:
-        warn(f"interrupted after {done.steps} steps; what the loop returns is the state so far")
+        warn(f"interrupted after {done.steps} steps; the loop returns the state so far")
     return finished
 
 
 def _starting(run: LoopState[Any], starts: list[Bound], is_resumed: bool) -> Iterator[Bound]:
-    """What a loop starts with, one by one; nothing is left in the list."""
+    """Yields the starting callbacks and empties the list."""
     state = run.state
     while starts:
         yield starts.pop(0)
@@ -596,7 +600,7 @@ def _starting(run: LoopState[Any], starts: list[Bound], is_resumed: bool) -> Ite
 
 
 def _hooks(callbacks: list[Bound], name: str) -> list[Bound]:
-    """The methods of this name that callbacks have."""
+    """The methods with this name of all callbacks."""
     return [
         Bound(f"{name} of {one.name}", getattr(one.owner, name), one.owner)
         for one in callbacks
@@ -607,7 +611,7 @@ def _hooks(callbacks: list[Bound], name: str) -> list[Bound]:
 def _end(
     run: LoopState[Any], ends: list[Bound], failure: BaseException | None
 ) -> BaseException | None:
-    """Runs all that is to run at the end, whatever happens; the first error of the loop counts."""
+    """Runs all callbacks at the end, even after errors; returns the first error."""
     for one in ends:
         try:
             run.take(one.name, one.call(run))
@@ -631,7 +635,7 @@ def _add_note(error: BaseException, run: LoopState[Any], active: str | None) -> 
 
 
 def _warn_of_early_end(run: LoopState[Any], is_resumed: bool) -> None:
-    """Tells of a dataset that had less than was asked for, or nothing at all."""
+    """Warns if the dataset was empty or ended before `stop`."""
     done, stop = run.done(), run.stop
     if stop is not None and stop.is_reached_by(done):
         return
@@ -644,6 +648,6 @@ def _warn_of_early_end(run: LoopState[Any], is_resumed: bool) -> None:
         if name in counted:
             warn(
                 f"the dataset ended after {getattr(done, name)} {name}, before stop={stop!r}; for"
-                " more, give itertools.cycle(dataset), or use ciclo.fit, which reads it again"
+                " more, use itertools.cycle(dataset), or ciclo.fit, which reads it again"
             )
             return

@@ -1,4 +1,4 @@
-"""The moments of ready-made loops: a callback is given by such a name, or has a method of it."""
+"""The moments of the ready-made loops: keys of tasks, and method names of callbacks."""
 
 from typing import Final
 
@@ -38,7 +38,7 @@ on_predict_step: Final = "on_predict_step"
 on_epoch_end: Final = "on_epoch_end"
 on_train_end: Final = "on_train_end"
 
-# Other names of these; the short ones are what the methods of a state are called.
+# Other names of moments; the short ones are the method names of a state.
 ALIASES = {
     on_train_begin: on_train_start,
     on_epoch_begin: on_epoch_start,

@@ -1,6 +1,6 @@
-"""Who is called at which moment of a ready-made loop.
+"""Which callbacks a ready-made loop calls at each moment.
 
-At a moment come the state's own methods of that name, then tasks, then what is in `callbacks=`.
+The order is: methods of the state, then tasks, then `callbacks=`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ciclo.binding import ARGUMENTS, callback_arguments, listed, name_of, pairs_of
 from ciclo.callbacks import adapters
 from ciclo.callbacks.base import LoopCallback
-from ciclo.errors import CallbackError, warn
-from ciclo.logs import did_you_mean
+from ciclo.errors import CallbackError, did_you_mean, warn
 from ciclo.moments import ALIASES, MOMENTS, STEPS
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ KNOWN = {*MOMENTS, *ALIASES, "on_loop_start", "on_loop_end", "on_loop_done"}
 
 
 class Plan:
-    """Who is called when, in order: by the state's methods, the tasks, and the callbacks."""
+    """The callbacks of a ready-made loop, by moment."""
 
     def __init__(
         self, state: Any, tasks: Tasks, callbacks: Iterable[Any], replaced: Iterable[str] = ()
@@ -35,7 +34,7 @@ class Plan:
         self.callbacks: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
         self.scheduled: list[tuple[Any, Any]] = []
         for name, moment in _names():
-            # A state may answer to any name; only a step may be an attribute of the object itself.
+            # Some objects have every attribute, so other names than steps must be on the class.
             holder = state if name in STEPS.values() else type(state)
             if moment not in replaced and callable(getattr(holder, name, None)):
                 self.own[moment].append(_own_method(state, name))
@@ -44,32 +43,31 @@ class Plan:
             self._register(callback)
 
     def at(self, moment: str) -> list[Any]:
-        """All that is called at a moment, but for callbacks that say `moments`."""
+        """The callbacks of a moment, without those that have `moments`."""
         return [*self.own[moment], *self.tasks[moment], *self.methods[moment]]
 
     def all_at(self, moment: str) -> list[Any]:
-        """All that is called at a moment."""
+        """All callbacks of a moment."""
         return [*self.at(moment), *self.callbacks[moment]]
 
     def steps(self, moment: str) -> list[Any]:
-        """What is done in a step; there has to be something."""
+        """The callbacks of a step; an error if there are none."""
         found = self.at(moment)
         if not found:
             method = STEPS[moment]
             raise CallbackError(
-                f"there is nothing to do in a step: give {{ciclo.{moment}: {method}}} as tasks, or"
-                f" a state that has a method {method}(batch)"
+                f"the loop has no {method}: give the tasks {{ciclo.{moment}: {method}}}, or a state"
+                f" with a method {method}(batch)"
             )
         return found
 
     def refuse(self, *moments: str) -> None:
-        """Refuses callbacks that wait for moments which do not come."""
+        """Refuses callbacks for moments that this loop does not have."""
         for moment in moments:
             if self.callbacks[moment]:
                 name = name_of(self.callbacks[moment][0])
                 raise CallbackError(
-                    f"{name} in callbacks=[...] would never be called: {moment} does not come in"
-                    " this loop"
+                    f"{name} in callbacks=[...] would never be called: this loop has no {moment}"
                 )
 
     def _add(self, tasks: Tasks, into: dict[str, list[Any]]) -> None:
@@ -85,9 +83,9 @@ class Plan:
         named = [(moment, method) for moment, method in named if callable(method)]
         moments = getattr(callback, "moments", None)
         moments = (moments,) if isinstance(moments, str) else moments
-        if moments is LoopCallback.moments:  # its class says nothing else
+        if moments is LoopCallback.moments:  # the default
             is_called = type(callback).__loop_callback__ is not LoopCallback.__loop_callback__
-            holder = type(callback) if is_called else callback  # else functions set on it count
+            holder = type(callback) if is_called else callback  # else also functions set on it
             moments = () if any(hasattr(holder, name) for name, _ in _names()) else moments
         if isinstance(moments, tuple):
             for moment in moments:
@@ -99,25 +97,25 @@ class Plan:
         for name in dir(type(callback)):
             if name.startswith("on_") and name not in KNOWN:
                 what = f"{name_of(callback)}.{name}"
-                warn(f"{what} is no moment and is never called{did_you_mean(name, MOMENTS)}")
+                warn(f"{what} is not a moment and is never called{did_you_mean(name, MOMENTS)}")
         for moment, method in named:
             self.methods[moment].append(method)
 
 
 def _names() -> list[tuple[str, str]]:
-    """All names that a method may have, and the moment of each."""
+    """All method names, with the moment of each."""
     return [*((moment, moment) for moment in MOMENTS), *ALIASES.items()]
 
 
 def _moment(name: str) -> str:
     found = ALIASES.get(name, name)
     if found not in MOMENTS:
-        raise CallbackError(f"{name!r} is no moment; use one of {', '.join(MOMENTS)}")
+        raise CallbackError(f"{name!r} is not a moment; use one of {', '.join(MOMENTS)}")
     return found
 
 
 def _called(callback: Any, moment: str) -> Any:
-    """The callback, or its method for this moment where it is an object with such a method."""
+    """The callback itself, or the method of the object for this moment."""
     if callable(callback) or hasattr(type(callback), "__loop_callback__"):
         return callback
     return getattr(callback, moment, callback)
@@ -125,9 +123,9 @@ def _called(callback: Any, moment: str) -> Any:
 
 def _no_moment(callback: Any) -> str:
     name = name_of(callback)
-    text = f"{name} in callbacks=[...] does not say when it is due: "
+    text = f"{name} in callbacks=[...] has no moment: "
     if isinstance(callback, type):
-        return text + f"give an object, as {name}()"
+        return text + f"give an object: {name}()"
     if callable(callback):
         return text + f"give it as {{ciclo.on_epoch_end: {name}}} or {{ciclo.every(100): {name}}}"
     return text + (
@@ -137,7 +135,7 @@ def _no_moment(callback: Any) -> str:
 
 
 def _own_method(state: Any, name: str) -> Callable[..., Any]:
-    """A callback that calls the method of the state that the loop has by then."""
+    """A callback that calls a method of the current state."""
     by_position, by_keyword = callback_arguments(name, getattr(state, name), ARGUMENTS[1:])
 
     def called(loop_state: LoopState[Any]) -> Any:
@@ -151,7 +149,7 @@ def _own_method(state: Any, name: str) -> Callable[..., Any]:
 
 
 def _without_own(state: Any, tasks: Tasks) -> list[tuple[Any, Any]]:
-    """The tasks without the state's own methods, which run anyway: once is enough."""
+    """The tasks without methods of the state, which run anyway."""
     return [
         (key, [one for one in listed(given) if not _is_own(state, key, one)])
         if isinstance(key, str)
@@ -163,6 +161,6 @@ def _without_own(state: Any, tasks: Tasks) -> list[tuple[Any, Any]]:
 def _is_own(state: Any, key: str, callback: Any) -> bool:
     moment = ALIASES.get(key, key)
     own = [getattr(type(state), name, None) for name, other in _names() if other == moment]
-    # A bound method, a managed step as a method of one state, or the function of the class.
+    # A bound method, a bound managed step, or the function of the class.
     found = getattr(callback, "__func__", getattr(callback, "__loop_step__", callback))
     return any(found is one for one in own if one is not None)

@@ -1,4 +1,4 @@
-"""Which process of a job this is. torch and JAX are asked, where the program has loaded them."""
+"""The rank of this process, according to torch or JAX if the program has imported them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ciclo.errors import need
 
 
 class Process:
-    """Where this process is among those that torch or JAX has connected; others are alone."""
+    """The rank and the number of processes that torch or JAX has connected; else 0 of 1."""
 
     def __init__(self) -> None:
         self.rank, self.count = 0, 1
-        self.torch: Any = None  # torch.distributed, if that has connected them
+        self.torch: Any = None  # torch.distributed, if it is initialised
         torch = getattr(sys.modules.get("torch"), "distributed", None)
         jax = sys.modules.get("jax")
         is_connected = getattr(getattr(jax, "distributed", None), "is_initialized", None)
@@ -24,7 +24,7 @@ class Process:
             self.rank, self.count = jax.process_index(), jax.process_count()
 
     def wait_for_all(self) -> None:
-        """Returns once all processes are here."""
+        """A barrier."""
         if self.count == 1:
             return
         if self.torch is not None:
@@ -34,6 +34,6 @@ class Process:
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0, also of a job whose processes are not connected yet."""
+    """Whether this process is rank 0, even if the processes are not connected yet."""
     launched = _seam.launched_rank()
     return (Process().rank if launched is None else launched) == 0

@@ -1,7 +1,7 @@
-"""Going on where a run was: what is read of the data, random numbers, and the rest of the loop.
+"""Resuming a run: the position in the data, random numbers, and the rest of the loop.
 
-`Feed` reads a dataset and knows where it is. `take_up` puts all that a checkpoint holds back into a
-loop that is set up and has not begun.
+`Feed` reads a dataset and tracks its position. `take_up` restores a checkpoint into a loop that is
+set up but has not started.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 # The methods that save and restore the position of a data iterator.
 SAYS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
-LOOP = re.compile(r"loop-[0-9]+\.json")  # of a process that is not the first
+LOOP = re.compile(r"loop-[0-9]+\.json")  # of ranks other than 0
 
 
 class Feed:
-    """Reads a dataset, again for each epoch, and knows where it is.
+    """Reads a dataset, once per epoch, and tracks its position.
 
-    What can say and be told where it is (`state_dict` of torchdata, `get_state` of Grain) is asked;
-    of what can be read again, as many batches are skipped, with the random numbers of that time.
+    A dataset that saves its own position (`state_dict` of torchdata, `get_state` of Grain) is used
+    for that. Otherwise resuming restores the random state, and skips the batches that were read.
     """
 
     def __init__(self) -> None:
-        self.is_resumable = False  # whether data is refused that cannot be gone on with
+        self.is_resumable = False  # whether to refuse data that cannot be resumed
         self._saved: dict[str, Any] | None = None
         self._dataset: Any = None
         self._items: Any = None
-        self._before: dict[str, Any] = {}  # the random state when the reading began
+        self._before: dict[str, Any] = {}  # the random state when reading started
         self._count = 0
-        self.ahead: list[Any] = []  # read, and not yet handed out
+        self.ahead: list[Any] = []  # read, but not yielded yet
 
     def read(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        """The batches, from where a run was that goes on; nothing is begun before the first."""
+        """The batches, from the resumed position; reading starts with the first one."""
         if self.is_resumable:
             check_source(dataset)
         return self._begun_later(dataset)
@@ -56,9 +56,9 @@ class Feed:
         yield from self.begin(dataset)
 
     def begin(self, dataset: Iterable[Any], can_repeat: bool = False) -> Iterator[Any]:
-        """The same, begun.
+        """Starts reading.
 
-        can_repeat: whether the dataset was just made, and the next one will be the same
+        can_repeat: whether the dataset was just created, and would be created the same again
         """
         if self.is_resumable and not can_repeat:
             check_source(dataset)
@@ -81,9 +81,9 @@ class Feed:
             yield batch
 
     def finish(self, dataset: Iterable[Any]) -> Iterable[Any] | None:
-        """For a run that was at the end of an epoch: what is left of the stream, if it goes on.
+        """For a run resumed at the end of an epoch: the rest of the stream, if there is any.
 
-        A loader may be at the end of what it has read, or already at the start of the next epoch.
+        The saved position of a loader may be its end, or the start of the next epoch.
         """
         saved = self._saved
         if saved is None or saved["kind"] == "count":
@@ -98,7 +98,7 @@ class Feed:
         return None
 
     def settle(self) -> None:
-        """For a run that has nothing left to read: random numbers go on all the same."""
+        """Restores the random state of a resumed run that has nothing left to read."""
         if self._saved is not None:
             set_random_state(self._saved["now"])
 
@@ -108,7 +108,7 @@ class Feed:
             "kind": "count" if owner is None else get,
             "count": self._count,
             "state": None if owner is None else getattr(owner, get)(),
-            # What can be read again is not put into a checkpoint.
+            # Batches that can be read again are not saved.
             "ahead": self.ahead if owner is not None else len(self.ahead),
             "before": self._before if owner is None else {},
             "now": random_state(self._dataset),
@@ -120,11 +120,11 @@ class Feed:
         if not (is_read if saved["kind"] == "count" else isinstance(ahead, list)):
             raise ValueError(f"{count!r} batches were read, {ahead!r} of them ahead")
         if type(count) is not int or not {"state", "before", "now"} <= saved.keys():
-            raise ValueError("the place in the data is missing")
+            raise ValueError("the position in the data is missing")
         self._saved = saved
 
     def _owner(self) -> tuple[Any, str, str]:
-        """Who can say where the reading is, and how it is asked and told."""
+        """The object that knows the position, and the names of its methods."""
         for one in (self._dataset, self._items):
             for get, put in SAYS:
                 if callable(getattr(one, get, None)) and callable(getattr(one, put, None)):
@@ -140,13 +140,13 @@ class Feed:
             self.ahead = list(itertools.islice(self._items, saved["ahead"]))
             if skipped + len(self.ahead) < count:
                 raise CheckpointError(
-                    f"the run has read {count} batches of the dataset, which has {skipped} now"
+                    f"the run had read {count} batches of the dataset, which now has {skipped}"
                 )
             return
         self.ahead = saved["ahead"]
         if any(isinstance(batch, tree.Loose) for batch in self.ahead):
             raise CheckpointError("batches of your own type need fit(..., steps_per_epoch=...)")
-        # A loader is told before it begins, an iterator when it is there.
+        # A loader is restored before it is iterated, an iterator once it exists.
         owner, _, put = self._owner()
         if owner is not None:
             _tell(owner, put, saved["state"])
@@ -162,19 +162,19 @@ class Feed:
 
 
 def _tell(owner: Any, put: str, state: Any) -> None:
-    with checked(f"{type(owner).__name__} cannot go on where the checkpoint says"):
+    with checked(f"{type(owner).__name__} cannot restore the position in the checkpoint"):
         getattr(owner, put)(state)
 
 
 def check_source(dataset: Any) -> None:
-    """Refuses what can be read only once and cannot say where it is."""
+    """Refuses data that can be read only once and cannot save its position."""
     if not hasattr(dataset, "__next__"):  # not iter(): that would start a loader's workers
         return
     if any(callable(getattr(dataset, name, None)) for pair in SAYS for name in pair):
         return
     raise CheckpointError(
-        f"resume= needs data that can be read again, and a {type(dataset).__name__} can be read"
-        " only once; give a list, a loader or an object whose __iter__ begins anew, or an"
+        f"resume= needs data that can be read again, but a {type(dataset).__name__} can be read"
+        " only once; give a list, a loader or an object whose __iter__ starts again, or an"
         " iterator with state_dict() and load_state_dict(state)"
     )
 
@@ -183,9 +183,9 @@ def check_source(dataset: Any) -> None:
 
 
 def random_state(dataset: Any = None) -> dict[str, Any]:
-    """The state of all random generators there are: Python's, NumPy's, torch's, a loader's own.
+    """The random state of Python, NumPy, torch and a loader.
 
-    Keys of JAX are in the state of the loop.
+    JAX keys are part of the loop's state.
     """
     found: dict[str, Any] = {"python": random.getstate()}
     if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
@@ -201,7 +201,7 @@ def random_state(dataset: Any = None) -> dict[str, Any]:
 
 
 def set_random_state(saved: dict[str, Any], dataset: Any = None) -> None:
-    """Sets them all."""
+    """Restores what `random_state` returned."""
     if not saved:
         return
     with checked("the random state of the checkpoint cannot be set"):
@@ -221,7 +221,7 @@ def set_random_state(saved: dict[str, Any], dataset: Any = None) -> None:
 
 
 def _generators(dataset: Any) -> list[Any]:
-    """The generators that a DataLoader of torch and its sampler draw from."""
+    """The generators of a torch DataLoader and its sampler."""
     owners = (dataset, getattr(dataset, "sampler", None))
     found = [getattr(owner, "generator", None) for owner in owners]
     unique = {id(one): one for one in found if hasattr(one, "get_state")}
@@ -229,7 +229,7 @@ def _generators(dataset: Any) -> list[Any]:
 
 
 def _sampler(dataset: Any) -> Any:
-    """The sampler of a DataLoader that is told its epoch."""
+    """The sampler of a DataLoader, if it has `set_epoch`."""
     sampler = getattr(dataset, "sampler", None)
     is_told = hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch")
     return sampler if is_told else None
@@ -239,7 +239,7 @@ def _sampler(dataset: Any) -> Any:
 
 
 def take_up(run: LoopState[Any], folder: Folder, is_trusted: bool = False) -> bool:
-    """Puts back into a loop what its newest checkpoint holds; False if there is none."""
+    """Restores the latest checkpoint into a loop; False if there is none."""
     step = folder.latest()
     if step is None:
         return False
@@ -247,7 +247,7 @@ def take_up(run: LoopState[Any], folder: Folder, is_trusted: bool = False) -> bo
     place = manifest.place
     if not manifest.is_resumable:
         raise CheckpointError(
-            f"{place} was saved by hand and has only a state; take that with"
+            f"{place} was saved by hand and contains only a state; load it with"
             " ciclo.checkpoint(...).restore(state)"
         )
     process = Process()
@@ -256,8 +256,8 @@ def take_up(run: LoopState[Any], folder: Folder, is_trusted: bool = False) -> bo
     if count != process.count:
         name = "loop"
         warn(
-            f"{place} was saved by {count} processes, and this run has {process.count}: each goes"
-            " on with the random numbers and the place in the data of the first"
+            f"{place} was saved by {count} processes, but this run has {process.count}: each uses"
+            " the random state and the position in the data of rank 0"
         )
     saved = tree.load(manifest, name, is_trusted=is_trusted)
     with checked(f"{place} has no loop in {name}.json"):
@@ -271,7 +271,7 @@ def take_up(run: LoopState[Any], folder: Folder, is_trusted: bool = False) -> bo
 
 @contextmanager
 def checked(what: str) -> Iterator[None]:
-    """An error about the checkpoint, for what the code that takes it up raises."""
+    """Turns any error about the content of a checkpoint into a CheckpointError."""
     try:
         yield
     except CicloError:
@@ -281,9 +281,9 @@ def checked(what: str) -> Iterator[None]:
 
 
 def set_up(run: LoopState[Any], callbacks: list[Bound], resume: Any) -> bool:
-    """Has a loop keep what a checkpoint needs; puts back what is in the folder to go on from.
+    """Prepares a loop for saving, and restores the checkpoint of `resume`; whether there is one.
 
-    callbacks: where there is nothing that saves, that gets something which saves the loop's end
+    callbacks: with `resume` but no checkpoint, one is appended that saves the end of the loop
     """
     from ciclo.callbacks.saving import checkpoint
 
@@ -292,8 +292,8 @@ def set_up(run: LoopState[Any], callbacks: list[Bound], resume: Any) -> bool:
     places = [(saver.folder.path, saver.folder.prefix) for saver in savers.values()]
     if len(places) > len(set(places)):
         raise CheckpointError(
-            f"two checkpoints of this loop save into {max(places, key=places.count)[0]}; use one,"
-            " at both schedules, or give each a folder of its own"
+            f"two checkpoints of this loop save into {max(places, key=places.count)[0]}; use one"
+            " for both schedules, or give each its own folder"
         )
     for saver in savers.values():
         saver.folder.check()
@@ -302,11 +302,11 @@ def set_up(run: LoopState[Any], callbacks: list[Bound], resume: Any) -> bool:
     found = getattr(resume, "folder", None)
     if not isinstance(found, Folder) and not isinstance(resume, (str, os.PathLike)):
         raise CheckpointError(
-            f"resume={resume!r} is not a folder; give the one that is saved into, as resume="
-            '"runs/1", or the checkpoint that saves there'
+            f"resume={resume!r} is not a folder; give the folder with the checkpoints, as resume="
+            '"runs/1", or the ciclo.checkpoint that saves there'
         )
     folder = found if isinstance(found, Folder) else Folder(resume)
-    if not isinstance(found, Folder):  # whoever saves there knows what its checkpoints are called
+    if not isinstance(found, Folder):  # a checkpoint that saves there knows their prefix
         same = (one.folder for one in savers.values() if one.folder.path == folder.path)
         folder = next(same, folder)
     folder.check()
@@ -324,7 +324,7 @@ def set_up(run: LoopState[Any], callbacks: list[Bound], resume: Any) -> bool:
 
 
 def _check_loop(saved: dict[str, Any]) -> None:
-    """Whether counts are numbers, and rows of the history are there: a loop believes both."""
+    """Checks counts and history rows, which the loop relies on."""
     last, *counts = [{}] if saved["last"] is None else saved["last"]
     counts += [] if saved["epoch"] is None else [saved["epoch"]]
     for one in (saved["elapsed"], last):
@@ -338,7 +338,7 @@ def _check_loop(saved: dict[str, Any]) -> None:
         if len(places) != len(held) or (places and not 0 <= min(places) <= max(places) < max(rows)):
             raise ValueError(f"{name!r} was logged in other steps")
     if len(rows) > 1 or type(saved["is_stopped"]) is not bool:
-        raise ValueError("its history is not whole")
+        raise ValueError("its history is incomplete")
 
 
 def _check_tasks(saved: list[str], given: list[str], place: Any) -> None:

@@ -1,12 +1,12 @@
-"""When something is due: pure functions from `Elapsed` to a bool, with an algebra.
+"""Schedules: pure functions from `Elapsed` to a bool, which can be combined.
 
-A schedule never changes and is compared by identity, so that two `every(1)` are two keys of a dict.
-Asked twice about the same `Elapsed`, it answers the same. What has to be remembered, when an
-`every(samples=...)` was last due and where an `after(...)` began, belongs to the loop: it is read
-from the `Elapsed`, and noted there for the iteration that follows.
+A schedule is immutable and compared by identity, so two `every(1)` are two keys of a dict. For the
+same `Elapsed` it always gives the same answer. Its memory (when an `every(samples=...)` was last
+due, where an `after(...)` began) belongs to the loop: it is read from the `Elapsed`, and recorded
+there for the next iteration.
 
-Steps go by one at a time, and `every` counts them from the start. Samples, tokens and time jump:
-there it counts from where it was last due.
+Steps advance by one, so `every(steps)` counts from the start. Samples, tokens and time jump, so
+`every` counts from when it was last due.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
     Predicate: TypeAlias = Callable[[Elapsed], Any]
 
-# Where `_before` has which field.
+# The index of each field in `_before`.
 JUMPING = {"samples": 0, "tokens": 1, "time": 2, "date": 3}
 
 
 class Schedule:
-    """Something that is due or not. Combine with `&`, `|` and `~`, also with plain functions."""
+    """Combine schedules with `&`, `|` and `~`, also with plain functions of `elapsed`."""
 
     __slots__ = ("__weakref__",)
 
@@ -40,7 +40,7 @@ class Schedule:
         raise NotImplementedError
 
     def parts(self) -> Iterator[Schedule]:
-        """The schedule itself and those inside it on the same time, always in the same order."""
+        """The schedule and those inside it that share its time, in a fixed order."""
         yield self
 
     def __and__(self, other: Predicate) -> Schedule:
@@ -59,9 +59,9 @@ class Schedule:
         return Not(self)
 
     def then(self, schedule: Predicate) -> Schedule:
-        """Another schedule from a point on: `after(100).then(every(10))` or `after(100) >> ...`."""
+        """Continues with another schedule: `after(100).then(every(10))` or `after(100) >> ...`."""
         raise PeriodError(
-            f"{self!r} has no end that another schedule could follow; write"
+            f"{self!r} never ends, so nothing can follow it; write"
             " ciclo.after(steps=1000).then(schedule), or"
             " ciclo.piecewise({0: first, 1000: second})"
         )
@@ -71,7 +71,7 @@ class Schedule:
 
     def __bool__(self) -> bool:
         raise TypeError(
-            f"{self!r} is a schedule, not true or false: ask it with schedule(elapsed);"
+            f"{self!r} is a schedule, not a bool: call schedule(elapsed);"
             " combine schedules with &, | and ~ instead of and, or and not"
         )
 
@@ -89,7 +89,7 @@ class always(Schedule):  # noqa: N801  a name like the functions beside it
 
 
 class never(Schedule):  # noqa: N801
-    """Due in none."""
+    """Never due."""
 
     __slots__ = ()
 
@@ -98,11 +98,22 @@ class never(Schedule):  # noqa: N801
 
 
 class Function(Schedule):
-    """A plain function of `elapsed`, as a schedule."""
+    """A plain function of `elapsed` as a schedule."""
 
     __slots__ = ("function",)
 
     def __init__(self, function: Predicate) -> None:
+        import inspect
+
+        try:
+            inspect.signature(function).bind(None)
+        except ValueError:  # a builtin without a signature
+            pass
+        except TypeError:
+            raise PeriodError(
+                f"{function!r} is not a schedule: it must take one argument, as in"
+                " lambda elapsed: elapsed.steps > 100"
+            ) from None
         self.function = function
 
     def __call__(self, elapsed: Elapsed) -> bool:
@@ -120,7 +131,7 @@ class Both(Schedule):
         self.right = right
 
     def __call__(self, elapsed: Elapsed) -> bool:
-        # Both are asked, so that each sees every iteration.
+        # Calls both, so that each sees every iteration.
         left, right = self.left(elapsed), self.right(elapsed)
         return left and right
 
@@ -162,7 +173,7 @@ class Not(Schedule):
 
 
 class at(Period, Schedule):  # noqa: N801
-    """A point in a loop: for `stop=`, for `elapsed >= period`, and a schedule that is due once.
+    """A point in a loop: for `stop=` and `elapsed >= period`. As a schedule, it is due once.
 
     >>> ciclo.at(steps=10_000)
     """
@@ -181,7 +192,7 @@ class at(Period, Schedule):  # noqa: N801
 
 
 class After(Schedule):
-    """Due in each iteration from the one that reaches the period on."""
+    """Due in each iteration once the period is reached."""
 
     __slots__ = ("period",)
 
@@ -192,11 +203,11 @@ class After(Schedule):
         return self.period.is_reached_by(elapsed)
 
     def every(self, *steps: Any, **amounts: Any) -> Schedule:
-        """As `ciclo.every`, counted from where this begins."""
+        """Like `ciclo.every`, counted from this point."""
         return self.then(every(*steps, **amounts))
 
     def then(self, schedule: Predicate) -> Schedule:
-        """Another schedule, counted from where this begins."""
+        """Another schedule, counted from this point."""
         return From(self.period, as_schedule(schedule))
 
     def __repr__(self) -> str:
@@ -204,9 +215,9 @@ class After(Schedule):
 
 
 class Every(Schedule):
-    """Due each time an amount has gone by: of steps from the start, of others from when it was due.
+    """Due every n steps from the start; by samples, tokens or time, since it was last due.
 
-    Remembers the counts at which it was last due.
+    Its memory is the counts when it was last due.
     """
 
     __slots__ = ("_jumps", "amount", "at_end")
@@ -214,7 +225,7 @@ class Every(Schedule):
     def __init__(self, amount: Period, *, at_end: bool = False) -> None:
         for name, value in amount._given():
             if value <= 0:
-                raise PeriodError(f"every({name}={value}) would never end; use more than 0")
+                raise PeriodError(f"every({name}={value}) is not valid; use more than 0")
         if amount.date is not None:
             raise PeriodError("a date comes once: use ciclo.at(date=...) or ciclo.after(date=...)")
         self.amount = amount
@@ -232,7 +243,7 @@ class Every(Schedule):
             count = getattr(elapsed, name)
             if name in lasts:
                 has_passed = count - lasts[name] >= amount
-            else:  # never due, or not asked until now: the next multiple. The start is none.
+            else:  # not due yet: due at the next multiple, but not at 0
                 has_passed = count // amount > max(elapsed._before[index], 0) // amount
             if has_passed:
                 passed[name] = count
@@ -247,14 +258,14 @@ class Every(Schedule):
 
 
 class Begun(NamedTuple):
-    """What a `From` remembers: where its time began, and what schedules on that time remember."""
+    """The memory of a `From`: when its time began, and the memory of its inner schedule."""
 
     at: Elapsed
     anchors: Anchors
 
 
 class From(Schedule):
-    """Another schedule, on a time of its own that begins where a period is reached."""
+    """A schedule with its own time, which begins when a period is reached."""
 
     __slots__ = ("inner", "period")
 
@@ -274,7 +285,7 @@ class From(Schedule):
         return is_due
 
     def _began(self, elapsed: Elapsed) -> Elapsed:
-        """Where time begins: at the period itself in its own unit, in others at this iteration."""
+        """The start: the period in its own unit, and this iteration in the others."""
         anchor = Elapsed(*(getattr(elapsed, name) for name in FIELDS))
         given = self.period._given()
         if len(given) == 1 and given[0][0] != "date":
@@ -287,7 +298,7 @@ class From(Schedule):
 
 
 class Piecewise(Schedule):
-    """One schedule after the other, each counted from where it begins."""
+    """Several schedules in sequence, each counted from its start."""
 
     __slots__ = ("pieces",)
 
@@ -295,7 +306,7 @@ class Piecewise(Schedule):
         self.pieces = pieces
 
     def __call__(self, elapsed: Elapsed) -> bool:
-        # The last piece that has begun counts; those after it may be passed over at once.
+        # The last piece that has begun; a jump may skip several pieces.
         current = None
         for piece in self.pieces:
             if not piece.period.is_reached_by(elapsed):
@@ -314,7 +325,7 @@ class Piecewise(Schedule):
 
 
 def _since(elapsed: Elapsed, begun: Begun) -> Elapsed:
-    """The time of a loop that would have begun there."""
+    """The elapsed time since `begun`."""
     since = elapsed - begun.at
     samples, tokens, time, date = elapsed._before
     since._before = (
@@ -328,7 +339,7 @@ def _since(elapsed: Elapsed, begun: Begun) -> Elapsed:
 
 
 def _note(elapsed: Elapsed, schedule: Schedule, anchor: Any) -> None:
-    """Has a schedule remember something from the next iteration on."""
+    """Sets the memory of a schedule for the next iteration."""
     if elapsed._noted is None:
         elapsed._noted = {}
     elapsed._noted[ref(schedule)] = anchor
@@ -342,11 +353,11 @@ def every(
     time: float | timedelta | None = None,
     at: str = "start",
 ) -> Schedule:
-    """Due every so many steps, samples, tokens or seconds.
+    """Due every n steps, samples, tokens or seconds.
 
-    By steps it is due at 0, n, 2n, ...; with `at="end"` in the last step of each n: n - 1,
-    2n - 1, ... By samples, tokens and time it is due once so many have gone by since it was last
-    due, so never at the start: `every(samples=100)` with batches of 32 in steps 4, 8, 12, ...
+    By steps, it is due at 0, n, 2n, ...; with `at="end"`, in the last step of each n: n - 1,
+    2n - 1, ... By samples, tokens and time, it is due when at least n have passed since it was last
+    due, so never at the start: `every(samples=100)` with batches of 32 is due in steps 4, 8, 12.
 
     >>> ciclo.every(steps=1000) | ciclo.every(time=600)
     """
@@ -368,7 +379,7 @@ def after(
     time: float | timedelta | None = None,
     date: float | datetime | None = None,
 ) -> After:
-    """Due from a point on; `after(...).every(...)` counts from there.
+    """Due from a point onwards; `after(...).every(...)` counts from there.
 
     >>> ciclo.after(steps=1000).every(steps=100)
     """
@@ -381,16 +392,18 @@ def piecewise(
     pieces: Mapping[Any, Predicate] | Iterable[tuple[Any, Predicate]] | Predicate,
     rest: Mapping[Any, Predicate] | None = None,
 ) -> Schedule:
-    """One schedule after the other: from each point on the schedule beside it, counted from there.
+    """Several schedules in sequence: each key is the start of a schedule, which counts from there.
 
-    The first may stand alone, with the rest behind it, as in Ciclo 0.1.9.
+    The first schedule can also be a separate argument, as in Ciclo 0.1.9.
 
     >>> ciclo.piecewise({0: ciclo.every(10), 1_000: ciclo.every(100)})
     >>> ciclo.piecewise(ciclo.every(10), {ciclo.at(1_000): ciclo.every(100)})
     """
     if callable(pieces):
         pieces = [(0, pieces), *(rest or {}).items()]
-    pairs = list(pieces.items() if hasattr(pieces, "items") else pieces)
+    if hasattr(pieces, "items"):
+        pieces = pieces.items()
+    pairs = list(pieces) if hasattr(pieces, "__iter__") else []
     if not pairs:
         raise PeriodError("piecewise() needs at least one piece, as in {0: ciclo.every(10)}")
     found = [From(as_period(point), as_schedule(schedule)) for point, schedule in pairs]
@@ -399,22 +412,20 @@ def piecewise(
             bound = getattr(later.period, name)
             if bound is not None and bound <= value:
                 raise PeriodError(
-                    f"the pieces of piecewise() must follow each other:"
+                    f"the pieces of piecewise() must be in order:"
                     f" {name}={bound} comes after {name}={value}"
                 )
     return Piecewise(found)
 
 
 def as_schedule(given: Any) -> Schedule:
-    """A schedule, or a function of `elapsed` as one."""
+    """Converts a function of `elapsed` or a period to a schedule."""
     if isinstance(given, Schedule):
         return given
     if isinstance(given, Period):
         return at(*[given.steps], **{n: getattr(given, n) for n in FIELDS[1:]})
     if given in (every, at, after, always, never, piecewise):
-        raise PeriodError(
-            f"{given.__name__} makes a schedule and is none: write ciclo.{given.__name__}(...)"
-        )
+        raise PeriodError(f"{given.__name__} is not called: write ciclo.{given.__name__}(...)")
     if callable(given):
         return Function(given)
     hint = f": write ciclo.every({given})" if isinstance(given, int) else ""
@@ -424,7 +435,7 @@ def as_schedule(given: Any) -> Schedule:
 
 
 def anchors_of(schedules: Iterable[tuple[str, Schedule]], elapsed: Elapsed) -> list[list[Any]]:
-    """What these schedules remember after this iteration, each under its name, as plain values."""
+    """The memory of schedules after this iteration, as plain values with their names."""
     anchors = elapsed._anchors_after()
     return [[name, _saved(schedule, anchors)] for name, schedule in schedules]
 
@@ -432,7 +443,7 @@ def anchors_of(schedules: Iterable[tuple[str, Schedule]], elapsed: Elapsed) -> l
 def restore_anchors(
     schedules: Iterable[tuple[str, Schedule]], elapsed: Elapsed, saved: list[list[Any]]
 ) -> None:
-    """Puts back what `anchors_of` gave; of several of one name, to each its own."""
+    """Restores what `anchors_of` returned; schedules with equal names match in order."""
     left = list(saved)
     for name, schedule in schedules:
         found = next((one for one in left if one[0] == name), None)

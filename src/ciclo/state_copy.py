@@ -1,8 +1,8 @@
-"""Copies of a state that nothing done to the state afterwards can reach, and the way back.
+"""Independent copies of a state, and how to restore them.
 
-What has `state_dict` and `load_state_dict` (torch modules, optimizers and their kind), and modules
-of NNX, are filled in place again, since others hold them; arrays and plain values come back as
-copies. JAX arrays get memory of their own, so that donating the state leaves the copy alone.
+Objects with `state_dict` and `load_state_dict` (torch modules, optimizers) and NNX modules are
+restored in place, because the program refers to them; arrays and plain values are returned as
+copies. JAX arrays get their own memory, so the state can be donated without affecting the copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ciclo.device_values import library_of
 
 
 class StateCopy:
-    """A state as it was."""
+    """A copy of a state."""
 
     __slots__ = ("_kept",)
 
@@ -25,23 +25,23 @@ class StateCopy:
         self._kept = mapped(_copied, state)
 
     def restore(self) -> Any:
-        """The state as it was; may be asked for again."""
+        """The copied state; can be called again."""
         return mapped(_restored, self._kept)
 
     def plain(self) -> Any:
-        """What was kept, without the objects that hold it, for a checkpoint."""
+        """The copied values without their owners, for a checkpoint."""
         return mapped(lambda one: one.held if isinstance(one, InPlace) else one, self._kept)
 
     @classmethod
     def of(cls, plain: Any, like: Any) -> StateCopy:
-        """The copy that `plain` was taken of, for a state like this one."""
+        """The copy from the result of `plain()`, for a state like `like`."""
         copied = cls.__new__(cls)
         copied._kept = mapped(_linked, like, plain)
         return copied
 
 
 class InPlace:
-    """An object that can be filled again, and what it held."""
+    """An object that is restored in place, and its copied content."""
 
     __slots__ = ("held", "owner")
 
@@ -83,13 +83,13 @@ def _has_state_dict(state: Any) -> bool:
 
 
 def _is_nnx(state: Any) -> bool:
-    """Whether this is a module or an optimizer of flax.nnx, which change in place."""
+    """Whether this is a module or an optimizer of flax.nnx."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(state, getattr(nnx, "Pytree", nnx.Module))
 
 
 def _is_jax_tree(state: Any) -> bool:
-    """Whether JAX knows the inside of this type, and all of that is arrays."""
+    """Whether this is a pytree of JAX arrays only."""
     jax = sys.modules.get("jax")
     if jax is None:
         return False

@@ -1,7 +1,7 @@
-"""Finds a callback that makes logs and forgets to return them, before it runs.
+"""Finds a callback that creates logs but does not return them, before it runs.
 
-Only what is clear is reported: every return gives None, and the logs are used for `logs.add_...`
-alone. Logs that are passed on, stored or returned anywhere are left alone.
+It reports only clear cases: every return is None, and the logs are used only for `logs.add_...`.
+Logs that are passed on, stored or returned anywhere are ignored.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-CALLS = ("CACHE", "PRECALL", "PUSH_NULL", "CALL")  # between what is called and what is done with it
+CALLS = (
+    "CACHE",
+    "PRECALL",
+    "PUSH_NULL",
+    "CALL",
+)  # between a function and the use of its result
 
 
-def makes_logs_for_nobody(function: Callable[..., Any]) -> bool:
-    """Whether the function fills `ciclo.logs()` and drops them."""
+def drops_its_logs(function: Callable[..., Any]) -> bool:
+    """Whether the function fills `ciclo.logs()` and does not return them."""
     import functools
     import inspect
 
@@ -25,7 +30,7 @@ def makes_logs_for_nobody(function: Callable[..., Any]) -> bool:
     function = inspect.unwrap(function)
     function = getattr(function, "__func__", function)
     if not inspect.isfunction(function) or "add" not in " ".join(function.__code__.co_names):
-        return False  # the second is quick, and tells of most functions that they fill no logs
+        return False  # a quick check that rules out most functions
     code = list(_simple(function))
     made = set(_stored(function, code))
     if not made or _returns_something(code):
@@ -40,7 +45,7 @@ def makes_logs_for_nobody(function: Callable[..., Any]) -> bool:
 
 
 def _simple(function: Any) -> Iterator[tuple[str, Any]]:
-    """Instructions as pairs; those that do two things at once (Python 3.13) as two."""
+    """Instructions as pairs; the combined ones of Python 3.13 are split."""
     import dis
 
     for one in dis.get_instructions(function):

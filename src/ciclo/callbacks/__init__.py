@@ -1,4 +1,4 @@
-"""Callbacks that are objects, one file a kind; each is loaded when it is used."""
+"""Callbacks that are objects, one file per kind; each is loaded on use."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,9 +6,9 @@ HERE = (
     *("checkpoint", "early_stopping", "inner_loop", "keras_bar", "noop", "tqdm_bar"),
     *("wandb_logger", "LoopCallback", "LoopState"),
 )
-OLD = ("CallbackOutput", "LoopCallbackBase", "OptimizationMode")  # that 0.1.9 has here
+OLD = ("CallbackOutput", "LoopCallbackBase", "OptimizationMode")  # where 0.1.9 has them
 
-if not TYPE_CHECKING:  # else a type checker would believe in every name
+if not TYPE_CHECKING:  # else a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in HERE + OLD:

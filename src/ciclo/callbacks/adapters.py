@@ -1,7 +1,7 @@
 """Other libraries' callbacks in a ciclo loop: clu's periodic actions and Keras callbacks.
 
-Neither library is imported: an object's own classes say where it comes from. Put into tasks or
-`callbacks=[...]`, such objects are adapted on their own; the functions here take options.
+Neither library is imported: objects are recognised by their classes. In tasks and in
+`callbacks=[...]` they are adapted automatically; the classes here take options.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["clu_action", "keras_callback", "register_adapter"]
 
 
 class clu_action(LoopCallback):  # noqa: N801  a name like the functions beside it
-    """A periodic action of clu, called with each step."""
+    """Calls a clu periodic action in each step."""
 
     def __init__(self, action: Callable[..., Any]) -> None:
         self.action = action
@@ -32,10 +32,10 @@ class clu_action(LoopCallback):  # noqa: N801  a name like the functions beside 
 
 
 class keras_callback(LoopCallback):  # noqa: N801  a name like the functions beside it
-    """A Keras callback, told of the beginning and end of training, epochs and batches.
+    """Calls a Keras callback at the start and end of training, epochs and batches.
 
-    model: what the callback gets as its model; without one, an object that only has
-        `stop_training`, which ends the loop
+    model: the callback's model; without it, an object that only has `stop_training`, which ends
+        the loop
     """
 
     moments = ("on_train_step", "on_epoch_end")
@@ -44,7 +44,7 @@ class keras_callback(LoopCallback):  # noqa: N801  a name like the functions bes
         self.callback = callback
         self.name = type(callback).__name__
         self.model = SimpleNamespace(stop_training=False) if model is None else model
-        self._epoch: int | None = None  # the one that is open
+        self._epoch: int | None = None  # the current one
         self._step: int | None = None
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
@@ -63,7 +63,7 @@ class keras_callback(LoopCallback):  # noqa: N801  a name like the functions bes
             self._step = step
             self.callback.on_train_batch_begin(step, {})
             self.callback.on_train_batch_end(step, logs)
-        else:  # the same step again: it was the last of its epoch
+        else:  # the second call in one step is the end of the epoch
             self._end_epoch(logs)
         if self.model.stop_training:
             loop_state.stop_iteration = True
@@ -79,7 +79,7 @@ class keras_callback(LoopCallback):  # noqa: N801  a name like the functions bes
 
 
 def _numbers(loop_state: LoopState[Any]) -> dict[str, float]:
-    """The newest of all that was logged, as Keras callbacks expect it."""
+    """The latest value of each name, as Keras callbacks expect."""
     return {
         name: value
         for name, logged in scalars(loop_state.accumulated_logs).items()
@@ -91,7 +91,7 @@ _registered: dict[type, Callable[[Any], Any]] = {}
 
 
 def register_adapter(kind: Any, adapter: Any = None) -> Any:
-    """Has objects of a class be callbacks: `adapter(object)` is what a loop calls in their place.
+    """Makes objects of a class callbacks: a loop calls `adapter(object)` instead.
 
     >>> @ciclo.register_adapter(Timer)
     ... def timer_callback(timer):
@@ -103,7 +103,7 @@ def register_adapter(kind: Any, adapter: Any = None) -> Any:
         kind, adapter = adapter, kind
     if not isinstance(kind, type) or not callable(adapter):
         raise CallbackError(
-            "register_adapter takes a class and a function that makes a callback of its objects;"
+            "register_adapter takes a class and a function that converts its objects to callbacks;"
             f" got {kind!r} and {adapter!r}"
         )
     _registered[kind] = adapter
@@ -111,7 +111,7 @@ def register_adapter(kind: Any, adapter: Any = None) -> Any:
 
 
 def adapt(callback: Any) -> Any:
-    """The adapter for an object of a class that is known here; anything else as it is."""
+    """The adapter for an object of a known class; anything else unchanged."""
     for kind in type(callback).__mro__ if _registered else ():
         if kind in _registered:
             return _registered[kind](callback)

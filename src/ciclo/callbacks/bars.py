@@ -1,7 +1,7 @@
 """Progress bars: `keras_bar`, `tqdm_bar`, `rich_bar`. Only rank 0 draws.
 
-A bar counts what is done, so the last step of ten is 10/10. Values that a device still computes are
-shown one drawing late: by then they are there, and drawing never waits for the step in flight.
+A bar counts completed steps, so the last step of ten is 10/10. Device values are shown one redraw
+late, when they are already computed: drawing never waits for the current step.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["keras_bar", "rich_bar", "tqdm_bar"]
 WIDTH = 20  # characters
 REDRAW_S = 0.1  # in a terminal or a notebook
 REPEAT_S = 10.0  # a line in a file or a pipe
-UNDRAWABLE = (OSError, ValueError)  # a pipe that nobody reads, a file that was closed
+UNDRAWABLE = (OSError, ValueError)  # a broken pipe, a closed file
 UNITS = {"steps": "step", "samples": "sample", "tokens": "token", "time": "s", "date": "s"}
 
 
 class Bar(LoopCallback):
-    """What all bars share: how far the loop is, what it has logged, when to draw."""
+    """The base of all bars: progress, logged values, and when to redraw."""
 
     moments = ("on_train_step", "on_epoch_end")
     redraw_s: ClassVar[float] = REDRAW_S
@@ -47,24 +47,24 @@ class Bar(LoopCallback):
     def _reset(self) -> None:
         self.total: float | None = None
         self.unit = "steps"
-        self._start: float | None = None  # where a bar over dates begins; others do at 0
+        self._start: float | None = None  # the first date of a bar over dates; 0 for others
         if self._given is not None:
             self._aim(self._given)
-        self._is_mine: bool | None = None  # rank 0; asked at the first step
+        self._is_mine: bool | None = None  # whether this is rank 0; set in the first step
         self._began = clock()
         self._first: tuple[float, float] | None = None  # count and clock after the first step
         self._shown: dict[str, str] = {}
-        self._held: dict[str, Any] = {}  # device values of the last drawing
+        self._held: dict[str, Any] = {}  # device values of the last redraw
         self._newest: dict[str, Any] = {}
         self._drawn_at = -1e9
         self._latest: Elapsed | None = None
         self._latest_at = 0.0
         self._is_finished = False
-        # Of what is shown as a mean: the sum, which a device may hold, the count, the last step.
+        # For values shown as a mean: the sum (possibly on a device), the count, the last step.
         self._means: dict[str, tuple[Any, int, int]] = {}
 
     def __call__(self, elapsed: Elapsed, logs: LogsLike | None = None) -> None:
-        """Draws, if it is time to; for loops that are written by hand. The last step ends it."""
+        """Updates the bar in a hand-written loop. The last step closes it."""
         self._update(elapsed, logs)
         if self.total is not None and self._count(elapsed) >= self.total:
             self.close()
@@ -81,7 +81,7 @@ class Bar(LoopCallback):
         if self._start is None:
             self._start = elapsed.date if self.unit == "date" else 0
             self.total = None if self.total is None else self.total - self._start
-        if self._first is None:  # the first step is slow, it compiles: no measure for the others
+        if self._first is None:  # the first step may compile, so it does not count for the pace
             self._first = (self._count(elapsed), now)
         if not self._is_mine or self._is_finished:
             return
@@ -93,7 +93,7 @@ class Bar(LoopCallback):
             self._drawn_at = now
 
     def _note(self, step: int, logs: LogsLike) -> None:
-        """Keeps what was logged for the next drawing."""
+        """Keeps logged values for the next redraw."""
         self._newest.update(scalars(logs))
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
@@ -105,7 +105,7 @@ class Bar(LoopCallback):
         self.close()
 
     def close(self) -> None:
-        """Draws for the last time and leaves the line; also when the loop ended early."""
+        """Draws the final state and ends the line, also if the loop ended early."""
         if self._is_mine and not self._is_finished and self._latest is not None:
             self._draw(self._latest, clock(), True)
             self._is_finished = True
@@ -116,7 +116,7 @@ class Bar(LoopCallback):
         self.unit, self.total = period._given()[0]
 
     def _count(self, elapsed: Elapsed) -> float:
-        """How much is done once this step is, in the bar's unit."""
+        """The count after this step, in the bar's unit."""
         count: float = getattr(elapsed.done(), self.unit)
         return count - (self._start or 0)
 
@@ -135,30 +135,30 @@ class Bar(LoopCallback):
         try:
             self.draw(count, now - self._began, pace, self._shown, is_last)
         except UNDRAWABLE:
-            self._is_mine = False  # nobody sees it any more, and the run goes on
+            self._is_mine = False  # the output is gone; the run continues without a bar
 
     def draw(
         self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
     ) -> None:
-        """Draws: so much is done, after so many seconds, at so many seconds each."""
+        """Draws the count, the seconds so far, the seconds per unit and the values."""
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Leaves the line."""
+        """Ends the line."""
 
 
 class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
-    """A bar as Keras draws it: count, bar, time left, time a step, values.
+    """A bar like that of Keras: count, bar, time left, time per step, values.
 
-    total: where the loop ends, as for `stop`; inside a loop that has a stop, not needed
-    epoch, num_epochs: for a line `Epoch 1/5` above the bar; counted from 1
+    total: where the loop ends, like `stop`; not needed in a loop that has a stop
+    epoch, num_epochs: print a line `Epoch 1/5` above the bar; epochs count from 1
     width: of the bar, in characters
     verbose: 1 for a bar, 2 for one line at the end, 0 for nothing
-    interval: seconds between two drawings; 0.1, and 10 in a pipe or a file, if not given
-    always_stateful: whether values are shown as they were logged last; else as their mean so far
-    stateful_metrics: names that are shown as they were logged last in any case
-    unit_name: what a step is called
-    file: where to draw, stdout if not given
+    interval: seconds between redraws; by default 0.1, and 10 in a pipe or a file
+    always_stateful: show the last logged values; False shows their means so far
+    stateful_metrics: names whose last value is always shown
+    unit_name: the name of a step
+    file: where to draw; stdout by default
     """
 
     def __init__(
@@ -183,6 +183,8 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
         self.verbose = verbose
         self.interval = interval
         self.always_stateful = always_stateful
+        if isinstance(stateful_metrics, str):
+            stateful_metrics = [stateful_metrics]
         self.stateful_metrics = frozenset(stateful_metrics or ())
         self.unit_name = unit_name
         self._file = file
@@ -192,7 +194,7 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
         super()._reset()
         self._out: Any = sys.stdout if self._file is None else self._file
         self._is_terminal = _is_terminal(self._out)
-        # A notebook's stream is no terminal, but a line can be drawn over there too.
+        # A notebook's stream is not a terminal, but can overwrite a line too.
         is_notebook = type(self._out).__module__.startswith("ipykernel")
         self._can_rewrite = self._is_terminal or is_notebook
         self._length = 0
@@ -211,7 +213,7 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
                 self._newest[name] = value
                 continue
             total, count, last = self._means.get(name, (0, 0, -1))
-            if step != last:  # at the end of an epoch a bar sees a step again
+            if step != last:  # at the end of an epoch a bar is called twice in one step
                 self._means[name] = (total + value, count + 1, step)
                 self._newest[name] = (total + value) / (count + 1)
 
@@ -228,7 +230,7 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
         if not self._can_rewrite:
             self._out.write(text + "\n")
         else:
-            if self._is_terminal:  # a line that wraps cannot be taken back
+            if self._is_terminal:  # a wrapped line cannot be overwritten
                 text = text[: shutil.get_terminal_size().columns - 1]
             self._out.write("\r" + text + " " * max(self._length - len(text), 0))
             self._length = len(text)
@@ -263,7 +265,7 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
 
 
 class tqdm_bar(Bar):  # noqa: N801  a name like the functions beside it
-    """A bar of tqdm, which is loaded on use; options go to `tqdm.auto.tqdm`."""
+    """A tqdm bar; options go to `tqdm.auto.tqdm`."""
 
     def __init__(self, total: Period | SupportsIndex | None = None, **options: Any) -> None:
         self._tqdm = need("tqdm.auto", "ciclo.tqdm_bar()", "tqdm").tqdm
@@ -274,7 +276,7 @@ class tqdm_bar(Bar):  # noqa: N801  a name like the functions beside it
     def __call__(  # type: ignore[override]  # it is called with a batch where others have logs
         self, elapsed: Elapsed, batch: Any = None, logs: LogsLike | None = None
     ) -> None:
-        """Draws, if it is time to; for loops that are written by hand. A batch is not needed."""
+        """Updates the bar in a hand-written loop. The batch is optional."""
         super().__call__(elapsed, batch if isinstance(batch, Logs) else logs)
 
     def draw(
@@ -295,7 +297,7 @@ class tqdm_bar(Bar):  # noqa: N801  a name like the functions beside it
 
 
 class rich_bar(Bar):  # noqa: N801  a name like the functions beside it
-    """A bar of rich, which is loaded on use."""
+    """A rich bar."""
 
     def __init__(self, total: Period | SupportsIndex | None = None, *, console: Any = None) -> None:
         self._rich = need("rich.progress", "ciclo.rich_bar()", "rich")
@@ -335,7 +337,7 @@ def _is_terminal(out: Any) -> bool:
 
 
 def _glyphs(out: Any) -> tuple[str, str]:
-    """What the bar is made of: as Keras has it, or of what the stream can write."""
+    """The characters of the bar: those of Keras, or ASCII if the stream needs it."""
     try:
         "━".encode(getattr(out, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -344,12 +346,12 @@ def _glyphs(out: Any) -> tuple[str, str]:
 
 
 def _figure(value: float) -> str:
-    """A number as Keras shows it: four decimals, or an exponent where those would be zero."""
+    """A number as Keras shows it: four decimals, or an exponent for small ones."""
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 or value != value else f"{value:.4e}"
 
 
 def _clock(seconds: float) -> str:
-    """A length of time: 45s, 1:05, 2:03:04."""
+    """A duration: 45s, 1:05, 2:03:04."""
     whole = round(max(seconds, 0))
     if whole < 60:
         return f"{whole}s"

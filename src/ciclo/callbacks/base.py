@@ -1,7 +1,7 @@
-"""What every callback of ciclo is: an object that a loop calls, and that says when.
+"""The base of callbacks: objects that a loop calls.
 
-In `ciclo.loop` it stands beside a schedule or is unpacked, `**ciclo.keras_bar(...)`; in the
-ready-made loops it goes into `callbacks=[...]` and registers itself at its moments.
+In `ciclo.loop`, a schedule says when, or `**ciclo.keras_bar(...)` means always; in the ready-made
+loops, objects in `callbacks=[...]` register themselves at their moments.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ciclo.errors import MonitorError, warn
+from ciclo.device_values import is_running
+from ciclo.errors import MonitorError, refuse_unknown, warn
 from ciclo.schedules import Schedule, always
 
 if TYPE_CHECKING:
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopCallback", "noop"]
 
-# Names of what is better the larger it is.
+# Names of metrics that should be maximised.
 RISING = re.compile(r"(^|[_.])(acc|accuracy|auc|f1|iou|precision|recall|top\d+)(_|$)")
 
 
 class Unpackable:
-    """`{**callback}` is `{ciclo.always(): callback}`, with a key of its own."""
+    """`{**callback}` is `{ciclo.always(): callback}`, with a new key each time."""
 
     def keys(self) -> Iterator[Schedule]:
         yield always()
@@ -39,22 +40,31 @@ class Unpackable:
 
 
 class LoopCallback(Unpackable):
-    """The base of callbacks that are objects. `on_loop_start` and `on_loop_end` may be added.
+    """The base of callback objects; may also define `on_loop_start` and `on_loop_end`.
 
     >>> class Printer(ciclo.LoopCallback):
     ...     def __loop_callback__(self, loop_state):
     ...         print(loop_state.elapsed.steps)
     """
 
-    #: Where a ready-made loop calls it: "on_train_step", "on_epoch_end", and so on.
+    #: When a ready-made loop calls it: "on_train_step", "on_epoch_end", and so on.
     moments: ClassVar[tuple[str, ...] | str] = ("on_train_step",)
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        if options:
+            import inspect
+
+            found = inspect.signature(cls.__init__).parameters
+            if all(one.kind is not one.VAR_KEYWORD for one in found.values()):
+                refuse_unknown(cls.__name__, options, list(found)[1:])
+        return super().__new__(cls)
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no __loop_callback__(loop_state)")
 
 
 class NoOp(LoopCallback):
-    """A callback that does nothing, to stand where another may be: `bar if verbose else noop`."""
+    """A callback that does nothing: `bar if verbose else ciclo.noop`."""
 
     moments = ()
     name = "noop"
@@ -73,46 +83,52 @@ noop = NoOp()
 
 
 def scalars(logs: LogsLike) -> dict[str, Any]:
-    """The single values of all collections by name: what bars and loggers show.
+    """The scalars of all collections by name, for bars and loggers.
 
-    A name that an earlier collection has becomes `collection.name`.
+    A name that an earlier collection already has becomes `collection.name`.
     """
     found: dict[str, Any] = {}
     for collection, named in logs.items():
         for name, value in named.items():
+            if is_running(type(value)):
+                value = value.compute()
             if isinstance(value, (int, float)) or getattr(value, "shape", None) in ((), (1,)):
                 found[f"{collection}.{name}" if name in found else name] = value
     return found
 
 
 def missing(watcher: str, monitor: str, logs: Logs) -> MonitorError:
-    """For a value that is watched and was not logged."""
+    """The error for a monitored value that was not logged."""
     return MonitorError(
-        f"{watcher} watches {monitor!r}, which was not logged; there is"
+        f"{watcher} monitors {monitor!r}, which was not logged; the logs have"
         f" {', '.join(logs.names()) or 'nothing'}. If an evaluation logs it later, give both the"
         f" same schedule: {{ciclo.every(500): [evaluate, {watcher}]}}"
     )
 
 
 def check_mode(watcher: str, monitor: str | None, mode: str) -> None:
-    """Whether the smallest or the largest value is the best one."""
+    """Checks the name and the mode, and warns about a mode that is likely wrong."""
+    if not isinstance(monitor, (str, type(None))):
+        raise TypeError(f'monitor={monitor!r} is not valid; use a logged name, as "loss_valid"')
     if mode not in ("min", "max"):
         raise ValueError(f'mode={mode!r} is not valid; use "min" or "max"')
     if mode == "min" and RISING.search(monitor or ""):
         warn(
-            f"{watcher} takes the smallest {monitor!r} for the best; if the largest is, say"
+            f"{watcher} treats the smallest {monitor!r} as the best; if larger is better, use"
             ' mode="max"'
         )
 
 
 def may_come(loop_state: LoopState[Any]) -> bool:
-    """Whether an evaluation at the end of the first epoch may still log a name."""
+    """Whether the first epoch is still open, so that its evaluation may log a name."""
     epochs = loop_state._epochs
     return epochs is not None and epochs.is_open and not loop_state.epoch
 
 
 def number(value: Any) -> float | None:
-    """A value as a float; None for what is no single number. Waits for a device."""
+    """A scalar as a float, else None. Waits for device values."""
+    if is_running(type(value)):
+        value = value.compute()
     if isinstance(value, (int, float)):
         return float(value)
     if hasattr(value, "item") and getattr(value, "shape", ()) in ((), (1,)):

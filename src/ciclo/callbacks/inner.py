@@ -1,4 +1,4 @@
-"""`inner_loop`: a loop as a callback of another, summed up into one step of it."""
+"""`inner_loop`: a loop as a callback of another loop, which logs an aggregate of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["inner_loop"]
 
-# Takes the values and their weights.
+# Functions of values and weights.
 AGGREGATIONS: dict[str, Callable[[list[Any], list[float]], Any]] = {
     "last": lambda values, weights: values[-1],
     "first": lambda values, weights: values[0],
@@ -32,14 +32,14 @@ AGGREGATIONS: dict[str, Callable[[list[Any], list[float]], Any]] = {
 
 
 class inner_loop(LoopCallback):  # noqa: N801  a name like the functions beside it
-    """Runs a loop and logs what came of it, as `loss_test` for a loop named "test".
+    """Runs a loop and logs its values: `loss` becomes `loss_test` in a loop named "test".
 
-    name: may be left out: then names stay as they are
+    name: the suffix of logged names; optional
     run: a function of the state that runs a loop and returns what `ciclo.loop` returns
-    output_state: whether the outer loop goes on with the inner one's state
-    aggregation: "last" (if not given), "mean", "sum", "min", "max", "first", a function of the list
-        of values, or a dict from a collection or a name to one of these, "last" for the others
-    weighted: whether a mean, which is then the default, counts each step by its samples
+    output_state: whether the outer loop continues with the state of the inner one
+    aggregation: "last" (the default), "mean", "sum", "min", "max", "first", a function of a list of
+        values, or a dict of these by collection or name, with "last" for the rest
+    weighted: whether a mean is weighted by samples; then "mean" is the default
 
     By hand: `logs, state = inner(state)`.
 
@@ -80,11 +80,11 @@ class inner_loop(LoopCallback):  # noqa: N801  a name like the functions beside 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> tuple[Logs, Any] | None:
         result = self._result(loop_state.state)
         if getattr(result, "is_interrupted", False):
-            return None  # half an evaluation is none
+            return None  # an incomplete evaluation is not logged
         return self._summed_up(result[1], result[0]), result[0] if self.output_state else None
 
     def __call__(self, state: Any) -> tuple[Logs, Any]:
-        """Runs the loop; for loops that are written by hand."""
+        """Runs the loop, from a hand-written loop."""
         result = self._result(state)
         return self._summed_up(result[1], result[0]), result[0] if self.output_state else state
 
@@ -101,7 +101,7 @@ class inner_loop(LoopCallback):  # noqa: N801  a name like the functions beside 
         logs = Logs()
         steps, samples = history.collect("elapsed.steps", "elapsed.batch_samples")
         if self.weighted and hasattr(state, "__loop_samples__"):
-            samples = state.__loop_samples__(samples)  # of all processes, so that they agree
+            samples = state.__loop_samples__(samples)  # summed over all processes
         weight_of = dict(zip(steps, samples, strict=True))
         self._check_names(history.names())
         for path in history.names():
@@ -127,14 +127,14 @@ class inner_loop(LoopCallback):  # noqa: N801  a name like the functions beside 
         return logs
 
     def _check_names(self, paths: list[str]) -> None:
-        """A mapping whose keys are neither collections nor names would be ignored in silence."""
+        """Refuses keys of `aggregation` that match nothing."""
         parts = {part for path in paths for part in path.split(".", 1)} | {*paths, *COLLECTIONS}
         for key in self.aggregation if hasattr(self.aggregation, "get") else ():
             if key not in parts:
                 there = ", ".join(paths) or "nothing"
                 raise CicloError(
                     f"aggregation={{{key!r}: ...}} in inner_loop({self.name!r}) is neither a"
-                    f" collection nor a name that was logged; there is {there}"
+                    f" collection nor a logged name; the loop logged {there}"
                 )
 
     def _how(self, collection: str, name: str) -> Aggregation:

@@ -1,8 +1,8 @@
-"""Loggers: what a loop logs, in TensorBoard, W&B, MLflow, Trackio or on the console.
+"""Loggers for TensorBoard, W&B, MLflow, Trackio and the console.
 
-Each package is loaded when its logger is made. A logger sees an iteration when it is over, with
-everything that was logged in it, wherever it stands among the callbacks. Values that a device holds
-are written some steps later, many at once. Only rank 0 writes.
+A package is imported when its logger is created. A logger runs at the end of an iteration, so it
+sees everything that was logged, whatever its position among the callbacks. Device values are
+written in batches, some steps later. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = [
     "wandb_logger",
 ]
 
-MAX_STEPS = 32  # of which values wait to be sent to the host
+MAX_STEPS = 32  # device values of this many steps are fetched together
 
 
 class Logger(LoopCallback):
-    """The base of loggers, of your own too: `write` gets the plain numbers of a step.
+    """The base of all loggers: `write` gets the numbers of a step as floats.
 
     By hand: `logger(elapsed, logs)` for each step, and `logger.finish()`.
 
@@ -42,16 +42,16 @@ class Logger(LoopCallback):
     ...         print(step, scalars)
     """
 
-    _is_mine: bool | None = None  # rank 0; asked at the first step
+    _is_mine: bool | None = None  # whether this is rank 0; set when the loop starts
 
     def __init__(self) -> None:
         self._forget()
 
     def _forget(self) -> None:
         self._queue = device_values.Queue()
-        self._due: int | None = None  # the last step in which a loop called it
-        self._is_behind = False  # values of the newest steps are still to come
-        self._last: tuple[int, set[str]] = (-1, set())  # the newest step, and what it had
+        self._due: int | None = None  # the last step in which the loop called it
+        self._is_behind = False  # whether device values of recent steps are pending
+        self._last: tuple[int, set[str]] = (-1, set())  # the latest step, and its names
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
         self._start()
@@ -61,25 +61,25 @@ class Logger(LoopCallback):
         loop_state.defer(self._take)
 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
-        if self._due == loop_state.elapsed.steps:  # what was logged after its last iteration
+        if self._due == loop_state.elapsed.steps:  # values logged after the last iteration
             self._take(loop_state)
         self.finish()
 
     def __call__(self, elapsed: Elapsed, logs: LogsLike | None = None) -> None:
-        """Logs a step; for loops that are written by hand, which call `finish` at the end."""
+        """Logs a step in a hand-written loop; call `finish` at the end."""
         if self._is_mine is None:
             self._start()
         self._log(elapsed, logs)
 
     def finish(self) -> None:
-        """Writes what has not come from a device yet, and closes."""
+        """Writes pending device values, and closes."""
         if self._is_mine:
             self._write(self._queue.settle())
             self.close()
         self._is_mine = None
 
     def _start(self) -> None:
-        self._forget()  # here, since a logger of the user's may not call our __init__
+        self._forget()  # here, because a subclass may not call our __init__
         self._is_mine = processes.is_first()
         if self._is_mine:
             self.open()

@@ -24,7 +24,7 @@ __all__ = ["ema", "throughput"]
 
 
 class throughput(LoopCallback):  # noqa: N801  a name like the functions beside it
-    """Logs steps, samples and, where batches have them, tokens a second over the last steps."""
+    """Logs steps, samples and (if batches have them) tokens per second."""
 
     def __init__(self, window: int = 100) -> None:
         if window < 1:
@@ -49,9 +49,9 @@ class throughput(LoopCallback):  # noqa: N801  a name like the functions beside 
 
 
 class ema(LoopCallback):  # noqa: N801  a name like the functions beside it
-    """Keeps an exponential moving average of the state, or of the part that `select` picks.
+    """An exponential moving average of the state, or of the part that `select` returns.
 
-    `ema.value` is the average, of the same shape: for a torch module, its state dict.
+    `ema.value` has the structure of that part; for a torch module, that of its state dict.
 
     >>> average = ciclo.ema(0.999, select=lambda state: state.params)
     """
@@ -65,7 +65,7 @@ class ema(LoopCallback):  # noqa: N801  a name like the functions beside it
 
     @property
     def value(self) -> Any:
-        """The average so far; None before the first value."""
+        """The average so far; None before the first step."""
         count, total = self._average
         if not count:
             return None
@@ -74,7 +74,7 @@ class ema(LoopCallback):  # noqa: N801  a name like the functions beside it
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
         count, total = self._average
-        if count:  # it may come out of a checkpoint, without its types
+        if count:  # from a checkpoint, it has no types yet
             self._average = EmaState(count, typed(total, _zeros(self._picked(loop_state))))
 
     def __loop_callback__(self, loop_state: LoopState[Any]) -> None:
@@ -91,7 +91,7 @@ class ema(LoopCallback):  # noqa: N801  a name like the functions beside it
         return {"count": self._average.count, "sum": self._average.ema}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        if "is_first" in saved:  # of an average that needed no correction
+        if "is_first" in saved:  # an older checkpoint, whose average has no bias correction
             saved = {"count": 0 if saved["is_first"] else inf, "sum": saved["value"]}
         self._average = EmaState(saved["count"], saved["sum"])
 
@@ -101,7 +101,7 @@ def _zeros(like: Any) -> Any:
 
 
 def _combined(function: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
-    """The function of the floating-point leaves of two trees; other leaves are the newer one's."""
+    """Applies a function to the floating-point leaves; other leaves are taken from `new`."""
     jax = sys.modules.get("jax")
     has_arrays = jax is not None and any(isinstance(x, jax.Array) for x in jax.tree.leaves(new))
     walk = mapped if jax is None or not has_arrays else jax.tree.map

@@ -1,4 +1,4 @@
-"""`checkpoint`: saves the state, and all that the loop knows, so that the run can go on."""
+"""`checkpoint`: saves the state and the loop, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["checkpoint"]
 
 
 class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside it
-    """Saves the state to a folder, and with it what `resume=` needs.
+    """Saves the state to a folder, with everything that `resume=` needs.
 
-    prefix: what the folder of a checkpoint is called before its step; "step-" if not given
-    keep: how many of the newest stay; None for all
-    monitor: a value that is logged in the steps that are saved; as many of the best stay too
+    prefix: the name of a checkpoint before its step number; "step-" by default
+    keep: number of latest checkpoints to keep; None for all
+    monitor: a logged value; as many of the best checkpoints are kept too
     mode: whether the smallest ("min") or the largest ("max") is the best
-    keep_every_n_steps: of each so many steps, the first one saved stays for good
-    overwrite: whether a run that begins again replaces the checkpoints of an earlier one
-    asynchronous: whether the loop goes on while it is written
-    async_manager: is not used; see `asynchronous`
-    trusted: whether pickles in the folder are read, also by `resume=`; pickles can run code
+    keep_every_n_steps: also keep the first checkpoint of each n steps
+    overwrite: whether a new run may replace the checkpoints of an earlier one
+    asynchronous: whether writing happens in the background
+    async_manager: ignored; see `asynchronous`
+    trusted: whether to load pickles, also with `resume=`; a pickle can run any code
 
     >>> save = ciclo.checkpoint("runs/a", keep=2, monitor="loss_valid")
     >>> ciclo.loop(state, data, {ciclo.every(1): step, ciclo.every(1000): save}, resume="runs/a")
@@ -60,7 +60,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
     ) -> None:
         check_mode("checkpoint", monitor, mode)
         if mode == "max" and monitor is None:
-            raise ValueError('mode="max" needs a value to look at; say monitor="accuracy"')
+            raise ValueError('mode="max" needs a name: monitor="accuracy"')
         for name, given in (("keep", keep), ("keep_every_n_steps", keep_every_n_steps)):
             if given is not None and (type(given) is not int or given < 1):
                 raise ValueError(f"{name}={given!r} is not valid; use 1 or more, or None")
@@ -73,7 +73,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         self.asynchronous = asynchronous
         self.trusted = trusted
         self._writer = Writer.of(self.folder.path)
-        self._ours: set[int] = set()  # steps of the run that goes on; others are in its way
+        self._ours: set[int] = set()  # steps that this run saved or resumed from
         self._is_checked = False
         self._is_deferred = False
         self._is_warned = False
@@ -92,15 +92,15 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
             loop_state.defer(self._save_loop)
 
     def on_loop_done(self, loop_state: LoopState[Any]) -> None:
-        """The last state is saved too, before others put the best one in its place."""
+        """Saves the final state, before `early_stopping` may restore the best one."""
         self._save_loop(loop_state)
 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
         self.wait()
         if self.monitor is not None and self._ours and not self._best():
             warn(
-                f"checkpoint watches {self.monitor!r}, which was logged in no step that was saved,"
-                " or only as NaN"
+                f"checkpoint monitors {self.monitor!r}, which was not logged in any saved step, or"
+                " only as NaN"
             )
 
     def _save_loop(self, loop_state: LoopState[Any]) -> None:
@@ -108,7 +108,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         done = loop_state.done()
         if done.steps in self._ours:
             return
-        # Not what an earlier step logged: that is the value of another state.
+        # Not the accumulated logs: an earlier value belongs to another state.
         logs = loop_state.logs
         known: Logs | None = loop_state.accumulated_logs
         if loop_state._timeline is None or may_come(loop_state):
@@ -118,25 +118,25 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
     # -- by hand -------------------------------------------------------------------------------
 
     def __call__(self, elapsed: Elapsed, state: Any, logs: LogsLike | None = None) -> None:
-        """Saves the state after the step of `elapsed`; for loops written by hand."""
+        """Saves the state after the step of `elapsed`, in a hand-written loop."""
         step = elapsed.done().steps
         if step not in self._ours:
             given = Logs(logs)
             self._save(step, state, given, given, None)
 
     def wait(self) -> None:
-        """Returns once what was saved is on disk; raises what went wrong."""
+        """Waits until everything is on disk; raises errors of the background thread."""
         self._writer.wait()
 
     @property
     def steps(self) -> list[int]:
-        """The steps that there is a checkpoint of."""
+        """The saved steps."""
         self.wait()
         return self.folder.steps()
 
     @property
     def latest_step(self) -> int | None:
-        """The newest step that is saved."""
+        """The latest saved step."""
         self.wait()
         return self.folder.latest()
 
@@ -149,10 +149,10 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
     def restore(
         self, like: Any = tree.NOTHING, step: int | str = "latest", *, trusted: bool = False
     ) -> Any:
-        """A saved state, of the types of `like`, which modules and optimizers are filled in.
+        """A saved state with the types of `like`; modules and optimizers are restored in place.
 
         step: a number, "latest" or "best"
-        trusted: whether objects that are pickled are read; pickles can run code
+        trusted: whether to load pickles; a pickle can run any code
         """
         self.wait()
         if isinstance(step, str):
@@ -214,21 +214,20 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
             self._writer.wait()
 
     def _check(self, step: int) -> None:
-        """A run that begins again must not mix its checkpoints with those of an earlier one."""
+        """A new run must not mix its checkpoints with those of an earlier run."""
         found = [s for s in self.folder.steps() if s >= step and s not in self._ours]
         others = list(self.folder.whole(found))
         if others and not self.overwrite:
             raise CheckpointError(
                 f"{self.folder.path} has the checkpoint of step {others[-1]} of an earlier run;"
-                f' say resume="{self.folder.path}" to go on with it, overwrite=True to begin again,'
+                f' use resume="{self.folder.path}" to continue it, overwrite=True to start again,'
                 " or another folder"
             )
 
     def _value(self, logs: Logs, known: Logs | None) -> float | None:
-        """What `monitor` is; None for NaN, which is never best, and where this step has none.
+        """The monitored value; None if this step did not log it, or for NaN, which is never best.
 
-        known: all that was logged so far, to tell a wrong name from a step without a value; None
-            where it is too early to tell
+        known: everything logged so far, to detect a wrong name; None if it is too early for that
         """
         if self.monitor is None:
             return None
@@ -238,11 +237,11 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
             return None
         value = number(device_values.fetch([logs.value(self.monitor)])[0])
         if value is None:
-            raise CheckpointError(f"checkpoint watches {self.monitor!r}, which is no number")
+            raise CheckpointError(f"checkpoint monitors {self.monitor!r}, which is not a number")
         return None if isnan(value) else value
 
     def _best(self) -> list[int]:
-        """The steps that have a value, best first; of the same value, the newest."""
+        """The steps that have a value, best first; the latest first for equal values."""
         sign = 1 if self.mode == "min" else -1
         found = [
             (sign * manifest.value, -step)

@@ -1,4 +1,4 @@
-"""Callbacks that end a loop: `early_stopping` if it gets no better, `nan_guard` if it broke."""
+"""Callbacks that end a loop: `early_stopping` and `nan_guard`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["NotFiniteError", "early_stopping", "nan_guard"]
 
 
 class early_stopping(LoopCallback):  # noqa: N801  a name like the functions beside it
-    """Stops when a logged value gets no better.
+    """Stops when a logged value no longer improves.
 
-    patience: how many steps without a better value, or a period: `ciclo.at(time=600)`
-    min_delta: what is better by less counts as no better
-    baseline: what a value must beat to be a best at all
-    restore_best_weights: whether the loop ends with the best state, however it ends
-    looks: instead of `patience`: how many evaluations without a better value
+    patience: number of steps without improvement, or a period: `ciclo.at(time=600)`
+    min_delta: smaller changes do not count as an improvement
+    baseline: the first best value must be better than this
+    restore_best_weights: whether the loop returns the best state, however it ends
+    looks: number of evaluations without improvement, instead of `patience`
 
     By hand: `stop, state = stopping(elapsed, state, logs)`.
     """
@@ -59,12 +59,13 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
             patience = Period(patience)
         if looks is not None and not whole("looks", looks):
             raise ValueError(f"looks={looks!r} is not valid; use 1 or more")
-        if not min_delta >= 0:
+        delta = number(min_delta)
+        if delta is None or not delta >= 0:
             raise ValueError(f"min_delta={min_delta!r} is not valid; use 0 or more")
         self.monitor = monitor
         self.patience = patience
         self.looks = looks
-        self.min_delta = min_delta
+        self.min_delta = delta
         self.mode = mode
         self.baseline = baseline
         self.restore_best_weights = restore_best_weights
@@ -73,10 +74,10 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
     def _reset(self) -> None:
         self.best: float | None = None
         self.best_elapsed: Elapsed | None = None
-        self._since: Elapsed | None = None  # where waiting began
-        self._looks = 0  # since the best
+        self._since: Elapsed | None = None  # the last improvement, or the first value
+        self._looks = 0  # evaluations since the best one
         self._kept: StateCopy | None = None
-        self._saved: dict[str, Any] | None = None  # of a run that goes on
+        self._saved: dict[str, Any] | None = None  # from a checkpoint, until the loop starts
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
         saved = self._saved
@@ -100,7 +101,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
             loop_state.stop_iteration = True
 
     def __call__(self, elapsed: Elapsed, state: Any, logs: LogsLike) -> tuple[bool, Any]:
-        """Whether to stop, and the state to go on with; for loops that are written by hand."""
+        """Whether to stop, and the state to continue with; for hand-written loops."""
         found = Logs(logs)
         if not found.find(self.monitor):
             raise missing("early_stopping", self.monitor, found)
@@ -109,10 +110,10 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
         return True, state if self._kept is None else self._kept.restore()
 
     def _is_over(self, elapsed: Elapsed, state: Any, logged: Any) -> bool:
-        """Looks at a value; whether it has not got better for too long."""
+        """Records a value; returns whether the patience is exhausted."""
         value = number(logged)
         if value is None:
-            raise CicloError(f"early_stopping watches {self.monitor!r}, which is no number")
+            raise CicloError(f"early_stopping monitors {self.monitor!r}, which is not a number")
         if self._since is None:
             self._since = elapsed
         if self._is_better(value):
@@ -142,7 +143,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
     def _keep(self, state: Any) -> None:
         try:
             self._kept = StateCopy(state)
-        except Exception as error:  # whatever copying it raises, with a way out
+        except Exception as error:  # any error of the state's own copying
             error.add_note(
                 "ciclo: early_stopping copies the best state, and this one cannot be copied;"
                 " with restore_best_weights=False it needs no copy"
@@ -150,10 +151,10 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
             raise
 
     def _check_name(self, loop_state: LoopState[Any]) -> None:
-        """Tells a value that is logged in some steps from a mistake, once the step is over."""
+        """After the step: raises if the name was never logged, or logged too late."""
         if loop_state.logs.find(self.monitor):
             raise MonitorError(
-                f"early_stopping looks before {self.monitor!r} is logged, and would never see it;"
+                f"early_stopping runs before {self.monitor!r} is logged, so it never sees it;"
                 " put it after the callback that logs it"
             )
         if not loop_state.accumulated_logs.find(self.monitor) and not may_come(loop_state):
@@ -180,12 +181,12 @@ class NotFiniteError(CicloError, ArithmeticError):
 class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside it
     """Ends the loop when a logged value is NaN or infinite, and says which and when.
 
-    It sees a step when it is over, with all that was logged in it, wherever it stands.
+    It checks a step when it is over, whatever its position among the callbacks.
 
-    monitor: names to look at; all metrics and losses if none are given
+    monitor: names to check; by default all scalars
     action: "raise" an error or "stop" the loop
-    lag: how many steps later a value on a device is looked at, or up to twice as many, so that
-        nobody waits for it
+    lag: device values are checked this many steps later (up to twice as many), so that the loop
+        does not wait for them
     """
 
     def __init__(self, *monitor: str, action: str = "raise", lag: int = 8) -> None:
@@ -195,7 +196,7 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
         self.action = action
         self.lag = lag
         self._queue = device_values.Queue()
-        self._missing: set[str] = set()  # of the monitored, so far
+        self._missing: set[str] = set()  # monitored names that were not logged yet
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
         self._missing = set(self.monitor)
@@ -204,7 +205,7 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
         loop_state.defer(self.guard)
 
     def guard(self, loop_state: LoopState[Any]) -> None:
-        """Looks at the logs of this step."""
+        """Checks the logs of this step."""
         step = loop_state.elapsed.steps
         for name, value in scalars(loop_state.logs).items():
             if self.monitor and name not in self.monitor:
@@ -219,12 +220,12 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
             self._look_at(loop_state, self._queue.turn())
 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:
-        self.guard(loop_state)  # an epoch that was cut is evaluated after its last step
+        self.guard(loop_state)  # an incomplete epoch is evaluated after its last step
         self._look_at(loop_state, self._queue.settle())
         if self._missing:
             there = ", ".join(loop_state.history.names()) or "nothing"
             names = ", ".join(map(repr, sorted(self._missing)))
-            warn(f"nan_guard watches {names}, which was never logged; there is {there}")
+            warn(f"nan_guard monitors {names}, which was never logged; the loop logged {there}")
 
     def _look_at(self, loop_state: LoopState[Any], came: list[tuple[tuple[int, str], Any]]) -> None:
         for (step, name), value in came:

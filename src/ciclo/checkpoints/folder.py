@@ -1,8 +1,8 @@
-"""A folder of checkpoints: each is a folder of its own, which is whole or is not there.
+"""A folder of checkpoints: each is a subfolder that is either complete or does not exist.
 
-A checkpoint is written beside its place, forced to the disk, and moved there in one step. Of
-several processes, each writes its part and the first moves it once all parts are there; they agree
-by the files alone. `Writer` is the thread that does this behind the loop.
+A checkpoint is written to a temporary folder, synced, and renamed. With several processes, each
+writes its part, and rank 0 renames when all parts are there; they coordinate only through files.
+`Writer` is the background thread that writes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ POLL_S = 0.02
 
 
 class Folder:
-    """Where the checkpoints of a run are. Made when the first one is written."""
+    """The folder of a run's checkpoints. Created when the first one is written."""
 
     def __init__(self, path: str | os.PathLike[str], prefix: str = PREFIX) -> None:
-        self.path = Path(path).expanduser().absolute()  # the program may change its folder later
+        self.path = (
+            Path(path).expanduser().absolute()
+        )  # the program may change its working directory
         self.prefix = prefix
         if not prefix or prefix.startswith(".") or "/" in prefix or os.sep in prefix:
             raise ValueError(f'prefix={prefix!r} is not valid; use the start of a name, as "best_"')
         self._place = re.compile(re.escape(prefix) + "([0-9]{8,})")
 
     def check(self) -> None:
-        """Says at the start of a run, and not when the first state is saved, that none can be."""
+        """Raises at the start of a run if no checkpoint can be written."""
         place = self.path
         while not place.exists() and place != place.parent:
             place = place.parent
@@ -56,17 +58,17 @@ class Folder:
         return self.path / f"{self.prefix}{step:08d}"
 
     def steps(self) -> list[int]:
-        """The steps that there is a checkpoint of, in order."""
+        """The saved steps, in order."""
         names = os.listdir(self.path) if self.path.is_dir() else []
         found = sorted(int(match[1]) for match in map(self._place.fullmatch, names) if match)
         return [step for step in found if self.place(step).name in names]
 
     def manifest(self, step: int) -> Manifest:
-        """What a checkpoint says of itself; an error if it is not whole."""
+        """The manifest of a checkpoint; an error if the checkpoint is incomplete."""
         return Manifest(self.place(step))
 
     def whole(self, steps: Iterable[int]) -> dict[int, Manifest]:
-        """The checkpoints of these steps that are whole."""
+        """The complete checkpoints of these steps."""
         found = {}
         for step in steps:
             with suppress(CheckpointError):
@@ -74,7 +76,7 @@ class Folder:
         return found
 
     def latest(self) -> int | None:
-        """The newest checkpoint that is whole; an error where there are some and none is."""
+        """The latest complete checkpoint; an error if there are only incomplete ones."""
         newest: CheckpointError | None = None
         for step in reversed(self.steps()):
             try:
@@ -83,16 +85,16 @@ class Folder:
                 newest = newest or error
                 continue
             if newest is not None:
-                warn(f"the newest is not whole; that of step {step} is used: {newest}")
+                warn(f"the latest checkpoint is incomplete, so step {step} is used: {newest}")
             return step
         if newest is not None:
             raise CheckpointError(
-                f"{newest}. There is no other; remove it to begin again, or name another folder"
+                f"{newest}. There is no other; remove it to start again, or use another folder"
             )
         return None
 
     def clear(self) -> None:
-        """Removes what processes that were killed have left half done."""
+        """Removes the temporary folders of killed processes."""
         for left in (
             self.path.glob(f".{glob.escape(self.prefix)}[0-9]*") if self.path.is_dir() else ()
         ):
@@ -104,7 +106,7 @@ class Folder:
                     _remove(left)
 
     def begin(self, step: int, process: Process) -> Path:
-        """A place beside the checkpoint's, to write it to."""
+        """Creates the temporary folder of a checkpoint."""
         draft = self.path / f".{self.prefix}{step:08d}.tmp"
         if process.count == 1:
             _remove(draft)
@@ -112,7 +114,7 @@ class Folder:
         return draft
 
     def commit(self, draft: Path, step: int, about: dict[str, Any], process: Process) -> None:
-        """Puts what was written into its place, once all processes have written."""
+        """Renames the temporary folder, once all processes have written."""
         if process.rank:
             (draft / f"done-{process.rank}").touch()
             return
@@ -138,7 +140,9 @@ class Folder:
     def remove(self, step: int) -> None:
         gone = self.path / f".{self.prefix}{step:08d}.gone"
         with suppress(FileNotFoundError):
-            self.place(step).rename(gone)  # at once: half a checkpoint never has the name of one
+            self.place(step).rename(
+                gone
+            )  # first, so that an incomplete checkpoint never has its name
             _remove(gone)
 
     def _wait_for_the_others(self, draft: Path, count: int) -> None:
@@ -155,7 +159,7 @@ class Folder:
 
 
 def _remove(path: Path) -> None:
-    """Removes a folder and what is in it; of a link, only the link."""
+    """Removes a folder and its content, or a link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -163,7 +167,7 @@ def _remove(path: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Has the disk hold what was written, before it gets its name."""
+    """Forces files and folders to disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -183,11 +187,11 @@ def _sync_folder(path: Path) -> None:
 
 
 class Writer:
-    """Runs one piece of work at a time in a thread; an error comes back at the next call."""
+    """Runs one function at a time in a thread; errors are raised by the next call."""
 
     @classmethod
     def of(cls, folder: Path) -> Writer:
-        """The one of a folder: who reads there waits for all that is being written."""
+        """The writer of a folder, so that reading waits for writing."""
         return _writers.setdefault(folder, cls())
 
     def __init__(self) -> None:
@@ -196,12 +200,12 @@ class Writer:
         self._is_registered = False
 
     def start(self, work: Callable[[], None]) -> None:
-        """Has it done behind; waits for the work before."""
+        """Runs a function in the background, after the previous one."""
         self.wait()
         if not self._is_registered:
             self._is_registered = True
-            # Python waits for the thread when it ends, but has ended the pools by then that Orbax
-            # works with; what is registered here runs before.
+            # Python joins the thread at exit, but after it has shut down the thread pools that
+            # Orbax uses; functions registered here run before.
             getattr(threading, "_register_atexit", lambda function: None)(self._settle)
         self._thread = threading.Thread(target=self._run, args=(work,), name="ciclo-checkpoint")
         self._thread.start()
@@ -218,7 +222,7 @@ class Writer:
             self._thread = None
 
     def wait(self) -> None:
-        """Returns once it is done; raises what went wrong."""
+        """Waits for the function; raises its error."""
         self._settle()
         if self._error is not None:
             error, self._error = self._error, None

@@ -1,7 +1,7 @@
-"""Reads a pickle as data: which names it calls with which values. It looks up and calls none.
+"""Reads a pickle as data: the names it would call, and the arguments. Nothing is called.
 
-That is enough for what torch writes: the index of `torch.distributed.checkpoint`, and the list of
-tensors in a file of `torch.save`. A tuple is no key here: hashing a deep one overflows the stack.
+This covers what torch writes: the index of `torch.distributed.checkpoint`, and the list of tensors
+in a file of `torch.save`. Tuples are not allowed as keys: hashing a deep one overflows the stack.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VALUES = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"} | {
     "BINUNICODE8",
 }
 MADE = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-# What goes into a container: so many values, or all since the last mark.
+# Number of values that go into a container; None for all since the last mark.
 FILLED: dict[str, int | None] = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
 FILLED |= {"TUPLE": None, "APPENDS": None, "SETITEMS": None}
 STORED = "persistent_load"
@@ -24,14 +24,14 @@ STORED = "persistent_load"
 
 @dataclass(eq=False)
 class Name:
-    """A class or function that a pickle names."""
+    """A class or function named in a pickle."""
 
     name: str
 
 
 @dataclass(eq=False)
 class Call:
-    """What a pickle would call, with what, and the state that it would set."""
+    """A call in a pickle: the name, the arguments, and the state it would set."""
 
     name: str
     args: Any
@@ -49,7 +49,7 @@ class Pairs(list[Any]):
 
 
 def read(content: bytes) -> tuple[Any, list[Call]]:
-    """What a pickle holds, and all calls in it; a ValueError for what is not in our pickles."""
+    """The content of a pickle and all its calls; a ValueError for unknown instructions."""
     stack: list[Any] = []
     below: list[list[Any]] = []
     memo: dict[int, Any] = {}
@@ -114,7 +114,7 @@ def read(content: bytes) -> tuple[Any, list[Call]]:
 
 
 def of(value: Any, kind: type) -> Any:
-    """The value, if it is of this type: nothing else may be hashed."""
+    """The value, which must have exactly this type."""
     if type(value) is not kind:
         raise ValueError(f"it has a {type(value).__name__} where a {kind.__name__} should be")
     return value

@@ -1,4 +1,4 @@
-"""Arrays of JAX: Orbax writes them, sharded ones by every process, and the containers JAX knows."""
+"""JAX arrays, written by Orbax (by every process if sharded), and JAX containers."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def is_shared(leaves: list[Any]) -> bool:
 
 
 def begin(path: Path, leaves: list[Any], is_copied: bool) -> Callable[[], None]:
-    """Orbax takes the values before it returns, so that the next step may donate the arrays."""
+    """Orbax copies the values before it returns, so the next step may donate the arrays."""
     orbax = need("orbax.checkpoint", WHAT, "orbax-checkpoint")
     writer = orbax.AsyncCheckpointer(orbax.StandardCheckpointHandler())
     writer.save(path, args=orbax.args.StandardSave({str(i): one for i, one in enumerate(leaves)}))
-    return lambda: writer.close()  # waits, and raises what went wrong
+    return lambda: writer.close()  # waits, and raises errors
 
 
 def read(
@@ -54,12 +54,12 @@ def read(
         tree = reader.metadata(path).item_metadata.tree
         for i, described in enumerate(saved):
             one = tree[str(i)]
-            # Of a key Orbax has the numbers that it is made of, which have another shape.
+            # Orbax stores the data of a random key, which has another shape.
             if describe(one) != described and not described.startswith("key<"):
                 raise manifest.damaged(f"{name} has {describe(one)} in place of {described}")
             sharding = getattr(likes.get(i), "sharding", None)
-            # A few bytes can say that all of a large array is zero. What `like` holds is not asked
-            # here: it may lie on many machines.
+            # A few bytes can describe a huge array of zeros. Arrays with a `like` are not counted:
+            # they may be sharded over many machines.
             chunk = getattr(one.storage, "chunk_shape", None) or ()
             lengths = (one.shape if sharding is None else (), chunk)
             needed += max(map(prod, lengths)) * one.dtype.itemsize
@@ -70,7 +70,7 @@ def read(
 
 
 def fitted(leaf: Any, like: Any, is_weak: bool = False) -> Any:
-    if is_weak:  # as a plain number it lets the other operand choose the type, as before
+    if is_weak:  # from a Python number, so that it is weakly typed again
         return sys.modules["jax.numpy"].asarray(leaf.item())
     if library_of(like) == "numpy":
         return need("numpy", WHAT).array(leaf)
@@ -81,7 +81,7 @@ def fitted(leaf: Any, like: Any, is_weak: bool = False) -> Any:
 
 
 def children(value: Any) -> dict[Any, Any] | None:
-    """What is directly inside a container that JAX knows, by key; None if it knows none."""
+    """The direct children of a JAX container by key; None if it is not a container."""
     jax = sys.modules.get("jax")
     is_leaf = value is None or owns(value) or is_abstract(value)
     if is_leaf or jax is None or not hasattr(jax, "tree_util"):
@@ -93,7 +93,7 @@ def children(value: Any) -> dict[Any, Any] | None:
 
 
 def with_children(like: Any, found: list[Any]) -> Any:
-    """`like` with other things inside."""
+    """`like` with other children."""
     jax = sys.modules["jax"]
     structure = jax.tree_util.tree_structure(like, is_leaf=lambda one: one is not like)
     return jax.tree_util.tree_unflatten(structure, found)

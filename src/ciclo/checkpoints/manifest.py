@@ -1,8 +1,8 @@
-"""The manifest of a checkpoint, and the only way to its files.
+"""The manifest of a checkpoint; all files are opened through it.
 
-A checkpoint may come from anywhere, so nothing in it is believed before it is checked. Only files
-that the manifest lists are opened; each is a regular file inside the checkpoint, of the listed
-size, and no link is followed. What is wrong is a `CheckpointError` that says what.
+A checkpoint is untrusted input. Only files that the manifest lists are opened; each must be a
+regular file inside the checkpoint with the listed size, and links are not followed. Anything wrong
+is a `CheckpointError`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ciclo.errors import CheckpointError
 
 FORMAT = 1
 META = "meta.json"
-MAX_META_BYTES = 64 << 20  # some 500,000 files
-MAX_BYTES = 256 << 20  # of what is parsed: some two million leaves
+MAX_META_BYTES = 64 << 20  # about 500,000 files
+MAX_BYTES = 256 << 20  # maximum size of parsed files: about two million leaves
 HOW_TO_TRUST = (
-    "if the folder is yours, say restore(like, trusted=True), or"
+    "if you trust the folder, use restore(like, trusted=True), or"
     " resume=ciclo.checkpoint(folder, trusted=True)"
 )
 
 
 class Manifest:
-    """What a checkpoint says of itself, once all the files that it lists are there."""
+    """The metadata of a checkpoint; checks that all listed files exist."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -35,7 +35,9 @@ class Manifest:
         with self._opened(META) as file:
             about = self.parsed(META, self._read(META, file, MAX_META_BYTES))
         if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise self.damaged(f"{META} is not of format {FORMAT}, the only one of this version")
+            raise self.damaged(
+                f"{META} does not have format {FORMAT}, the only one this version reads"
+            )
         self.files: dict[str, int] = about.get("files", {})
         self.monitor: str | None = about.get("monitor")
         self.value: float | None = about.get("value")
@@ -43,7 +45,7 @@ class Manifest:
         if self.value is not None and (type(self.value) is not float or isnan(self.value)):
             raise self.damaged(f"the value in {META} is not a number")
         if type(self.files) is not dict or not self.files or not all(map(_is_inside, self.files)):
-            raise self.damaged(f"{META} does not list files inside of the checkpoint")
+            raise self.damaged(f"{META} does not list files inside the checkpoint")
         for folder in {parent for name in self.files for parent in PurePosixPath(name).parents}:
             self.check_folder(place / folder)
         for name, size in self.files.items():
@@ -55,26 +57,26 @@ class Manifest:
         return CheckpointError(f"the checkpoint {self.place} is damaged: {reason}")
 
     def open(self, name: str) -> BinaryIO:
-        """A file that is listed."""
+        """Opens a listed file."""
         if name not in self.files:
             raise self.damaged(f"{META} does not list {name}")
         file = self._opened(name)
         if os.fstat(file.fileno()).st_size != self.files[name]:
             file.close()
-            raise self.damaged(f"{name} changes while it is read")
+            raise self.damaged(f"{name} changed while it was read")
         return file
 
     def read(self, name: str) -> bytes:
-        """The content of a listed file that is parsed, not of arrays."""
+        """The content of a listed file that is parsed, not an array file."""
         with self.open(name) as file:
             return self._read(name, file, MAX_BYTES)
 
     def json(self, name: str) -> Any:
-        """What a listed file of JSON holds."""
+        """The content of a listed JSON file."""
         return self.parsed(name, self.read(name))
 
     def folder(self, name: str) -> Path:
-        """A folder for a library that opens files by itself: all that is in it is listed."""
+        """A folder for a library that opens files itself; all files in it must be listed."""
         todo = [name]
         while todo:
             at = todo.pop()
@@ -93,14 +95,14 @@ class Manifest:
             raise self.damaged(f"{path.name} is not a folder")
 
     def check_memory(self, size: int, what: str) -> None:
-        """Refuses what this machine cannot hold, before it is asked for."""
+        """Refuses data larger than the memory of this machine, before allocating it."""
         try:
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (AttributeError, OSError, ValueError):  # a system that does not say
+        except (AttributeError, OSError, ValueError):  # not available on this system
             return
         if size > memory:
             raise CheckpointError(
-                f"{self.place} cannot be read here: {what} needs {size:,} bytes of memory, and this"
+                f"{self.place} cannot be read here: {what} needs {size:,} bytes of memory, but this"
                 f" machine has {memory:,}"
             )
 
@@ -111,7 +113,7 @@ class Manifest:
             raise self.damaged(f"{path.name} is not there ({error.strerror})") from error
 
     def _opened(self, name: str) -> BinaryIO:
-        # Without these a link would be followed, and a pipe waited for. Windows has neither flag.
+        # Do not follow a link or wait for a pipe. Windows has neither flag.
         wanted = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
         try:
             number = os.open(
@@ -126,12 +128,12 @@ class Manifest:
 
     def _read(self, name: str, file: BinaryIO, most: int) -> bytes:
         if (size := os.fstat(file.fileno()).st_size) > most:
-            raise self.damaged(f"{name} has {size:,} bytes, and at most {most:,} are read")
+            raise self.damaged(f"{name} has {size:,} bytes; the limit is {most:,}")
         return file.read()
 
     def parsed(self, name: str, text: bytes) -> Any:
-        """JSON in which no key is there twice."""
-        if b"\0" in text:  # as UTF-32 a file of holes would take four times its room
+        """Parses JSON without duplicate keys."""
+        if b"\0" in text:  # decoded as UTF-32, a sparse file would take four times its size
             raise self.damaged(f"{name} is not JSON")
         try:
             return json.loads(text, object_pairs_hook=_once)
@@ -140,7 +142,7 @@ class Manifest:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name leads to a place inside of a folder, on any system."""
+    """Whether a name is a relative path inside the folder, on any system."""
     path = PurePosixPath(name)
     is_plain = path.as_posix() == name and name.isprintable() and not set(name) & {"\\", ":"}
     return is_plain and bool(path.name) and not path.is_absolute() and ".." not in path.parts
@@ -149,5 +151,5 @@ def _is_inside(name: str) -> bool:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key is duplicated")
     return found

@@ -1,7 +1,7 @@
-"""Reads what `torch.distributed.checkpoint` wrote, without its pickles.
+"""Reads checkpoints of `torch.distributed.checkpoint` without unpickling.
 
-torch plans which parts of which files each process needs. The index that it plans with, which torch
-keeps as a pickle, is read here as data and made anew; each part must be a plain tensor.
+torch plans which parts of which files each process reads. Its index is a pickle, which is read as
+data here and rebuilt; each part must be a plain tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INDEX = ".metadata"
 
 
 class Reader:
-    """A `StorageReader` of torch for the tensors in `wanted`: by name, the shape and the type."""
+    """A torch `StorageReader` for the tensors in `wanted`: shape and type by name."""
 
     def __init__(self, manifest: Manifest, folder: str, wanted: dict[str, tuple[Any, Any]]) -> None:
         self._manifest = manifest
@@ -35,7 +35,7 @@ class Reader:
             self._find_places(index["storage_data"], wanted)
             found = dict(inert.of(index["state_dict_metadata"], inert.Pairs))
             tensors = {name: self._tensor(found[name], name, *wanted[name]) for name in wanted}
-        except Exception as error:  # what an index of another form makes this raise
+        except Exception as error:  # any error on an index of another form
             raise manifest.damaged(
                 f"{folder}/{INDEX} is not an index of tensors as torch writes it ({error});"
                 f" {HOW_TO_TRUST}"
@@ -55,7 +55,7 @@ class Reader:
             self._places[tensor, _size(index["offset"])] = name, offset, length
             lengths[name] += length
         for name, length in lengths.items():
-            if length > self._manifest.files[name]:  # else a few bytes could fill all memory
+            if length > self._manifest.files[name]:  # else a few bytes could allocate all memory
                 raise ValueError(f"{name} is too short for its tensors")
 
     def _tensor(self, value: Any, name: str, shape: Any, dtype: Any) -> Any:
@@ -119,7 +119,7 @@ def _torch() -> Any:
 
 
 def _fields(value: Any, kind: str) -> dict[Any, Any]:
-    """What a pickle sets on an object of this class."""
+    """The state that a pickle sets on an object of this class."""
     if type(value) is not inert.Call or value.name.rpartition(".")[2] != kind:
         raise ValueError(f"a {kind} is missing")
     return dict(inert.of(value.state, inert.Pairs))

@@ -1,11 +1,11 @@
-"""Tensors of torch: `torch.save` of a list, read without pickle's powers (`weights_only`).
+"""Torch tensors: a list saved by `torch.save`, loaded with `weights_only`.
 
-Before torch reads a file, its instructions are read as data: they may make plain tensors of what
-is in the file, and nothing else.
+Before torch loads a file, its pickle is checked as data: it may only create plain tensors from the
+content of the file.
 
-Tensors that are spread over processes (DTensor, of FSDP and tensor parallelism) are written by
-`torch.distributed.checkpoint`, each process its part; as that talks to the others, it is done at
-once and not behind the loop. `spread.py` reads them.
+Tensors that are sharded over processes (DTensor, for FSDP and tensor parallelism) are written by
+`torch.distributed.checkpoint`, each process its part. That communicates, so it is not done in the
+background. `spread.py` reads them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WHAT = "a checkpoint with tensors"
 REBUILDS = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
-# The bytes of one element, for each kind of memory that a file may have.
+# The element size of each storage type.
 STORAGES = re.compile(r"torch\.(?:storage\.)?(\w+)Storage")
 SIZES = (
     dict.fromkeys(("Untyped", "Byte", "Char", "Bool"), 1)
@@ -71,11 +71,11 @@ def _folder(path: Path) -> Path:
 
 
 def _kept(leaf: Any, is_copied: bool) -> Any:
-    """What is written of a tensor; of one that is spread, how it lies."""
+    """The tensor to write; for a sharded one, its shape, type and placements."""
     if _is_spread(leaf):
         dims = [place.dim if place.is_shard() else None for place in leaf.placements]
         return list(leaf.shape), leaf.dtype, dims
-    # A view would bring all of the memory that it looks at; what is on a device changes there.
+    # Saving a view would save its whole storage; device memory changes in the next step.
     elements_behind = leaf.untyped_storage().nbytes() // max(leaf.element_size(), 1)
     if is_copied or leaf.device.type != "cpu" or leaf.numel() < elements_behind:
         return leaf.detach().to("cpu", copy=True)
@@ -90,7 +90,7 @@ def read(
     with manifest.open(name) as file:
         found: list[Any] = load(file, is_trusted)
     for one in () if is_trusted else found:
-        # One element for a whole tensor, as `expand` has it, is never saved.
+        # An expanded tensor, larger than its storage, is never saved by us.
         is_whole = isinstance(one, torch.Tensor)
         if is_whole and one.numel() * one.element_size() > one.untyped_storage().nbytes():
             raise manifest.damaged(f"a tensor in {name} is larger than its memory")
@@ -119,47 +119,49 @@ def _read_spread(
     tensor = need("torch.distributed.tensor", WHAT) if meshes else None
     targets = {}
     for name, (shape, dtype, dims) in spread.items():
-        if tensor is None:  # this run has each tensor whole
+        if tensor is None:  # this run does not shard
             targets[name] = torch.empty(shape, dtype=dtype)
             continue
         places = [tensor.Replicate() if dim is None else tensor.Shard(dim) for dim in dims]
         mesh = getattr(likes.get(int(name)), "device_mesh", meshes[0])
         targets[name] = tensor.zeros(shape, dtype=dtype, device_mesh=mesh, placements=places)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process may read
+        warnings.filterwarnings(
+            "ignore", "torch.distributed is disabled"
+        )  # a single process may load
         try:
             checkpoints.load(targets, **source)
-        except checkpoints.CheckpointException as error:  # no Exception, and has all tracebacks
+        except checkpoints.CheckpointException as error:  # a BaseException, with all tracebacks
             reasons = {str(reason) for reason, _ in error.failures.values()}
             raise manifest.damaged("; ".join(sorted(reasons))) from error
     return targets
 
 
 def load(file: BinaryIO, is_trusted: bool) -> Any:
-    """What `torch.save` wrote; without trust, only if it made plain tensors."""
+    """Loads a file of `torch.save`; if not trusted, only plain tensors."""
     if not is_trusted:
         try:
             _check_archive(file)
-        except Exception as error:  # what hostile bytes make a ZipFile or pickletools raise
+        except Exception as error:  # any error of ZipFile or pickletools on hostile bytes
             raise CheckpointError(
-                f"a file of tensors is not as torch writes it ({error}); {HOW_TO_TRUST}"
+                f"a file of tensors is not one that torch writes ({error}); {HOW_TO_TRUST}"
             ) from error
     file.seek(0)
     return need("torch", WHAT).load(file, map_location="cpu", weights_only=not is_trusted)
 
 
 def _check_archive(file: BinaryIO) -> None:
-    """Checks what torch would call, and the sizes, which torch before 2.10 believes."""
+    """Checks the calls of the pickle, and the sizes, which torch before 2.10 does not check."""
     from zipfile import ZIP_STORED, ZipFile
 
     found = ZipFile(file).infolist()
     entries = {one.filename.partition("/")[2]: one for one in found}
     sizes = {name: one.file_size for name, one in entries.items()}
     if len(entries) < len(found) or any(one.compress_type != ZIP_STORED for one in found):
-        raise ValueError("it has an entry twice, or one that is compressed")
+        raise ValueError("an entry is duplicated or compressed")
     if sum(sizes.values()) > file.seek(0, 2):
-        raise ValueError("it is cut off")
-    # Not `ZipFile.read`, which refuses a file that was written without check sums.
+        raise ValueError("it is truncated")
+    # `ZipFile.read` would refuse a file without checksums.
     file.seek(entries["data.pkl"].header_offset + 26)
     to_skip = sum(int.from_bytes(file.read(2), "little") for _ in range(2))
     file.seek(to_skip, 1)

@@ -1,12 +1,12 @@
-"""A tree of anything, taken apart: a structure that JSON can hold, and leaves by format.
+"""Splits a tree of any values into a JSON structure and leaves by format, and rebuilds it.
 
-`freeze` takes a tree apart. `Plan` puts it together again, in the shape of another one (`like`):
-its types, its devices, its functions; and says what differs before anything is touched. Objects
-that others hold (torch modules and optimizers, modules of NNX, random generators, plain objects)
-are filled in place, as they are after each step.
+`freeze` splits a tree. `Plan` rebuilds it like another tree (`like`), with its types, devices and
+functions, and reports all differences before anything is changed. Objects that the program refers
+to (torch modules and optimizers, NNX modules, random generators, plain objects) are restored in
+place.
 
-Plain values and empty containers may come and go in a run, and so may differ; arrays may not, but
-for floats of 16 bits where `like` has 32.
+Plain values and empty containers may differ, because they may change during a run. Arrays may not,
+except that 16-bit floats fit where `like` has 32 bits.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from ciclo.checkpoints.manifest import Manifest
     from ciclo.processes import Process
 
-    Node: TypeAlias = Any  # what JSON can hold
+    Node: TypeAlias = Any  # a JSON value
     Build: TypeAlias = Callable[["Leaves"], Any]
     Leaves: TypeAlias = dict[str, list[Any]]
 
 FORMATS: dict[str, Any] = {"plain": plain, "torch": torch, "jax": jax}
 SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 MAPPINGS: dict[str, type] = {"dict": dict, "ordered_dict": OrderedDict, "counter": Counter}
-NUMBERS = ("int", "float", "complex")  # those that JSON cannot hold
-# All that a node of a structure can be, beside a list and a plain value.
+NUMBERS = ("int", "float", "complex")  # numbers that JSON cannot represent
+# All node types of a structure, apart from lists and plain values.
 TAGS = {*SEQUENCES, *MAPPINGS, *NUMBERS, "deque", "leaf", "in_place", "parts", "code", "pickle"}
-# How an object that is filled in place gives its state, and takes it.
+# The methods that get and set the state of an object that is restored in place.
 IN_PLACE = (
     ("state_dict", "load_state_dict"),
     ("get_state", "set_state"),
     ("getstate", "setstate"),
 )
-# What is code, not state, as is what wraps a function: it comes from `like`.
+# Code, not state: it is taken from `like`. So are functions with `__wrapped__`.
 CODE = (
     type,
     types.FunctionType,
@@ -62,7 +62,7 @@ MAX_DIFFERENCES = 8
 
 
 class Frozen(NamedTuple):
-    """A tree, taken apart; `pickled` says where only pickle could save it."""
+    """A tree split into parts; `pickled` lists values that only pickle could save."""
 
     structure: Node
     leaves: Leaves
@@ -70,7 +70,7 @@ class Frozen(NamedTuple):
 
 
 class Loose:
-    """A part of a tree that had types which nobody has said yet: `typed(like)` gives them back."""
+    """A part of a tree whose types are unknown until `typed(like)`."""
 
     def __init__(self, node: Node, leaves: Leaves, is_trusted: bool) -> None:
         self._node = node
@@ -84,7 +84,7 @@ class Loose:
 
 
 def typed(value: Any, like: Any) -> Any:
-    """The value in the shape of `like`, where it came out of a checkpoint without its types."""
+    """The value with the types of `like`, if it was loaded without types."""
     if isinstance(value, Loose):
         return value.typed(like)
     if type(value) in (dict, OrderedDict) and isinstance(like, dict):
@@ -96,7 +96,7 @@ def typed(value: Any, like: Any) -> Any:
 
 
 def freeze(tree: Any, name: str) -> Frozen:
-    """Takes a tree apart; nothing is copied yet. `name` is what errors call it."""
+    """Splits a tree without copying; `name` is its name in errors."""
     freezer = _Freezer()
     return Frozen(freezer.node(tree, name), freezer.leaves, freezer.pickled)
 
@@ -128,7 +128,7 @@ class _Freezer:
         if isinstance(value, CODE) or hasattr(value, "__wrapped__"):
             return {"code": str(getattr(value, "__qualname__", repr(value)))}
         if id(value) in self._above:
-            raise CheckpointError(f"{path} holds itself; a checkpoint cannot")
+            raise CheckpointError(f"{path} contains itself, so it cannot be saved")
         self._above.add(id(value))
         try:
             return self._inner(value, path)
@@ -169,7 +169,7 @@ class _Freezer:
         kind = type(value).__qualname__
         try:
             content = pickle.dumps(value)
-        except Exception as error:  # whatever the object's own code raises
+        except Exception as error:  # any error of the object's own code
             raise CheckpointError(
                 f"{path} is a {kind}, which cannot be saved ({error}); give its class state_dict()"
                 " and load_state_dict(state)"
@@ -179,7 +179,7 @@ class _Freezer:
 
 
 def _held(value: Any) -> tuple[Any, Callable[[Any], None]] | None:
-    """What an object holds and how it is filled; None for what is not filled in place."""
+    """The state of an object and a function that sets it; None if not restored in place."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(value, getattr(nnx, "Pytree", nnx.Module)):
         state = nnx.state(value)
@@ -193,21 +193,21 @@ def _held(value: Any) -> tuple[Any, Callable[[Any], None]] | None:
         if callable(getattr(value, get, None)) and callable(getattr(value, put, None)):
             return getattr(value, get)(), getattr(value, put)
     generator = getattr(value, "bit_generator", None)
-    if generator is not None:  # of NumPy
+    if generator is not None:  # a NumPy generator
         return generator.state, lambda state: setattr(generator, "state", state)
     return None
 
 
 def check_generator(state: Any) -> None:
-    """NumPy believes the position in a table of random numbers, and would read beyond its end."""
+    """Checks the position in the state of a generator: NumPy would read out of bounds."""
     is_dict = isinstance(state, dict)
     found = [state["state"].get("pos", 0), state.get("buffer_pos", 0)] if is_dict else [state[2]]
     if not all(type(one) is int and 0 <= one <= 624 for one in found):
-        raise ValueError("a random generator is at no place in its table")
+        raise ValueError("the position of a random generator is out of range")
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
-    """What a container of another type holds, by key; None for what is no container."""
+    """The parts of any other container by key; None if it is not a container."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return dict(zip(value._fields, value, strict=True))
     if (found := jax.children(value)) is not None:
@@ -218,7 +218,7 @@ def _parts(value: Any) -> dict[Any, Any] | None:
 
 
 def _is_open(value: Any) -> bool:
-    """Whether an object is its `__dict__` and no more, so that it can be filled from outside."""
+    """Whether `__dict__` is the complete state of an object."""
     kind: Any = type(value)
     return (
         hasattr(value, "__dict__")
@@ -231,7 +231,7 @@ def _is_open(value: Any) -> bool:
 
 
 def _with_parts(like: Any, parts: dict[Any, Any]) -> Any:
-    """`like` with other parts: itself where it can be filled, else one of its kind."""
+    """`like` with other parts: changed in place if possible, else a copy."""
     if isinstance(like, tuple) and hasattr(like, "_fields"):
         return type(like)(**parts)
     if jax.children(like) is not None:
@@ -248,7 +248,7 @@ def _with_parts(like: Any, parts: dict[Any, Any]) -> Any:
 
 
 class _Nothing:
-    """Stands for a `like` that nobody gave."""
+    """The default of `like`."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -258,7 +258,7 @@ NOTHING = _Nothing()
 
 
 class Plan:
-    """How a tree is put together in the shape of `like`; `differences` says why it cannot be."""
+    """How to rebuild a tree like `like`; `differences` lists why it does not fit."""
 
     def __init__(
         self, structure: Node, like: Any = NOTHING, *, name: str = "state", is_trusted: bool = False
@@ -269,7 +269,7 @@ class Plan:
         self._build = self._plan(structure, like, name)
 
     def check(self, source: str) -> None:
-        """Raises what differs."""
+        """Raises if there are differences."""
         if self.differences:
             shown = self.differences[:MAX_DIFFERENCES]
             more = len(self.differences) - len(shown)
@@ -281,7 +281,7 @@ class Plan:
         return self._build(leaves)
 
     def _differ(self, path: str, saved: str, given: str) -> Build:
-        self.differences.append(f"{path}: the checkpoint has {saved}, this run {given}")
+        self.differences.append(f"{path}: the checkpoint has {saved}, this run has {given}")
         return lambda leaves: None
 
     def _plan(self, node: Node, like: Any, path: str) -> Build:
@@ -314,7 +314,7 @@ class Plan:
     def _leaf(self, content: Node, like: Any, path: str) -> Build:
         format, index, description, *traits = content
         is_array = "[" in description
-        # One number may be plain in one step and an array in the next.
+        # A number may be a Python number in one step and an array in the next.
         is_number = description.endswith("[]") and _is_number(like)
         is_unfilled = like is NOTHING or like is None or 0 in getattr(like, "shape", ())
         is_compared = not (is_number or is_unfilled) and (is_array or _holds_arrays(like))
@@ -358,7 +358,7 @@ class Plan:
             if _holds_arrays(like):
                 return self._differ(path, _described({"dict": pairs}), describe(like))
             like = {}
-        # What an older version of ciclo did not keep begins as it is in this run.
+        # A part that older versions did not save keeps the value of this run.
         absent = {key: like[key] for key in like.keys() - nodes.keys()}
         new = {k: v for k, v in absent.items() if getattr(type(v), "__loop_new__", False) is True}
         for key in like.keys() - nodes.keys() - new.keys():
@@ -385,7 +385,7 @@ class Plan:
         held = _held(like)
         if held is None or kind != type(like).__qualname__:
             return self._differ(path, f"a {kind}", describe(like))
-        # An optimizer of torch has nothing to compare with before its first step, which fits all.
+        # A torch optimizer has no state before its first step, so anything fits.
         build = self._plan(node, held[0], path)
 
         def filled(leaves: Leaves) -> Any:
@@ -396,7 +396,7 @@ class Plan:
                 held[1](state)
             except CheckpointError:
                 raise
-            except Exception as error:  # what the object's own code raises on another's state
+            except Exception as error:  # any error of the object's own code
                 raise CheckpointError(f"{path} does not fit this {kind}: {error}") from error
             return like
 
@@ -438,7 +438,7 @@ class Plan:
 
 
 def _is_wider(given: str, saved: str) -> bool:
-    """Whether this run has a float in 32 bits that was saved in 16, as moving averages were."""
+    """Whether a 16-bit float was saved where this run has 32 bits, as in old averages."""
     kind, _, shape = saved.partition("[")
     return kind in ("float16", "bfloat16") and given == f"float32[{shape}"
 
@@ -467,7 +467,7 @@ def _node_holds_arrays(node: Node) -> bool:
 
 
 def _is_key(node: Node) -> bool:
-    """Whether a node is a key of a dict: a plain value, which needs no leaf and no trust."""
+    """Whether a node can be a dict key: a plain value without leaves."""
     if not isinstance(node, dict):
         return not isinstance(node, list)
     ((tag, content),) = node.items()
@@ -476,7 +476,7 @@ def _is_key(node: Node) -> bool:
 
 
 def _described(node: Node) -> str:
-    """A node in a few words."""
+    """A short description of a node."""
     if isinstance(node, list):
         return f"a list of {len(node)}"
     if not isinstance(node, dict):
@@ -497,7 +497,7 @@ def _described(node: Node) -> str:
 def begin_state(
     frozen: Frozen, folder: Path, process: Process, is_copied: bool
 ) -> list[Callable[[], None]]:
-    """The state: the first process writes it, and all of them what each has a part of."""
+    """Saves the state: rank 0 writes all of it, the others only their sharded parts."""
     if process.rank == 0:
         return begin(frozen, folder, "state", is_copied)
     return [
@@ -508,7 +508,7 @@ def begin_state(
 
 
 def begin(frozen: Frozen, folder: Path, name: str, is_copied: bool) -> list[Callable[[], None]]:
-    """Copies what the next step may change; what is returned writes it, behind the loop."""
+    """Copies what the next step may change; the returned functions write it."""
 
     def structure() -> None:
         import json
@@ -523,7 +523,7 @@ def begin(frozen: Frozen, folder: Path, name: str, is_copied: bool) -> list[Call
 
 
 def load(manifest: Manifest, name: str, like: Any = NOTHING, *, is_trusted: bool = False) -> Any:
-    """Reads what was written, in the shape of `like`; says what differs before it reads much."""
+    """Reads a saved tree like `like`; reports differences before reading arrays."""
     try:
         structure = manifest.json(f"{name}.json")
         saved, is_pickled = _surveyed(structure)
@@ -539,24 +539,21 @@ def load(manifest: Manifest, name: str, like: Any = NOTHING, *, is_trusted: bool
             )
             for format, described in saved.items()
         }
-        for format in saved.keys() - {"jax"}:  # of JAX, where the types of this run may be narrower
+        for format in saved.keys() - {"jax"}:  # JAX may use narrower types in this run
             if saved[format] != list(map(describe, leaves[format])):
-                raise manifest.damaged(f"{name}.{format} is not what {name}.json says of it")
+                raise manifest.damaged(f"{name}.{format} does not match {name}.json")
         return plan.build(leaves)
     except CicloError:
         raise
-    except (
-        Exception
-    ) as error:  # whatever JSON, NumPy, torch or Orbax make of a file that is not ours
+    except Exception as error:  # any error of JSON, NumPy, torch or Orbax on a bad file
         reason = f"{type(error).__name__}: {error}"
         raise manifest.damaged(f"{name} cannot be read ({reason})") from error
 
 
 def _surveyed(structure: Node) -> tuple[dict[str, list[str]], bool]:
-    """What each leaf is said to be, by format, and whether there are pickles.
+    """The description of each leaf by format, and whether there are pickles.
 
-    Nothing is built before all of the structure is known to be one of ours: each leaf is there
-    once, as what is made of it is a copy.
+    Checks the whole structure before anything is built. Each leaf must occur once.
     """
     leaves: dict[str, dict[int, str]] = {format: {} for format in FORMATS}
     tags = set()
@@ -574,10 +571,10 @@ def _surveyed(structure: Node) -> tuple[dict[str, list[str]], bool]:
             continue
         format, index, description, *_ = content
         if index in leaves[format]:
-            raise ValueError(f"leaf {index} of {format} is there twice")
+            raise ValueError(f"leaf {index} of {format} occurs twice")
         leaves[format][index] = description
     if unknown := tags - TAGS:
-        raise ValueError(f"it has a part of the kind {unknown.pop()!r}, which is unknown")
+        raise ValueError(f"unknown part {unknown.pop()!r}")
     return {
         format: [found[i] for i in range(len(found))] for format, found in leaves.items() if found
     }, "pickle" in tags

@@ -1,4 +1,4 @@
-"""What needs JAX: states and steps of it, strategies, metrics, and a file for each framework."""
+"""Everything that needs JAX: managed states, strategies, metrics, and a file per framework."""
 
 from ciclo.errors import need
 

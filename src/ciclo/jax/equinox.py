@@ -1,4 +1,4 @@
-"""`create_equinox_state`: a module of Equinox as a state that every loop can train."""
+"""`create_equinox_state`: an Equinox module as a managed state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["create_equinox_state", "equinox_module"]
 
 
 class EquinoxForward:
-    """An Equinox module as a function of its arrays, called for each row of a batch."""
+    """An Equinox module as a function of its arrays, mapped over the rows of a batch."""
 
     def __init__(self, module: Any, has_state: bool) -> None:
         import equinox
 
-        # What is no array: functions, sizes. It never changes, and is compiled in.
+        # Everything but the arrays: functions and sizes, which are constants of the compiled step.
         self.rest = equinox.filter(module, equinox.is_array, inverse=True)
         self.has_state = has_state
         self.takes_key = "key" in inspect.signature(type(module).__call__).parameters
@@ -63,13 +63,13 @@ def create_equinox_state(
     seed: int = 0,
     **options: Unpack[ModelOptions],
 ) -> ModelState:
-    """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
+    """Creates a state with `train_step`, `test_step`, `predict_step` and `reset_step`.
 
-    module: a module of Equinox, called for each row under `jax.vmap(..., axis_name="batch")`; with
-        `key=`, if it takes one. `equinox_module(state)` gives it back, trained
-    model_state: what `equinox.nn.make_with_state` returns beside it; it is called with that too
-    seed: of dropout
-    tx, options: losses, metrics, strategy, unpack and more, as `create_flax_state` has them
+    module: an Equinox module, called for each row with `jax.vmap(..., axis_name="batch")`, and with
+        `key=` if it has that parameter. `equinox_module(state)` returns the trained module
+    model_state: the second result of `equinox.nn.make_with_state`, if there is one
+    seed: for dropout
+    tx, options: losses, metrics, strategy, unpack and more, as in `create_flax_state`
 
     >>> state = ciclo.create_equinox_state(
     ...     eqx.nn.MLP(64, 10, 32, 1, key=key), optax.adam(1e-3), losses=cross_entropy
@@ -88,7 +88,7 @@ def create_equinox_state(
 
 
 def equinox_module(state: ModelState) -> Any:
-    """The module of a state, with the values that it has now."""
+    """The module with the current values of a state."""
     import equinox
 
     return equinox.combine(state.params, state.batch_stats[0], state.forward.rest)

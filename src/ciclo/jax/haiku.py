@@ -1,4 +1,4 @@
-"""`create_haiku_state`: a function of Haiku modules as a state that every loop can train."""
+"""`create_haiku_state`: a function of Haiku modules as a managed state."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def create_haiku_state(
     seed: int = 0,
     **options: Unpack[ModelOptions],
 ) -> ModelState:
-    """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
+    """Creates a state with `train_step`, `test_step`, `predict_step` and `reset_step`.
 
-    function: what you would give to `hk.transform_with_state`; if it takes `is_training`, it is
-        told. What that, or `hk.transform`, has made of one is taken too, and is told nothing
-    inputs, tx, seed, options: losses, metrics, strategy, unpack and more, as `create_flax_state`
-        has them
+    function: an argument for `hk.transform_with_state`, called with `is_training` if it has that
+        parameter; or a result of `hk.transform_with_state` or `hk.transform`
+    inputs, tx, seed, options: losses, metrics, strategy, unpack and more, as in
+        `create_flax_state`
 
     >>> state = ciclo.create_haiku_state(
     ...     lambda x: hk.nets.MLP([32, 10])(x),
@@ -69,7 +69,7 @@ def create_haiku_state(
     args = inputs if isinstance(inputs, tuple) else (inputs,)
 
     def init() -> tuple[Any, Any]:
-        # What is kept is made on the way through in training.
+        # Haiku creates its state in a forward pass for training.
         return transformed.init(jax.random.key(seed), *args, **told(training, True))  # type: ignore[attr-defined, no-any-return]
 
     return model.create(

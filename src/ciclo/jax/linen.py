@@ -1,6 +1,6 @@
-"""`create_flax_state`: a module of flax.linen as a state that every loop can train.
+"""`create_flax_state`: a flax.linen module as a managed state.
 
-The module may write losses and metrics itself, into collections of these names.
+The module may write losses and metrics to collections with these names.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 __all__ = ["create_flax_state"]
 
-WRITTEN = ("losses", "metrics")  # collections of variables that are logged, and not kept
-# Options for each of these: `mutable_train=`, `rngs_init=`, `method_eval=`, and so on.
+WRITTEN = ("losses", "metrics")  # collections that are logged and not kept
+# Options for each phase: `mutable_train=`, `rngs_init=`, `method_eval=`, and so on.
 PHASES = {"init": ("init",), "train": ("train",), "apply": ("train", "evaluate")}
 PHASES |= dict.fromkeys(("eval", "test", "predict"), ("evaluate",))
 
 
 @dataclass(frozen=True)
 class Phase:
-    """How a module is called in training, or otherwise."""
+    """How a module is called in one phase."""
 
-    mutable: Any = None  # collections that change; those of the state if None
-    rngs: tuple[str, ...] | None = None  # keys that it is given; all in training if None
+    mutable: Any = None  # mutable collections; None for those of the state
+    rngs: tuple[str, ...] | None = None  # random keys; None for all, in training only
     method: str | Callable[..., Any] | None = None
-    training: tuple[str, bool] | None = None  # how it is told that it is trained
+    training: tuple[str, bool] | None = None  # its argument for training
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LinenForward:
     module: Any
     train: Phase = Phase()
     evaluate: Phase = Phase()
-    kept: tuple[str, ...] | None = None  # collections beside the parameters; all if None
+    kept: tuple[str, ...] | None = None  # collections besides the parameters; None for all
     has_full_paths: bool = False  # in the logs
 
     def __call__(
@@ -60,7 +60,7 @@ class LinenForward:
             changing = list(stats) if is_training else []
         if changing is False or isinstance(changing, (str, list, tuple)):
             changing = [changing] if isinstance(changing, str) else list(changing or ())
-            changing = [*changing, *WRITTEN]  # else True: all may change
+            changing = [*changing, *WRITTEN]  # else True: all are mutable
         outputs, changed = self.module.apply(
             {"params": params, **stats},
             *inputs.args,
@@ -74,36 +74,36 @@ class LinenForward:
         return outputs, {**stats, **self.only_kept(changed)}
 
     def keys(self, state: ModelState, is_training: bool) -> dict[str, Any]:
-        """The random keys that the module is given in this step."""
+        """The random keys for this step."""
         names = (self.train if is_training else self.evaluate).rngs
         if names is None:
             names = tuple(state.rngs) if is_training else ()
         return {name: state.rng(name) for name in names}
 
     def take_written(self, stats: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Takes what is to be logged out of what the module has changed."""
+        """Removes the logged collections from the changed ones, and returns them."""
         return {
             name: named_values(stats.pop(name, {}), name == "losses", self.has_full_paths)
             for name in WRITTEN
         }
 
     def only_kept(self, variables: dict[str, Any]) -> dict[str, Any]:
-        """The collections that the state keeps, and those that are logged."""
+        """Only the collections that the state keeps, and those that are logged."""
         if self.kept is None:
             return variables
         return {k: v for k, v in variables.items() if k in (*self.kept, *WRITTEN)}
 
 
 def named_values(collection: Any, is_summed: bool, is_full: bool) -> dict[str, Any]:
-    """What a module wrote into a collection, by name: the last of it, or the sum of it for losses.
+    """The values that a module wrote to a collection: the last of each name, or the sum of losses.
 
-    A name that several modules use becomes its whole path.
+    A name that several modules use is replaced by its full path.
     """
     found: dict[tuple[str, ...], Any] = {}
     leaves = jax.tree_util.tree_leaves_with_path(collection, is_leaf=lambda x: isinstance(x, tuple))
     for path, value in leaves:
         names = tuple(str(getattr(part, "key", part)) for part in path)
-        if isinstance(value, tuple):  # what `sow` makes of several calls
+        if isinstance(value, tuple):  # `sow` collects several calls
             value = sum(value[1:], start=value[0]) if is_summed else value[-1]
         found[names] = value
     counts = Counter(names[-1] for names in found)
@@ -129,26 +129,26 @@ def create_flax_state(
     keep_collections: Iterable[str] | None = None,
     **options: Any,
 ) -> ModelState:
-    """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
+    """Creates a state with `train_step`, `test_step`, `predict_step` and `reset_step`.
 
-    inputs: an array like those of a batch, or a tuple or mapping of several, to make the parameters
-    tx: an optimizer of optax
-    losses: a function of `preds` and `target`, or a dict of them, which are summed. They are called
-        by the names of their parameters: inputs, sample_weight, params, batch_stats, module and
-        key_seq are there too. One that returns a value a row is averaged over the rows that are
-        real. The mean so far of each is logged as `avg_<name>`
-    metrics: the same, or metrics of clu, flax.nnx or jax_metrics
+    inputs: example inputs to create the parameters: an array, or a tuple or mapping of arrays
+    tx: an optax optimizer
+    losses: a function of `preds` and `target`, or a dict of functions, whose values are summed.
+        Their parameters are passed by name: also inputs, sample_weight, params, batch_stats, module
+        and key_seq. A value per row is averaged over the real rows. The running mean of each loss
+        is logged as `avg_<name>`
+    metrics: functions like losses, or metrics of clu, flax.nnx or jax_metrics
     strategy: a name or a `ciclo.Strategy`
-    seed, key: of the parameters, and of dropout
-    unpack: a function of a batch that returns inputs and targets; without it, a batch is x, (x, y)
-        or (x, y, sample_weight), or a dict whose `y`, `target(s)` or `label(s)` is the targets
-    init_training_value: what the module is told of training when the parameters are made
-    logs_full_path: whether what the module writes into the collections `losses` and `metrics` is
-        logged by its whole path
-    keep_collections: the collections beside the parameters that the state keeps; all if not given
-    options: `mutable_train`, `rngs_train`, `method_train`, and the same for `_init` and `_eval`, as
-        `module.apply` takes them; and more of `ManagedState.create`: accumulate, policy, clip_norm,
-        and ema_decay, with which `test_step` and `predict_step` use the average
+    seed, key: for the parameters and dropout; `key` is a JAX key or a seed
+    unpack: a function of a batch that returns inputs and targets. By default a batch is x, (x, y)
+        or (x, y, sample_weight), or a dict in which `y`, `target(s)` or `label(s)` is the target
+    init_training_value: the module's training argument when the parameters are created
+    logs_full_path: whether values in the collections `losses` and `metrics` of the module are
+        logged with their full paths
+    keep_collections: the collections besides the parameters to keep in the state; all by default
+    options: `mutable_train`, `rngs_train`, `method_train`, and the same with `_init` and `_eval`,
+        for `module.apply`; and accumulate, policy, clip_norm and ema_decay of
+        `ManagedState.create`. With ema_decay, `test_step` and `predict_step` use the average
 
     >>> state = ciclo.create_flax_state(
     ...     Model(), jnp.zeros((1, 64)), optax.adam(1e-3), losses=cross_entropy
@@ -165,15 +165,16 @@ def create_flax_state(
         None if keep_collections is None else tuple(keep_collections),
         logs_full_path,
     )
-    start = jax.random.key(seed) if key is None else key
+    if key is None or isinstance(key, int):
+        key = jax.random.key(seed if key is None else key)
     flags = told(training["init"], init_training_value)
 
     def init() -> tuple[Any, Any]:
-        found = _variables(module, inputs, start, phases["init"], flags)
+        found = _variables(module, inputs, key, phases["init"], flags)
         params = found.pop("params", {})
         return params, {k: v for k, v in forward.only_kept(found).items() if k not in WRITTEN}
 
-    written = jax.eval_shape(lambda: _variables(module, inputs, start, phases["init"], flags))
+    written = jax.eval_shape(lambda: _variables(module, inputs, key, phases["init"], flags))
     own = named_values(written.get("losses", {}), False, logs_full_path)
     return model.create(
         forward=forward,
@@ -185,7 +186,7 @@ def create_flax_state(
         apply_fn=module.apply,
         tx=tx,
         strategy=strategy,
-        rngs=options.pop("rngs") if "rngs" in options else _keys(start, phases),
+        rngs=options.pop("rngs") if "rngs" in options else _keys(key, phases),
         **options,
     )
 
@@ -194,14 +195,14 @@ def _check_module(module: Any) -> None:
     if not isinstance(module, need("flax.linen", "ciclo.create_flax_state()", "flax").Module):
         raise CicloError(
             f"{name_of(module)} is not a module of flax.linen; give an object, as Model(). For"
-            " flax.nnx there is ciclo.create_nnx_state, for Haiku ciclo.create_haiku_state"
+            " flax.nnx use ciclo.create_nnx_state, for Haiku ciclo.create_haiku_state"
         )
 
 
 def _variables(
     module: Any, inputs: Any, key: Any, phase: dict[str, Any], flags: dict[str, bool]
 ) -> dict[str, Any]:
-    """What a module makes of its inputs at the beginning: parameters and other collections."""
+    """The initial parameters and other collections of a module."""
     first = model.Inputs.of(inputs)
     options = dict(phase)
     names = options.pop("rngs", None)
@@ -211,7 +212,7 @@ def _variables(
 
 
 def _phases(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Takes the options of phases out of all options."""
+    """Removes the options of phases from all options, and returns them."""
     found: dict[str, dict[str, Any]] = {"init": {}, "train": {}, "evaluate": {}}
     for name in [*options]:
         match = re.fullmatch(r"(mutable|rngs|method)_(\w+)", name)
@@ -226,7 +227,7 @@ def _phases(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if what == "rngs" and given is not None:
             given = (given,) if isinstance(given, str) else tuple(given)
         elif isinstance(given, list):
-            given = tuple(given)  # it is compiled for
+            given = tuple(given)  # hashable, for jit
         for phase in PHASES[when]:
             if found[phase].setdefault(what, given) != given:
                 raise CicloError(f"{name}={given!r} contradicts another option; give {what}_eval")
@@ -234,14 +235,14 @@ def _phases(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _keys(start: Any, phases: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The random keys of a state: for dropout, and what its phases name."""
+    """The random keys of a state: dropout, and the names in its phases."""
     asked = [phases[one].get("rngs") or () for one in ("train", "evaluate")]
     names = dict.fromkeys(("dropout", *asked[0], *asked[1]))
     return {n: jax.random.fold_in(start, i) if i else start for i, n in enumerate(names)}
 
 
 def _training(module: Any, method: Any) -> tuple[str, bool] | None:
-    """What a method of a module calls it that it is trained."""
+    """The training argument of a method of a module."""
     named = "__call__" if method is None else method
     return model.training_argument(
         getattr(type(module), named) if isinstance(named, str) else named

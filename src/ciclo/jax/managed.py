@@ -1,8 +1,8 @@
-"""Managed states and steps for JAX: you write the loss, the state knows the rest.
+"""Managed states and steps for JAX: you write the loss, the state does the rest.
 
-A `ManagedState` is a pytree: parameters, an optimizer of optax, and what else training needs. A
-function that is decorated with `step` or `train_step` is compiled and placed as the strategy of its
-state says. In a train step the losses that you log give the gradients.
+A `ManagedState` is a pytree of parameters, an optax optimizer, and other training state. A function
+decorated with `step` or `train_step` is compiled and sharded by the strategy of its state. A train
+step differentiates the losses that it logs.
 
 >>> @managed.train_step
 ... def train_step(state, batch):
@@ -52,7 +52,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "
 
 
 def static(default: Any = dataclasses.MISSING) -> Any:
-    """A field of a state that is no array: part of what is compiled for, and not saved."""
+    """A static field of a state: a constant of the compiled step, and not saved."""
     return field(default=default, metadata=STATIC)
 
 
@@ -60,34 +60,34 @@ def static(default: Any = dataclasses.MISSING) -> Any:
 
 
 class ManagedStep(Unpackable):
-    """A function of a state and a batch, run as the state's strategy says; a method of one too."""
+    """A function of a state and a batch, run by the state's strategy; also usable as a method."""
 
     def __init__(
         self, function: Callable[..., Any], trains: bool, strategy: str | Strategy | None = None
     ) -> None:
         functools.update_wrapper(self, function)
-        self.strategy = strategy  # looked up at the first call: that may ask JAX for its devices
+        self.strategy = strategy  # resolved in the first call, because it may initialise JAX
         self.name = getattr(function, "__name__", "step")
         self.function = function
         self.trains = trains
         self._compiled: dict[Strategy, Callable[..., Any]] = {}
-        self._tried: set[Any] = set()  # kinds of batches whose added rows do not count
+        self._tried: set[Any] = set()  # batch shapes that were tested with padding
         if "loop_state" in inspect.signature(function).parameters:
             raise CallbackError(
-                f"{self.name} is managed, so it may be compiled and cannot take loop_state; it"
-                " takes state, batch and elapsed"
+                f"{self.name} is managed, so it may be compiled and cannot take loop_state; use"
+                " state, batch and elapsed"
             )
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundStep(self, instance)
 
     def __call__(self, state: Any, *args: Any) -> Any:
-        """Runs the step. What it returns is what the function returns."""
+        """Runs the step; returns what the function returns."""
         if not isinstance(state, ManagedState):
             raise CallbackError(
-                f"{self.name} is a managed step, and was given {describe(state)}, which is not"
-                " managed; make the state with ManagedState.create(params=..., tx=...), or derive"
-                " its class from ManagedState"
+                f"{self.name} is a managed step, but {describe(state)} is not a managed state;"
+                " create it with ManagedState.create(params=..., tx=...), or derive its class from"
+                " ManagedState"
             )
         strategy = state.strategy if self.strategy is None else get_strategy(self.strategy)
         if strategy is not state.strategy:
@@ -102,9 +102,8 @@ class ManagedStep(Unpackable):
         except TypeError as error:
             if any(library_of(leaf) == "torch" for leaf in jax.tree.leaves(args)):
                 raise CicloError(
-                    f"{self.name} was given tensors of torch, {describe(args[0])}; a step of JAX"
-                    " takes arrays of NumPy or JAX: have the loader make these by its collate_fn,"
-                    " or give tensor.numpy()"
+                    f"{self.name} got torch tensors, {describe(args[0])}, but a JAX step takes"
+                    " NumPy or JAX arrays: use a collate_fn in the loader, or tensor.numpy()"
                 ) from error
             raise
         if strategy.must_wait:
@@ -114,11 +113,11 @@ class ManagedStep(Unpackable):
             if other is not None:
                 self._compare(result, _without_padding(other, placed.is_real))
         if strategy.donates and (is_ours or self.trains):
-            _give(result)
+            _mark_donatable(result)
         return result
 
     def _elsewhere(self, strategy: Strategy, state: Any, args: tuple[Any, ...]) -> Any:
-        """Runs the step under its own strategy, and gives the state back under the state's."""
+        """Runs the step with its own strategy; the new state keeps the strategy of the old."""
         result = self(state.with_strategy(strategy), *args)
         logs, new = read(self.name, result)
         if new is None:
@@ -127,25 +126,25 @@ class ManagedStep(Unpackable):
         return (logs, new) if isinstance(result, tuple) else new
 
     def lower(self, state: Any, *args: Any) -> Any:
-        """What JAX makes of the step before it is compiled; see `jax.stages.Lowered`."""
+        """The lowered step, a `jax.stages.Lowered`."""
         placed = self._placed(state.strategy, args)
         return jax.jit(self._traced(state.strategy)).lower(state, placed.batch, placed.mask)
 
     def collectives(self, state: Any, *args: Any) -> dict[str, int]:
-        """How often devices talk to each other in a step, by kind, counted in what is compiled."""
+        """The number of collectives in the compiled step, by kind."""
         text = self.lower(state, *args).compile().as_text()
         found = re.findall(rf"= .*? ({'|'.join(COLLECTIVES)})(?:-start)?\(", text)
         return {kind: found.count(kind) for kind in COLLECTIVES if kind in found}
 
     def _placed(self, strategy: Strategy, args: tuple[Any, ...]) -> Placed:
-        """The arguments, of which the first is the batch."""
+        """The arguments on the devices; the first is the batch."""
         if not args:
             return Placed(args)
         placed = strategy.place_batch(args[0], self.name)
         return placed._replace(batch=(placed.batch, *args[1:]))
 
     def _try_other_rows(self, state: Any, placed: Placed) -> Any:
-        """What comes out if other rows are added to the batch, the first time that some are."""
+        """The result with other padding, the first time a batch of this shape is padded."""
         if placed.other is None:
             return None
         leaves, structure = jax.tree.flatten(placed.batch)
@@ -161,7 +160,7 @@ class ManagedStep(Unpackable):
         return result
 
     def _compare(self, result: Any, other: Any) -> None:
-        """What does not depend on the rows that were added did not count them."""
+        """Raises if the result depends on the padding."""
         (logs, new), (other_logs, other_new) = read(self.name, result), read(self.name, other)
         plain = [
             {name: dict(one) for name, one in (each or {}).items()} for each in (logs, other_logs)
@@ -170,18 +169,18 @@ class ManagedStep(Unpackable):
         if counting is not None:
             self._tried.clear()
             raise CicloError(
-                f"{self.name}: rows were added to this batch so that it divides, and {counting}"
-                " counts them; use managed.mean(values) on the values of all rows, leave out what"
-                " managed.mask() says is not real, or give batches that divide"
+                f"{self.name}: this batch was padded so that it divides, and {counting} counts the"
+                " padding; use managed.mean(values) on one value per row, leave out rows where"
+                " managed.mask() is False, or give batches that divide"
             )
 
     def _checked(self, state: State) -> State:
-        """A state whose memory may be reused: one that a step made, else a copy."""
+        """A state that may be donated: the result of a step, else a copy."""
         if isinstance(state.step, jax.Array) and state.step.is_deleted():
             raise CicloError(
-                f"{self.name} was given a state that an earlier train step has used up, since"
-                f" strategy {state.strategy.name!r} reuses its memory; go on with the state that"
-                ' the step returned, or use strategy="jit"'
+                f"{self.name} got a state that an earlier train step has consumed, because strategy"
+                f" {state.strategy.name!r} donates it; continue with the state that the step"
+                ' returned, or use strategy="jit"'
             )
         return state if state._is_ours or not self.trains else _copy(state)
 
@@ -193,7 +192,7 @@ class ManagedStep(Unpackable):
         return run
 
     def _traced(self, strategy: Strategy) -> Callable[..., Any]:
-        """The function that is compiled."""
+        """The function to compile."""
 
         def traced(state: Any, args: tuple[Any, ...], is_real: Any) -> Any:
             token = current_mask.set(is_real)
@@ -208,7 +207,7 @@ class ManagedStep(Unpackable):
             new = None if new is None else strategy.constrained(new)
             return (logs, new) if is_pair else new if logs is None else logs
 
-        traced.__name__ = self.name  # what a profile and a compiler's log call it
+        traced.__name__ = self.name  # its name in profiles and compiler logs
         return traced
 
     def _call(self, state: Any, args: tuple[Any, ...]) -> tuple[Logs | None, Any, bool]:
@@ -222,7 +221,7 @@ class ManagedStep(Unpackable):
                 )
             if new.params is given.params:
                 new = new.replace(params=state.params)
-            elif state.policy is not None:  # as it was, if it is another one
+            elif state.policy is not None:  # restore the types of the parameters
                 new = new.replace(params=_typed_like(state.params, new.params))
         if logs is not None:
             logs = _to_output(state, Logs(logs))
@@ -234,15 +233,15 @@ class ManagedStep(Unpackable):
             total = self._total(logs)
             if new is not None and new.step is not state.step:
                 raise CallbackError(
-                    f"{self.name} is a train step, which applies the gradients of the losses"
-                    " itself, and moved the state before; leave apply_gradients out, or decorate it"
-                    " with @managed.step"
+                    f"{self.name} is a train step, which applies the gradients of its losses"
+                    " itself, but it has already updated the state; leave apply_gradients out, or"
+                    " decorate it with @managed.step"
                 )
             return total, (logs, state if new is None else new)
 
         total, pull_back, (logs, new) = jax.vjp(forward, state.params, has_aux=True)
         one = jnp.ones_like(total)
-        if isinstance(state.step, jax.core.Tracer) or state.step == 0:  # once, if eager
+        if isinstance(state.step, jax.core.Tracer) or state.step == 0:  # only once if eager
             self._check_dependence(pull_back, one, logs, state.params)
         (gradients,) = pull_back(one)
         is_real = mask()
@@ -254,12 +253,12 @@ class ManagedStep(Unpackable):
         return logs, new.apply_gradients(strategy.handle_grads(gradients), rows), True
 
     def _check_dependence(self, pull_back: Any, one: Any, logs: Any, params: Any) -> None:
-        """Refuses losses that do not depend on the parameters: their gradients are all zero."""
+        """Refuses losses that do not depend on the parameters."""
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
                 raise CicloError(
                     f"params{jax.tree_util.keystr(path)} is {describe(leaf)}, which cannot be"
-                    " trained; keep it in batch_stats, or in a field of your own state class"
+                    " trained; move it to batch_stats, or to a field of your own state class"
                 )
         backward = jax.make_jaxpr(pull_back)(one).jaxpr
         reached = set(map(id, backward.invars))
@@ -269,9 +268,9 @@ class ManagedStep(Unpackable):
         if backward.outvars and reached.isdisjoint(map(id, backward.outvars)):
             raise CallbackError(
                 f"{self.name}: the losses {list(logs['losses'])} do not depend on state.params, so"
-                " nothing would be trained; compute them from the state that the step is given, as"
-                ' in state.apply_fn({"params": state.params}, batch["x"]), without argmax, round or'
-                " stop_gradient on the way"
+                " nothing would be trained; compute them from the state argument, as in"
+                ' state.apply_fn({"params": state.params}, batch["x"]), without argmax, round or'
+                " stop_gradient"
             )
 
     def _total(self, logs: LogsLike | None) -> Any:
@@ -279,8 +278,8 @@ class ManagedStep(Unpackable):
         if not losses:
             there = Logs(logs).names() if logs else "nothing"
             raise CallbackError(
-                f"{self.name} is a train step and logged no loss (it logged {there}); the losses"
-                ' give the gradients: logs.add_loss("loss", loss); return logs, state'
+                f"{self.name} is a train step and logged no loss (it logged {there}); its losses"
+                ' are differentiated: logs.add_loss("loss", loss); return logs, state'
             )
         for name, loss in losses.items():
             if not hasattr(loss, "dtype") and not isinstance(loss, (int, float)):
@@ -289,19 +288,19 @@ class ManagedStep(Unpackable):
                 )
             if jnp.shape(loss) != ():
                 raise CallbackError(
-                    f"{self.name}: the loss {name!r} is {describe(loss)}, and a loss is one number:"
+                    f"{self.name}: the loss {name!r} is {describe(loss)}; a loss must be a scalar:"
                     f" logs.add_loss({name!r}, managed.mean(loss))"
                 )
             if not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
                 raise CallbackError(
                     f"{self.name}: the loss {name!r} is {describe(loss)}, which has no gradient; a"
-                    " loss is a floating number"
+                    " loss must be a float"
                 )
         return sum(losses.values())
 
 
 class BoundStep(functools.partial[Any]):
-    """A step as a method of one state. In a loop it goes on with the loop's, which is newer."""
+    """A step bound to a state. A loop calls it with its own, newer state."""
 
     @property
     def __loop_step__(self) -> ManagedStep:
@@ -311,7 +310,7 @@ class BoundStep(functools.partial[Any]):
 
 def _to_compute(state: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     policy = state.policy
-    if policy is None or not args:  # without a batch there is nothing to compute
+    if policy is None or not args:  # a step without a batch computes nothing
         return state, args
     given = state.replace(params=policy.to_compute(state.params))
     return given, (policy.inputs_to_compute(args[0]), *args[1:])
@@ -322,7 +321,7 @@ def _to_output(state: Any, values: Any) -> Any:
 
 
 def _as_before(state: Any, new: Any) -> Any:
-    """The new state in the types of the old one, which a step in lower precision may change."""
+    """Restores the types of batch_stats, which a step in lower precision may change."""
     if state.policy is None:
         return new
     return new.replace(batch_stats=_typed_like(state.batch_stats, new.batch_stats))
@@ -337,9 +336,9 @@ def _typed_like(tree: Any, other: Any) -> Any:
 def _with_metrics(
     name: str, logs: Logs, state: Any, new: Any, handle: Callable[[Any], Any]
 ) -> tuple[Logs, Any]:
-    """Logged metrics merged into the state's, in fields of their names or in `metrics`.
+    """Merges logged metrics into the fields of the state with their names, or into `metrics`.
 
-    Their values are in the logs. A state that declares `metrics` itself merges them itself.
+    The logs get their computed values. A state class that declares `metrics` merges them itself.
     """
     logged = logs.get("stateful_metrics")
     if not logged:
@@ -358,13 +357,13 @@ def _with_metrics(
         if key in held:
             if new is None:
                 raise CallbackError(
-                    f"{name} logged the metric {key!r}, which is kept in the state; return logs,"
-                    " state"
+                    f"{name} logged the metric {key!r}, which is part of the state; return"
+                    " logs, state"
                 )
             metric = held[key] = stateful.merged(key, held[key], metric)
         elif is_kept:
             raise CicloError(
-                f"{name} logged the metric {key!r}, which the state does not keep; declare it:"
+                f"{name} logged the metric {key!r}, which the state does not have; declare it:"
                 f" create(..., metrics={{{key!r}: {type(value).__name__}}})"
             )
         values.update(stateful.computed(key, metric))
@@ -375,7 +374,7 @@ def _with_metrics(
 
 
 def _without_padding(result: Any, find_real: Callable[[], Any]) -> Any:
-    """The outputs of the real rows; processes may have added different numbers of rows."""
+    """Removes padded rows from the outputs; processes may have padded differently."""
     logs, _ = read("step", result)
     outputs = (logs or {}).get("outputs", {})
     is_real: Any = find_real() if outputs else None
@@ -387,8 +386,8 @@ def _without_padding(result: Any, find_real: Callable[[], Any]) -> Any:
     return result
 
 
-def _give(result: Any) -> None:
-    """Marks a state that a step has made, and nobody else has: the next may use it up."""
+def _mark_donatable(result: Any) -> None:
+    """Marks the new state of a step: no one else has it, so the next step may donate it."""
     _, state = read("step", result)
     if state is not None:
         object.__setattr__(state, "_is_ours", True)
@@ -400,7 +399,7 @@ def _copy(state: Any) -> Any:
 
 
 class Decorator:
-    """`@managed.step` and `@managed.train_step`, also with a strategy of the step's own."""
+    """`@managed.step` and `@managed.train_step`, optionally with `strategy=`."""
 
     def __init__(self, trains: bool) -> None:
         self._trains = trains
@@ -419,18 +418,18 @@ class Decorator:
         return ManagedStep(function, self._trains, strategy)
 
 
-# A step that computes: an evaluation, a prediction. It may log, and return another state.
+# For evaluation and prediction. It may log, and return another state.
 step = Decorator(trains=False)
-# A step that trains: the losses that it logs are added up, and the optimizer follows them.
+# For training: the sum of its logged losses is minimised.
 train_step = Decorator(trains=True)
-_step = step  # inside of ManagedState, `step` is a field
+_step = step  # inside ManagedState, `step` is a field
 
 
 # -- the state -----------------------------------------------------------------------------------
 
 
 class Window(NamedTuple):
-    """Gradients that wait for an update: their sum, each counted by its rows."""
+    """Accumulated gradients: their sum, weighted by rows."""
 
     gradients: Any
     rows: jax.Array
@@ -440,17 +439,17 @@ class Window(NamedTuple):
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(static,))
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ManagedState:
-    """Parameters and all that training them needs, as a pytree that never changes.
+    """Parameters and other training state, as an immutable pytree.
 
-    A class of your own may have more fields, `managed.static()` ones too, and steps as methods.
+    A subclass may add fields, also `managed.static()` ones, and steps as methods.
 
     >>> state = ManagedState.create(params=params, tx=optax.adam(1e-3), strategy="data_parallel")
     """
 
-    step: jax.Array  # train steps done
+    step: jax.Array  # number of completed train steps
     params: Any
     opt_state: Any
-    batch_stats: Any  # what the model keeps beside its parameters
+    batch_stats: Any  # non-trainable variables of the model
     rngs: dict[str, jax.Array]
     metrics: dict[str, Any]
     window: Window | None
@@ -462,8 +461,8 @@ class ManagedState:
     accumulate: int | None = field(default=None, metadata=STATIC)
     ema_decay: float | None = field(default=None, metadata=STATIC)
 
-    _is_ours: ClassVar[bool] = False  # made by a step: a later one may reuse its memory
-    _redeclared: ClassVar[frozenset[str]] = frozenset()  # fields of ours that a class has anew
+    _is_ours: ClassVar[bool] = False  # created by a step, so a later step may donate it
+    _redeclared: ClassVar[frozenset[str]] = frozenset()  # our fields that a subclass declares again
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -487,28 +486,30 @@ class ManagedState:
         ema_decay: float | None = None,
         **fields: Any,
     ) -> Self:
-        """A state at its beginning, placed as its strategy says. Your arrays are left alone.
+        """Creates a state and places it by its strategy. Your arrays are not changed.
 
-        params: a tree of arrays, or a function that makes it: then no device ever has it whole
-        tx: an optimizer of optax
-        batch_stats: what the model keeps beside its parameters
-        rngs: a seed, a key (both for "dropout"), or keys by name
-        metrics: metrics of clu, flax.nnx or jax_metrics, by name. A class that declares this field,
-            or `rngs`, itself keeps what is given as it is
-        accumulate: how many train steps make one update, each counted by its rows
-        policy: "bfloat16" to compute in that
-        clip_norm: the longest that a gradient may be (optax.clip_by_global_norm)
-        ema_decay: has `state.ema_params` be a moving average of the parameters
+        params: a tree of arrays, or a function that returns it: then it is created sharded
+        tx: an optax optimizer
+        batch_stats: non-trainable variables of the model
+        rngs: a seed or a key (for "dropout"), or keys by name
+        metrics: metrics of clu, flax.nnx or jax_metrics by name. A subclass that declares this
+            field, or `rngs`, gets the given value unchanged
+        accumulate: number of train steps per update, weighted by rows
+        policy: "bfloat16" for mixed precision
+        clip_norm: maximum gradient norm (optax.clip_by_global_norm)
+        ema_decay: enables `state.ema_params`, a moving average of the parameters
         """
         strategy = get_strategy(strategy)
         if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
-            raise CicloError(f"tx={tx!r} is no optimizer; give one of optax, as optax.adam(1e-3)")
+            raise CicloError(
+                f"tx={tx!r} is not an optimizer; use one of optax: tx=optax.adam(1e-3)"
+            )
         unknown = fields.keys() - {one.name for one in dataclasses.fields(cls)}
         if unknown:
             options = ", ".join(list(inspect.signature(cls.create).parameters)[:-1])
             raise CicloError(
-                f"{cls.__name__}.create has no {min(unknown)!r}; the optimizer is tx=, and the rest"
-                f" are {options} and fields of the class"
+                f"{cls.__name__}.create has no option {min(unknown)!r}; the optimizer is tx=, and"
+                f" the other options are {options}, and fields of the class"
             )
         if accumulate is not None and (type(accumulate) is not int or accumulate < 1):
             raise CicloError(f"accumulate={accumulate!r} is not valid; use 1 or more, or None")
@@ -517,7 +518,7 @@ class ManagedState:
         if ema_decay is not None and not 0 <= ema_decay < 1:
             raise CicloError(f"ema_decay={ema_decay!r} is not valid; use 0 to below 1, or None")
         if clip_norm is not None and tx is None:
-            raise CicloError("clip_norm= needs an optimizer: say tx=optax.adam(1e-3)")
+            raise CicloError("clip_norm= needs an optimizer: tx=optax.adam(1e-3)")
         if clip_norm is not None:
             optax = need("optax", "clip_norm=")
             tx = optax.chain(optax.clip_by_global_norm(clip_norm), tx)
@@ -527,7 +528,7 @@ class ManagedState:
         fixed = {name: fields.pop(name) for name in _static_names(cls) if name in fields}
 
         def build(params: Any, batch_stats: Any, fields: dict[str, Any]) -> Any:
-            # Not placed with the others: keys cannot be, on devices of other processes.
+            # Created here, because keys cannot be placed on devices of other processes.
             if "rngs" not in cls._redeclared:
                 fields = {**fields, "rngs": _keys(rngs)}
             if "metrics" not in cls._redeclared:
@@ -551,30 +552,30 @@ class ManagedState:
 
         if _makes(params):
             stats = batch_stats if _makes(batch_stats) else lambda: batch_stats
-            return _born(lambda: build(params(), stats(), fields), strategy)  # type: ignore[no-any-return]
+            return _built(lambda: build(params(), stats(), fields), strategy)  # type: ignore[no-any-return]
         given = strategy.place(jax.tree.map(jnp.asarray, (params, batch_stats, fields)))
-        made: Self = build(*given) if strategy.mesh is None else _born(build, strategy, *given)
+        made: Self = build(*given) if strategy.mesh is None else _built(build, strategy, *given)
         return made
 
     def replace(self, **fields: Any) -> Self:
-        """Another state with some fields changed."""
+        """A copy with some fields changed."""
         return dataclasses.replace(self, **fields)
 
     def with_strategy(self, strategy: str | Strategy) -> Self:
-        """The state under another strategy, placed as that says."""
+        """The state with another strategy, placed accordingly."""
         chosen = get_strategy(strategy)
         return chosen.place(self.replace(strategy=chosen))  # type: ignore[no-any-return]
 
     def __loop_return__(self) -> Self:
-        """What a loop returns is the caller's: no step may use it up."""
+        """The state for the caller, which no later step may donate."""
         return self.replace() if self._is_ours else self
 
     def __loop_trained__(self, logs: LogsLike) -> None:
-        """After the first step that was to train it."""
+        """Called after the first train step."""
         if self.tx is not None and logs.get("losses") and not int(self.step):
             raise CallbackError(
-                "the train step logged losses, and did not train the state: decorate it with"
-                " @managed.train_step (@managed.step only computes)"
+                "the train step logged losses but did not train the state: decorate it with"
+                " @managed.train_step (@managed.step does not train)"
             )
 
     def __repr__(self) -> str:
@@ -585,36 +586,36 @@ class ManagedState:
     # -- random keys and metrics ---------------------------------------------------------------
 
     def rng(self, name: str = "dropout") -> jax.Array:
-        """The key of this name for this step; another one in the next."""
+        """The random key with this name for this step."""
         if name not in self.rngs:
             there = ", ".join(map(repr, self.rngs)) or "none"
             raise CicloError(
-                f"the state has no key {name!r} (it has {there}); give one:"
+                f"the state has no random key {name!r} (it has {there}); add it:"
                 f" create(..., rngs={{{name!r}: jax.random.key(0)}})"
             )
         return jax.random.fold_in(self.rngs[name], self.step)
 
     @property
     def step_rngs(self) -> dict[str, jax.Array]:
-        """All keys for this step, as `apply_fn(..., rngs=state.step_rngs)` of linen takes them."""
+        """All random keys for this step: `apply_fn(..., rngs=state.step_rngs)`."""
         return {name: self.rng(name) for name in self.rngs}
 
     def update_metrics(self, **values: Any) -> Self:
-        """With the values of a batch added to each metric, as `logits=..., labels=...`."""
+        """Adds the values of a batch to each metric, as `logits=..., labels=...`."""
         values = _to_output(self, values)
         return self.replace(
             metrics={name: stateful.updated(one, values) for name, one in self.metrics.items()}
         )
 
     def compute_metrics(self) -> dict[str, Any]:
-        """What the metrics amount to so far."""
+        """The current values of the metrics."""
         found: dict[str, Any] = {}
         for name, metric in self.metrics.items():
             found.update(stateful.computed(name, metric))
         return found
 
     def reset_metrics(self) -> Self:
-        """With metrics that have seen nothing."""
+        """Resets all metrics."""
         if "metrics" in self._redeclared:
             return self
         return self.replace(
@@ -623,16 +624,16 @@ class ManagedState:
 
     @_step
     def reset_step(self) -> Self:
-        """What an epoch begins with: metrics that have seen nothing."""
+        """Resets all metrics, at the start of an epoch."""
         return self.reset_metrics()
 
     # -- updates -------------------------------------------------------------------------------
 
     @property
     def ema_params(self) -> Any:
-        """The moving average of the parameters; before the first update, these."""
+        """The moving average of the parameters; before the first update, the parameters."""
         if self.ema_state is None:
-            raise CicloError("the state keeps no average; say create(..., ema_decay=0.999)")
+            raise CicloError("the state has no average; use create(..., ema_decay=0.999)")
         count, total = self.ema_state
         share = averages.share(jnp.maximum(count, 1), self.ema_decay, jnp.expm1)  # type: ignore[arg-type]
         return jax.tree.map(
@@ -642,13 +643,13 @@ class ManagedState:
         )
 
     def apply_gradients(self, grads: Any, rows: Any = 1, **fields: Any) -> Self:
-        """The state after a train step with these gradients, which are a mean over so many rows.
+        """The state after an update with these gradients, which are a mean over `rows` rows.
 
-        fields: others that change with it, as in a TrainState of Flax
+        fields: other fields to change, as in Flax's TrainState
         """
         if self.tx is None:
             raise CicloError(
-                "the state has no optimizer, so it cannot be trained; say"
+                "the state has no optimizer, so it cannot be trained; use"
                 " create(..., tx=optax.adam(1e-3))"
             )
         state = self.replace(step=self.step + 1, **fields)
@@ -666,7 +667,7 @@ class ManagedState:
 
     @_step
     def flush_step(self) -> Self:
-        """What an epoch ends with: gradients that wait for more are applied, by their rows."""
+        """Applies accumulated gradients, at the end of an epoch."""
         if self.window is None:
             return self
         return jax.lax.cond(  # type: ignore[no-any-return]
@@ -709,7 +710,7 @@ def _keys(given: Any) -> dict[str, jax.Array]:
 
 def _static_names(cls: Any) -> list[str]:
     fields = dataclasses.fields(cls)
-    # `flax.struct.field(pytree_node=False)` says the same in Flax's words.
+    # Flax spells it `flax.struct.field(pytree_node=False)`.
     return [
         one.name
         for one in fields
@@ -718,19 +719,19 @@ def _static_names(cls: Any) -> list[str]:
 
 
 def _adopt_fields(cls: type[ManagedState]) -> None:
-    """Lets a class declare fields of ours as its own, where nothing of ours is in its way."""
-    anew = inspect.get_annotations(cls).keys() & _OURS
-    for name in anew:
+    """Checks which of our fields a subclass may declare again."""
+    redeclared = inspect.get_annotations(cls).keys() & _OURS
+    for name in redeclared:
         if name not in ADOPTED:
             raise CicloError(
-                f"{cls.__name__}.{name} is a field of ManagedState with a meaning of its own; call"
-                f" yours another name, as {name}_"
+                f"{cls.__name__}.{name} is a field of ManagedState; use another name for your"
+                f" field, as {name}_"
             )
-    cls._redeclared = cls._redeclared | frozenset(anew & {"metrics", "rngs"})
+    cls._redeclared = cls._redeclared | frozenset(redeclared & {"metrics", "rngs"})
 
 
-def _born(build: Callable[..., Any], strategy: Strategy, *given: Any) -> Any:
-    """What a function builds, each array of it made where it belongs."""
+def _built(build: Callable[..., Any], strategy: Strategy, *given: Any) -> Any:
+    """Calls `build`, creating each array on its devices."""
     if not strategy.is_compiled:
         return build(*given)
     if strategy.mesh is None:
@@ -740,7 +741,7 @@ def _born(build: Callable[..., Any], strategy: Strategy, *given: Any) -> Any:
 
 
 def _makes(given: Any) -> bool:
-    """Whether this is a function; a tree that can be called, as a module of Equinox, is none."""
+    """Whether this is a function, and not a callable tree such as an Equinox module."""
     return callable(given) and jax.tree_util.treedef_is_leaf(jax.tree.structure(given))
 
 

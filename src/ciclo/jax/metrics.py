@@ -1,7 +1,7 @@
-"""Metrics that are a state: clu's, those of flax.nnx, of jax_metrics, and all that work as these.
+"""Stateful metrics of clu, flax.nnx, jax_metrics and similar libraries.
 
 They differ in how a batch is added: `from_model_output` and `merge` (clu), `update` in place (nnx),
-`update` that returns another (jax_metrics). Here each is a function that leaves its argument alone.
+`update` that returns a new metric (jax_metrics). The functions here do not change their arguments.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ciclo.errors import CicloError
 @partial(jax.tree_util.register_dataclass, data_fields=["total", "rows"], meta_fields=["of"])
 @dataclass(frozen=True)
 class Mean:
-    """The mean so far of one of the values of each batch, by its rows."""
+    """The running mean of a loss, weighted by rows."""
 
     of: str
     total: Any = 0.0
     rows: Any = 0.0
 
-    __loop_new__ = True  # a checkpoint of before it was there is read without it
+    __loop_new__ = True  # older checkpoints do not have it
 
     def empty(self) -> Mean:
         return Mean(self.of, jnp.zeros(()), jnp.zeros(()))
@@ -43,7 +43,7 @@ def is_metric(value: Any) -> bool:
 
 
 def empty(metric: Any) -> Any:
-    """A metric that has seen nothing, from one of its kind or from its class."""
+    """An empty metric, from a metric or its class."""
     if callable(getattr(metric, "empty", None)):
         return metric.empty()
     if isinstance(metric, type):
@@ -54,7 +54,7 @@ def empty(metric: Any) -> Any:
 
 
 def updated(metric: Any, values: dict[str, Any]) -> Any:
-    """The metric with the values of a batch added."""
+    """The metric after a batch."""
     for name in ("single_from_model_output", "from_model_output"):
         if callable(make := getattr(type(metric), name, None)):
             return metric.merge(make(**values))
@@ -64,23 +64,23 @@ def updated(metric: Any, values: dict[str, Any]) -> Any:
 
 
 def merged(name: str, metric: Any, other: Any) -> Any:
-    """Both as one."""
+    """Two metrics merged."""
     if not callable(getattr(metric, "merge", None)):
         raise CicloError(
-            f"the metric {name!r} ({type(metric).__name__}) has no merge(), so that of a batch"
-            " cannot be added to the state's; have the state add the batch, and return that:"
-            " state = state.update_metrics(...), logs, state"
+            f"the metric {name!r} ({type(metric).__name__}) has no merge(), so it cannot be"
+            " merged into the state; update the state instead:"
+            " state = state.update_metrics(...); return logs, state"
         )
     return metric.merge(other)
 
 
 def computed(name: str, metric: Any) -> dict[str, Any]:
-    """What a metric amounts to, by name: one value, or several of a collection."""
+    """The value of a metric by name, or several values of a collection."""
     value = metric.compute()
     named = value if isinstance(value, dict) else {name: value}
     found: dict[str, Any] = {}
     for key, one in named.items():
-        if hasattr(one, "__dataclass_fields__"):  # as the mean and the deviation of nnx.Welford
+        if hasattr(one, "__dataclass_fields__"):  # for example, mean and deviation of nnx.Welford
             found |= {f"{key}_{part}": getattr(one, part) for part in one.__dataclass_fields__}
         else:
             found[key] = one
@@ -88,7 +88,7 @@ def computed(name: str, metric: Any) -> dict[str, Any]:
 
 
 def declared(metrics: Any) -> dict[str, Any]:
-    """The metrics that a state begins with, from a dict, a collection or a class of one."""
+    """The initial metrics of a state, from a dict, a metric or a class."""
     if metrics is None:
         return {}
     named = metrics if isinstance(metrics, dict) else {"metrics": metrics}

@@ -1,6 +1,6 @@
-"""What the states of all JAX frameworks share: the steps of a model with losses and metrics.
+"""The state shared by all JAX frameworks: the steps of a model with losses and metrics.
 
-A framework adds a `Forward`: how its model is called with parameters, and with what else it keeps.
+A framework adds a `Forward`, which calls its model.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ciclo.logs import Logs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-TRAINING = ("train", "training", "is_training")  # what a model calls it that it is trained
+TRAINING = ("train", "training", "is_training")  # names of the training argument of a model
 
 
 class Inputs:
-    """What a model is called with."""
+    """The arguments of a model."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args = args
@@ -35,7 +35,7 @@ class Inputs:
 
     @classmethod
     def of(cls, given: Any) -> Inputs:
-        """A tuple is several by position, a dict several by name, anything else is one."""
+        """From a tuple (positional), a dict (by name), or a single input."""
         if isinstance(given, dict):
             return cls(**given)
         return cls(*given) if isinstance(given, (tuple, list)) else cls(given)
@@ -44,14 +44,14 @@ class Inputs:
         return [*self.args, *self.kwargs.values()]
 
     def plain(self) -> Any:
-        """As the user gave them: one, a tuple, or a dict."""
+        """As given by the user: one input, a tuple, or a dict."""
         if self.kwargs:
             return self.kwargs
         return self.args[0] if len(self.args) == 1 else self.args
 
 
 class KeySeq:
-    """Random keys, as many as are asked for: `next(key_seq)` or `key_seq()`."""
+    """An iterator of random keys: `next(key_seq)` or `key_seq()`."""
 
     def __init__(self, key: Any) -> None:
         self._key = key
@@ -61,7 +61,7 @@ class KeySeq:
 
     def __next__(self) -> Any:
         if self._key is None:
-            raise CallbackError("the state has no random keys; say create(..., rngs=0)")
+            raise CallbackError("the state has no random keys; use create(..., rngs=0)")
         self._key, key = jax.random.split(self._key)
         return key
 
@@ -69,7 +69,7 @@ class KeySeq:
 
 
 class ModelOptions(TypedDict, total=False):
-    """What states of all frameworks may be given; `create_flax_state` says what it means."""
+    """The options for all frameworks; see `create_flax_state`."""
 
     losses: Any
     metrics: Any
@@ -83,20 +83,20 @@ class ModelOptions(TypedDict, total=False):
 
 
 class Forward(Protocol):
-    """A model as a function; hashable, since steps are compiled for it.
+    """A model as a function; hashable, because it is a static argument of compiled steps.
 
-    It may have `keys(state, is_training)`, which random keys it is given, and
-    `take_written(stats)`, which takes what the model wrote to be logged out of what it has changed.
+    It may have `keys(state, is_training)`, which returns its random keys, and
+    `take_written(stats)`, which removes and returns values that the model wrote for logging.
     """
 
     def __call__(
         self, params: Any, stats: Any, rngs: dict[str, Any], inputs: Inputs, is_training: bool
     ) -> tuple[Any, Any]:
-        """The outputs, and what the model keeps beside its parameters."""
+        """The outputs, and the new non-trainable variables."""
 
 
 class ModelState(ManagedState):
-    """A model with its losses and metrics; `create_flax_state` and its like make it."""
+    """A model with losses and metrics, created by `create_flax_state` and similar functions."""
 
     forward: Any = managed.static(None)
     losses: tuple[tuple[str, Callable[..., Any]], ...] = managed.static(())
@@ -105,15 +105,15 @@ class ModelState(ManagedState):
 
     @managed.train_step
     def train_step(self, batch: Any) -> tuple[Logs, ModelState]:
-        """Logs the losses and metrics of a batch, and learns from it."""
+        """Trains on a batch, and logs its losses and metrics."""
         given = self._unpacked(batch)
         outputs, stats, written = self._run(given.inputs, True)
         state = self.replace(batch_stats=stats)
         if not self.losses and not written.get("losses"):
             raise CicloError(
-                "train_step: this state was made without losses, and they give the gradients; give"
-                " create_flax_state, or what made it, a function of outputs and targets:"
-                " losses=lambda preds, target: (preds - target) ** 2, or a dict of several"
+                "train_step: the state has no losses to train on; give create_flax_state, or the"
+                " function that created it, losses=lambda preds, target: (preds - target) ** 2, or"
+                " a dict of losses"
             )
         return state._judged(outputs, given, written)
 
@@ -126,16 +126,16 @@ class ModelState(ManagedState):
 
     @managed.step
     def predict_step(self, batch: Any) -> tuple[Logs, ModelState]:
-        """Logs what the model puts out for a batch, with or without targets in it."""
+        """Logs the outputs for a batch, with or without targets."""
         outputs = self._run(self._unpacked(batch).inputs, False)[0]
         return Logs({"outputs": named_outputs(outputs, "preds")}), self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model puts out, not trained."""
+        """The outputs of the model, in evaluation mode."""
         return self._run(Inputs(*args, **kwargs), False)[0]
 
     def _run(self, inputs: Inputs, is_training: bool) -> tuple[Any, Any, dict[str, dict[str, Any]]]:
-        """Outputs, what the model keeps beside its parameters, and logs that it wrote itself."""
+        """The outputs, the non-trainable variables, and logs that the model wrote."""
         params = self.params
         if not is_training:
             params = self.params if self.ema_state is None else self.ema_params
@@ -179,9 +179,9 @@ class ModelState(ManagedState):
         counted = [name for name, one in self.metrics.items() if not isinstance(one, stateful.Mean)]
         if is_real is not None and counted:
             raise CicloError(
-                f"the metrics {', '.join(counted)} would count rows that were added to this batch"
-                " so that it divides; give batches that divide, or metrics as functions of outputs"
-                " and targets that return a value a row"
+                f"the metrics {', '.join(counted)} would count the padding of this batch; give"
+                " batches that divide, or metrics as functions of outputs and targets that return"
+                " one value per row"
             )
         rows = samples_in(given.inputs.leaves()) if is_real is None else is_real.sum()
         means = {n: one.update(rows, losses) for n, one in self.metrics.items() if n not in counted}
@@ -194,15 +194,15 @@ class ModelState(ManagedState):
         return logs, state
 
     def _values(self, outputs: Any, given: Given) -> dict[str, Any]:
-        """What losses and metrics may ask for."""
+        """The values available to losses and metrics."""
         functions = [function for _, function in (*self.losses, *self.measures)]
         if given.sample_weight is not None and not any(
             wants(f, "sample_weight") for f in functions
         ):
             raise CicloError(
-                "the batch has a third item, which is taken for weights of the samples, and no loss"
-                " or metric takes it; write losses=lambda preds, target, sample_weight: ..., or, if"
-                " it is the targets, give batches of the form ((a, b), y)"
+                "the third item of the batch is read as sample weights, but no loss or metric uses"
+                " them; write losses=lambda preds, target, sample_weight: ..., or, if it is the"
+                " target, give batches of the form ((a, b), y)"
             )
         key = next(iter(self.step_rngs.values()), None)
         inputs = given.inputs.plain()
@@ -220,15 +220,18 @@ class ModelState(ManagedState):
         }
 
 
-FlaxState = ModelState  # what 0.1.9 calls it
+FlaxState = ModelState  # the name in 0.1.9
 
 
 def _called(name: str, function: Callable[..., Any], values: dict[str, Any]) -> Any:
-    return Asked(name, function, tuple(values), fills_rest=True)(values)
+    value = Asked(name, function, tuple(values), fills_rest=True)(values)
+    if value is None:
+        raise CallbackError(f"{name!r} returned None; a loss or metric must return its value")
+    return value
 
 
 def _check_broadcast(name: str, loss: Any, value: Any, values: dict[str, Any]) -> None:
-    """Of outputs [n,1] and targets [n] JAX makes [n,n], each row against each other."""
+    """JAX broadcasts outputs [n,1] and targets [n] to [n,n]."""
     outputs, target = values["preds"], values["target"]
     if (shape := crossed_shape(outputs, target)) is None:
         return
@@ -238,39 +241,39 @@ def _check_broadcast(name: str, loss: Any, value: Any, values: dict[str, Any]) -
     def again(preds: Any, target: Any) -> Any:
         return _called(name, loss, {**values, "preds": preds, "target": target})
 
-    # A loss of pairs of outputs has that shape, too; so this only warns.
+    # A loss over pairs of outputs has that shape too, so this only warns.
     if str(list(shape)).replace(" ", "") in str(jax.make_jaxpr(again)(outputs, target)):
         warn(crossed(name, outputs, target))
 
 
 def _averaged(name: str, value: Any) -> Any:
-    """One number, from a value a row; a function that averages cannot leave rows out."""
+    """The mean of one value per row; a scalar is returned unchanged."""
     if jnp.ndim(value) == 0:
         if managed.mask() is not None:
             raise CicloError(
-                f"{name!r} is one number for a batch that rows were added to so that it divides;"
-                " return a value a row instead, and they are averaged"
+                f"{name!r} is a scalar, but this batch was padded so that it divides; return one"
+                " value per row instead, which is averaged"
             )
         return value
     return managed.mean(value)
 
 
 class Given(NamedTuple):
-    """A batch, taken apart."""
+    """The parts of a batch."""
 
     inputs: Inputs
     target: Any = None
     sample_weight: Any = None
 
     def named_targets(self) -> dict[str, Any]:
-        """The labels by their own names, where they are a mapping."""
+        """The targets by name, if they are a mapping."""
         return self.target if isinstance(self.target, dict) else {}
 
 
 def unpacked(batch: Any) -> Given:
-    """x, (x,), (x, y) or (x, y, sample_weight), where x may be a tuple or a mapping of inputs.
+    """Reads x, (x,), (x, y) or (x, y, sample_weight); x may be a tuple or a mapping of inputs.
 
-    In a dict, what is called so is the targets.
+    In a dict, the targets are found by name.
     """
     if isinstance(batch, dict):
         inputs, target = split(batch)
@@ -280,7 +283,7 @@ def unpacked(batch: Any) -> Given:
     if not 1 <= len(batch) <= 3:
         raise CicloError(
             f"a batch of {len(batch)} items is not x, (x, y) or (x, y, sample_weight):"
-            f" {describe(batch)}. For several inputs give ((a, b), y), or say"
+            f" {describe(batch)}. For several inputs give ((a, b), y), or use"
             " unpack=lambda batch: (inputs, targets)"
         )
     inputs, *rest = batch
@@ -297,11 +300,10 @@ def create(
     averaged: Iterable[str] = (),
     **options: Any,
 ) -> ModelState:
-    """The state of a model, from what its framework made of it.
+    """Creates the state of a model.
 
-    averaged: losses whose mean so far is kept and logged as `avg_<name>`
-
-    init: parameters and what the model keeps beside them, or a function that makes both
+    init: parameters and non-trainable variables, or a function that returns both
+    averaged: losses whose running mean is logged as `avg_<name>`
     """
     params, stats = init if isinstance(init, tuple) else (lambda: init()[0], lambda: init()[1])
     found = named("metrics", metrics, None)
@@ -320,7 +322,7 @@ def create(
 
 
 def training_argument(function: Callable[..., Any]) -> tuple[str, bool] | None:
-    """What a model calls it that it is trained, and whether it means the opposite; else None."""
+    """The training argument of a model, and whether it is negated; None if it has none."""
     names = inspect.signature(function).parameters
     found = next((name for name in TRAINING if name in names), None)
     if found is not None:
@@ -329,5 +331,5 @@ def training_argument(function: Callable[..., Any]) -> tuple[str, bool] | None:
 
 
 def told(argument: tuple[str, bool] | None, is_training: bool) -> dict[str, bool]:
-    """That argument, as a model is told."""
+    """The training argument and its value, as keywords."""
     return {} if argument is None else {argument[0]: is_training is not argument[1]}

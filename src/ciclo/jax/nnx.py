@@ -1,4 +1,4 @@
-"""`create_nnx_state`: a module of flax.nnx as a state that every loop can train."""
+"""`create_nnx_state`: a flax.nnx module as a managed state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["create_nnx_state", "nnx_module"]
 
 @dataclass(frozen=True)
 class NnxForward:
-    """An NNX module as a function of its state: parameters, and all other variables."""
+    """An NNX module as a function of its parameters and other variables."""
 
     graph: Any
 
@@ -31,12 +31,12 @@ class NnxForward:
         module = nnx.merge(self.graph, params, stats)
         module.train() if is_training else module.eval()
         outputs = module(*inputs.args, **inputs.kwargs)
-        # What is known of a module beside its arrays stays as it was given.
+        # The static part of a module does not change.
         return outputs, _others(module) if is_training else stats
 
 
 def _others(module: Any) -> Any:
-    """All variables that are no parameters, as a plain dict."""
+    """All variables except parameters, as a plain dict."""
     from flax import nnx
 
     return nnx.to_pure_dict(nnx.state(module, nnx.Not(nnx.Param)))
@@ -47,11 +47,11 @@ def create_nnx_state(
     tx: Any = None,
     **options: Unpack[ModelOptions],
 ) -> ModelState:
-    """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
+    """Creates a state with `train_step`, `test_step`, `predict_step` and `reset_step`.
 
-    module: a module of NNX, which is left alone, or a function that makes one: then no device ever
-        has all of it. `nnx_module(state)` gives it back, trained
-    tx, options: losses, metrics, strategy, unpack and more, as `create_flax_state` has them
+    module: an NNX module, which is not changed, or a function that returns one: then the parameters
+        are created sharded. `nnx_module(state)` returns the trained module
+    tx, options: losses, metrics, strategy, unpack and more, as in `create_flax_state`
 
     >>> state = ciclo.create_nnx_state(
     ...     Model(rngs=nnx.Rngs(0)), optax.adam(1e-3), losses=cross_entropy
@@ -62,7 +62,7 @@ def create_nnx_state(
     if not is_made and not callable(module):
         raise CicloError(
             f"create_nnx_state was given {describe(module)}; give a module of flax.nnx, or a"
-            " function that makes one"
+            " function that returns one"
         )
 
     def parts(made: Any) -> tuple[Any, Any]:
@@ -77,7 +77,7 @@ def create_nnx_state(
 
 
 def nnx_module(state: ModelState) -> Any:
-    """The module of a state, with the values that it has now."""
+    """The module with the current values of a state."""
     from flax import nnx
 
     return nnx.merge(state.forward.graph, state.params, state.batch_stats)

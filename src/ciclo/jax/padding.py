@@ -1,6 +1,6 @@
-"""Batches that were filled up so that they divide: which rows are real, and the mean over those.
+"""Padded batches: which rows are real, and the mean over them.
 
-Whether a step leaves the added rows out is tried: what it computes must not depend on them.
+A step is tested: its results must not depend on the padding.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import jax.numpy as jnp
 from ciclo.device_values import describe
 from ciclo.errors import CicloError
 
-# Of the batch of the step that is traced.
+# The mask of the batch in the step that is being traced.
 current_mask: ContextVar[Any] = ContextVar("ciclo_mask", default=None)
 
 
 def mask() -> Any:
-    """Inside a step: which rows of the batch are real, where it was filled up; else None."""
+    """Inside a step: True for real rows if the batch is padded, else None."""
     return current_mask.get()
 
 
 def mean(values: Any) -> Any:
-    """Inside a step: the mean over the real rows of a batch, of a value a row.
+    """Inside a step: the mean of one value per row, over the real rows.
 
-    Anywhere else, and for a batch that was not filled up, it is `jnp.mean`.
+    Outside a step, and for a batch without padding, it is `jnp.mean`.
     """
     values = jnp.asarray(values)
     if jnp.issubdtype(values.dtype, jnp.floating):
@@ -43,7 +43,7 @@ def mean(values: Any) -> Any:
 
 
 def find_difference(one: Any, other: Any) -> str | None:
-    """The path of the first number that is not the same in two trees, but for rounding."""
+    """The path of the first number that differs between two trees, apart from rounding."""
     leaves = jax.tree_util.tree_leaves_with_path(one)
     for (path, a), b in zip(leaves, jax.tree.leaves(other), strict=True):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):

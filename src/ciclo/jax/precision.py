@@ -1,4 +1,4 @@
-"""Mixed precision in JAX: what is computed in, and what is logged."""
+"""Mixed precision in JAX."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ciclo.errors import CicloError
 
 @dataclass(frozen=True)
 class Policy:
-    """The types of mixed precision: what is computed in, and what logs are.
+    """The types of mixed precision: for computation, and for logs.
 
-    Parameters stay as they are given, and so do gradients and the optimizer.
+    Parameters, gradients and the optimizer keep their types.
 
     >>> ManagedState.create(params=params, tx=tx, policy="bfloat16")
     """
@@ -39,7 +39,7 @@ class Policy:
         return _cast(tree, self.compute)
 
     def inputs_to_compute(self, batch: Any) -> Any:
-        """A batch with its inputs cast: the first of a tuple, or what is no target of a dict."""
+        """Casts the inputs of a batch: the first of a tuple, or all but the targets of a dict."""
         if isinstance(batch, dict):
             return {k: v if k in TARGETS else self.to_compute(v) for k, v in batch.items()}
         if type(batch) in (tuple, list) and len(batch) > 1:
@@ -51,7 +51,7 @@ class Policy:
 
 
 def _cast(tree: Any, kind: Any) -> Any:
-    """The floating arrays of a tree as another type."""
+    """Casts the floating-point arrays of a tree."""
 
     def cast(leaf: Any) -> Any:
         is_floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)

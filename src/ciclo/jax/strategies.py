@@ -1,9 +1,8 @@
-"""Where a state and its batches live, and how a step over them is compiled.
+"""Strategies: where a state and its batches are placed, and how a step is compiled.
 
-A strategy is a value: a mesh of devices, a rule that says how each array of a state is split over
-it, and the axes of the mesh that split a batch. A step is compiled for all devices at once, and the
-partitioner of JAX puts the communication in; none is written here. Many processes with many devices
-are the same mesh as one process: each gives the rows of a batch that its own devices hold.
+A strategy is a value: a mesh of devices, rules for sharding the state, and the mesh axes that shard
+a batch. A step is compiled for all devices at once, and JAX's partitioner inserts the
+communication. Several processes form one mesh: each provides the rows for its own devices.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import distributed  # the public part has no way to ask the others
+from jax._src import distributed  # there is no public API for the coordination service
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["JIT", "DataParallel", "Eager", "Strategy", "get_strategy", "register_strategy"]
 
 UNEVEN = ("refuse", "pad")
-# Below this many elements, splitting a parameter saves less than gathering it costs.
+# Smaller parameters are not sharded: gathering costs more than it saves.
 MIN_SIZE = 1024
-# How long a process waits for the others to come to a batch of another size.
+# How long a process waits for the others if the size of its batch changes.
 AGREE_S = 60
 
 
-# What a strategy of 0.1.9 has, and a class of the user's would override in vain.
+# Methods of 0.1.9 that a step does not call, and what to override instead.
 INSTEAD = {
     "__call__": "compile(self, function, is_donating)",
     "from_host": "place(self, tree)",
@@ -53,25 +52,25 @@ INSTEAD = {
 
 
 class Placed(NamedTuple):
-    """A batch where it is computed. `mask` says which rows are real, where some were added."""
+    """A batch on its devices. `mask` is True for real rows, if the batch was padded."""
 
     batch: Any
     mask: Any = None
-    is_real: Callable[[], Any] | None = None  # the same on the host, of all processes
-    other: Callable[[], Any] | None = None  # the batch with other rows added
+    is_real: Callable[[], Any] | None = None  # the mask of all processes, on the host
+    other: Callable[[], Any] | None = None  # the batch with other padding
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Strategy:
-    """How a state is placed and a step is compiled; `ciclo.get_strategy` makes the usual ones.
+    """How a state is placed and a step is compiled; see also `ciclo.get_strategy`.
 
     mesh: the devices; None for one device
-    rules: how arrays of the state are split: a function of path and array that returns a
-        PartitionSpec, or pairs of a regular expression for the path and a PartitionSpec, of which
-        the first that is found counts. Where there is none, each device has the whole array
-    batch_axes: the axes of the mesh that the rows of a batch are split over
-    uneven: whether a batch whose rows do not divide is refused or filled up ("pad")
-    donates: whether a train step reuses the memory of the state that it is given
+    rules: how the state is sharded: a function of path and array that returns a PartitionSpec, or
+        pairs of a regular expression for the path and a PartitionSpec; the first match counts.
+        Without a match, an array is replicated
+    batch_axes: the mesh axes that shard the rows of a batch
+    uneven: whether to "refuse" or "pad" a batch whose rows do not divide
+    donates: whether a train step donates its state
 
     >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
     >>> ciclo.Strategy(name="wide", mesh=mesh, rules=[("kernel", jax.P(None, "model"))])
@@ -92,36 +91,36 @@ class Strategy:
             object.__setattr__(self, "batch_axes", (self.batch_axes,))
         if self.mesh is None:
             return
-        # The compiler splits what you compute; with explicit axes you would have to say how.
+        # Automatic axes: with explicit ones, user code would have to specify shardings.
         automatic = Mesh(self.mesh.devices, self.mesh.axis_names)
         object.__setattr__(self, "mesh", automatic)
         unknown = [axis for axis in self.batch_axes if axis not in self.mesh.axis_names]
         if unknown:
             raise CicloError(
-                f"batch_axes={self.batch_axes!r} names {unknown[0]!r}, which the mesh does not"
-                f" have; its axes are {self.mesh.axis_names!r}"
+                f"batch_axes={self.batch_axes!r} has {unknown[0]!r}, but the axes of the mesh"
+                f" are {self.mesh.axis_names!r}"
             )
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in vars(cls).keys() & INSTEAD.keys():
             raise CicloError(
-                f"{cls.__name__}.{name} would never be called by a step; a strategy says that by\n"
+                f"{cls.__name__}.{name} is never called by a step; override this instead:\n"
                 f"    def {INSTEAD[name]}: ..."
             )
 
     # -- what a class of your own may change ---------------------------------------------------
 
     def handle_grads(self, grads: Any) -> Any:
-        """Inside a train step: the gradients that the optimizer gets. They are of all devices."""
+        """In a train step: the gradients for the optimizer, over all devices."""
         return grads
 
     def handle_metric(self, metric: Any) -> Any:
-        """Inside a step: a stateful metric of this batch. It is of all devices."""
+        """In a step: a stateful metric of this batch, over all devices."""
         return metric
 
     def handle_batch_stats(self, batch_stats: Any) -> Any:
-        """Inside a train step: what the model keeps beside its parameters, after it."""
+        """In a train step: the new non-trainable variables."""
         return batch_stats
 
     # -- names of Ciclo 0.1.9, for loops that place things by hand -----------------------------
@@ -137,21 +136,21 @@ class Strategy:
         return jax.device_put(tree, jax.local_devices()[0])
 
     def lift_batch(self, batch: Any) -> Any:
-        """`place_batch`: there is no axis of devices."""
+        """`place_batch`; no device axis is added."""
         return self.place_batch(batch).batch
 
     def lift_key(self, key: Any) -> Any:
-        """The key: all devices compute one program with it."""
+        """The key unchanged: all devices run one program."""
         return key
 
     def lift_batch_size(self, batch_size: int) -> int:
-        """The size: a step sees the whole batch."""
+        """The size unchanged: a step sees the whole batch."""
         return batch_size
 
     # -- the state -----------------------------------------------------------------------------
 
     def shardings(self, tree: Any) -> Any:
-        """Where each array of a tree goes; arrays may be abstract."""
+        """The sharding of each array of a tree; arrays may be abstract."""
         assert self.mesh is not None
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: NamedSharding(self.mesh, self._spec(path, leaf)),  # type: ignore[arg-type]
@@ -163,13 +162,13 @@ class Strategy:
         if callable(self.rules):
             return self.rules(name, leaf)
         for pattern, spec in self.rules:
-            # The count of an optimizer has the path of a parameter, and not its axes.
+            # Optimizer counts have the path of a parameter, but not its axes.
             if re.search(pattern, name) and len(spec) <= leaf.ndim:
                 return spec
         return PartitionSpec()
 
     def place(self, tree: Any) -> Any:
-        """The tree with its arrays where they belong."""
+        """The tree on its devices."""
         if self.mesh is not None:
             return jax.device_put(tree, self.shardings(tree))
         here = jax.local_devices()[0]
@@ -181,13 +180,13 @@ class Strategy:
         return jax.tree.map(placed, tree)
 
     def constrained(self, tree: Any) -> Any:
-        """The same inside a compiled function."""
+        """`place` inside a compiled function."""
         if self.mesh is None:
             return tree
         return jax.lax.with_sharding_constraint(tree, self.shardings(tree))
 
     def replicated(self, tree: Any) -> Any:
-        """Inside a compiled function: whole on each device, so that each process can read it."""
+        """Inside a compiled function: replicated, so that each process can read it."""
         if self.mesh is None:
             return tree
         return jax.lax.with_sharding_constraint(tree, NamedSharding(self.mesh, PartitionSpec()))
@@ -195,8 +194,8 @@ class Strategy:
     # -- batches -------------------------------------------------------------------------------
 
     def place_batch(self, batch: Any, name: str = "the step") -> Placed:
-        """The rows of this process, on its devices; `name` is what an error calls the step."""
-        if not self.is_compiled:  # as compiled steps see it: 64 bits are 32, if JAX is set so
+        """The rows of this process on its devices; `name` is the step's name in errors."""
+        if not self.is_compiled:  # same types as in a compiled step, such as 32 bits
             as_array = lambda x: jnp.asarray(x) if hasattr(x, "dtype") else x  # noqa: E731
             return Placed(jax.tree.map(as_array, batch))
         if self.mesh is None:
@@ -214,7 +213,7 @@ class Strategy:
         def spread(batch: Any) -> Any:
             return jax.tree.map(lambda leaf: _spread(leaf, rows), batch)
 
-        # Another process may add rows where this one does not, and all run the same.
+        # Another process may pad where this one does not, and all must run the same program.
         if not missing and (self.uneven == "refuse" or len(self._processes) == 1):
             return Placed(spread(batch))
         is_real = np.arange(count + missing) < count
@@ -227,7 +226,7 @@ class Strategy:
 
     @cached_property
     def _rows(self) -> tuple[NamedSharding, int]:
-        """How a batch is split, and into how many parts the rows of this process are."""
+        """The sharding of a batch, and the number of shards in this process."""
         assert self.mesh is not None
         rows = NamedSharding(self.mesh, PartitionSpec(self.batch_axes))
         places = rows.addressable_devices_indices_map((self.mesh.size,)).values()
@@ -246,46 +245,46 @@ class Strategy:
         return CicloError(
             f"{name}: a batch of {count} rows cannot be split over the {parts} devices{whose} of"
             f" {self.name!r}: {describe(batch)}. Give batches of {count + -count % parts} rows"
-            " (drop the last one of an epoch if it is short), or have them filled up:"
+            " (drop a short last batch), or pad them:"
             f' strategy={padding}uneven="pad")'
         )
 
     # -- steps ---------------------------------------------------------------------------------
 
     def compile(self, function: Callable[..., Any], is_donating: bool) -> Callable[..., Any]:
-        """The function of a state and more, compiled as this strategy does."""
+        """Compiles a function whose first argument is the state."""
         if not self.is_compiled:
             return function
         return jax.jit(function, donate_argnums=(0,) if is_donating and self.donates else ())
 
     @cached_property
     def must_wait(self) -> bool:
-        """Whether each step is waited for: CPU devices that play several can lock each other up."""
+        """Whether to wait for each step: emulated CPU devices can deadlock."""
         mesh = self.mesh
         return mesh is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
 
 def _rows(batch: Any) -> int | None:
-    """How many rows all arrays of a batch have; None where there is no array."""
+    """The number of rows of a batch; None without arrays."""
     shapes = [leaf.shape for leaf in jax.tree.leaves(batch) if getattr(leaf, "shape", ())]
     lengths = {shape[0] for shape in shapes}
     if len(lengths) > 1:
         raise CicloError(
-            f"the arrays of a batch have different numbers of rows, {sorted(lengths)}, and cannot"
-            f" be split together: {describe(batch)}. Give each array a row a sample"
+            f"the arrays of a batch have different numbers of rows, {sorted(lengths)}, so they"
+            f" cannot be split together: {describe(batch)}. Give each array one row per sample"
         )
     return lengths.pop() if lengths else None
 
 
-_calls = itertools.count()  # of `_agree`, which all processes make in the same order
-_rows_before: dict[str, int] = {}  # by the name of the step
+_calls = itertools.count()  # number of calls of `_agree`, the same in all processes
+_rows_before: dict[str, int] = {}  # by step name
 
 
 def _agree(name: str, rows: int, processes: list[int]) -> None:
-    """Makes sure that all processes bring as many rows; else they would run different programs.
+    """Checks that all processes have the same number of rows; else their programs would differ.
 
-    They talk only when a step gets another number than before: whoever is alone with that waits for
-    the others in vain.
+    They communicate only if the number of a step changes. A process that is alone with a change
+    times out.
     """
     number = next(_calls)
     client = distributed.global_state.client
@@ -303,16 +302,16 @@ def _agree(name: str, rows: int, processes: list[int]) -> None:
     found = {key.rpartition("/")[2]: text for key, text in client.key_value_dir_get(place)}
     if cause is not None or len(set(found.values())) > 1:
         there = ", ".join(f"process {key}: {found[key]}" for key in sorted(found, key=int))
-        absent = "" if cause is None else "; the others brought as many as the time before"
+        absent = "" if cause is None else "; the others have as many as before"
         raise CicloError(
-            f"{name}: processes bring different numbers of rows ({there}{absent}), and each has to"
-            " bring as many; drop the short batches at the end of an epoch, or fill them up with"
-            ' uneven="pad" where they differ by less than a row a device'
+            f"{name}: processes have different numbers of rows ({there}{absent}), but need the"
+            ' same; drop short batches at the end of an epoch, or use uneven="pad" if they'
+            " differ by less than one row per device"
         ) from cause
 
 
 def _filled(leaf: Any, missing: int, row: int) -> Any:
-    """With one of its rows repeated: a real one, so that nothing new is divided by zero."""
+    """Pads by repeating a real row, which cannot cause a new division by zero."""
     if not getattr(leaf, "shape", ()):
         return leaf
     library = jnp if isinstance(leaf, jax.Array) else np
@@ -325,7 +324,7 @@ def _spread(leaf: Any, rows: NamedSharding) -> Any:
     if jax.process_count() == 1:
         return jax.device_put(leaf, rows)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return leaf  # already spread
+        return leaf  # already sharded
     return jax.make_array_from_process_local_data(rows, np.asarray(leaf))
 
 
@@ -333,14 +332,14 @@ def _spread(leaf: Any, rows: NamedSharding) -> Any:
 
 
 class Eager(Strategy):
-    """Nothing is compiled: for a debugger, and for prints."""
+    """Not compiled, for debugging."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**{"name": "eager", "is_compiled": False, **fields})
 
 
 class JIT(Strategy):
-    """Compiled, on one device; with `donate_args` the memory of the state is reused."""
+    """Compiled, on one device; `donate_args` donates the state."""
 
     def __init__(self, donate_args: bool = False, **fields: Any) -> None:
         name = "jit_donate" if donate_args else "jit"
@@ -348,10 +347,10 @@ class JIT(Strategy):
 
 
 class DataParallel(Strategy):
-    """Each device has the whole state and a part of the batch.
+    """Replicates the state and shards the batch.
 
-    donate_args: whether the memory of the state is reused
-    devices: how many, or which; all if not given
+    donate_args: whether a train step donates its state
+    devices: a number or a list; all by default
     """
 
     def __init__(self, donate_args: bool = False, devices: Devices = None, **fields: Any) -> None:
@@ -372,10 +371,10 @@ def fsdp(
     min_size: int = MIN_SIZE,
     donates: bool = True,
 ) -> Strategy:
-    """Each device has a part of the state and of the batch; what is computed with is gathered.
+    """Shards the state and the batch; parameters are gathered when they are used.
 
-    An array of the state is split along its longest axis that divides; those with fewer than
-    `min_size` elements are whole on each device.
+    An array is sharded along its longest axis that divides. Arrays with fewer than `min_size`
+    elements are replicated.
     """
     mesh = _mesh(devices, "fsdp")
 
@@ -402,14 +401,13 @@ def _mesh(devices: Devices, name: str) -> Mesh:
                     " starts"
                 )
             raise CicloError(
-                f"{name} was asked for {devices} devices, and JAX has {len(there)} ({platform});"
-                f" {hint}"
+                f"{name} needs {devices} devices, but JAX has {len(there)} ({platform}); {hint}"
             )
         devices = there[:devices]
     chosen = list(there if devices is None else devices)
     if not chosen or not all(isinstance(one, jax.Device) for one in chosen):
         raise CicloError(
-            f"{name} was given devices={devices!r}; give a number, or devices of jax.devices()"
+            f"devices={devices!r} of {name} is not valid; use a number, or devices of jax.devices()"
         )
     return jax.make_mesh((len(chosen),), ("data",), devices=chosen, axis_types=(AxisType.Auto,))
 
@@ -422,7 +420,7 @@ _makers: dict[str, Callable[..., Strategy]] = {
     "data_parallel_donate": _data_parallel(True),
     "fsdp": fsdp,
 }
-_made: dict[str, Strategy] = {}  # those without options, so that a state has the same one again
+_made: dict[str, Strategy] = {}  # strategies without options, created once
 
 
 def register_strategy(
@@ -431,9 +429,9 @@ def register_strategy(
     *,
     constructor: Callable[..., Strategy] | None = None,
 ) -> Any:
-    """Gives a strategy, or a function or class that makes one, a name for `strategy="name"`.
+    """Registers a strategy, or a function or class that returns one, for `strategy="name"`.
 
-    Without one it is a decorator.
+    With only a name, it is a decorator.
 
     >>> ciclo.register_strategy("wide", lambda: ciclo.Strategy(name="wide", mesh=mesh))
     """
@@ -442,8 +440,8 @@ def register_strategy(
         return lambda made: register_strategy(name, made)
     if not isinstance(given, Strategy) and not callable(given):
         raise CicloError(
-            f"register_strategy({name!r}, ...) takes a ciclo.Strategy or a function that makes one;"
-            f" got {given!r}"
+            f"register_strategy({name!r}, ...) takes a ciclo.Strategy, or a function that returns"
+            f" one; got {given!r}"
         )
     name = _normal(name)
     _made.pop(name, None)
@@ -452,7 +450,7 @@ def register_strategy(
 
 
 def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
-    """The strategy of a name: "data_parallel" or "data-parallel". Options are its maker's.
+    """A strategy by name, "data_parallel" or "data-parallel", optionally with options.
 
     >>> ciclo.get_strategy("data_parallel", devices=4, uneven="pad")
     """
@@ -475,8 +473,8 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
         made = _makers[name]()
         if not isinstance(made, Strategy):
             raise CicloError(
-                f"strategy {name!r} was registered with {_makers[name]!r}, which made {made!r}; it"
-                " has to make a ciclo.Strategy, or an object of a class derived from it"
+                f"strategy {name!r} was registered with {_makers[name]!r}, which returned"
+                f" {made!r}; it must return a ciclo.Strategy"
             )
         _made[name] = made
     return _made[name]
@@ -484,7 +482,7 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
 
 def _normal(name: str) -> str:
     if isinstance(name, Mesh):
-        raise CicloError("a mesh is no strategy yet; say ciclo.Strategy(name='mine', mesh=mesh)")
+        raise CicloError("a mesh is not a strategy; use ciclo.Strategy(name='mine', mesh=mesh)")
     if not isinstance(name, str):
         raise CicloError(
             f"a strategy is a ciclo.Strategy or a name, as {', '.join(map(repr, _makers))}; got"

@@ -1,9 +1,9 @@
 """Ready-made loops: `train_loop`, `test_loop`, `predict_loop`, `fit`.
 
-They put callbacks at named moments into the right order and hand the result to the one loop there
-is. In each iteration: what an epoch begins with, the train step, tasks on schedules, callbacks of
-each step; and after the last batch of an epoch the evaluation, then what an epoch ends with, so
-that a checkpoint or an early stop sees the evaluation of the same state.
+They order callbacks by their moments, and run the same loop as `ciclo.loop`. An iteration runs the
+start of an epoch, the train step, tasks on schedules, and callbacks of each step. After the last
+batch of an epoch comes the evaluation, then the end of the epoch, so that `checkpoint` and
+`early_stopping` see the evaluation of the same state.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ciclo import _seam
-from ciclo import loop as run_loop  # `loops.loop` is a module, for programs of 0.1.9
+from ciclo import loop as run_loop  # `loops.loop` is a module, as in 0.1.9
 from ciclo.binding import listed, pairs_of
 from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
-from ciclo.errors import CicloError, PeriodError, warn
-from ciclo.loop import NO_BATCH, LoopState, Result, State, begin, iterate
+from ciclo.errors import CicloError, PeriodError, refuse_unknown, warn
+from ciclo.loop import NO_BATCH, OPTIONS, LoopState, Result, State, begin, iterate
 from ciclo.moments import (
     on_epoch_end,
     on_epoch_start,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fit", "predict_loop", "test_loop", "train_loop"]
 
-INNER = ("aggregation", "weighted", "output_state")  # options of an inner loop; others are loop's
+INNER = ("aggregation", "weighted", "output_state")  # the rest are options of `loop`
 
 
 def train_loop(
@@ -66,15 +66,15 @@ def train_loop(
 ) -> Result[State]:
     """Trains on one stream of batches, evaluating after each epoch of `epoch_duration`.
 
-    tasks: callbacks by moment (`ciclo.on_train_step`, ...) or schedule; methods of the state of
-        these names, or `train_step`, `test_step` and `reset_step`, come before them
+    tasks: callbacks by moment (`ciclo.on_train_step`, ...) or schedule; methods of the state with
+        these names, or `train_step`, `test_step` and `reset_step`, run before them
     epoch_duration: a number of steps, or a period of steps, samples or time
-    test_dataset: what to evaluate on, or a function that makes it
-    test_duration: where an evaluation ends; without it, at the end of the test data
-    aggregation: what is logged of an evaluation, as in `inner_loop`; "mean" is weighted by samples
-    inner_loop_kwargs: more options of `inner_loop`, or of the loop that evaluates
-    callbacks: objects that know when they are due, such as `ciclo.keras_bar()`, or that have
-        methods called like moments
+    test_dataset: the data to evaluate on, or a function that returns it
+    test_duration: where an evaluation ends; by default at the end of the test data
+    aggregation: of the evaluation, as in `inner_loop`; "mean" is weighted by samples
+    inner_loop_kwargs: more options of `inner_loop`, or of the evaluation loop
+    callbacks: objects with their own moments, such as `ciclo.keras_bar()`, or with methods named
+        like moments
 
     Other options are those of `loop`. Without `epoch_duration` the whole loop is one epoch.
     """
@@ -108,11 +108,11 @@ def fit(
     aggregation: Any = "mean",
     **options: Unpack[LoopOptions],
 ) -> Result[State]:
-    """Trains for some epochs of a dataset, or some steps, and evaluates after each epoch.
+    """Trains for a number of epochs or steps, and evaluates after each epoch.
 
-    train, validation: what can be read again for each epoch, or a function that makes it
+    train, validation: data that can be read once per epoch, or a function that returns it
     train_step, test_step, reset_step: callbacks; without them, the methods of the state
-    validation_steps: how many batches to evaluate on; all of them if not given
+    validation_steps: number of batches to evaluate on; all by default
 
     Other options are those of `loop`.
 
@@ -121,7 +121,7 @@ def fit(
     ... )
     """
     if epochs is None and steps is None:
-        raise PeriodError("fit() must know where to end: say epochs=10 or steps=1000")
+        raise PeriodError("fit() needs an end: epochs=10 or steps=1000")
     whole("epochs", epochs)
     if whole("steps_per_epoch", steps_per_epoch) == 0:
         raise PeriodError("steps_per_epoch=0 is not valid; use 1 or more")
@@ -149,7 +149,7 @@ def fit(
 
 
 class Evaluation:
-    """What to evaluate on after an epoch, and what to log of it."""
+    """The evaluation after an epoch."""
 
     def __init__(
         self,
@@ -165,20 +165,21 @@ class Evaluation:
         given = {"aggregation": aggregation, "weighted": True, **(options or {})}
         self._inner = {key: given.pop(key) for key in INNER if key in given}
         self._options = given
+        refuse_unknown("inner_loop", given, [*INNER, *OPTIONS])
         if hasattr(dataset, "__next__"):  # not iter(): that would start a loader's workers
             raise CicloError(
                 f"the dataset for {name!r} can be read only once; give a list, a loader, or a"
-                " function that makes one: lambda: batches()"
+                " function that returns one: lambda: batches()"
             )
 
     def callbacks(self, plan: Plan, metadata: Any) -> list[Any]:
-        """The callback that evaluates; none where there is nothing to evaluate on."""
+        """The callback that evaluates, if there is a dataset."""
         if self.dataset is None:
             plan.refuse(on_test_begin, on_test_batch_begin, on_test_step)
             plan.refuse(on_test_batch_end, on_test_end)
             if plan.tasks[on_test_step]:
                 warn(
-                    "a test step was given and nothing to test on: say test_dataset=, or, in"
+                    "a test step was given, but no data to test on: use test_dataset=, or, in"
                     " fit, validation="
                 )
             return []
@@ -240,14 +241,14 @@ def _train(
     )
     if at_start and result.elapsed.steps > before and _array_ids(result.state) == at_start:
         warn(
-            "no step returned a new state, so that nothing was trained; end the train step with\n"
+            "no step returned a new state, so nothing was trained; end the train step with\n"
             "    return logs, state"
         )
     return result
 
 
 def _array_ids(state: Any) -> list[int]:
-    """Which arrays of JAX, which never change, a state has."""
+    """The ids of the JAX arrays in a state; these are immutable."""
     jax: Any = sys.modules.get("jax")
     leaves = [] if jax is None else jax.tree.leaves(state)
     return [id(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
@@ -257,11 +258,11 @@ def _flush(state: Any) -> Any:
     return state.flush_step()
 
 
-_flush.__name__ = "flush_step"  # what a checkpoint calls the task
+_flush.__name__ = "flush_step"  # the name of the task in a checkpoint
 
 
 def _check_once(run: LoopState[Any]) -> list[tuple[Any, Any]]:
-    """Asks a state that can tell, after its first step, whether that has trained it."""
+    """Checks after the first step that a managed state was trained."""
     if not hasattr(run.state, "__loop_trained__"):
         return []
     is_due = [True]
@@ -297,7 +298,7 @@ def predict_loop(
 ) -> Result[State]:
     """Runs `on_predict_step` for each batch; options are those of `loop`.
 
-    What the step logs as outputs is in the history: `history.collect("outputs.logits")`.
+    Outputs that the step logs are in the history: `history.collect("outputs.logits")`.
     """
     return _pass(on_predict_step, state, dataset, tasks, stop, callbacks, options)
 
@@ -311,7 +312,7 @@ def _pass(
     callbacks: Iterable[Any],
     options: LoopOptions,
 ) -> Result[State]:
-    """One pass over a dataset, without epochs: callbacks of a train step go with each step."""
+    """One pass over a dataset, without epochs; callbacks of train steps run in each step."""
     plan = Plan(state, tasks, callbacks)
     plan.refuse(on_predict_step if moment == on_test_step else on_test_step)
     is_test = moment == on_test_step

@@ -1,1 +1,1 @@
-"""What needs torch: a state of a module and an optimizer, its strategies, metrics and batches."""
+"""Everything that needs torch: the state, its strategies, metrics and batches."""

@@ -1,4 +1,4 @@
-"""What goes into a torch module and comes out of it, in whatever containers a program has."""
+"""Inputs and outputs of a torch module, in any containers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ciclo.judging import split
 
 
 def unpacked(batch: Any) -> tuple[Any, Any]:
-    """Inputs and targets: the last of a tuple, or what a dict calls so, is the targets."""
+    """Inputs and targets: the last item of a tuple, or found by name in a dict."""
     if hasattr(batch, "items"):
         inputs, targets = split(batch)
         return tuple(inputs.values()) if len(inputs) == 1 else inputs, targets
@@ -21,7 +21,7 @@ def unpacked(batch: Any) -> tuple[Any, Any]:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch on the device; the copy from pinned memory goes on behind."""
+    """The batch on the device; copies from pinned memory are asynchronous."""
     is_behind = device.type != "cpu"
 
     def moved(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""`create_torch_state`: a module and its optimizer as a state that every loop can train.
+"""`create_torch_state`: a module and its optimizer as a state.
 
-What is given is checked and put together here; nothing of torch is loaded before that.
+Arguments are checked here, before torch is imported.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ def create_torch_state(
     scheduler: Any = None,
     sync_batch_norm: bool = True,
 ) -> TorchState:
-    """A state with `train_step`, `test_step`, `predict_step` and `reset_step`, for every loop.
+    """Creates a state with `train_step`, `test_step`, `predict_step` and `reset_step`.
 
-    optimizer: one of torch's, or a function that makes it from the parameters
-    losses: a function or module `loss(outputs, targets)`, or a dict of them, which are summed
-    metrics: the same, or objects with `update`, `compute` and `reset`, as those of torchmetrics
+    optimizer: a torch optimizer, or a function of the parameters that returns one
+    losses: a function or module `loss(outputs, targets)`, or a dict of them, which is summed
+    metrics: functions like losses, or objects with `update`, `compute` and `reset`
     strategy: "eager", "compile", or under torchrun "ddp" or "fsdp"
-    device: where to put the module; without it, where it is. "cuda" under torchrun is the GPU of
-        the process
-    unpack: a function of a batch that returns inputs and targets; without it, the last item of a
-        tuple, or `y`, `target(s)` or `label(s)` of a dict, is the targets
-    accumulate: how many train steps make one update, each counted by its samples
-    policy: "bfloat16" or "float16" to compute in that (autocast)
-    clip_norm: the longest that a gradient may be
-    ema_decay: has `test_step` and `predict_step` use a moving average of the parameters
-    scheduler: of the learning rate, stepped with the optimizer; or a function that makes it from
-        the optimizer
-    sync_batch_norm: whether batch norm counts the samples of all processes
+    device: the device of the module; by default it stays where it is. "cuda" under torchrun is the
+        GPU of the process
+    unpack: a function of a batch that returns inputs and targets. By default the last item of a
+        tuple, or `y`, `target(s)` or `label(s)` of a dict, is the target
+    accumulate: number of train steps per update, weighted by samples
+    policy: "bfloat16" or "float16" for mixed precision (autocast)
+    clip_norm: maximum gradient norm
+    ema_decay: `test_step` and `predict_step` use a moving average of the parameters
+    scheduler: a learning rate scheduler, stepped with the optimizer; or a function of the optimizer
+        that returns one
+    sync_batch_norm: whether batch norm uses the samples of all processes
 
     >>> state = ciclo.create_torch_state(
     ...     module, torch.optim.SGD(module.parameters(), 0.1), losses=torch.nn.CrossEntropyLoss()
@@ -78,12 +78,12 @@ def create_torch_state(
     for name, one in [*named_losses.items(), *named_metrics.items()]:
         if isinstance(one, type):
             raise TypeError(
-                f"{name!r} is a class; use a function of outputs and targets, or an object of it"
+                f"{name!r} is a class; use a function of outputs and targets, or an instance"
             )
         if name == "<lambda>":
-            raise ValueError('a lambda has no name; say metrics={"name": lambda ...}')
+            raise ValueError('a lambda has no name; use metrics={"name": lambda ...}')
     if "loss" in named_losses and len(named_losses) > 1:
-        raise ValueError('losses: "loss" is what their sum is called; give that one another name')
+        raise ValueError('losses: "loss" is the name of their sum; use another name')
     placed = strategies.place(module, strategy, device, sync_batch_norm)
     return state.TorchState(
         placed,

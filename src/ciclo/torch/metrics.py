@@ -1,4 +1,4 @@
-"""Metrics of a torch state that go on from batch to batch, and what all of them may ask for."""
+"""Losses and metrics of a torch state, including stateful metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ciclo.judging import Asked, crossed, crossed_shape
 if TYPE_CHECKING:
     import torch
 
-OFFERED = ("outputs", "targets", "batch", "module")  # what a loss or a metric may ask for by name
+OFFERED = ("outputs", "targets", "batch", "module")  # values that a loss or a metric may name
 
 
 def asked(name: str, function: Any) -> Asked:
-    """A loss or a metric, called with what it asks for."""
+    """A loss or a metric, called with the values that its parameters name."""
     return Asked(name, function, OFFERED, OFFERED[:2])
 
 
@@ -29,9 +29,9 @@ def is_stateful(metric: Any) -> bool:
 
 
 class Crossing(TorchFunctionMode):
-    """Warns of a loss that makes [n,n] of outputs [n,1] and targets [n] while it runs.
+    """Warns about a loss that broadcasts outputs [n,1] and targets [n] to [n,n].
 
-    It sees what the loss itself calls; losses of torch warn by themselves.
+    It observes the torch functions that the loss calls; torch's own losses warn themselves.
     """
 
     def __init__(self, name: str, outputs: Any, targets: Any) -> None:
@@ -51,26 +51,26 @@ class Crossing(TorchFunctionMode):
 
 
 class Running:
-    """A metric that goes on from batch to batch, such as one of torchmetrics."""
+    """A stateful metric, such as one of torchmetrics."""
 
     def __init__(self, name: str, metric: Any, device: torch.device, is_distributed: bool) -> None:
         self.name = name
         self.metric = metric.to(device) if hasattr(metric, "to") else metric
         self.update = asked(name, metric.update)
         self.is_distributed = is_distributed
-        # Those of torchmetrics talk to the other processes by themselves; a collection has several.
+        # Metrics of torchmetrics synchronise processes themselves; a collection has several.
         parts = list(metric.values()) if isinstance(metric, nn.ModuleDict) else [metric]
         self._synced: list[Any] = [one for one in parts if hasattr(one, "sync_context")]
         if hasattr(metric, "persistent"):
-            metric.persistent(True)  # else what it has counted is not in its state dict
+            metric.persistent(True)  # else its counts are not in its state dict
         if is_distributed and not self._synced and not hasattr(metric, "merge_state"):
             raise TypeError(
-                f"the metric {name!r} ({type(metric).__name__}) counts in each process for itself;"
-                " use one of torchmetrics, or give its class merge_state(metrics)"
+                f"the metric {name!r} ({type(metric).__name__}) counts in each process separately;"
+                " use one of torchmetrics, or define merge_state(metrics)"
             )
 
     def compute(self) -> Any:
-        """Its value so far, of all processes."""
+        """The current value, over all processes."""
         return self._merged().compute()
 
     def _merged(self) -> Any:
@@ -82,7 +82,7 @@ class Running:
         return gathered[0]
 
     def state_dict(self) -> Any:
-        """What all processes have counted together; one of them gets all of it back."""
+        """The counts of all processes together; rank 0 restores all of them."""
         with ExitStack() as stack:
             for one in self._synced if self.is_distributed else ():
                 if one.update_called:

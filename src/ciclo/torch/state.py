@@ -1,7 +1,7 @@
-"""The state that `create_torch_state` makes: a module, its optimizer, and one step with them.
+"""`TorchState`: a module, its optimizer, and their steps.
 
-A step leaves its values where they were computed: nothing here waits for a device. In several
-processes what is logged stands for all of them, so that they decide alike.
+A step leaves its values on their device: nothing here waits for it. With several processes, logs
+are means over all of them, so that all make the same decisions.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ CREATE = "ciclo.create_torch_state(module, optimizer, losses=...)"
 
 
 class Window(NamedTuple):
-    """The batches whose gradients wait for a step, and the samples of them."""
+    """The number of batches and samples whose gradients are accumulated."""
 
     batches: int = 0
     samples: float = 0
 
 
 class TorchState:
-    """A module, its optimizer and what goes with them, which a step changes in place.
+    """A module, its optimizer and other training state, which steps change in place.
 
-    `create_torch_state` makes it. `module`, `optimizer` and `scheduler` are the user's own.
+    Created by `create_torch_state`. `module`, `optimizer` and `scheduler` are the user's objects.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TorchState:
         self._dtype = None if policy in (None, "float32") else getattr(torch, str(policy))
         self._scaler = torch.amp.GradScaler(self.device.type) if policy == "float16" else None
         self._clip_norm = clip_norm
-        self._looked_at: set[str] = set()  # losses that have run once
+        self._looked_at: set[str] = set()  # losses that were checked once
         self._ema_decay = ema_decay
         self._average: EmaState | None = None
         if ema_decay is not None:
@@ -90,7 +90,7 @@ class TorchState:
         self._metrics = {
             name: asked(name, one) for name, one in metrics.items() if name not in stateful
         }
-        # One of its own for evaluations, which may come in the middle of an epoch.
+        # A separate copy for evaluations, which may run inside an epoch.
         self._train_metrics = self._running(stateful)
         self._test_metrics = self._running(copy.deepcopy(stateful))
 
@@ -107,12 +107,12 @@ class TorchState:
     # -- steps ---------------------------------------------------------------------------------
 
     def train_step(self, batch: Any) -> tuple[Logs, TorchState]:
-        """Computes the losses of a batch and takes one step of the optimizer."""
+        """Computes the losses of a batch, and runs one optimizer step."""
         if self.optimizer is None:
-            raise CicloError(f"this state has no optimizer to train with; make it by {CREATE}")
+            raise CicloError(f"this state has no optimizer; create it with {CREATE}")
         if not self._losses:
             raise CicloError(
-                f"this state has no loss to train with; make it by {CREATE}, such as"
+                f"this state has no loss to train on; create it with {CREATE}, such as"
                 " losses=torch.nn.functional.cross_entropy"
             )
         batch = to_device(batch, self.device)
@@ -120,7 +120,7 @@ class TorchState:
         is_last = self._accumulate is None or self._window.batches + 1 >= self._accumulate
         if not self._window.batches:
             self.optimizer.zero_grad()
-        # A window is divided by its samples when it is full; a step by itself is weighed at once.
+        # Accumulated gradients are divided by their samples at the end; a single step is weighted.
         share = self._placed.share(samples) if self._accumulate is None else None
         with self._mode(is_training=True), self._placed.exchange(is_last):
             logs, loss, found = self._computed(self._placed.train, batch)
@@ -130,7 +130,7 @@ class TorchState:
                     " outputs with torch, without detach(), item() or no_grad()"
                 )
             if self._accumulate is not None:
-                loss = loss * samples  # the sum of a window is divided by all of its samples
+                loss = loss * samples  # divided by all samples at the end
             elif share is not None:
                 loss = loss * share()
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()
@@ -142,7 +142,7 @@ class TorchState:
         return self._finished(logs, samples, self._train_metrics), self
 
     def flush_step(self) -> TorchState:
-        """Takes the step of a window that is not full, as at the end of an epoch."""
+        """Applies accumulated gradients, at the end of an epoch."""
         if self.optimizer is not None and self._window.batches:
             gradients = self._gradients()
             for one, exchanged in zip(gradients, self._placed.exchanged(gradients), strict=True):
@@ -151,10 +151,10 @@ class TorchState:
         return self
 
     def test_step(self, batch: Any) -> tuple[Logs, TorchState]:
-        """Computes the losses and metrics of a batch, in the module's evaluation mode."""
+        """Computes the losses and metrics of a batch, in evaluation mode."""
         if not (self._losses or self._metrics or self._test_metrics):
             raise CicloError(
-                f"this state has nothing to test; make it by {CREATE}, or with metrics=..."
+                f"this state has no losses or metrics; create it with {CREATE}, or with metrics=..."
             )
         batch = to_device(batch, self.device)
         with torch.no_grad(), self._mode(is_training=False), self._with_average():
@@ -164,7 +164,7 @@ class TorchState:
         return self._finished(logs, samples_in(batch), self._test_metrics), self
 
     def predict_step(self, batch: Any) -> tuple[Logs, TorchState]:
-        """Computes what the module puts out for a batch, and logs it as outputs."""
+        """Computes and logs the outputs for a batch."""
         batch = to_device(batch, self.device)
         inputs, _ = self._unpack(batch)
         with torch.no_grad(), self._mode(is_training=False), self._with_average():
@@ -173,16 +173,16 @@ class TorchState:
         return Logs({"outputs": named_outputs(outputs, "outputs")}), self
 
     def reset_step(self) -> TorchState:
-        """Has stateful metrics begin anew, as at the start of an epoch or an evaluation."""
+        """Resets stateful metrics, at the start of an epoch or an evaluation."""
         for running in (*self._train_metrics.values(), *self._test_metrics.values()):
             running.metric.reset()
         return self
 
     def __loop_samples__(self, samples: list[int]) -> list[int]:
-        """The samples of each batch of an evaluation, in all processes, for the mean of them."""
+        """The samples of each evaluation batch, summed over all processes."""
         return self._placed.summed(samples)
 
-    # -- what a step is made of ----------------------------------------------------------------
+    # -- the parts of a step -----------------------------------------------------------------
 
     def _called(self, function: Callable[..., Any], inputs: Any) -> Any:
         with self._autocast():
@@ -198,7 +198,7 @@ class TorchState:
     def _computed(
         self, function: Callable[..., Any], batch: Any
     ) -> tuple[Logs, torch.Tensor, dict[str, Any]]:
-        """The losses of a batch as logs, their sum, and what metrics may ask for."""
+        """The losses of a batch as logs, their sum, and the values for metrics."""
         inputs, targets = self._unpack(batch)
         outputs = self._called(function, inputs)
         found = {"outputs": outputs, "targets": targets, "batch": batch, "module": self.module}
@@ -212,8 +212,8 @@ class TorchState:
                     loss = function(found)
                 if not isinstance(loss, torch.Tensor) or loss.dim():
                     raise CallbackError(
-                        f"the loss {name!r} is {describe(loss)}; it must be one number, a tensor"
-                        " without dimensions: return loss.mean()"
+                        f"the loss {name!r} is {describe(loss)}; it must be a scalar:"
+                        " return loss.mean()"
                     )
                 logs.add_loss(name, loss.detach())
                 total = loss if total is None else total + loss
@@ -252,7 +252,7 @@ class TorchState:
             scaler.step(optimizer)
             scaler.update()
             if scaler.get_scale() < before:
-                return  # a gradient was infinite: this step is left out
+                return  # a gradient was not finite, so this step is skipped
         if self._average is not None:
             count, sums = self._average
             now = zip(self.module.parameters(), sums, strict=True)
@@ -270,7 +270,7 @@ class TorchState:
         return [one.grad for one in self._parameters() if one.grad is not None]
 
     def _finished(self, logs: Logs, samples: int, running: dict[str, Running]) -> Logs:
-        """The logs of a step, of all processes."""
+        """The logs of a step, averaged over all processes."""
         if self._placed.is_distributed:
             places = [
                 (values, name)
@@ -290,9 +290,9 @@ class TorchState:
 
     @contextmanager
     def _mode(self, is_training: bool) -> Iterator[None]:
-        """The module in this mode; afterwards each part of it is in its own again.
+        """Sets the mode of the module, and restores the mode of each submodule afterwards.
 
-        One that is in training mode is left as it is, since a part may be frozen on purpose.
+        A module in training mode is not changed, because a submodule may be frozen on purpose.
         """
         if self.module.training == is_training:
             yield
@@ -307,7 +307,7 @@ class TorchState:
 
     @contextmanager
     def _with_average(self) -> Iterator[None]:
-        """The module with the average of its parameters, if there is one."""
+        """Temporarily replaces the parameters by their average, if there is one."""
         if self._average is None or not self._average.count:
             yield
             return
@@ -321,10 +321,10 @@ class TorchState:
 
     @property
     def ema_params(self) -> dict[str, Any]:
-        """The module's state dict with the moving average of its parameters."""
+        """The state dict of the module with averaged parameters."""
         if self._average is None:
             raise CicloError(
-                "this state has no average; ask for it: create_torch_state(..., ema_decay=0.999)"
+                "this state has no average; use create_torch_state(..., ema_decay=0.999)"
             )
         if not self._average.count:
             return self.module.state_dict()
@@ -340,7 +340,7 @@ class TorchState:
     # -- to a checkpoint and back --------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a step changes. In several processes all of them must ask for it."""
+        """Everything that steps change. With several processes, all must call it."""
         metrics = {"train": self._train_metrics, "test": self._test_metrics}
         return {
             "module": self.module.state_dict(),
@@ -358,7 +358,7 @@ class TorchState:
         }
 
     def _open_window(self) -> dict[str, Any] | None:
-        """The batches that wait for a step, and their gradients, of all processes together."""
+        """The accumulated batches and gradients of all processes together."""
         if not self._window.batches:
             return None
         count = self._placed.processes
@@ -374,16 +374,14 @@ class TorchState:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Becomes what `state_dict` was taken of, in whatever strategy that ran."""
-        saved = {"averaged": inf, **saved}  # an older one has averages that need no correction
+        """The inverse of `state_dict`, from any strategy."""
+        saved = {"averaged": inf, **saved}  # older ones have averages without bias correction
         mine = self.state_dict()
         for key, value in mine.items():
             theirs = saved.get(key)
             if key not in saved or ((theirs is None) != (value is None) and key != "window"):
                 given = "nothing" if theirs is None else "one"
-                raise CheckpointError(
-                    f"this is not the state of {self!r}: it has {given} for {key!r}"
-                )
+                raise CheckpointError(f"this is not a state of {self!r}: {key!r} is {given}")
         placed = {n: _spread(value, mine["module"].get(n)) for n, value in saved["module"].items()}
         self.module.load_state_dict(placed)
         for name, module in self._loss_modules.items():
@@ -420,17 +418,19 @@ def _scheduler(given: Any, optimizer: Optimizer | None) -> LRScheduler | None:
         made = given(optimizer)
     if isinstance(made, ReduceLROnPlateau):
         raise TypeError(
-            "scheduler: ReduceLROnPlateau steps by a value of an epoch, not by optimizer steps;"
-            " leave it out here and step it yourself: {ciclo.on_epoch_end: lambda loop_state:"
+            "scheduler: ReduceLROnPlateau steps once per epoch, by a value; leave it out here"
+            " and step it yourself: {ciclo.on_epoch_end: lambda loop_state:"
             ' plateau.step(loop_state.logs.value("loss_valid"))}'
         )
     if not isinstance(made, LRScheduler):
         raise TypeError(
-            f"scheduler is {made!r}; use one of torch.optim.lr_scheduler, or a function that makes"
-            " one from the optimizer"
+            f"scheduler is {made!r}; use one of torch.optim.lr_scheduler, or a function of the"
+            " optimizer that returns one"
         )
     if made.optimizer is not optimizer:
-        raise ValueError("scheduler is of another optimizer; make it of the one that is given here")
+        raise ValueError(
+            "scheduler belongs to another optimizer; create it from the one given here"
+        )
     return made
 
 
@@ -453,12 +453,12 @@ def _whole(value: Any) -> Any:
 
 
 def _spread(value: Any, like: Any) -> Any:
-    """The value in as many processes as `like` is, where that is a DTensor and this is not."""
+    """Shards the value like `like`, if that is a DTensor."""
     is_spread = hasattr(like, "device_mesh")
     if not is_spread or hasattr(value, "device_mesh") or not isinstance(value, torch.Tensor):
         return value
     if value.shape != like.shape:
-        return value  # a counter of the optimizer's
+        return value  # a counter of the optimizer
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)

@@ -1,7 +1,7 @@
-"""How a module of torch runs: as it is, compiled, or in several processes that torchrun started.
+"""How a torch module runs: eager, compiled, or in several processes started by torchrun.
 
-torch does all of it (`torch.compile`, `DistributedDataParallel`, `fully_shard`); here is what they
-need around them, so that each trains to the same parameters as one process with the whole batch.
+They use `torch.compile`, `DistributedDataParallel` and `fully_shard`, with weights such that each
+gives the same parameters as one process with the whole batch.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells a process
+LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # environment variables of torchrun
 
 
 class Placed:
-    """A module where it trains: in this process, as it is."""
+    """A module on its device, eager, in one process."""
 
     name = "eager"
     is_distributed = False
@@ -38,7 +38,7 @@ class Placed:
     def __init__(self, module: nn.Module, device: torch.device, before: dict[int, str]) -> None:
         self.module = module
         self.device = device
-        self.before = before  # the names of the parameters that the optimizer was made with
+        self.before = before  # names of the original parameters, by id
         self.processes = dist.get_world_size() if self.is_distributed else 1
         self.train = self.evaluate = self._wrap()
 
@@ -46,14 +46,14 @@ class Placed:
         return self.module
 
     def exchange(self, is_wanted: bool) -> AbstractContextManager[None]:
-        """Around a forward and a backward pass: whether processes exchange gradients then."""
+        """A context for forward and backward: whether processes exchange gradients."""
         return nullcontext()
 
     def share(self, samples: int) -> Callable[[], torch.Tensor] | None:
-        """What this process's loss weighs in the mean that processes make of their gradients.
+        """The weight of this process's loss in the mean of gradients over processes.
 
-        It is asked for before the forward pass and called after it: the exchange goes on meanwhile.
-        Where all have as many samples it is exactly 1, but none can know that of the others.
+        The returned function is called after the forward pass, while the exchange is running. The
+        weight is exactly 1 if all processes have the same number of samples.
         """
         if self.processes == 1:
             return None
@@ -61,13 +61,13 @@ class Placed:
         summed: Any = dist.all_reduce(total, async_op=True)
 
         def weight() -> torch.Tensor:
-            summed.wait()  # on a GPU its stream waits, not the host
+            summed.wait()  # on a GPU the stream waits, not the host
             return samples * self.processes / total
 
         return weight
 
     def summed(self, samples: list[int]) -> list[int]:
-        """The samples of some steps in all processes; its own, if not all took these steps."""
+        """Samples per step, summed over processes; its own if the numbers of steps differ."""
         if self.processes == 1:
             return samples
         all_samples: list[Any] = [None] * self.processes
@@ -76,14 +76,14 @@ class Placed:
         return [sum(each) for each in zip(*all_samples, strict=True)] if is_alike else samples
 
     def exchanged(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Gradients that processes have not yet exchanged, as if they had."""
+        """Averages gradients that were not exchanged yet."""
         return gradients
 
     def evaluated(self) -> None:
-        """Called after a forward pass that no backward pass follows."""
+        """Called after a forward pass without a backward pass."""
 
     def optimizer(self, given: Any) -> Optimizer | None:
-        """The user's optimizer with the parameters that the module has now."""
+        """The user's optimizer with the current parameters of the module."""
         if given is None:
             return None
         made: Any = given
@@ -91,7 +91,7 @@ class Placed:
             made = given([one for one in self.module.parameters() if one.requires_grad])
         if not isinstance(made, torch.optim.Optimizer):
             raise TypeError(
-                f"optimizer is {made!r}; use an optimizer of torch or a function that makes one,"
+                f"optimizer is {made!r}; use a torch optimizer, or a function that returns one,"
                 " such as lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
             )
         optimizer: Optimizer = made
@@ -104,21 +104,21 @@ class Placed:
         now = dict(self.module.named_parameters(remove_duplicate=False))
         if not any(id(one) in self.before for one in held):
             raise ValueError(
-                "the optimizer has none of the module's parameters; make it of this module:"
+                "the optimizer has none of the module's parameters; create it from this module:"
                 " torch.optim.SGD(module.parameters(), lr=0.1)"
             )
         moved = [one for one in held if now.get(self.before.get(id(one), "")) is not one]
         if any(id(one) in self.before for one in moved) and optimizer.state:
             raise ValueError(
-                f'strategy="{self.name}" replaces the parameters, and this optimizer has already'
-                " stepped with the old ones; give a new one, and its state by load_state_dict"
+                f'strategy="{self.name}" replaces the parameters, but this optimizer has already'
+                " stepped with the old ones; give a new one, and load its state_dict"
             )
         for group in optimizer.param_groups:
             group["params"] = [now.get(self.before.get(id(p), ""), p) for p in group["params"]]
 
 
 class Compiled(Placed):
-    """The same, compiled by `torch.compile`."""
+    """A module compiled by `torch.compile`."""
 
     name = "compile"
 
@@ -128,14 +128,14 @@ class Compiled(Placed):
 
 
 class DataParallel(Placed):
-    """A copy in each process, which average their gradients (`DistributedDataParallel`)."""
+    """A replica in each process, with averaged gradients (`DistributedDataParallel`)."""
 
     name = "ddp"
     is_distributed = True
 
     def __init__(self, module: nn.Module, device: torch.device, before: dict[int, str]) -> None:
         super().__init__(module, device, before)
-        self.evaluate = module  # all copies are the same: there is nothing to exchange
+        self.evaluate = module  # replicas are equal, so there is nothing to exchange
 
     def _wrap(self) -> Callable[..., Any]:
         ids = [self.device.index] if self.device.type == "cuda" else None
@@ -153,9 +153,9 @@ class DataParallel(Placed):
 
 
 class Sharded(Placed):
-    """A part of each parameter in each process (`fully_shard`).
+    """Sharded parameters (`fully_shard`).
 
-    Gradients are exchanged after each backward pass, else each process would keep them whole.
+    Gradients are exchanged in each backward pass; otherwise each process would hold all of them.
     """
 
     name = "fsdp"
@@ -167,7 +167,9 @@ class Sharded(Placed):
 
         if not any(isinstance(one, FSDPModule) for one in self.module.modules()):
             for value in (*self.module.parameters(), *self.module.buffers()):
-                dist.broadcast(value.detach(), src=0)  # else each keeps a part of its own start
+                dist.broadcast(
+                    value.detach(), src=0
+                )  # else each shard has different initial values
         if not isinstance(self.module, FSDPModule):
             mesh = init_device_mesh(self.device.type, (self.processes,))
             for block in self._blocks():
@@ -176,7 +178,7 @@ class Sharded(Placed):
         return self.module
 
     def _blocks(self) -> list[nn.Module]:
-        """The layers in lists of a module, inner ones first: what is gathered at a time."""
+        """The modules to shard separately: items of ModuleLists, inner ones first."""
         from torch.distributed.fsdp import FSDPModule
 
         containers = (nn.ModuleList, nn.ModuleDict)
@@ -191,7 +193,7 @@ class Sharded(Placed):
 
     def evaluated(self) -> None:
         root: Any = self.module
-        root.reshard()  # the outermost waits for a backward pass to do it
+        root.reshard()  # the root module does this only after a backward pass
 
 
 STRATEGIES: dict[str, type[Placed]] = {
@@ -200,17 +202,19 @@ STRATEGIES: dict[str, type[Placed]] = {
 
 
 def place(module: Any, strategy: str, device: Any, sync_batch_norm: bool) -> Placed:
-    """Puts a module where a strategy trains it, or says why it cannot."""
+    """Places a module by a strategy, or raises with the reason why not."""
     kind = STRATEGIES.get(strategy)
     if kind is None:
         allowed = ", ".join(f'"{name}"' for name in STRATEGIES)
         raise ValueError(f"strategy={strategy!r} is not valid; use one of {allowed}")
     if isinstance(module, DistributedDataParallel):
-        raise TypeError('module is in DistributedDataParallel; give the module, and strategy="ddp"')
+        raise TypeError(
+            'module is wrapped in DistributedDataParallel; give the module, and strategy="ddp"'
+        )
     if not isinstance(module, nn.Module):
         raise TypeError(
-            f"module is {module!r}; create_torch_state needs a torch.nn.Module. There are"
-            " create_flax_state, create_nnx_state, create_equinox_state and create_haiku_state"
+            f"module is {module!r}; create_torch_state needs a torch.nn.Module. For JAX use"
+            " create_flax_state, create_nnx_state, create_equinox_state or create_haiku_state"
         )
     if kind.is_distributed and not dist.is_initialized():
         missing = [name for name in LAUNCHED if name not in os.environ]
@@ -232,7 +236,7 @@ def place(module: Any, strategy: str, device: Any, sync_batch_norm: bool) -> Pla
 
 
 def _device(module: nn.Module, asked: Any, is_distributed: bool) -> torch.device:
-    """Where the module is to be; for "cuda" in one of several processes, the GPU of this one."""
+    """The device of the module; "cuda" with several processes is the GPU of this one."""
     if asked is None:
         return next((one.device for one in module.parameters()), torch.device("cpu"))
     target = torch.device(asked)
@@ -255,7 +259,7 @@ def _device(module: nn.Module, asked: Any, is_distributed: bool) -> torch.device
 
 
 def _connect(device: torch.device) -> None:
-    """Has the processes that torchrun started find each other, unless they have."""
+    """Initialises the process group, unless it is initialised."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
@@ -269,7 +273,7 @@ def _disconnect() -> None:
 
 
 def mean_over_processes(values: list[Any], samples: int, device: torch.device) -> list[Any]:
-    """Means over the samples of all processes, in one exchange that no device is waited for."""
+    """Means weighted by samples over all processes, in one asynchronous exchange."""
     packed = torch.stack(
         [
             one.detach().to(device, torch.float32)
@@ -284,13 +288,13 @@ def mean_over_processes(values: list[Any], samples: int, device: torch.device) -
 
 
 def _with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Batch norm that counts the samples of all processes, which torch has for GPUs."""
+    """Converts to SyncBatchNorm, which torch supports only on GPUs."""
     if not any(type(one) in BATCH_NORMS for one in module.modules()):
         return module
     if device.type == "cpu":
         warn(
-            "torch.nn.SyncBatchNorm does not work on the CPU, so batch norm counts the samples of"
-            " each process by itself; sync_batch_norm=False says that this is meant"
+            "torch.nn.SyncBatchNorm does not work on the CPU, so batch norm uses the samples of"
+            " each process separately; sync_batch_norm=False disables this warning"
         )
         return module
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)

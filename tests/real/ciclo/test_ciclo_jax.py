@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ciclo
-from ciclo.columns import MAX_WAITING
+from ciclo.device_values import STACKED
 
 
 class State(NamedTuple):
@@ -100,7 +100,7 @@ def test_arrays_are_not_kept_alive() -> None:
     result = ciclo.loop(0, range(1000), {ciclo.every(1): log})
     gc.collect()
 
-    assert sum(ref() is not None for ref in made) <= MAX_WAITING + 2
+    assert sum(ref() is not None for ref in made) <= 2 * STACKED + 2
     assert [float(n + 1) for n in range(1000)] == result.history.collect("x")
 
 

@@ -175,8 +175,8 @@ def test_rows_that_would_count(plain: list[dict[str, Any]]) -> None:
     (careless,) = of(plain, "careless")
     (statistics,) = of(plain, "statistics")
 
-    assert "losses/loss counts them; use managed.mean(values)" in careless["text"]
-    assert "counts them; use managed.mean(values)" in statistics["text"]
+    assert "losses/loss counts the padding; use managed.mean(values)" in careless["text"]
+    assert "counts the padding; use managed.mean(values)" in statistics["text"]
 
 
 def test_donation_across_devices(plain: list[dict[str, Any]]) -> None:

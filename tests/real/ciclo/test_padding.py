@@ -104,9 +104,9 @@ def test_rows_that_are_added_never_count(scripts: Scripts) -> None:
         ("stateful", "metrics/mean/total"),
         ("statistics", "batch_stats/mean"),
     ):
-        assert f"{step}: rows were added to this batch" in found[step]["error"]
+        assert f"{step}: this batch was padded" in found[step]["error"]
         assert f"so that it divides, and {counting}" in found[step]["error"]
-        assert "counts them; use managed.mean(values)" in found[step]["error"]
+        assert "counts the padding; use managed.mean(values)" in found[step]["error"]
     assert [] == [step for step in ("counting", "masked") if found[step]["off"] > 1e-6]
 
 
@@ -155,7 +155,7 @@ TWO = """
     [
         ("pad", [(4, 4), (3, 4), (1, 2), (4, 3)], "the same"),
         ("refuse", [(4, 2)], "(process 0: 4, process 1: 2)"),
-        ("refuse", [(4, 4), (4, 2)], "(process 1: 2; the others brought as many as the time"),
+        ("refuse", [(4, 4), (4, 2)], "(process 1: 2; the others have as many as before"),
     ],
 )
 def test_processes_that_bring_different_rows(

@@ -212,6 +212,6 @@ def test_a_metric_that_cannot_be_merged(tmp_path: Path) -> None:
         text=True,
     )
 
-    assert "'Count' (Count) counts in each process for itself; use one of torchmetrics" in (
+    assert "'Count' (Count) counts in each process separately; use one of torchmetrics" in (
         done.stderr
     )

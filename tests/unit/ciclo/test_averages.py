@@ -120,7 +120,7 @@ def test_a_checkpoint_of_an_older_version_with_16_bits_opens(
 
     assert 7.0 == float(state.ema_params["weight"])
     save(ciclo.Elapsed(steps=2), torch.ones(1))
-    with pytest.raises(ciclo.CheckpointError, match=r"has float32\[1\], this run bfloat16"):
+    with pytest.raises(ciclo.CheckpointError, match=r"has float32\[1\], this run has bfloat16"):
         save.restore(torch.ones(1, dtype=torch.bfloat16))
 
 

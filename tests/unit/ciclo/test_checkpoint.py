@@ -235,7 +235,7 @@ class TestTypes:
             there_and_back({"a": [1, (n for n in range(0))]})
         loop: list[Any] = []
         loop.append(loop)
-        with pytest.raises(ciclo.CheckpointError, match=r"state\[0\] holds itself"):
+        with pytest.raises(ciclo.CheckpointError, match=r"state\[0\] contains itself"):
             there_and_back(loop)
 
     @pytest.mark.parametrize(
@@ -257,24 +257,28 @@ class TestDifferences:
                 {"w": np.ones(3), "b": np.ones(1)},
                 {"w": np.ones(4), "c": np.ones(1)},
                 [
-                    "state['w']: the checkpoint has float64[3], this run float64[4]",
-                    "state['b']: the checkpoint has float64[1], this run nothing",
-                    "state['c']: the checkpoint has nothing, this run float64[1]",
+                    "state['w']: the checkpoint has float64[3], this run has float64[4]",
+                    "state['b']: the checkpoint has float64[1], this run has nothing",
+                    "state['c']: the checkpoint has nothing, this run has float64[1]",
                 ],
             ),
             (
                 np.ones(2),
                 np.ones(2, "f4"),
-                ["state: the checkpoint has float64[2], this run float32"],
+                ["state: the checkpoint has float64[2], this run has float32"],
             ),
             (
                 [np.ones(2)] * 2,
                 [np.ones(2)],
-                ["state[1]: the checkpoint has float64[2], this run no"],
+                ["state[1]: the checkpoint has float64[2], this run has no"],
             ),
-            ({"a": np.ones(1)}, np.ones(1), ["state: the checkpoint has {a}, this run float64[1]"]),
-            (Pair(1, 2), Point(1, 2), ["state: the checkpoint has a Pair, this run Point"]),
-            (3.0, np.ones(2), ["state: the checkpoint has 3.0, this run float64[2]"]),
+            (
+                {"a": np.ones(1)},
+                np.ones(1),
+                ["state: the checkpoint has {a}, this run has float64[1]"],
+            ),
+            (Pair(1, 2), Point(1, 2), ["state: the checkpoint has a Pair, this run has Point"]),
+            (3.0, np.ones(2), ["state: the checkpoint has 3.0, this run has float64[2]"]),
         ],
     )
     def test_are_listed(self, saved: Any, like: Any, lines: list[str]) -> None:
@@ -367,15 +371,17 @@ class TestKeep:
             ciclo.loop(0, range(6), [(ciclo.every(1), log), (saved, save)])
 
             assert best == save.best_step
-        assert "watches 'error', which was logged in no step that was saved" in caplog.text
+        assert "monitors 'error', which was not logged in any saved step" in caplog.text
 
     def test_a_name_that_is_never_logged(self) -> None:
         """It is an error at the first save, in a loop and by hand."""
         save = ciclo.checkpoint("run", monitor="never")
         tasks = {ciclo.every(1): [lambda: {"metrics": {"loss": 1.0}}, save]}
-        with pytest.raises(ciclo.MonitorError, match=r"'never', which was not logged; there is m"):
+        with pytest.raises(
+            ciclo.MonitorError, match=r"'never', which was not logged; the logs have m"
+        ):
             ciclo.loop(0, range(3), tasks)
-        with pytest.raises(ValueError, match="there is nothing"):
+        with pytest.raises(ValueError, match="the logs have nothing"):
             ciclo.checkpoint("other", monitor="never")(ciclo.Elapsed(), 1)
 
     def test_a_prefix(self) -> None:
@@ -474,7 +480,7 @@ class TestErrors:
         path.write_text(path.read_text() + " ")
 
         assert 1.0 == save.restore()
-        assert "is not whole" in caplog.text
+        assert "is incomplete" in caplog.text
 
     def test_the_only_one_is_damaged(self) -> None:
         """A run does not begin again in silence because its one checkpoint is damaged."""
@@ -501,7 +507,7 @@ class TestErrors:
     def test_a_name_that_is_no_number(self) -> None:
         """`monitor` must be a number."""
         save = ciclo.checkpoint("run", monitor="text")
-        with pytest.raises(ciclo.CheckpointError, match="'text', which is no number"):
+        with pytest.raises(ciclo.CheckpointError, match="'text', which is not a number"):
             ciclo.loop(0, [1], {ciclo.every(1): lambda: {"metrics": {"text": "x"}}, **save})
 
 

@@ -278,7 +278,7 @@ class TestData:
     def test_a_dataset_that_has_shrunk(self) -> None:
         """Less data than was read already is an error, not an early end."""
         ciclo.loop(0, range(5), {ciclo.every(1): add}, resume="run")
-        with pytest.raises(ciclo.CheckpointError, match="has read 5 batches of the dataset, which"):
+        with pytest.raises(ciclo.CheckpointError, match="had read 5 batches of the dataset, which"):
             ciclo.loop(0, range(2), {ciclo.every(1): add}, stop=9, resume="run")
 
 

@@ -134,7 +134,7 @@ class TestPeriod:
     @pytest.mark.parametrize(
         ("bad", "text"),
         [
-            ({}, "say one of steps, samples, tokens, time, date"),
+            ({}, "needs at least one of steps, samples, tokens, time, date"),
             ({"steps": -1}, "steps=-1 is negative; use 0 or more"),
             ({"steps": 5.0}, r"steps=5.0 is not a whole number \(float\); write steps=1000"),
             ({"steps": True}, "not a whole number"),

@@ -14,7 +14,7 @@ import pytest
 
 import ciclo
 from ciclo import device_values
-from ciclo.columns import MAX_WAITING
+from ciclo.device_values import STACKED
 
 
 class TestLogs:
@@ -194,6 +194,11 @@ def filled(*rows: dict[str, Any]) -> ciclo.History:
 
 
 class TestHistory:
+    def test_collect_before_anything_is_logged(self) -> None:
+        """A callback that plots may run in the first step, before its logs are committed."""
+        assert [] == ciclo.history().collect("loss")
+        assert ([], []) == ciclo.history().collect("steps", "loss")
+
     def test_collect(self) -> None:
         """Several names give their lists, of the steps that have all of them."""
         history = filled({"a": 1.0}, {"a": 2.0, "b": 5}, {"b": 6}, {"a": 4.0, "b": 7})
@@ -248,7 +253,9 @@ class TestHistory:
         assert [0, 1] == [row.steps for row in history]
         assert 1.0 == history.last("a")
         assert "<History of 2 steps: metrics.a, metrics.b>" == repr(history)
-        with pytest.raises(TypeError, match=r"history\['a'\] is no row; for columns: history.coll"):
+        with pytest.raises(
+            TypeError, match=r"history\['a'\] is not a row; for columns: history.coll"
+        ):
             history["a"]  # type: ignore[call-overload]
 
     def test_made_of_rows(self) -> None:
@@ -447,7 +454,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 class TestDeviceValues:
     def test_come_many_at_once(self, device: Device) -> None:
         """After the first, they are sent by the half of a queue, and received a half later."""
-        half = MAX_WAITING // 2
+        half = STACKED
         history = filled(*({"a": FakeArray(step)} for step in range(2 * half)))
         assert ([1], [half], []) == (device.fetched, device.sent, device.received)
 
@@ -471,7 +478,7 @@ class TestDeviceValues:
         history = filled(*({"a": array(step)} for step in range(0)))
         for step in range(1000):
             history.commit(ciclo.Elapsed(steps=step), {"metrics": {"a": array(step)}})
-            assert sum(ref() is not None for ref in made) <= MAX_WAITING + 1
+            assert sum(ref() is not None for ref in made) <= 2 * STACKED + 1
 
     def test_of_a_donated_state_are_fetched_at_once(self, device: Device) -> None:
         """Where the first value's memory was given away by the next step, none is left waiting."""
@@ -504,7 +511,7 @@ class TestDeviceValues:
         history = filled(*({"a": Donated(step)} for step in range(4)))
 
         assert [0.0, 1.0, None, 3.0] == history.collect("a")
-        assert "log a copy of it, as in jnp.copy(value)" in caplog.text
+        assert "log a copy: jnp.copy(value)" in caplog.text
 
 
 class FakeTensor:
@@ -550,12 +557,12 @@ def test_torch_scalars_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(stack=Stack))
     total = FakeTensor(0.0)
     history = ciclo.history()
-    for step in range(MAX_WAITING + 1):
+    for step in range(2 * STACKED + 1):
         total.value = float(step)  # changed in place, as `total += loss` does
         history.commit(ciclo.Elapsed(steps=step), {"metrics": {"total": total}})
 
-    assert [1, MAX_WAITING // 2, MAX_WAITING // 2] == stacked
-    assert [float(step) for step in range(MAX_WAITING + 1)] == history.collect("total")
+    assert [1, STACKED, STACKED] == stacked
+    assert [float(step) for step in range(2 * STACKED + 1)] == history.collect("total")
 
 
 def test_a_batch_in_a_few_words() -> None:

@@ -151,10 +151,10 @@ class TestForms:
 
     @pytest.mark.parametrize("dataset", [5, None, object()])
     def test_a_dataset_that_is_none(self, dataset: Any) -> None:
-        """What cannot be read batch by batch is said to be so."""
-        with pytest.raises(TypeError, match=r"the dataset .* cannot be read batch by batch"):
+        """What is not iterable is said to be so."""
+        with pytest.raises(TypeError, match=r"the dataset .* is not iterable"):
             ciclo.loop(0, dataset, {})
-        with pytest.raises(TypeError, match=r"the dataset .* cannot be read batch by batch"):
+        with pytest.raises(TypeError, match=r"the dataset .* is not iterable"):
             ciclo.elapse(dataset)
 
     @pytest.mark.parametrize("stop", [ciclo.every(3), lambda elapsed: True, timedelta(seconds=1)])
@@ -224,7 +224,7 @@ class TestReturns:
 
     def test_the_loop_state_is_no_state(self) -> None:
         """A callback that returns what it was given by mistake is told so."""
-        with pytest.raises(ciclo.CallbackError, match="returned the loop_state, which is not"):
+        with pytest.raises(ciclo.CallbackError, match="returned the loop_state, not the state"):
             run(lambda loop_state: loop_state)
 
     def test_logs_of_one_step_are_together(self) -> None:
@@ -508,6 +508,17 @@ class TestInterrupts:
         with pytest.raises(KeyboardInterrupt):
             run(step, dataset=range(9), catch_keyboard_interrupt=False)
 
+    def test_one_that_an_inner_loop_catches_stops_the_outer(self) -> None:
+        """Whatever raises it, nobody has to press Ctrl-C once for each loop."""
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        inner = ciclo.inner_loop("test", lambda state: run(interrupt, state))
+        result = run([lambda state: state + 1, inner], dataset=range(9))
+
+        assert (1, True) == (result.state, result.is_interrupted)
+
     def test_a_step_that_is_cut_short_leaves_the_state_before(self) -> None:
         """State and elapsed are of the same time, so going on repeats and skips nothing."""
 
@@ -578,7 +589,7 @@ def test_a_state_that_would_be_taken_for_logs(state: Any) -> None:
         return state
 
     with pytest.raises(
-        ciclo.CallbackError, match=r"of the shape of the state.*\n.*\n.*None, state"
+        ciclo.CallbackError, match=r"that looks like the state.*\n.*\n.*None, state"
     ):
         ciclo.loop(state, range(1), {ciclo.every(1): step})
     kept = ciclo.loop(state, range(1), {ciclo.every(1): lambda state, batch: (None, state)})

@@ -139,21 +139,21 @@ class TestTrainLoop:
         """Neither a task nor a method: the error shows both."""
         with pytest.raises(
             ciclo.CallbackError,
-            match=r"give {ciclo.on_train_step: train_step} as tasks, or a state that has a method",
+            match=r"give the tasks {ciclo.on_train_step: train_step}, or a state with a method",
         ):
             ciclo.train_loop(0, [1])
 
     def test_an_unknown_moment_is_an_error(self) -> None:
         """The error lists those that there are."""
         with pytest.raises(
-            ciclo.CallbackError, match="'on_trian_step' is no moment; use one of on_"
+            ciclo.CallbackError, match="'on_trian_step' is not a moment; use one of on_"
         ):
             ciclo.train_loop(Model(), [1], {"on_trian_step": lambda: None})
 
         class Mine(ciclo.LoopCallback):
             moments = ("on_epochs_end",)
 
-        with pytest.raises(ciclo.CallbackError, match="'on_epochs_end' is no moment"):
+        with pytest.raises(ciclo.CallbackError, match="'on_epochs_end' is not a moment"):
             ciclo.train_loop(Model(), [1], callbacks=[Mine()])
 
     @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ class TestRegistering:
 
         with pytest.raises(
             ciclo.CallbackError,
-            match=r"mine in callbacks=\[...\] does not say when .*on_epoch_end: mine",
+            match=r"mine in callbacks=\[...\] has no moment: .*on_epoch_end: mine",
         ):
             ciclo.train_loop(Model(), [1], callbacks=[mine])
 
@@ -229,7 +229,9 @@ class TestRegistering:
     def test_a_moment_that_never_comes_is_an_error(self, loop: Any) -> None:
         """A callback that nobody would call is named."""
         moment = ciclo.on_predict_step if loop is not ciclo.predict_loop else ciclo.on_test_step
-        with pytest.raises(ciclo.CallbackError, match=rf"noop .* would never be called: {moment}"):
+        with pytest.raises(
+            ciclo.CallbackError, match=rf"noop .* would never be called: this loop has no {moment}"
+        ):
             loop(Model(), [1], callbacks=[{moment: ciclo.noop}])
 
     def test_all_moments_of_a_pass(self) -> None:
@@ -301,7 +303,7 @@ class TestFit:
 
     def test_it_must_know_where_to_end(self) -> None:
         """Neither epochs nor steps is an error that says so."""
-        with pytest.raises(ciclo.PeriodError, match="say epochs=10 or steps=1000"):
+        with pytest.raises(ciclo.PeriodError, match="needs an end: epochs=10 or steps=1000"):
             ciclo.fit(Model(), [1])
 
     def test_a_dataset_that_can_be_read_once(self) -> None:
@@ -330,7 +332,7 @@ class TestFit:
                 return iter([1, 2])
 
         with pytest.raises(
-            ciclo.CicloError, match=r"5 batches, and had 2; say .*steps_per_epoch=2"
+            ciclo.CicloError, match=r"5 batches, but had 2; use .*steps_per_epoch=2"
         ):
             ciclo.fit(Model(), Liar(), epochs=2)
 

@@ -42,15 +42,15 @@ class Typed:
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "logs_in_the_place_of_the_state": (
         lambda: run(lambda state: (LAYER, LOGS), LAYER),
-        r"returned logs in the place of the state:\n    return logs, state",
+        r"returned logs in place of the state:\n    return logs, state",
     ),
     "logs_as_the_state_behind_none": (
         lambda: run(lambda: (None, ciclo.logs(LOGS))),
-        "returned logs in the place of the state",
+        "returned logs in place of the state",
     ),
     "a_loss_as_the_state": (
         lambda: run(lambda: 0.5, SimpleNamespace()),
-        r"0.5, which would become the state in the place of SimpleNamespace. To log it:\n",
+        r"0.5, which would become the state in place of SimpleNamespace. To log it:\n",
     ),
     "an_array_of_one_loss_as_the_state": (
         lambda: run(lambda: np.float32(0.5), {"w": 1.0}),
@@ -63,11 +63,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "stop_to_end_the_loop": (lambda: run(set_stop), "write loop_state.stop_iteration = True"),
     "a_dict_as_a_dataset": (
         lambda: run(lambda: None, data={"x": X, "y": Y}),
-        "the dataset is a dict, and a loop would read its keys; give batches",
+        "the dataset is a dict, so a loop would read its keys; give a list of batches",
     ),
     "arrays_as_a_dataset": (
         lambda: ciclo.train_loop(0, (X, Y), STEP),
-        r"a tuple of arrays of as many rows, .* as in \[\(x, y\)\]",
+        r"a tuple of arrays with equal numbers of rows, .* as \[\(x, y\)\]",
     ),
     "a_dict_to_test_on": (
         lambda: ciclo.train_loop(
@@ -77,7 +77,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a_list_as_a_history": (
         lambda: run(lambda: LOGS, history=[]),
-        r"cannot take what a loop logs; give ciclo.history\(\)",
+        r"is not a history; give ciclo.history\(\)",
     ),
     "len_as_batch_size_fn": (
         lambda: run(lambda: None, batch_size_fn=len),
@@ -89,11 +89,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a_class_in_callbacks": (
         lambda: ciclo.train_loop(0, [1], STEP, callbacks=[Typed]),
-        r"give an object, as Typed\(\)",
+        r"give an object: Typed\(\)",
     ),
     "the_largest_of_nothing": (
         lambda: ciclo.checkpoint("folder", mode="max"),
-        'mode="max" needs a value to look at; say monitor="accuracy"',
+        'mode="max" needs a name: monitor="accuracy"',
     ),
     "a_value_called_like_a_count": (
         lambda: run(lambda: {"metrics": {"time": 1.0}}).history.collect("time"),
@@ -109,27 +109,79 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         r"the loss 'l' is \(float32\[\], 1.0\), not a number",
     ),
+    "a_loss_in_the_place_of_an_array": (
+        lambda: run(lambda: 0.5, np.ones(2)),
+        r"0.5, which would become the state in place of float64\[2\]",
+    ),
+    "a_function_as_the_state": (
+        lambda: run(lambda: run),
+        "function, which would become the state in place of 0",
+    ),
+    "no_callback": (
+        lambda: run(None),
+        r"None is not a callback of every\(steps=1\); to do nothing: ciclo.noop",
+    ),
+    "losses_in_a_dict": (
+        lambda: ciclo.logs().add_losses({"l": 1.0}),  # type: ignore[arg-type]
+        r"write logs.add_losses\(\*\*losses\)",
+    ),
+    "a_pair_as_updates": (
+        lambda: setattr(ciclo.logs(), "updates", (ciclo.logs(LOGS), 0)),
+        "as logs; write a dict of dicts: ",
+    ),
+    "a_history_of_numbers": (
+        lambda: ciclo.history([0.5]),  # type: ignore[list-item]
+        "a row of a history is logs, a dict of dicts; got 0.5",
+    ),
+    "nothing_to_collect": (
+        lambda: ciclo.history().collect(),
+        r"use names: history.collect\('loss'\)",
+    ),
+    "a_schedule_that_takes_nothing": (
+        lambda: ciclo.loop(0, [1], {(lambda: True): lambda: None}),
+        "it must take one argument, as in lambda elapsed: elapsed.steps > 100",
+    ),
+    "a_misspelt_option_of_a_callback": (
+        lambda: ciclo.checkpoint("run", monitr="loss"),  # type: ignore[call-arg]
+        r"checkpoint\(\) has no option 'monitr'. Did you mean 'monitor'",
+    ),
+    "a_misspelt_option_of_an_evaluation": (
+        lambda: ciclo.train_loop(0, [1], STEP, inner_loop_kwargs={"agregation": "mean"}),
+        r"inner_loop\(\) has no option 'agregation'. Did you mean 'aggregation'",
+    ),
+    "callbacks_of_a_plain_loop": (
+        lambda: run(lambda: None, callbacks=[]),
+        r"it is an option of ciclo.train_loop. Tasks take callbacks: \{ciclo.every\(1\): bar\}",
+    ),
+    "a_monitor_that_is_no_name": (
+        lambda: ciclo.early_stopping(0, patience=1),  # type: ignore[arg-type]
+        'monitor=0 is not valid; use a logged name, as "loss_valid"',
+    ),
+    "half_a_step": (
+        lambda: ciclo.Elapsed.create(1.5),  # type: ignore[arg-type]
+        "steps=1.5 is not a whole number",
+    ),
 }
 WARNINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "the_smallest_accuracy": (
         lambda: ciclo.early_stopping("accuracy_valid", patience=2),
-        "takes the smallest 'accuracy_valid' for the best; if the largest is, say mode=\"max\"",
+        "treats the smallest 'accuracy_valid' as the best; if larger is better, use mode=\"max\"",
     ),
     "a_test_step_without_data": (
         lambda: ciclo.train_loop(0, [1], {**STEP, ciclo.on_test_step: lambda: LOGS}),
-        "a test step was given and nothing to test on: say test_dataset=",
+        "a test step was given, but no data to test on: use test_dataset=",
     ),
     "an_empty_dataset_for_fit": (
         lambda: ciclo.fit(0, [], epochs=3, train_step=lambda state: state + 1),
-        "the dataset has no batch, so nothing ran",
+        "the dataset is empty, so nothing ran",
     ),
     "a_method_that_is_no_moment": (
         lambda: ciclo.train_loop(0, [1], STEP, callbacks=[Typed()]),
-        "Typed.on_batch_end is no moment and is never called. Did you mean",
+        "Typed.on_batch_end is not a moment and is never called. Did you mean",
     ),
     "a_text_as_a_dataset": (
         lambda: run(lambda: None, data="train.csv"),
-        "the dataset is the text 'train.csv', of which each character is a batch",
+        "the dataset is the string 'train.csv', so each character is a batch",
     ),
     "a_dataset_of_torch_without_a_loader": (
         lambda: run(lambda: None, data=torch.utils.data.TensorDataset(torch.zeros(2, 3))),
@@ -141,7 +193,7 @@ WARNINGS: dict[str, tuple[Callable[[], Any], str]] = {
             [1.0],
             {ciclo.on_train_step: lambda state, batch: {"losses": {"l": state["w"].sum()}}},
         ),
-        "no step returned a new state, so that nothing was trained",
+        "no step returned a new state, so nothing was trained",
     ),
 }
 
@@ -200,6 +252,15 @@ class TestJax:
         state = managed.ManagedState.create(params={"w": 1.0}, tx=optax.sgd(0.1))
         with pytest.raises(ciclo.CallbackError, match="leave apply_gradients out, or decorate"):
             train_step(state, 0)
+
+    def test_a_loss_that_returns_nothing(self) -> None:
+        """The error names the loss."""
+        linen = pytest.importorskip("flax.linen")
+        state = ciclo.create_flax_state(
+            linen.Dense(1), X, optax.sgd(0.1), key=3, losses={"mse": lambda preds, target: None}
+        )
+        with pytest.raises(ciclo.CallbackError, match="'mse' returned None"):
+            state.train_step((X, Y))
 
     def test_a_module_of_another_library(self) -> None:
         """The error names the function that takes it."""

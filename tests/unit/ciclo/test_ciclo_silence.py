@@ -57,8 +57,10 @@ def passes_on(state: Any, batch: Any, loop_state: Any) -> None:
 class TestCallbacks:
     @pytest.mark.parametrize("callback", [forgets, functools.partial(forgets)])
     def test_logs_that_nobody_gets(self, callback: Any) -> None:
-        """A callback that fills logs and returns nothing is an error before anything runs."""
-        with pytest.raises(ciclo.CallbackError, match=r"forgets fills logs and returns nothing"):
+        """A callback that fills logs but does not return them is an error before anything runs."""
+        with pytest.raises(
+            ciclo.CallbackError, match=r"forgets fills logs but does not return them"
+        ):
             ciclo.loop(0, iter(lambda: pytest.fail("ran"), 1), {ciclo.every(1): callback})
 
     def test_logs_that_are_passed_on(self) -> None:
@@ -198,6 +200,32 @@ class TestLoggers:
         """The error says what a run is."""
         with pytest.raises(ciclo.CallbackError, match=r"needs an object with log\(dict, step=\)"):
             ciclo.wandb_logger(object())
+
+
+class Average:
+    """A metric over many steps, with the methods that those of clu have."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def merge(self, other: Average) -> Average:
+        return Average(*self.values, *other.values)
+
+    def compute(self) -> float:
+        return sum(self.values) / len(self.values)
+
+
+def test_a_metric_object_is_logged_as_its_value(capsys: Any) -> None:
+    """The history, loggers, bars and early stopping use what it computes."""
+    notes, stopping = Notes(), ciclo.early_stopping("x", patience=10)
+    log = lambda state, batch: ciclo.logs().add_stateful_metric("x", Average(1.0, batch))  # noqa: E731
+    tasks = {ciclo.every(1): [log, notes, stopping, ciclo.keras_bar(2)]}
+    result = ciclo.loop(0, [2, 3], tasks)
+
+    assert [1.5, 2.0] == result.history.collect("x")
+    assert {"x": 2.0} == notes.calls[-2][1]
+    assert 1.5 == stopping.best
+    assert "x: 2.0000" in capsys.readouterr().out
 
 
 class TestCheckpoints:

@@ -153,7 +153,7 @@ class TestEarlyStopping:
     def test_a_name_that_is_never_logged(self) -> None:
         """It is an error after the first look, that says what there is and what to write."""
         with pytest.raises(
-            ciclo.MonitorError, match=r"'los', which was not logged; there is metrics.loss"
+            ciclo.MonitorError, match=r"'los', which was not logged; the logs have metrics.loss"
         ):
             ciclo.train_loop(
                 0,
@@ -188,14 +188,14 @@ class TestEarlyStopping:
                 break
 
         assert (3.0, "after 1.0") == (loss, state)
-        with pytest.raises(ValueError, match="watches 'loss', which was not logged"):
+        with pytest.raises(ValueError, match="monitors 'loss', which was not logged"):
             stop(elapsed, 0, {"metrics": {"x": 1.0}})
 
     def test_looking_before_it_is_logged(self) -> None:
         """Standing before the step it would see nothing, so that is an error."""
         tasks = {ciclo.every(1): [ciclo.early_stopping("loss", 1), log(1.0)]}
 
-        with pytest.raises(ciclo.CicloError, match="looks before 'loss' is logged"):
+        with pytest.raises(ciclo.CicloError, match="runs before 'loss' is logged"):
             ciclo.loop(0, range(9), tasks)
 
     def test_a_state_that_cannot_be_copied(self) -> None:
@@ -254,6 +254,6 @@ class TestNanGuard:
         """Other values may be what they are; a name that was never logged is a mistake."""
         assert 2 == watch([1.0, NAN], ciclo.nan_guard("other")).elapsed.steps
         assert (
-            "nan_guard watches 'other', which was never logged; there is metrics.loss"
+            "nan_guard monitors 'other', which was never logged; the loop logged metrics.loss"
             in caplog.text
         )

@@ -188,7 +188,7 @@ def test_donation_reuses_memory() -> None:
     train_step(first, BATCHES[1])
 
     assert first.params["w"].is_deleted()
-    with pytest.raises(ciclo.CicloError, match="an earlier train step has used up") as caught:
+    with pytest.raises(ciclo.CicloError, match="an earlier train step has consumed") as caught:
         train_step(first, BATCHES[1])
     assert 'strategy="jit"' in str(caught.value)
 
@@ -270,7 +270,7 @@ def test_the_average_of_parameters() -> None:
 
     np.testing.assert_allclose(expected, state.ema_params["w"], rtol=1e-5)
     assert [0.5, 0.25] == new_state(ema_decay=0.5).ema_params["w"].tolist()
-    with pytest.raises(ciclo.CicloError, match=r"keeps no average; say create\(\.\.\., ema_decay="):
+    with pytest.raises(ciclo.CicloError, match=r"has no average; use create\(\.\.\., ema_decay="):
         _ = new_state().ema_params
 
 
@@ -328,7 +328,7 @@ def test_keys_change_with_each_step() -> None:
 
     assert first == second == runs[0].history.collect("same")
     assert 3 == len(set(first))
-    with pytest.raises(ciclo.CicloError, match=r"no key 'noise' \(it has 'dropout'\)"):
+    with pytest.raises(ciclo.CicloError, match=r"no random key 'noise' \(it has 'dropout'\)"):
         new_state(rngs=7).rng("noise")
 
 
@@ -399,7 +399,7 @@ def test_a_metric_that_is_not_kept() -> None:
 
     with pytest.raises(ciclo.CicloError, match=r"declare it: create\(\.\.\., metrics="):
         stray(new_state())
-    with pytest.raises(ciclo.CallbackError, match="kept in the state; return logs, state"):
+    with pytest.raises(ciclo.CallbackError, match="part of the state; return logs, state"):
         lost(new_state(metrics={"m": Mean()}))
 
 
@@ -474,7 +474,7 @@ def test_parameters_that_cannot_be_trained() -> None:
         params={"w": jnp.array([0.5, 0.25]), "count": jnp.int32(0)}, tx=optax.sgd(0.1)
     )
 
-    assert "params['count'] is int32[], which cannot be trained; keep it in" in wrong(
+    assert "params['count'] is int32[], which cannot be trained; move it to" in wrong(
         train_step, state=state
     )
 
@@ -501,7 +501,7 @@ def test_a_loss_that_is_no_number() -> None:
 
     text = wrong(rows)
 
-    assert "rows: the loss 'loss' is float32[2], and a loss is one number" in text
+    assert "rows: the loss 'loss' is float32[2]; a loss must be a scalar" in text
     assert "logs.add_loss('loss', managed.mean(loss))" in text
 
 
@@ -516,7 +516,7 @@ def test_a_state_that_is_not_managed() -> None:
     """The error says what was given, and what to make."""
     text = wrong(train_step, {"w": 1.0})
 
-    assert "train_step is a managed step, and was given {w: 1.0}, which is not managed" in text
+    assert "train_step is a managed step, but {w: 1.0} is not a managed state" in text
     assert "ManagedState.create(params=..., tx=...)" in text
 
 
@@ -532,9 +532,12 @@ def test_a_strategy_that_does_not_exist() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"devices": 0}, "asked for 0 devices, and JAX has .*; use 1 to"),
-        ({"devices": []}, r"was given devices=\[\]; give a number, or devices of jax.devices"),
-        ({"devices": "gpu"}, "was given devices='gpu'; give a number"),
+        ({"devices": 0}, "needs 0 devices, but JAX has .*; use 1 to"),
+        (
+            {"devices": []},
+            r"devices=\[\] of fsdp is not valid; use a number, or devices of jax.devices",
+        ),
+        ({"devices": "gpu"}, "devices='gpu' of fsdp is not valid; use a number"),
         ({"donate": True}, "strategy 'fsdp' has no option 'donate'; it has devices, uneven"),
     ],
 )
@@ -576,8 +579,8 @@ def test_tensors_of_torch() -> None:
     torch = pytest.importorskip("torch")
     text = wrong(train_step, new_state(), {"x": torch.zeros(3, 2), "y": torch.zeros(3)})
 
-    assert "train_step was given tensors of torch, {x: float32[3,2], y: float32[3]}" in text
-    assert "by its collate_fn, or give tensor.numpy()" in text
+    assert "train_step got torch tensors, {x: float32[3,2], y: float32[3]}" in text
+    assert "use a collate_fn in the loader, or tensor.numpy()" in text
 
 
 def test_a_metric_of_a_batch_that_cannot_be_merged() -> None:
@@ -600,7 +603,7 @@ def test_too_few_devices() -> None:
     with pytest.raises(ciclo.CicloError) as caught:
         ciclo.get_strategy("fsdp", devices=1000)
 
-    assert "fsdp was asked for 1000 devices, and JAX has" in str(caught.value)
+    assert "fsdp needs 1000 devices, but JAX has" in str(caught.value)
     assert "XLA_FLAGS=--xla_force_host_platform_device_count=1000" in str(caught.value)
 
 
@@ -609,12 +612,12 @@ def test_too_few_devices() -> None:
     [
         ({"policy": "float16"}, "policy='float16' is not valid; use 'bfloat16'"),
         ({"accumulate": 0}, "accumulate=0 is not valid; use 1 or more"),
-        ({"tx": 3}, "tx=3 is no optimizer; give one of optax"),
+        ({"tx": 3}, "tx=3 is not an optimizer; use one of optax"),
         ({"metrics": {"a": 3}}, r"metrics\['a'\] is 3, which has no compute\(\)"),
         ({"accumulate": 2.5}, "accumulate=2.5 is not valid; use 1 or more"),
         ({"clip_norm": -1.0}, "clip_norm=-1.0 is not valid; use a number above 0"),
         ({"ema_decay": 1.5}, "ema_decay=1.5 is not valid; use 0 to below 1"),
-        ({"optimizer": 3}, "ManagedState.create has no 'optimizer'; the optimizer is tx="),
+        ({"optimizer": 3}, "ManagedState.create has no option 'optimizer'; the optimizer is tx="),
         ({"strategy": 3}, "a strategy is a ciclo.Strategy or a name, as 'eager', .*; got 3"),
     ],
 )
@@ -626,7 +629,7 @@ def test_wrong_options(options: Any, text: str) -> None:
 
 def test_clipping_without_an_optimizer() -> None:
     """There is nothing to clip for."""
-    with pytest.raises(ciclo.CicloError, match="clip_norm= needs an optimizer: say tx="):
+    with pytest.raises(ciclo.CicloError, match="clip_norm= needs an optimizer: tx="):
         ManagedState.create(params={"w": jnp.zeros(2)}, clip_norm=1.0)
 
 
@@ -634,11 +637,11 @@ def test_wrong_strategies() -> None:
     """What cannot be registered or made says why."""
     mesh = ciclo.get_strategy("data_parallel").mesh
 
-    with pytest.raises(ciclo.CicloError, match="or a function that makes one"):
+    with pytest.raises(ciclo.CicloError, match="or a function that returns"):
         ciclo.register_strategy("wrong", 3)  # type: ignore[arg-type]
     with pytest.raises(ciclo.CicloError, match="uneven='drop' is not valid; use"):
         ciclo.get_strategy("data_parallel", uneven="drop")
-    with pytest.raises(ciclo.CicloError, match=r"names 'rows', which the mesh does not have"):
+    with pytest.raises(ciclo.CicloError, match=r"has 'rows', but the axes of the mesh are"):
         ciclo.Strategy(name="wrong", mesh=mesh, batch_axes=("rows",))
 
 
@@ -728,6 +731,6 @@ def test_a_loss_of_each_output_and_all_targets_is_said(
     fitted(lambda preds, target: ((preds.reshape(-1) - target.reshape(-1)) ** 2).mean())
     assert "" == caplog.text
     fitted(lambda preds, target: ((preds - target) ** 2).mean())
-    assert "the loss 'loss' compares each output with the targets of all rows" in caplog.text
-    with pytest.raises(ciclo.CicloError, match="compares each output with the targets of all rows"):
+    assert "the loss 'loss' compares each output with all targets" in caplog.text
+    with pytest.raises(ciclo.CicloError, match="compares each output with all targets"):
         fitted(lambda preds, target: (preds - target) ** 2)

@@ -304,7 +304,7 @@ def test_a_loss_of_each_output_and_all_targets_is_said(caplog: pytest.LogCapture
     )
     ciclo.fit(state, [(torch.ones(4, 3), torch.ones(4))] * 2, epochs=1)
 
-    assert 1 == caplog.text.count("compares each output with the targets of all rows")
+    assert 1 == caplog.text.count("compares each output with all targets")
     assert "outputs are float32[4,1], targets float32[4]. Have the model return y[..., 0]" in (
         caplog.text
     )
@@ -548,23 +548,23 @@ def test_the_best_weights_come_back() -> None:
         (
             {"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())},
             ValueError,
-            "the optimizer has none of the module's parameters; make it of this module",
+            "the optimizer has none of the module's parameters; create it from this module",
         ),
-        ({"losses": 3}, TypeError, "losses['loss'] is 3; use a function of outputs and targets"),
+        ({"losses": 3}, TypeError, "losses['loss'] is 3; use a function or a callable object"),
         (
             {"metrics": Count},
             TypeError,
-            "use a function of outputs and targets, or an object of it",
+            "use a function of outputs and targets, or an instance",
         ),
         (
             {"metrics": lambda outputs: 0},
             ValueError,
-            'a lambda has no name; say metrics={"name": lambda ...}',
+            'a lambda has no name; use metrics={"name": lambda ...}',
         ),
         (
             {"losses": {"loss": functional.l1_loss, "b": functional.l1_loss}},
             ValueError,
-            '"loss" is what their sum is called',
+            '"loss" is the name of their sum',
         ),
         (
             {"losses": lambda a, b, c: a},
@@ -589,7 +589,7 @@ def test_wrong_arguments(options: dict[str, Any], kind: type[Exception], text: s
 
 def test_not_a_module() -> None:
     """Something else is refused, with the names for other frameworks."""
-    with pytest.raises(TypeError, match=r"needs a torch.nn.Module. There are create_flax_state"):
+    with pytest.raises(TypeError, match=r"needs a torch.nn.Module. For JAX use create_flax_state"):
         ciclo.create_torch_state("module")
 
 
@@ -605,10 +605,9 @@ def test_no_gpu() -> None:
     [
         (
             lambda outputs, targets: functional.cross_entropy(outputs, targets, reduction="none"),
-            "the loss 'loss' is float32[8]; it must be one number, a tensor without dimensions:"
-            " return loss.mean()",
+            "the loss 'loss' is float32[8]; it must be a scalar: return loss.mean()",
         ),
-        (lambda outputs: 0.5, "the loss 'loss' is 0.5; it must be one number, a tensor"),
+        (lambda outputs: 0.5, "the loss 'loss' is 0.5; it must be a scalar"),
         (
             lambda outputs: outputs.detach().mean(),
             "the loss does not depend on the module's parameters; compute it from the outputs",
@@ -626,20 +625,20 @@ def test_wrong_losses(losses: Any, text: str) -> None:
 def test_nothing_to_train_with() -> None:
     """Without a loss or an optimizer a step says how to make the state."""
     module = nn.Linear(4, 2)
-    with pytest.raises(ciclo.CicloError, match="has no optimizer to train with; make it by ciclo"):
+    with pytest.raises(ciclo.CicloError, match="has no optimizer; create it with ciclo"):
         ciclo.create_torch_state(module, losses=functional.cross_entropy).train_step(BATCH)
     state = ciclo.create_torch_state(module, torch.optim.SGD(module.parameters()))
-    with pytest.raises(ciclo.CicloError, match=r"no loss to train with; .* losses=torch.nn"):
+    with pytest.raises(ciclo.CicloError, match=r"no loss to train on; .* losses=torch.nn"):
         state.train_step(BATCH)
-    with pytest.raises(ciclo.CicloError, match="nothing to test"):
+    with pytest.raises(ciclo.CicloError, match="no losses or metrics"):
         state.test_step(BATCH)
-    with pytest.raises(ciclo.CicloError, match="has no average; ask for it"):
+    with pytest.raises(ciclo.CicloError, match="has no average; use create_torch_state"):
         _ = state.ema_params
 
 
 def test_another_state() -> None:
     """A state dict of another state is refused."""
-    with pytest.raises(ciclo.CheckpointError, match="not the state of <TorchState of Sequential"):
+    with pytest.raises(ciclo.CheckpointError, match="not a state of <TorchState of Sequential"):
         make().load_state_dict(make(ema_decay=0.9).state_dict())
 
 
@@ -657,7 +656,7 @@ def test_a_loss_with_the_names_of_other_libraries() -> None:
     assert torch.equal(make().test_step(BATCH)[0].loss, swapped.test_step(BATCH)[0].loss)
     with_default = make(losses=lambda logits, labels=None: functional.cross_entropy(logits, labels))
     assert torch.equal(make().test_step(BATCH)[0].loss, with_default.test_step(BATCH)[0].loss)
-    with pytest.raises(ciclo.CallbackError, match="'preds' is not in its place, so it is not"):
+    with pytest.raises(ciclo.CallbackError, match="'preds' is not in its position, so it is not"):
         make(losses=lambda x, preds: preds)
 
 
@@ -671,5 +670,5 @@ def test_batch_norm_on_the_cpu_is_told_of(caplog: pytest.LogCaptureFixture, tmp_
         torch.distributed.destroy_process_group()
 
     (said,) = caplog.messages
-    assert "batch norm counts the samples of each process by itself" in said
+    assert "batch norm uses the samples of each process separately" in said
     assert isinstance(state.module[1], nn.BatchNorm1d)  # type: ignore[index]
