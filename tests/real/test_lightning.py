@@ -167,6 +167,25 @@ def test_optimizer_that_lightning_does_not_count(lightning: Any, traced: Traced)
     assert [0, 0] == [one["attrs"]["global_step"] for one in found("step")]
 
 
+def test_own_optimizer_while_gradients_are_accumulated(lightning: Any, traced: Traced) -> None:
+    """An optimizer that the module steps for itself does not end Lightning's step."""
+    extra = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(extra.parameters(), lr=0.1)
+
+    def training_step(module: Any, batch: Any, batch_idx: int) -> Any:
+        extra(batch[0]).mean().backward()
+        optimizer.step()
+        return module.loss(batch)
+
+    module = new_module(lightning, training_step=training_step)
+    new_trainer(lightning, max_epochs=1, accumulate_grad_batches=2).fit(module, rows(12))
+
+    first = "data_load forward:train backward optimizer_step forward:train backward"
+    both = step(0, f"{first} {first} optimizer_step")
+    steps = (both.replace("step[0]", f"step[{index}]") for index in range(3))
+    assert f"data_setup {epoch(0, *steps)}" == traced()
+
+
 def test_several_optimizers_in_a_batch(lightning: Any, traced: Traced) -> None:
     """A step's `global_step` is what Lightning's is after it, which counts each optimizer."""
     counts = []
