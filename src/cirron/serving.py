@@ -121,7 +121,7 @@ def check(config: Any) -> Config | None:
 
 
 class Request(wrap.Call):
-    """One call of a decorated function, until its answer, or the last item of it, is delivered."""
+    """One call of a decorated function, until its answer or its last item is delivered."""
 
     __slots__ = ("_args", "_config", "_kwargs", "_stream")
 
@@ -139,19 +139,19 @@ class Request(wrap.Call):
         self._stream: Stream | None = None
 
     def note(self, parameters: inspect.Signature | None) -> None:
-        """Keeps what the config asks to keep of a request."""
+        """Records the inputs and flags that the config asks for."""
         assert self._config is not None
         if self._config.flags:
             self.span.set(config=self._config.flags)
         if parameters is not None:
             try:
                 given = parameters.bind(*self._args, **self._kwargs).arguments
-            except TypeError:  # the function will say so
+            except TypeError:  # the function will raise this too
                 return
             kept = {key: brief(given[key]) for key in given if key not in ("self", "cls")}
             self.span.set(inputs=kept)
 
-    # -- what comes of it -------------------------------------------------------------------
+    # -- the result -------------------------------------------------------------------------
 
     def returned(self, value: Any) -> Any:
         if (value.__class__ not in PLAIN or self._config is not None) and not self.span.end:
@@ -167,7 +167,7 @@ class Request(wrap.Call):
         return value
 
     def _follow(self, value: Any) -> Any:
-        """The value, where it is a stream or has one: the request goes on with it. Else None."""
+        """The value if it is a stream or holds one, which the request then follows; else None."""
         if type(value) in wrap.RETURNED:
             return wrap.follow(value, self)
         held = field(value, "__dict__")
@@ -181,9 +181,9 @@ class Request(wrap.Call):
         return None
 
     def _see_close(self, stream: Any) -> None:
-        """Has the request end where the stream is closed, by hand or by `with`.
+        """Ends the request when the stream is closed, directly or by `with`.
 
-        That closes a connection and leaves the generator, which may never be asked again.
+        Closing it closes the connection but not the generator, which may never be resumed.
         """
 
         def leave(args: object, kwargs: object) -> None:
@@ -212,7 +212,7 @@ class Request(wrap.Call):
         return None
 
     def yielded(self, item: Any) -> None:
-        if self.span.end:  # it was too deep, or a shutdown has recorded it
+        if self.span.end:  # too deeply nested, or already recorded by a shutdown
             return
         try:
             stream = self._stream
@@ -247,7 +247,7 @@ class Request(wrap.Call):
                 self.span.set(output=clip(stream.text))
 
     def _mark_usage(self, usage: Any) -> int | None:
-        """Marks the counts that there are; returns that of what was generated."""
+        """Marks the token counts that are known; returns the number of generated tokens."""
         count = None
         if usage is not None:
             for name, keys in USAGE.items():
@@ -258,7 +258,7 @@ class Request(wrap.Call):
         return count
 
     def _mark(self, name: str, value: float) -> None:
-        """Marks the request, whatever scope inside it is open."""
+        """Adds a mark to the request, even if a scope inside it is open."""
         innermost = hot.leave_context()
         hot.enter_context(self.span)
         hot.mark(name, value, "summary")
@@ -266,7 +266,7 @@ class Request(wrap.Call):
 
 
 class Stream:
-    """What is known of a stream so far."""
+    """The state of a stream so far."""
 
     __slots__ = ("first_ns", "last_ns", "text", "tokens", "usage")
 
@@ -277,11 +277,11 @@ class Stream:
         self.text = ""  # the beginning of it
 
     def take(self, item: Any) -> bool:
-        """Counts an item; True if it brings the first token."""
+        """Counts an item; True if it has the first token."""
         said = item if item.__class__ is str else said_in(item)
         usage = None if item.__class__ is str else usage_of(item)
         if usage is not None:
-            self.usage = usage  # the newest: some servers send it with each piece
+            self.usage = usage  # the last one counts: some servers send it with each chunk
         if not said:
             return False
         self.tokens += 1
@@ -298,15 +298,15 @@ class Stream:
 
 
 def field(value: Any, name: str) -> Any:
-    """An attribute, or the item of a dict; None where there is none."""
+    """An attribute, or the item of a dict; None if it does not exist."""
     try:
         return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
-    except Exception:  # noqa: BLE001  protects the answer, from a property that fails
+    except Exception:  # noqa: BLE001  a property that raises must not break the answer
         return None
 
 
 def usage_of(value: Any) -> Any:
-    """The `usage` of a response, of a chunk, or of an event that has one of them."""
+    """The `usage` of a response, of a chunk, or of an event that contains one of them."""
     for holder in (value, field(value, "response"), field(value, "chunk")):
         usage = field(holder, "usage")
         if usage is not None:
@@ -315,10 +315,10 @@ def usage_of(value: Any) -> Any:
 
 
 def said_in(item: Any) -> Any:
-    """What an item of a stream brings: a text, or something else that is true; false for nothing.
+    """The content of an item of a stream: its text, or another true value; false if it has none.
 
-    Chunks of a chat may bring only a role or a usage, and of the events of a chat or a response
-    only some bring text. An item of any other kind counts for one token.
+    Chunks of a chat may have only a role or a usage, and only some events of a chat or a response
+    have text. An item of any other kind counts as one token.
     """
     choices = field(item, "choices")
     if isinstance(choices, (list, tuple)):
@@ -330,12 +330,12 @@ def said_in(item: Any) -> Any:
         if kind in EVENTS:
             return field(item, EVENTS[kind])
         if kind == "chunk" and field(field(item, "chunk"), "choices") is not None:
-            return None  # what it says comes as an event, too
+            return None  # its content also comes as an event
     return bool(item) if item.__class__ is bytes else item is not None
 
 
 def text_of(value: Any) -> Any:
-    """What the first choice that says something says: of a completion, a chat or a chunk of one."""
+    """The content of the first choice that has any: of a completion, a chat or a chunk."""
     choices = field(value, "choices")
     for choice in choices if isinstance(choices, (list, tuple)) else ():
         message = field(choice, "delta") or field(choice, "message")
@@ -346,23 +346,23 @@ def text_of(value: Any) -> Any:
 
 
 def length_of(value: Any) -> int | None:
-    """How many tokens long a batch of token ids is: two dimensions, of whole numbers."""
+    """The number of tokens per row, if the value is a batch of token ids: a 2-d integer array."""
     shape = field(value, "shape")
     if isinstance(shape, tuple) and len(shape) == 2:
-        kind = str(field(value, "dtype")).rpartition(".")[2]  # torch says "torch.int64"
+        kind = str(field(value, "dtype")).rpartition(".")[2]  # "torch.int64" in torch
         if kind in ("int64", "int32"):
             return int(shape[1])
     return None
 
 
-# -- what is captured ------------------------------------------------------------------------
+# -- captured inputs and outputs -------------------------------------------------------------
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = MAX_TEXT_BYTES
 
 
 def brief(value: Any) -> Any:
-    """A value as an attribute: a scalar as it is, the beginning of a text, an array's shape."""
+    """A short form of a value: a scalar itself, the beginning of a text, the shape of an array."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
@@ -374,7 +374,7 @@ def brief(value: Any) -> Any:
 
 
 def signature(function: Any) -> inspect.Signature:
-    """The function's own, or that of any function where a native one tells nothing."""
+    """The function's signature, or a generic one for a native function without a signature."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):

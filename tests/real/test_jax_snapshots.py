@@ -134,7 +134,7 @@ def test_trees_that_were_donated(caplog: pytest.LogCaptureFixture) -> None:
 
     assert first["w"].is_deleted()
     assert [] == snapshots()
-    assert "are gone" in caplog.text
+    assert "no longer exist" in caplog.text
 
 
 def test_nothing_is_kept_alive() -> None:
@@ -240,7 +240,7 @@ def test_a_function_that_fails_later(caplog: pytest.LogCaptureFixture) -> None:
 
     assert [] == snapshots()
     (said,) = [one.getMessage() for one in caplog.records]
-    assert "the function given to ci.watch() raised KeyError('state')" in said
+    assert "the function passed to ci.watch() raised KeyError('state')" in said
 
 
 @pytest.mark.parametrize("given", [{}, {"a": 1}, {"name": "x"}, (), 5, "model", [object()], len])
@@ -503,10 +503,10 @@ def test_what_has_no_numbers() -> None:
     found = {one.tensor_name: one for one in snapshots()}
 
     assert {*others, "key", "keys", "empty", "w"} == set(found)
-    assert {"its values are no numbers"} == {found[name].attrs["unmeasured"] for name in others}
+    assert {"its values are not numbers"} == {found[name].attrs["unmeasured"] for name in others}
     assert (1.0, True) == (found["w"].stats.mean, found["w"].blob_uri is not None)
     assert ([3], "key<fry>") == (found["keys"].shape, found["keys"].dtype)
-    assert "a random key is no number" == found["key"].attrs["unmeasured"]
+    assert "a random key is not a number" == found["key"].attrs["unmeasured"]
     assert None is found["key"].stats.mean is found["empty"].stats.mean
     assert [0, 3] == found["empty"].shape
 

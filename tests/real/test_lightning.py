@@ -146,6 +146,46 @@ def test_manual_optimization(lightning: Any, traced: Traced) -> None:
     assert f"data_setup {epoch(0, step(0, two), step(1, two))}" == traced()
 
 
+def test_optimizer_that_lightning_does_not_count(lightning: Any, traced: Traced) -> None:
+    """A module that calls a plain torch optimizer has a step for each batch in which it does."""
+    module = new_module(lightning)
+    module.automatic_optimization = False
+    module.configure_optimizers = lambda: None
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def training_step(batch: Any, batch_idx: int) -> None:
+        module.loss(batch).backward()
+        if batch_idx % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    module.training_step = training_step
+    new_trainer(lightning, max_epochs=1).fit(module, rows(8))
+
+    two = f"data_load forward:train backward {STEP}"
+    assert f"data_setup {epoch(0, step(0, two), step(1, two))}" == traced()
+    assert [0, 0] == [one["attrs"]["global_step"] for one in found("step")]
+
+
+def test_own_optimizer_while_gradients_are_accumulated(lightning: Any, traced: Traced) -> None:
+    """An optimizer that the module steps for itself does not end Lightning's step."""
+    extra = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(extra.parameters(), lr=0.1)
+
+    def training_step(module: Any, batch: Any, batch_idx: int) -> Any:
+        extra(batch[0]).mean().backward()
+        optimizer.step()
+        return module.loss(batch)
+
+    module = new_module(lightning, training_step=training_step)
+    new_trainer(lightning, max_epochs=1, accumulate_grad_batches=2).fit(module, rows(12))
+
+    first = "data_load forward:train backward optimizer_step forward:train backward"
+    both = step(0, f"{first} {first} optimizer_step")
+    steps = (both.replace("step[0]", f"step[{index}]") for index in range(3))
+    assert f"data_setup {epoch(0, *steps)}" == traced()
+
+
 def test_several_optimizers_in_a_batch(lightning: Any, traced: Traced) -> None:
     """A step's `global_step` is what Lightning's is after it, which counts each optimizer."""
     counts = []
@@ -557,6 +597,22 @@ def test_what_callbacks_record(lightning: Any, traced: Traced) -> None:
     assert all("batch_ended" in marks(one) for one in found("step"))
     assert "epoch_ended" in marks(found("epoch")[0])
     assert "epoch_started" in marks(found("step")[0])  # which waits for its first batch already
+
+
+def test_end_of_an_evaluation_is_not_in_its_last_batch(lightning: Any, traced: Traced) -> None:
+    """What a module records when a validation or a prediction ends is on that span."""
+
+    def at_end(module: Any) -> None:
+        ci.mark("at_end", 1)
+
+    events = dict.fromkeys(("on_validation_epoch_end", "on_predict_epoch_end"), at_end)
+    module, trainer = new_module(lightning, **events), new_trainer(lightning)
+    trainer.validate(module, rows(4), verbose=False)
+    trainer.predict(module, rows(4))
+
+    traced()
+    for name in ("evaluation", "prediction"):
+        assert ["at_end"] == [mark["name"] for mark in found(name)[0]["marks"]][:1]
 
 
 def test_a_trainer_from_before(lightning: Any, traced: Traced) -> None:

@@ -728,7 +728,7 @@ class TestKinds:
 
         records = of_one(holding(two=TwoTensor(torch.ones(2), torch.ones(2)), one=torch.ones(2)))
 
-        assert "a TwoTensor is made of other tensors" == records["two"].attrs["unmeasured"]
+        assert "a TwoTensor consists of other tensors" == records["two"].attrs["unmeasured"]
         assert (1.0, None) == (records["one"].stats.mean, records["two"].stats.mean)
 
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")

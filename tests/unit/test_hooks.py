@@ -47,7 +47,7 @@ def test_an_older_release(
     ci.profile(frameworks=[asked], output="none")
 
     assert [] == ci.health()["frameworks_installed"]
-    said = f"{name} {version} is not hooked: it is older than {oldest}, the first release that is"
+    said = f"{name} {version} is not hooked: cirron supports {oldest} and newer"
     assert said in caplog.text
 
 

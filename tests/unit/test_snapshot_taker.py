@@ -339,7 +339,7 @@ class TestBounds:
         )
         assert 4 == FakeReader.made.released
         assert [
-            "cirron: a snapshot was left out: the worker is still busy with earlier ones."
+            "cirron: a snapshot was skipped: the worker is still busy with earlier ones."
             " ci.health() counts them"
         ] == warnings(caplog)
 

@@ -1,8 +1,8 @@
-"""Frameworks that cirron knows, as tables: who exists, who outranks whom, and which file hooks it.
+"""The supported frameworks as tables: their names, their precedence, and the file of each hook.
 
-A framework that is higher up makes the `epoch` and `step` spans while it runs; the ones below it
-make only their own. Nothing here imports a framework: a hook is loaded when the program has
-imported what it hooks.
+While a framework runs, it makes the `epoch` and `step` spans, and those with lower precedence make
+only their own. Nothing here imports a framework: a hook is loaded once the program has imported the
+module that it hooks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRECEDENCE = (
 )
 
 
-# Of those, the ones that are hooked: the module whose import it waits for, the file, the class.
+# The hooks: the module that triggers the installation, the file and the class of the hook.
 HOOKS = {
     "transformers": ("transformers.trainer", "cirron.hooks.transformers", "TransformersHook"),
     "lightning": ("lightning.pytorch", "cirron.hooks.lightning", "LightningHook"),
@@ -44,10 +44,10 @@ HOOKS = {
     "jax": ("jax", "cirron.hooks.jax", "JaxHook"),
 }
 
-# Those that train through another: asking for TensorFlow means Keras on it.
+# TensorFlow is hooked through Keras.
 THROUGH = {"tensorflow": "keras"}
 
-# The oldest release that the hooks are tested with. An older one is not hooked, and told so.
+# The oldest supported releases. An older one is not hooked, with a warning.
 MINIMUM = {
     "transformers": (4, 57),
     "lightning": (2, 5),
@@ -59,20 +59,20 @@ MINIMUM = {
 
 
 class Snapshots(Protocol):
-    """Who takes them: `Taker`."""
+    """Takes snapshots. Implemented by `snapshot.taker.Taker`."""
 
     def expect(self, model: Any) -> None:
-        """Says that one of this model will be taken, so that memory for it can be made ready."""
+        """Announces a snapshot of this model, so that memory for it can be prepared."""
 
     def keep_gradients(self, *models: Any) -> None:
-        """Keeps those of the watched models, which the loop may clear before one is taken."""
+        """Copies gradients that the loop may clear before the next snapshot."""
 
     def take(self, span: Span, *models: Any) -> None:
-        """Takes one of the watched models and of these, at the end of an epoch."""
+        """Takes a snapshot of the watched models and of these, at the end of an epoch."""
 
 
 class Hook(Protocol):
-    """A framework's hooks. `install` may be called again; `uninstall` leaves no trace."""
+    """The hooks of a framework. `install` may be called again; `uninstall` restores everything."""
 
     name: str
 
@@ -104,12 +104,12 @@ class Hooks:
 
     @property
     def imported(self) -> str | None:
-        """The highest framework of which the program has imported what trains, so far."""
+        """The framework with the highest precedence that the program has imported so far."""
         found = (name for name in self._wanted if HOOKS.get(name, (name,))[0] in sys.modules)
         return next(found, None)
 
     def install(self) -> None:
-        """Hooks the frameworks that are wanted, each as soon as the program has imported it."""
+        """Hooks each wanted framework as soon as the program has imported it."""
         from cirron.hooks.patch import ImportWatch
 
         self._watch = ImportWatch()
@@ -124,7 +124,7 @@ class Hooks:
             self._loggers.install()
 
     def uninstall(self) -> None:
-        """Puts everything back as it was."""
+        """Removes all hooks."""
         if self._watch is not None:
             self._watch.undo()
         if self._loggers is not None:
@@ -140,7 +140,7 @@ class Hooks:
             if found and found < MINIMUM.get(name, ()):
                 wanted = ".".join(map(str, MINIMUM[name]))
                 guard.warn(
-                    "%s %s is not hooked: it is older than %s, the first release that is",
+                    "%s %s is not hooked: cirron supports %s and newer",
                     name,
                     ".".join(map(str, found)),
                     wanted,
@@ -154,7 +154,7 @@ class Hooks:
 
 
 def check(frameworks: Any) -> tuple[str, ...] | None:
-    """The frameworks that were asked for, checked; None means whatever the program imports."""
+    """Checks the `frameworks=` setting; None means every framework that the program imports."""
     if frameworks is None:
         return None
     if isinstance(frameworks, str) or not isinstance(frameworks, (list, tuple, set, frozenset)):
@@ -164,7 +164,7 @@ def check(frameworks: Any) -> tuple[str, ...] | None:
     for name in frameworks:
         if name not in PRECEDENCE:
             raise errors.one_of("frameworks", name, PRECEDENCE)
-        # The package: its parts would be imported.
+        # Look for the package only: finding a submodule would import the package.
         if (name in HOOKS or name in THROUGH) and not is_installed(name):
             raise errors.SettingError(
                 f"frameworks={frameworks!r}: {name} is not installed. Install it, or leave it out"
@@ -173,15 +173,15 @@ def check(frameworks: Any) -> tuple[str, ...] | None:
 
 
 def is_installed(module: str) -> bool:
-    """Whether an import would find it; nothing is imported."""
+    """Whether an import would find the module. Imports nothing."""
     try:
         return module in sys.modules or find_spec(module) is not None
-    except (ImportError, ValueError):  # from a finder that forbids it, a module that is half there
+    except (ImportError, ValueError):  # a finder that blocks it, or a partly imported module
         return False
 
 
 def version(module: str) -> tuple[int, ...] | None:
-    """The release of a module that is imported, as far as it is a number; None: it does not say."""
+    """The numeric part of an imported module's version, or None if it has none."""
     text = getattr(sys.modules.get(module), "__version__", None)
     if not isinstance(text, str):
         return None

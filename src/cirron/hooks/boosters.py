@@ -1,8 +1,9 @@
-"""XGBoost and LightGBM: a `step` a boosting round, its metrics as marks.
+"""XGBoost and LightGBM: one `step` per boosting round, with its metrics as marks.
 
-A round is one update of the model, which is what a step is; epochs never nest, and `fit` may be
-called in one. Both libraries tell of rounds through callbacks, which are added to the user's for
-the time of one call. Nothing here imports either: a program that passes their objects has.
+A round is one update of the model, like a training step. Both libraries report rounds to callbacks,
+so one is added to the user's own during a call. Neither library is imported here.
+
+Runs on the user's threads.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ FUNCTIONS = ("train", "cv")
 
 
 def traced_fit(kind: type, fit: Callable[..., Any]) -> Callable[..., Any]:
-    """The estimator's `fit` with a step a round, if it is one of these libraries'."""
-    if "dask" in kind.__module__:  # trains on other machines, to which callbacks would travel
+    """The estimator's `fit` with one step per round, if it is from one of these libraries."""
+    if "dask" in kind.__module__:  # trains on other machines, and would send them the callback
         return fit
     xgboost = sys.modules.get("xgboost")
     if _is_a(kind, xgboost, "XGBRFClassifier", "XGBRFRegressor"):
@@ -41,10 +42,9 @@ def traced_fit(kind: type, fit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inner_classes(kind: Any) -> tuple[type, ...]:
-    """What goes between the library's class and a subclass whose `fit` names no callbacks.
+    """A class between LightGBM's and a user's subclass whose `fit` has no `callbacks` parameter.
 
-    `super().fit(...)` in there comes by it. What the subclass itself is given stays as it was: it
-    may keep it, or do with it what it likes.
+    The subclass's `super().fit(...)` calls it. The subclass itself gets its arguments unchanged.
     """
     lightgbm = sys.modules.get("lightgbm")
     for base in kind.__mro__:
@@ -56,7 +56,7 @@ def inner_classes(kind: Any) -> tuple[type, ...]:
 
 
 def traced_function(function: Any) -> Any:
-    """`train` and `cv` of these libraries inside a span; any other function as it is."""
+    """`train` and `cv` of these libraries inside a span; any other function unchanged."""
     library = (function.__module__ or "").partition(".")[0]
     name: str = function.__name__
     module: Any = sys.modules.get(library)
@@ -80,9 +80,9 @@ def _is_a(kind: type, module: Any, *names: str) -> bool:
 def _with_argument(
     function: Callable[..., Any], callbacks_of: Callable[[Rounds], list[Any]]
 ) -> Callable[..., Any]:
-    """For a function that is given its callbacks."""
+    """Adds the callback to the function's `callbacks` argument."""
     parameters = list(inspect.signature(function).parameters)
-    if "callbacks" not in parameters:  # a subclass whose `fit` takes less
+    if "callbacks" not in parameters:  # a subclass with its own `fit`
         return function
     position = parameters.index("callbacks")
 
@@ -98,7 +98,7 @@ def _with_argument(
 
 
 def _with_attribute(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """For a method whose object has the callbacks as a parameter."""
+    """Adds the callback to the estimator's `callbacks` parameter during a call of its method."""
 
     @functools.wraps(fit)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,24 +118,24 @@ class Rounds:
     """The boosting rounds of one training."""
 
     def __init__(self) -> None:
-        self._is_ours = not hot.open_names() & STEPS  # else a step is open already
+        self._makes_steps = not hot.open_names() & STEPS  # else the program has opened one
         self._step: hot.Span | None = None
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Calls what trains."""
+        """Calls the function that trains."""
         model = around(self, function, args, kwargs, Rounds.end, Rounds.fail)
         self.mark_best(model)
         return model
 
     def begin(self, index: int) -> None:
-        """Begins a round, and ends the one before if it is still open."""
+        """Begins a round, and ends the previous one if it is still open."""
         with guard.quiet("boosting rounds"):
             self.end()
-            if self._is_ours and not hot.off:
+            if self._makes_steps and not hot.off:
                 self._step = hot.begin("step", index)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the round in an exception."""
+        """Ends the round with an exception."""
         if self._step is not None:
             hot.fail(self._step, error)
         self.end()
@@ -150,11 +150,11 @@ class Rounds:
                 self._step = None
 
     def mark_best(self, model: Any) -> None:
-        """Marks what early stopping found: an estimator or booster has it, or raises."""
+        """Marks the result of early stopping, if the model has one."""
         with guard.quiet("boosting rounds"):
             for name in ("best_iteration", "best_score"):
                 best = getattr(model, name, getattr(model, f"{name}_", None))
-                # LightGBM counts from 1, has 0 for no early stopping, and a dict of scores.
+                # LightGBM counts from 1 (0: no early stopping), and its scores are a dict.
                 if isinstance(best, (int, float)) and not (best == 0 and _is_lightgbm(model)):
                     hot.mark(name, best, "summary")
 
@@ -167,7 +167,7 @@ def _is_lightgbm(model: Any) -> bool:
 
 
 def _of_xgboost(rounds: Rounds) -> list[Any]:
-    """To come first: once a callback stops the training, those behind it are not asked."""
+    """Goes first in the list: XGBoost calls no further callback after one that stops training."""
 
     def before_iteration(self: Any, model: Any, epoch: int, evals_log: Any) -> bool:
         rounds.begin(epoch)
@@ -175,7 +175,7 @@ def _of_xgboost(rounds: Rounds) -> list[Any]:
 
     def after_iteration(self: Any, model: Any, epoch: int, evals_log: Any) -> bool:
         rounds.end(
-            # of `cv`, mean and deviation
+            # `cv` has a tuple: mean and standard deviation
             (f"{dataset}-{metric}", values[-1][0] if isinstance(values[-1], tuple) else values[-1])
             for dataset, metrics in evals_log.items()
             for metric, values in metrics.items()

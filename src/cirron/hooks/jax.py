@@ -1,11 +1,11 @@
-"""JAX: `trace`, `lower`, `compile`, `transfer` and `checkpoint` spans; device time of marks' spans.
+"""JAX: `trace`, `lower`, `compile`, `transfer` and `checkpoint` spans, and device time.
 
-JAX tells by itself when it traces, lowers and compiles a function; nothing of a jitted call is
-patched, so that it costs what it costs without us, and nothing of ours is ever traced. What the
-arguments of a compiled function are, JAX says to a logger that is usually silent.
+JAX reports when it traces, lowers and compiles a function. A jitted call is not patched, so it
+costs the same as without cirron, and none of cirron's code is ever traced. JAX writes the arguments
+of a function that it compiles to a logger that is usually silent.
 
-A value that is marked is also waited for, on a thread of ours: when it is there, the device has
-done what it had to do for it. Runs on the user's threads otherwise.
+Runs on the user's threads. One background thread, `cirron-jax`, waits for marked values: when a
+value is ready, the device has finished the work for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cirron.hooks import Snapshots
     from cirron.settings import Settings
 
-# What JAX calls the phases of a compile, and we.
+# JAX's names for the phases of a compilation, and ours.
 PHASES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
@@ -42,15 +42,15 @@ CACHE = {
 }
 KINDS = ("scalar_listener", "event_duration_secs_listener", "event_listener")
 
-# Says "Compiling %s with global shapes and types %s" before each compile, usually to nobody.
+# Logs "Compiling %s with global shapes and types %s" before each compilation.
 LOGGER = "jax._src.interpreters.pxla"
 
 MAX_FUNCTIONS = 1_000  # whose last arguments are remembered
-MAX_DIFFERENCES = 3  # that a cause names
-# Values that come more often than this are waited for together: each time takes the interpreter
-# lock from training.
+MAX_DIFFERENCES = 3  # arguments that a cause names
+# Values that follow each other faster than this are collected together: waking up takes the GIL
+# from the training thread.
 SOON_S = 0.001
-MAX_WAITING = 10_000  # values that are waited for; past that, spans have no device time
+MAX_WAITING = 10_000  # values in the queue; spans beyond that have no device time
 
 CHECKPOINTERS = "CheckpointManager", "Checkpointer", "AsyncCheckpointer", "StandardCheckpointer"
 ACTIONS = {"save": "save", "restore": "restore", "wait_until_finished": "wait"}
@@ -60,8 +60,9 @@ class Lane(threading.local):
     """What one thread is doing."""
 
     def __init__(self) -> None:
-        # That are open: JAX's name and our span, None for a trace inside of a trace.
-        self.phases: list[tuple[str, hot.Span | None]] = []
+        # Open phases: JAX's name, the span (None for a trace inside a trace), and the exception
+        # that was being handled when the phase began.
+        self.phases: list[tuple[str, hot.Span | None, BaseException | None]] = []
         self.arguments: tuple[str, list[str]] | None = None  # of the function to be compiled
         self.compiled_ns = 0  # when the last phase ended
 
@@ -97,7 +98,7 @@ class JaxHook(Wrapper):
 
     def _transfer(self, direction: str, original: Any, args: Any, kwargs: Any) -> Any:
         span = None
-        if not self._lane.phases:  # else a function runs only to be traced
+        if not self._lane.phases:  # else a function is being traced
             span = self._tell(begin_transfer, direction, args[0] if args else kwargs.get("x"))
         return around(span, original, args, kwargs)
 
@@ -112,19 +113,19 @@ class JaxHook(Wrapper):
                     self._wrap(owner, name, functools.partial(self._checkpoint, action))
 
     def _checkpoint(self, action: str, original: Any, args: Any, kwargs: Any) -> Any:
-        # A manager has checkpointers, and a thread that waits for them.
+        # A manager calls checkpointers, and waits for them in its own thread.
         is_orbax_thread = type(threading.current_thread()).__module__.startswith("orbax.")
         if "checkpoint" in hot.open_names() or is_orbax_thread:
             return original(*args, **kwargs)
         attrs = {"action": action, "by": type(args[0]).__name__}
         span = hot.begin("checkpoint", None, attrs, Tentative)
         result = around(span, original, args, kwargs, end=lambda _: None)
-        (end_if_used if result is False else hot.close)(span)  # the first: it was not due
+        (end_if_used if result is False else hot.close)(span)  # False: no save was due
         return result
 
 
 def begin_transfer(direction: str, x: Any) -> hot.Span | None:
-    """Opens the span of a transfer, unless it is only traced."""
+    """Opens the span of a transfer, unless the call is being traced."""
     leaves = jax.tree_util.tree_leaves(x)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return None
@@ -136,13 +137,13 @@ def begin_transfer(direction: str, x: Any) -> hot.Span | None:
 
 
 class Compiles(logging.Filter):
-    """Listens to what JAX says of compiles, in the thread that compiles."""
+    """Listens to JAX's reports of compilations, in the thread that compiles."""
 
     def __init__(self, lane: Lane) -> None:
         super().__init__()
         self._lane = lane
         self._seen: dict[str, tuple[int, list[str]]] = {}  # function -> times, and last arguments
-        self._level: int | None = None  # of the logger, before us
+        self._level: int | None = None  # the logger's level before `install`
         self._listeners = dict(
             zip(KINDS, (self._on_start, self._on_end, self._on_event), strict=True)
         )
@@ -170,23 +171,29 @@ class Compiles(logging.Filter):
         phase = PHASES.get(event)
         if phase is None:
             return
-        if phase == "trace" and self._lane.phases:  # older releases: of each function it calls
-            self._lane.phases.append((event, None))
+        # Older releases also report each function that the traced one calls.
+        if phase == "trace" and self._lane.phases:
+            self._lane.phases.append((event, None, None))
             return
         with guard.quiet("jax compile"):
             function = function_name(str(about.get("fun_name", "")))
             attrs: dict[str, Any] = {"function": function}
             if phase == "compile":
                 attrs |= self._cause(function)
-            self._lane.phases.append((event, hot.begin(phase, None, attrs)))
+            span = hot.begin(phase, None, attrs)
+            self._lane.phases.append((event, span, sys.exc_info()[1]))
 
     def _on_end(self, event: str, duration: float, **about: Any) -> None:
         phases = self._lane.phases
         if event in PHASES and phases and phases[-1][0] == event:
             with guard.quiet("jax compile"):
-                span = phases.pop()[1]
+                _, span, handled = phases.pop()
                 if span is not None:
-                    hot.close(span)
+                    error = sys.exc_info()[1]
+                    if error is None or error is handled:
+                        hot.close(span)
+                    else:
+                        hot.fail(span, error)
                     self._lane.compiled_ns = span.end
 
     def _on_event(self, event: str, **about: Any) -> None:
@@ -196,19 +203,19 @@ class Compiles(logging.Filter):
                 span.set(cache=CACHE[event])
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Reads what is to be compiled; passes on what would be logged without us."""
+        """Reads what is about to be compiled; lets through what would be logged anyway."""
         try:
             if isinstance(record.args, tuple) and len(record.args) == 3:
                 name, types, shardings = record.args
                 self._lane.arguments = function_name(str(name)), describe(types, shardings)
-        except Exception as error:  # noqa: BLE001  protects the compile from another JAX's record
+        except Exception as error:  # noqa: BLE001  another release's log record must not break JAX
             guard.caught("jax compile", error)
         parent = logging.getLogger(LOGGER).parent
         level = self._level or (logging.WARNING if parent is None else parent.getEffectiveLevel())
         return record.levelno >= level
 
     def _cause(self, function: str) -> dict[str, Any]:
-        """Why a function is compiled: for the first time, or because its arguments are others."""
+        """Why a function is compiled: it is the first call, or its arguments have changed."""
         given, self._lane.arguments = self._lane.arguments, None
         arguments = given[1] if given is not None and given[0] == function else []
         times, before = self._seen.pop(function, (0, []))
@@ -220,7 +227,7 @@ class Compiles(logging.Filter):
 
 
 def unregister(kind: str, listener: Any) -> None:
-    from jax._src import monitoring  # in older releases, nothing public takes a listener off
+    from jax._src import monitoring  # older releases have no public function for this
 
     kind = kind.replace("_secs", "")
     name = f"unregister_{kind}"
@@ -232,14 +239,14 @@ def unregister(kind: str, listener: Any) -> None:
 
 
 def function_name(name: str) -> str:
-    """`step` for JAX's `jit(step)`, or an older one's `jit_step`."""
+    """`step` for JAX's `jit(step)`, or `jit_step` of older releases."""
     if name.startswith("jit(") and name.endswith(")"):
         return name[4:-1]
     return name.removeprefix("jit_")
 
 
 def describe(types: Any, shardings: Any) -> list[str]:
-    """The arguments, each as `float32[4,4]`, with its sharding where it is given one."""
+    """The arguments, each as `float32[4,4]`, with its sharding if it has one."""
     found = []
     for kind, sharding in zip(types, shardings, strict=True):
         text = str(kind)
@@ -258,8 +265,8 @@ def difference(before: list[str], now: list[str]) -> str:
     ]
     if not found:
         return (
-            "the same arguments as before: one that it does not use, a static one, a setting of"
-            " JAX's, or the function itself is another"
+            "the same arguments as before: an unused or static argument, a setting of JAX or the"
+            " function itself has changed"
         )
     more = len(found) - MAX_DIFFERENCES
     return "; ".join(found[:MAX_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
@@ -269,15 +276,15 @@ def difference(before: list[str], now: list[str]) -> str:
 
 
 class DeviceTime(value.Polled):
-    """How long the devices took for the values that are marked in a span."""
+    """How long the devices took to compute the values that are marked in a span."""
 
     __slots__ = ("asked", "done", "has_failed", "span", "spent_ns", "start_ns")
 
     def __init__(self, span: hot.Span) -> None:
         self.span = span
         self.start_ns = span.start
-        self.asked = 0  # written by the span's thread alone,
-        self.done = 0  # this one by the thread that waits
+        self.asked = 0  # written by the span's thread only
+        self.done = 0  # written by the waiting thread only
         self.spent_ns = 0
         self.has_failed = False
 
@@ -301,16 +308,16 @@ class Awaited(value.Deferred):
             try:
                 if not source.is_ready():
                     return False
-            except Exception:  # noqa: BLE001  the value is asked for, and says what is wrong
+            except Exception:  # noqa: BLE001  reading the value below raises the real error
                 pass
         return super().poll()
 
 
 class Readiness:
-    """Waits for the values that are marked, one after the other, on a thread of its own.
+    """Waits for marked values, one after the other, on its own thread.
 
-    A span's `device_ns` is the time until its last value is there: from the span's start, or from
-    the end of the last compile in it, or from when the value before was there, whichever is last.
+    A span's `device_ns` ends when its last value is ready. It starts at the latest of: the span's
+    start, the end of the last compilation in it, the moment the previous value was ready.
     """
 
     def __init__(self, lane: Lane) -> None:
@@ -322,24 +329,24 @@ class Readiness:
         value.TAKERS["jaxlib"] = self.take
 
     def uninstall(self) -> None:
-        """What is waited for is still waited for: the spans' records wait for it too."""
+        """Stops taking values. Queued ones are still resolved: the records of spans need them."""
         if value.TAKERS.get("jaxlib") == self.take:
             del value.TAKERS["jaxlib"]
         self._values.put(None)
         self._values, self._thread = SimpleQueue(), None
 
     def take(self, scalar: Any) -> value.Deferred:
-        """The value of a mark, for later. Runs on the user's thread."""
+        """Defers the value of a mark. Runs on the user's thread."""
         mark = value.Deferred(scalar)
         try:
             if not scalar.is_fully_addressable and scalar.is_fully_replicated:
-                mark.source = scalar.addressable_data(0)  # the same in each process
+                mark.source = scalar.addressable_data(0)  # every process has the same value
             span = hot.innermost()
             if span.parent is not span and self._values.qsize() < MAX_WAITING:
                 awaited = Awaited(mark.source)
                 self._measure(span, awaited)
                 mark = awaited
-        except Exception as error:  # noqa: BLE001  protects the mark from an array that objects
+        except Exception as error:  # noqa: BLE001  the mark must work with any array
             guard.caught("jax device time", error)
         return mark
 
@@ -360,29 +367,29 @@ class Readiness:
 
 
 class Waiting(NamedTuple):
-    """A value that is waited for."""
+    """A value in the queue."""
 
     scalar: Any
     mark: Awaited
     time: DeviceTime
-    device_ns: value.Deferred  # of the span, from `time`
+    device_ns: value.Deferred  # the span's attribute, computed from `time`
 
 
 def wait_for(values: SimpleQueue[Waiting | None]) -> None:
-    ready_ns: dict[frozenset[Any], int] = {}  # the last value of these devices
+    ready_ns: dict[frozenset[Any], int] = {}  # when the last value of these devices was ready
     last_ns = 0
     while (item := values.get()) is not None:
         time, is_soon = item.time, False
         try:
-            item.scalar.block_until_ready()  # without the interpreter lock
+            item.scalar.block_until_ready()  # releases the GIL
             now, devices = hot.now(), frozenset(item.scalar.devices())
             time.spent_ns += max(0, now - max(time.start_ns, ready_ns.get(devices, 0)))
             ready_ns[devices] = now
             is_soon, last_ns = now - last_ns < SOON_S * 1e9, now
-        except Exception:  # noqa: BLE001  protects the thread: the program hears of it by itself
+        except Exception:  # noqa: BLE001  keeps the thread alive; the program gets the error itself
             time.has_failed = True
         time.done += 1
-        item.mark.poll()  # nobody else need wake up for it
+        item.mark.poll()  # here, so that no other thread has to wake up for it
         if time.span.end:
             item.device_ns.poll()
         del item, time

@@ -1,12 +1,12 @@
 """Keras 3, on any of its backends: `epoch` and `batch`, evaluations, predictions; metrics as marks.
 
-A callback is put into the list of each fit, once: it says which run a list of callbacks belongs to,
-and is given the values once Keras has made them plain. When something begins and ends is seen at
-the list itself, before its first callback is told and after its last one has been: what they record
-is inside. There, too, the end of a batch is seen in time. Where the backend allows, Keras hands it
-to another thread, which waits for the device; a callback that insists would make training wait.
+Each fit gets one callback. It identifies the run that a list of callbacks belongs to, and receives
+the values once Keras has converted them to floats. Spans are opened and closed by wrapped methods
+of the list itself: before its first callback is called and after its last one, so that what
+callbacks record is inside. On some backends Keras calls callbacks in another thread, which waits
+for the device; wrapping the list shows the end of a batch in time, without making training wait.
 
-Runs on the user's threads. Loaded after keras is, and so after its backend.
+Runs on the user's threads. Loaded after Keras and its backend.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
     from cirron.hooks import Snapshots
 
-# What the model's methods open; a fit opens its epochs.
+# The span that each method opens. A fit opens epochs.
 PASSES = {"fit": None, "evaluate": "evaluation", "predict": "prediction"}
 SINGLES = {
     "train_on_batch": "batch",
     "test_on_batch": "evaluation",
     "predict_on_batch": "prediction",
 }
-# Where Keras has what makes a TensorFlow dataset of a torch loader.
+# Converts a torch loader to a TensorFlow dataset.
 LOADER_ADAPTER = "keras.src.trainers.data_adapters.torch_data_loader_adapter"
-# And what asks for the batches of an epoch on JAX.
+# Fetches the batches of an epoch on JAX.
 JAX_TRAINER = "keras.src.backend.jax.trainer"
 
 
@@ -47,7 +47,7 @@ class KerasHook(Wrapper):
 
     name = "keras"
     what = "keras hooks"
-    loading_ns = 0  # in threads of TensorFlow's own
+    loading_ns = 0  # spent in TensorFlow's threads
 
     def install(self) -> None:
         self.uninstall()
@@ -59,13 +59,13 @@ class KerasHook(Wrapper):
             self._wrap_bound(model, name, self._call_single)
         for name, events in EVENTS.items():
             if events[0] is Run.begin_batch and Run.fetches_first:
-                continue  # it is open by then
+                continue  # the batch is already open
             self._wrap(CallbackList, name, functools.partial(self._pass_on, *events), find_run)
         for name, flag in BATCH_ENDS.items():
             self._wrap(CallbackList, name, functools.partial(self._end_batch, flag), find_run)
-        if backend == "torch":  # on the others a step is compiled
+        if backend == "torch":  # the other backends compile the step
             self._wrap(keras.optimizers.Optimizer, "apply", self._make_apply())
-        if backend == "jax":  # fetches inside of a batch
+        if backend == "jax":  # fetches inside the batch
             iterators = sys.modules.get(JAX_TRAINER)
             if iterators is not None:
                 self._wrap(iterators.JAXEpochIterator, "_get_iterator", self._get_iterator)
@@ -77,7 +77,7 @@ class KerasHook(Wrapper):
                 self._wrap(adapters.TorchDataLoaderAdapter, "get_tf_dataset", look_at_batches)
 
     def uninstall(self) -> None:
-        """Takes everything off. A run that goes on keeps its callback, which does nothing."""
+        """Removes the hooks. A fit that is running keeps the callback, which does nothing."""
         self._is_on = False
         self._patches.undo()
         with guard.quiet(self.what):
@@ -87,14 +87,14 @@ class KerasHook(Wrapper):
     # -- the model's methods ----------------------------------------------------------------
 
     def _wrap_bound(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        """Has `call` given the arguments by their names, to change some."""
+        """Calls `call` instead, which can change the arguments: they are bound to their names."""
         signature = inspect.signature(getattr(owner, name))
 
         def bind(original: Any, args: Any, kwargs: Any) -> Any:
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError:
-                return original(*args, **kwargs)  # which says what is wrong
+                return original(*args, **kwargs)  # raises the right error
             return call(name, original, bound.args[0], bound)
 
         self._wrap(owner, name, bind)
@@ -120,7 +120,7 @@ class KerasHook(Wrapper):
 
     def _call_single(self, name: str, original: Any, model: Any, bound: Any) -> Any:
         is_training, has_values = name == "train_on_batch", name != "predict_on_batch"
-        # Only a dict tells which value is which. Keras makes a list of it in this way.
+        # Only a dict has the names of the values. Keras converts it to a list in the same way.
         wants_list = has_values and not bound.arguments.get("return_dict")
         flatten = getattr(model, "_flatten_metrics_in_order", None) if wants_list else None
         if flatten is not None:
@@ -136,7 +136,7 @@ class KerasHook(Wrapper):
                 mark_all(values, "point" if is_training else "summary")
             return values if flatten is None else flatten(values)
 
-        self._runs.open.append(Training(self._snapshots))  # in which nothing is ever open
+        self._runs.open.append(Training(self._snapshots))  # without spans
         try:
             return around(span, call, ())
         finally:
@@ -153,7 +153,7 @@ class KerasHook(Wrapper):
         return result
 
     def _end_batch(self, flag: str, run: Run, original: Any, args: Any, kwargs: Any) -> Any:
-        if getattr(args[0], flag, False):  # the values are a device's, and not waited for
+        if getattr(args[0], flag, False):  # the values may be on a device, and are not waited for
             self._tell(run.end_batch, *args[1:])
             result = original(*args, **kwargs)
         else:
@@ -166,7 +166,7 @@ class KerasHook(Wrapper):
     # -- loading ----------------------------------------------------------------------------
 
     def _loads(self, items: Any, kind: type[hot.OwnSpan], end: Any, fail: Any) -> Any:
-        """The same items, each in a `data_load`."""
+        """Yields the same items, each fetched inside a `data_load`."""
         while True:
             span = hot.begin("data_load", None, None, kind) if self._is_on else None
             try:
@@ -180,10 +180,10 @@ class KerasHook(Wrapper):
         return self._loads(items, hot.OwnSpan, hot.close, fail_load)
 
     def _from_generator(self, name: str, original: Any, generator: Any, bound: Any) -> Any:
-        """Counts how long a thread of TensorFlow's own loads.
+        """Counts how long TensorFlow's threads load data: the compiled step fetches it inside.
 
-        The step itself is compiled, and takes its data inside. The torch hooks leave that thread
-        alone: nothing of a fit is open there, to them a DataLoader would be a loop by itself.
+        The open span hides the thread from the torch hooks. They would take a DataLoader there for
+        a loop of its own, because nothing of the fit is open in that thread.
         """
 
         def end(span: hot.Span, error: BaseException | None = None) -> None:
@@ -209,7 +209,7 @@ class KerasHook(Wrapper):
     # -- torch ------------------------------------------------------------------------------
 
     def _make_apply(self) -> Any:
-        """A Keras optimizer's step, of which the torch hooks know nothing."""
+        """The step of a Keras optimizer, which the torch hooks do not see."""
         from torch.compiler import is_dynamo_compiling
         from torch.optim import optimizer as optimizers
 
@@ -220,10 +220,16 @@ class KerasHook(Wrapper):
                 return original(*args, **kwargs)
             listeners = list(optimizers._global_optimizer_post_hooks.values())
             ours = [one for one in listeners if isinstance(getattr(one, "__self__", 0), TorchHook)]
-            if not ours:  # they are not wanted
+            if not ours:  # the torch hooks are off
                 return original(*args, **kwargs)
-            result = around(hot.begin("optimizer_step"), original, args, kwargs)
-            if not self._runs.open:  # a loop of the program's own, whose steps they count
+            step = hot.current()
+            if isinstance(step, hot.Step) and step.phase is None and not step.end:
+                result = hot.within(
+                    step, "optimizer_step", None, hot.OwnSpan, 0, original, args, kwargs
+                )
+            else:
+                result = around(hot.begin("optimizer_step"), original, args, kwargs)
+            if not self._runs.open:  # the program's own loop: the torch hooks count its steps
                 ours[-1](args[0], (), {})
             return result
 
@@ -231,7 +237,7 @@ class KerasHook(Wrapper):
 
 
 def fail_load(span: hot.Span, error: BaseException) -> None:
-    """A fetch that found nothing was none."""
+    """Drops the span of the fetch that finds the end of the data."""
     if isinstance(error, StopIteration):
         hot.drop(span)
     else:
@@ -239,29 +245,29 @@ def fail_load(span: hot.Span, error: BaseException) -> None:
 
 
 def look_at_batches(original: Any, args: Any, kwargs: Any) -> Any:
-    """Keras looks at some batches to learn their shapes, between two batches of an epoch."""
+    """Keras reads some batches to learn their shapes, between two batches of an epoch."""
     return around(hot.begin("data_load"), original, args, kwargs)
 
 
 class Run(Callback):  # type: ignore[misc]  # untyped
-    """Tells the spans of one call of `fit`, `evaluate` or `predict` what Keras does."""
+    """The spans of one call of `fit`, `evaluate` or `predict`."""
 
-    async_safe = True  # it only keeps what it is given: Keras need not wait for its sake
-    fetches_first = keras.backend.backend() == "torch"  # before it says that a batch begins
+    async_safe = True  # it only stores values, so Keras may call it from another thread
+    fetches_first = keras.backend.backend() == "torch"  # before Keras announces the batch
 
     def __init__(self, hook: KerasHook, snapshots: Snapshots) -> None:
         super().__init__()
         self._hook = hook
-        self._loaded_ns = 0  # by then, when the epoch began
-        self.logs: Mapping[str, Any] | None = None  # the last that Keras made plain
+        self._loaded_ns = 0  # the hook's `loading_ns` when the epoch began
+        self.logs: Mapping[str, Any] | None = None  # the latest values, as floats
         self.training = Training(snapshots, step_name="batch", rest="build", marks_loss=True)
         self._snapshots = snapshots
         self._thread = get_ident()
         self._is_fit = False
         self._aside: hot.Span | None = None  # an evaluation, a prediction
-        self._index = 0  # of the batch that has begun, or will
+        self._index = 0  # of the current or next batch
 
-    # -- what Keras tells: values -----------------------------------------------------------
+    # -- the callback's own events: values --------------------------------------------------
 
     def on_epoch_end(self, number: int, logs: Any = None) -> None:
         if get_ident() == self._thread:
@@ -280,10 +286,10 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         training.is_inner = is_inner
         if aside is not None:
             self._aside = training.begin_aside(aside)
-        elif is_inner:  # its epochs are no epochs of the training that it is a part of
+        elif is_inner:  # its epochs are not epochs of the outer training
             training.begin_aside("fit", model=model.name)
-        # Keras may look at a batch to build the model. While it does, the torch hooks see a batch
-        # that is somebody's, and make none.
+        # Keras may read a batch to build the model. The open span keeps the torch hooks from
+        # recording that as a batch of their own.
         training.makes_steps = training.is_open or STEPS.isdisjoint(hot.open_names())
         training.await_step(None)
 
@@ -308,7 +314,7 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         if span.name == "epoch" and not self.training.is_inner:
             if loading_ns := self._hook.loading_ns - self._loaded_ns:
                 span.set(loading_ns=loading_ns)
-            with guard.quiet("keras hooks"):  # the epoch ends all the same
+            with guard.quiet("keras hooks"):  # the epoch must end even if this fails
                 self._snapshots.take(span, self.model)
         self.training.end_epoch()
 
@@ -331,7 +337,7 @@ class Run(Callback):  # type: ignore[misc]  # untyped
     # -- batches ----------------------------------------------------------------------------
 
     def await_batch(self, *_: Any) -> None:
-        """Opens the next batch, where its data is fetched before it begins."""
+        """Opens the next batch before its data is fetched."""
         if self.fetches_first:
             self.training.await_step(self._index)
 
@@ -341,7 +347,7 @@ class Run(Callback):  # type: ignore[misc]  # untyped
 
     def end_batch(self, last: int, logs: Mapping[str, Any] | None = None, *_: Any) -> None:
         training, batch = self.training, self.training.step
-        if training.makes_steps and batch is None:  # it has not begun
+        if training.makes_steps and batch is None:  # no batch has begun
             return
         if self._aside is None or self._aside.name != "prediction":
             mark_all(logs, "point")
@@ -354,19 +360,19 @@ class Run(Callback):  # type: ignore[misc]  # untyped
         self._index = last + 1
 
     def _step_count(self) -> int | None:
-        """How many steps there are in all, where Keras knows: the last batch may have fewer."""
-        if self._is_fit and self._aside is not None:  # the parameters are those of the fit
+        """The number of steps of the pass, if Keras knows it: the last batch may have fewer."""
+        if self._is_fit and self._aside is not None:  # `params` describes the fit
             data = getattr(self.model, "_eval_epoch_iterator", None)
             return getattr(data, "num_batches", None)
         return (self.params or {}).get("steps")
 
     def leave_batch(self, *_: Any) -> None:
-        """What was opened is no batch: Keras is ready to begin, or there was no more data."""
+        """Ends a span that did not become a batch: Keras has built the model, or the data ended."""
         self.training.end_step()
         self.training.rest = "data_load"
 
 
-# Methods of a list of callbacks: what a run is told before they are called, and after.
+# Methods of a list of callbacks: what a run does before and after them.
 EVENTS: dict[str, tuple[Any, Any]] = {
     "on_train_begin": (Run.leave_batch, None),
     "on_epoch_begin": (Run.begin_epoch, Run.await_batch),
@@ -380,7 +386,7 @@ EVENTS: dict[str, tuple[Any, Any]] = {
     "on_predict_end": (Run.leave_batch, Run.end_aside),
 }
 
-# And those at a batch's end: where the list says that it hands that on to another thread.
+# Those at the end of a batch, and the attribute that says that they run in another thread.
 BATCH_ENDS = {
     "on_train_batch_end": "_async_train",
     "on_test_batch_end": "_async_test",
@@ -389,7 +395,7 @@ BATCH_ENDS = {
 
 
 def add_run(run: Run, callbacks: Any, model: Any) -> Any:
-    """What the user has given as `callbacks`, with ours first; his own list is left as it is."""
+    """The user's `callbacks` with ours first. The user's own list is not changed."""
     if isinstance(callbacks, CallbackList):
         run.set_model(model)
         run.set_params(callbacks.params)
@@ -399,8 +405,7 @@ def add_run(run: Run, callbacks: Any, model: Any) -> Any:
         return [run]
     if isinstance(callbacks, (list, tuple)):
         return [run, *callbacks]
-    # One callback alone, say. Keras asks the members of a list, and of nothing else, whether they
-    # may be told in another thread.
+    # For example, a single callback. Keras checks `async_safe` only for the members of a list.
     return {0: run, 1: callbacks}
 
 
@@ -421,7 +426,7 @@ def mark_all(logs: Mapping[str, Any] | None, kind: str) -> None:
             continue
         try:
             hot.mark(name, one, kind)
-        except errors.InputError:  # it is no scalar
+        except errors.InputError:  # not a scalar
             pass
-        except Exception as error:  # noqa: BLE001  protects the others from a value that objects
+        except Exception as error:  # noqa: BLE001  one odd value must not hide the others
             guard.caught("keras metrics", error)

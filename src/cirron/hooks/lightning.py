@@ -1,12 +1,12 @@
-"""Lightning: `epoch` and `step`, with torch's spans beneath; what is logged as marks.
+"""Lightning: `epoch` and `step` spans, with torch's spans inside; logged values as marks.
 
-Where Lightning calls its callbacks, it tells us first: what they record is inside of what is opened
-here, and a Trainer's list of them, of which Lightning's tuner takes the first, is never touched.
-What callbacks are not told is learned from the loops, whose methods are wrapped: when a batch is
-about to be fetched, what is evaluated and logged, how a run ends. The same code serves `lightning`
-and `pytorch_lightning`, which are two copies of one.
+Cirron hears of each event right before Lightning calls its callbacks, so what they record is inside
+the spans that are opened here. A Trainer's list of callbacks is never changed, because Lightning's
+tuner uses the first one. Wrapped methods of the loops show what callbacks are not told: when a
+batch is about to be fetched, what is evaluated and logged, and how a run ends. The same code serves
+`lightning` and `pytorch_lightning`, which are two copies of one package.
 
-Runs on the user's threads. Loaded after one of the two is.
+Runs on the user's threads. Loaded after one of the two packages.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from cirron import guard
 from cirron.hooks.engine import Tentative, Training, Wrapper, around, end_if_used
 from cirron.record import hot
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cirron.hooks import Snapshots
     from cirron.settings import Settings
 
@@ -34,11 +38,13 @@ class LightningHook(Wrapper):
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         super().__init__(settings, snapshots)
         self._fits: WeakKeyDictionary[Any, Fit] = WeakKeyDictionary()  # by Trainer
-        self._late_step: hot.Span | None = None  # of an optimizer, the last that began late
+        self._late_step = 0  # number of the last optimizer step that was made to start late
+        self._handle: Any = None
 
     def install(self) -> None:
         self.uninstall()
         self._is_on = True
+        self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         find, logger = self._find, "trainer.connectors.logger_connector"
         for module, owner, name, call, of in (
             ("trainer", "Trainer", "save_checkpoint", self._save, find),
@@ -49,7 +55,7 @@ class LightningHook(Wrapper):
             ("loops", "_EvaluationLoop", "run", self._evaluate, find),
             ("loops", "_PredictionLoop", "run", self._evaluate, find),
             ("loops.optimization.automatic", "Closure", "__call__", self._call_closure, None),
-            ("trainer.call", "", "_call_callback_hooks", self._tell_callbacks, None),
+            ("trainer.call", "", "_call_callback_hooks", self._call_callbacks, None),
             (logger, "_LoggerConnector", "log_metrics", self._log, find),
         ):
             with guard.quiet(self.what):
@@ -57,36 +63,42 @@ class LightningHook(Wrapper):
                 self._wrap(getattr(found, owner) if owner else found, name, call, of)
 
     def uninstall(self) -> None:
-        """Takes everything off, and closes what is open."""
+        """Removes the hooks, and closes what is open."""
         self._is_on = False
         self._patches.undo()
+        if self._handle is not None:
+            self._handle.remove()
         with guard.quiet(self.what):
             for training in (*reversed(self._runs.open), *self._fits.values()):
                 training.end()
         self._fits.clear()
 
     def _find(self, owner: Any) -> Fit:
-        """What is open in a Trainer, or in that of a loop. It may be older than the hooks."""
+        """What is open in a Trainer, or in the Trainer of a loop."""
         trainer = getattr(owner, "trainer", owner)
         fit = self._fits.get(trainer)
         if fit is None:
             fit = self._fits[trainer] = Fit(self._snapshots)
         return fit
 
-    def _tell_callbacks(self, original: Any, args: Any, kwargs: Any) -> Any:
-        if len(args) > 1 and args[1] in EVENTS:
-            self._tell(self._tell_fit, *args[:2])
+    def _call_callbacks(self, original: Any, args: Any, kwargs: Any) -> Any:
+        event = EVENTS.get(args[1]) if len(args) > 1 else None
+        if event is not None:
+            self._tell(self._tell_fit, event, args[0])
         return original(*args, **kwargs)
 
-    def _tell_fit(self, trainer: Any, event: str) -> None:
-        EVENTS[event](self._find(trainer), trainer)
+    def _tell_fit(self, event: Callable[[Fit, Any], None], trainer: Any) -> None:
+        event(self._find(trainer), trainer)
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        for fit in self._runs.open[-1:]:
+            fit.has_stepped = True  # type: ignore[attr-defined]  # runs of this hook are fits
 
     # -- methods ----------------------------------------------------------------------------
 
     def _fit(self, before: Fit, original: Any, args: Any, kwargs: Any) -> Any:
         trainer = args[0].trainer
-        # A run of its own, also if the same Trainer is in the middle of one: its tuner is used in
-        # callbacks.
+        # A callback may use the tuner, which starts another run of the same Trainer.
         fit = self._fits[trainer] = Fit(self._snapshots)
         model = getattr(trainer, "lightning_module", None)
         try:
@@ -96,11 +108,11 @@ class LightningHook(Wrapper):
                 self._fits[trainer] = before
 
     def _set_up_data(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        """The loaders are made; one without a length is asked for a batch before the epoch is."""
+        """Creates the loaders. One without a length also fetches a batch here."""
         before = args[0]._data_fetcher
 
         def end(span: hot.Span) -> None:
-            # Called before each epoch, and mostly for nothing.
+            # Called before each epoch. It usually does nothing.
             (end_if_used if args[0]._data_fetcher is before else hot.close)(span)
 
         return around(hot.begin("data_setup", None, None, Tentative), original, args, kwargs, end)
@@ -111,10 +123,10 @@ class LightningHook(Wrapper):
         return result
 
     def _advance(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        self._tell(fit.await_batch, args[0].trainer)
+        self._tell(fit.await_batch)
         try:
             return original(*args, **kwargs)
-        except StopIteration:  # there is no more data, or the module wants no more of it
+        except StopIteration:  # the data is used up, or a hook has returned -1
             fit.skip_step()
             raise
 
@@ -130,21 +142,39 @@ class LightningHook(Wrapper):
 
     def _log(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
         metrics = args[1] if len(args) > 1 else kwargs.get("metrics")
-        # Between batches these are the values of all of them.
+        # Between batches, the values are those of the whole epoch.
         is_batch = getattr(args[0], "_first_loop_iter", None) is not None
         self._tell(fit.log, metrics, (), is_batch)
         return original(*args, **kwargs)
 
     def _call_closure(self, original: Any, args: Any, kwargs: Any) -> Any:
-        """Lightning has its optimizer call forward and backward: the optimizer's step is after."""
+        """Lightning's optimizers call forward and backward; their own step starts after that."""
         span = hot.innermost()
-        # Called again by the same step, as LBFGS does: that belongs to it.
-        if span.name != "optimizer_step" or span is self._late_step:
+        phase, kind = span.phase, span.phase_kind
+        number, name = (span.sequence, span.name) if phase is None else phase[:2]
+        # LBFGS calls it several times: all but the first call are part of its step.
+        if name != "optimizer_step" or number == self._late_step:
             return original(*args, **kwargs)
-        self._late_step = span
-        hot.enter_context(span.parent)
-        # If it fails, the optimizer's own part was never reached.
-        return around(span, original, args, kwargs, begin_now, drop)
+        self._late_step = number
+
+        def start(_: hot.Span) -> None:
+            if phase is not None:
+                set_phase(span, (*phase[:3], hot.now()), kind)
+                return
+            hot.enter_context(span)
+            span.start = hot.now()
+            if hot.device_clock is not None:
+                hot.device_clock.start(span)
+
+        def drop(_: hot.Span, error: BaseException) -> None:
+            start(span)
+            hot.drop(hot.open_phase(span))  # the optimizer has done nothing
+
+        if phase is None:
+            hot.enter_context(span.parent)
+        else:
+            set_phase(span, None, None)
+        return around(span, original, args, kwargs, start, drop)
 
 
 class PytorchLightningHook(LightningHook):
@@ -154,28 +184,21 @@ class PytorchLightningHook(LightningHook):
     package = "pytorch_lightning"
 
 
-def begin_now(span: hot.Span) -> None:
-    """Has an open span begin anew."""
-    hot.enter_context(span)
-    span.start = hot.now()
-    if hot.device_clock is not None:
-        hot.device_clock.start(span)
-
-
-def drop(span: hot.Span, error: BaseException) -> None:
-    hot.drop(span)
+def set_phase(step: Any, phase: tuple[Any, ...] | None, kind: Any) -> None:
+    step.phase, step.phase_kind = phase, kind
 
 
 class Fit(Training):
-    """The spans of a Trainer, which tells what it does."""
+    """The spans of a run. Its methods are named after Lightning's events."""
 
+    has_stepped = False  # an optimizer, in this batch
     _index = 0  # of the step in its epoch
-    _steps_before = 0  # of optimizers, when the step began
+    _global_step = 0
 
     def on_train_start(self, trainer: Any) -> None:
-        self._index = 0
+        self._index, self._global_step = 0, trainer.global_step
         if getattr(trainer.fit_loop, "restarted_mid_epoch", False):
-            # Resumed inside an epoch, of which Lightning does not say that it begins.
+            # Resumed inside an epoch: Lightning does not announce its start.
             batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
             self._index = batches // trainer.accumulate_grad_batches
             self.begin_epoch(trainer.current_epoch, trainer.lightning_module)
@@ -183,16 +206,18 @@ class Fit(Training):
     def on_train_epoch_start(self, trainer: Any) -> None:
         self._index = 0
         self.begin_epoch(trainer.current_epoch, trainer.lightning_module)
-        self.await_batch(trainer)
+        self.await_batch()
 
     def on_train_batch_start(self, trainer: Any) -> None:
+        self.has_stepped = False
         self.begin_step(self._index)
 
     def on_train_batch_end(self, trainer: Any) -> None:
-        steps = trainer.global_step
-        if steps != self._steps_before:
-            # Several optimizers may have stepped: it is known only now which step this was.
-            self.finish_step(global_step=steps)
+        before, self._global_step = self._global_step, trainer.global_step
+        # Lightning does not count the steps of an optimizer that the module calls directly.
+        is_manual = self.has_stepped and not trainer.lightning_module.automatic_optimization
+        if is_manual or self._global_step != before:
+            self.finish_step(global_step=self._global_step)
             self._index += 1
         if trainer.is_last_batch:
             # A validation that follows clears the gradients.
@@ -202,11 +227,18 @@ class Fit(Training):
         self.finish_epoch()
         self.take_snapshot(trainer.lightning_module)
 
-    def await_batch(self, trainer: Any) -> None:
+    def on_validation_epoch_end(self, trainer: Any) -> None:
+        """Ends the last batch: the torch hooks would leave it open until the loader ends."""
+        span = hot.innermost()
+        if self.asides and span.parent is self.asides[-1] and span.name == "batch":
+            hot.close(span)
+
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+
+    def await_batch(self) -> None:
         """A batch is about to be fetched."""
         if not self.is_stepping:  # else gradients are being accumulated
-            self._steps_before = trainer.global_step
-            self.await_step(self._index, global_step=self._steps_before + 1)
+            self.await_step(self._index, global_step=self._global_step + 1)
 
 
 EVENTS = {name: event for name, event in vars(Fit).items() if name.startswith("on_")}

@@ -1,10 +1,9 @@
-"""What the program logs elsewhere becomes marks: TensorBoard, W&B, MLflow, Comet, Aim.
+"""Values that the program logs with TensorBoard, W&B, MLflow, Comet or Aim become marks.
 
-A table of loggers: the method that takes the values, and a function with the same parameters that
-reads them. The logger gets what it was given and returns what it returns. Only scalars are marked,
-on the innermost open span, with the step that was logged. Values that the program or another hook
-marks itself are not marked again, nor are those that go to a second logger. A call that takes long
-is a `logging` span.
+The table of loggers has the method that takes the values, and a function with the same parameters
+that reads them. The logger's arguments and results are not changed. Only scalars are marked, on the
+innermost open span, with the step that was logged. A value is marked once, even if the program or
+another hook marks it too, or if it goes to two loggers. A slow call is also a `logging` span.
 
 Runs on the user's threads. No logger is imported here: each is hooked when the program imports it.
 """
@@ -28,24 +27,24 @@ if TYPE_CHECKING:
 
     from cirron.hooks import Hooks
 
-    Value: TypeAlias = tuple[Any, Any, Any]  # its name, itself, the step that it is logged for
+    Value: TypeAlias = tuple[Any, Any, Any]  # name, value, step
     Values: TypeAlias = Sequence[Value]
-    Read: TypeAlias = Callable[..., Values]  # gets the arguments of a call
+    Read: TypeAlias = Callable[..., Values]  # called with the arguments of the logger's method
 
-MAX_VALUES = 1_000  # of one call; the rest is left out
-# A shorter call is no span: a writer that queues what it is given takes a tenth of this.
+MAX_VALUES = 1_000  # per call; the rest is ignored
+# A shorter call has no span. A writer that only queues its values takes a tenth of this.
 LONG_NS = 100_000
 
-# Where a framework gives what it logs to its own trackers: if it is hooked, that is marked already.
+# Modules in which a framework passes values to trackers: if it is hooked, its hook marks them.
 TELLERS = {
     "transformers.trainer_callback": "transformers",
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": "lightning",
-    "lightning.pytorch.loggers.utilities": "lightning",  # a -1 that stands for no value
+    "lightning.pytorch.loggers.utilities": "lightning",  # logs -1 as a placeholder
     "pytorch_lightning.trainer.connectors.logger_connector.logger_connector": "pytorch_lightning",
     "pytorch_lightning.loggers.utilities": "pytorch_lightning",
     "keras.src.callbacks.callback_list": "keras",
 }
-# Code that may be between such a place and a logger, besides that of loggers: some wrap others.
+# Packages that may be on the stack between such a module and a logger, besides the loggers' own.
 BETWEEN = frozenset(
     (
         "cirron",
@@ -61,16 +60,16 @@ NO_NAMES: dict[str, str | None] = {}
 
 
 class Logger(NamedTuple):
-    """A library that takes values."""
+    """A logging library."""
 
     name: str
-    module: str  # whose import is waited for
+    module: str  # whose import triggers the installation
     owner: str  # the class in it
     methods: dict[str, Read]
 
 
 class ThisThread(_local):
-    is_logging = False  # a logger is being called; it may call itself, or another one
+    is_logging = False  # inside a logger's method, which may call itself or another logger
 
 
 class LoggersHook:
@@ -83,7 +82,7 @@ class LoggersHook:
         self._watch = ImportWatch()
         self._patches = Patches()
         self._this_thread = ThisThread()
-        self._is_on = False  # the program may keep our functions after they are taken off
+        self._is_on = False  # the program may keep our functions after they are removed
 
     def install(self) -> None:
         self.uninstall()
@@ -108,7 +107,7 @@ class LoggersHook:
                 if definer is not None:
                     original = definer.__dict__[name]
                     self._patches.set(definer, name, self._make(logger, read, original))
-                # `wandb.log` is a method of the run that was begun, as that was then.
+                # `wandb.log` is a bound method of the current run, taken before our patch.
                 bound = module.__dict__.get(name)
                 if isinstance(getattr(bound, "__self__", None), kind):
                     call = self._make(logger, read, bound, is_bound=True)
@@ -117,7 +116,7 @@ class LoggersHook:
 
     def _make(self, logger: Logger, read: Read, original: Any, *, is_bound: bool = False) -> Any:
         this_thread = self._this_thread
-        first = 0 if is_bound else 1  # of the arguments: without the object
+        first = 0 if is_bound else 1  # skips `self`
 
         @functools.wraps(original)
         def log(*args: Any, **kwargs: Any) -> Any:
@@ -143,7 +142,7 @@ class LoggersHook:
                 return
             try:
                 found = read(*args, **kwargs)
-            except (AttributeError, TypeError):  # a call that the logger will refuse, too
+            except (AttributeError, TypeError):  # the logger will raise this too
                 return
             span = hot.innermost()
             for name, given, step in found:
@@ -153,11 +152,11 @@ class LoggersHook:
 
 
 def mark(span: hot.Span, logger: str, name: Any, given: Any, step: Any) -> None:
-    """Marks a scalar, unless it is marked in this span already."""
+    """Marks a scalar, unless the program, a hook or another logger has marked it in this span."""
     if not issubclass(type(name), str) or issubclass(type(given), str):
         return
     if getattr(span, "marked", NO_NAMES).get(name, logger) != logger:
-        return  # the program has, or another hook, or another logger
+        return
     try:
         scalar = value.capture(given, hot.device_clock)
         at = None if step is None else value.capture(step)
@@ -173,19 +172,19 @@ def mark(span: hot.Span, logger: str, name: Any, given: Any, step: Any) -> None:
 
 
 def add_span(logger: str, began: int, ended: int) -> None:
-    """Records a call that is over, unless it was on a thread that nothing waits for."""
+    """Records a call that has ended, unless it was in a background thread outside any span."""
     if hot.innermost() is hot.root and get_ident() != threading.main_thread().ident:
         return
     span = hot.begin("logging", None, {"logger": logger}, at=began)
     if hot.device_clock is not None:
-        hot.device_clock.drop(span)  # what it would measure is over
+        hot.device_clock.drop(span)  # too late to measure it
     hot.close(span, ended)
 
 
 def is_passed_on(caller: FrameType | None, hooked: list[str]) -> bool:
-    """Whether a framework gives a tracker of its own what its hook marks.
+    """Whether a hooked framework passes the values to the logger: its hook marks them already.
 
-    Then there is only code of the two between the place where it does and the logger.
+    In that case, only code of the framework and of loggers is between the two on the stack.
     """
     while caller is not None:
         module = caller.f_globals.get("__name__", "")
@@ -202,12 +201,12 @@ def is_passed_on(caller: FrameType | None, hooked: list[str]) -> bool:
 
 
 def flatten(values: Any, step: Any, prefix: Any = None) -> list[Value]:
-    """The values of a dict and of those inside of it, their names joined by a slash."""
+    """The values of a nested dict, with the names joined by slashes."""
     found: list[Value] = []
     dicts = [("" if prefix is None else prefix + "/", values)]
-    for before, inner in dicts:  # it grows meanwhile
+    for before, inner in dicts:  # grows during the loop
         for name, given in list(dict.items(inner))[:MAX_VALUES]:
-            if len(found) + len(dicts) > MAX_VALUES:  # a dict may even hold itself
+            if len(found) + len(dicts) > MAX_VALUES:  # a dict may contain itself
                 return found
             if not issubclass(type(name), str):
                 continue
@@ -232,7 +231,7 @@ def read_wandb(data: Any, step: Any = None, *_: Any, **__: Any) -> Values:
     return flatten(data, step)
 
 
-# The functions of `mlflow`, its autologging and Lightning's logger all come by the client.
+# The functions of `mlflow`, its autologging and Lightning's logger all use the client.
 def read_mlflow_metric(
     run_id: Any, key: Any, value: Any, timestamp: Any = None, step: Any = None, *_: Any, **__: Any
 ) -> Values:
@@ -240,7 +239,7 @@ def read_mlflow_metric(
 
 
 def read_mlflow_batch(run_id: Any, metrics: Any = (), *_: Any, **__: Any) -> Values:
-    if not isinstance(metrics, (list, tuple)):  # anything else can perhaps be read only once
+    if not isinstance(metrics, (list, tuple)):  # reading an iterator would use it up
         return ()
     return [(one.key, one.value, one.step) for one in metrics[:MAX_VALUES]]
 
@@ -260,7 +259,7 @@ def read_aim(value: Any, name: Any = None, step: Any = None, *_: Any, **__: Any)
 
 
 def read_nothing(*_: Any, **__: Any) -> Values:
-    """For calls without scalars: what they take counts."""
+    """For methods without scalars, which are hooked for their duration only."""
     return ()
 
 

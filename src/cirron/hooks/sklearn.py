@@ -1,13 +1,13 @@
-"""scikit-learn: `ci.wrap`, which makes a span of each call of an estimator's methods.
+"""scikit-learn: `ci.wrap`, which records each call of an estimator's methods as a span.
 
-A wrapped estimator is the same object with another class: a subclass of its own, of the same name,
-whose methods open a span and call what they override. So it is cloned, compared, routed and asked
-for its tags as before, and `clone` of it is wrapped too. It is saved as what it was: a pickle needs
-no cirron to be loaded.
+A wrapped estimator is the same object with another class: a subclass with the same name, whose
+methods open a span and call the original. Cloning, `isinstance`, metadata routing and tags work as
+before, and clones are wrapped too. It is pickled as an object of the original class, so loading it
+does not need cirron.
 
-What a composite calls (the steps of a Pipeline, say) is wrapped with it, and again before each
-call, since parameters come and go. A call that an estimator makes on itself is part of the call
-from outside. Nothing here imports scikit-learn: an estimator is what has `fit` and `get_params`.
+The parts of a composite, such as the steps of a Pipeline, are wrapped with it, and again before
+each call because parameters may change. A call that an estimator makes on itself has no span.
+Nothing here imports scikit-learn: an estimator is any object with `fit` and `get_params`.
 Runs on the user's threads.
 """
 
@@ -47,8 +47,8 @@ METHODS = (
     "score_samples",
 )
 
-# By a parameter that tells a composite: the attributes that hold what it calls, which are
-# estimators, or lists of them or of tuples (name, estimator, ...).
+# A parameter that identifies a composite -> the attributes with its parts, which are estimators, or
+# lists of estimators or of tuples (name, estimator, ...).
 PARTS = {
     "steps": ("steps",),
     "transformer_list": ("transformer_list",),
@@ -57,17 +57,16 @@ PARTS = {
 }
 PARTS_OF_SEARCH = ("estimator", "best_estimator_")
 
-# Classes that are made are kept, since making one takes a millisecond; past this, the one that was
-# not needed for the longest time goes, and is made anew.
+# Wrapped classes are cached, because creating one takes a millisecond.
 MAX_CLASSES = 1_000
 
 
 def wrap(estimator: T) -> T:
-    """Gives each call of a scikit-learn estimator's methods a span; returns the same object.
+    """Records each call of a scikit-learn estimator's methods as a span; returns the same object.
 
-    The steps of a Pipeline have spans of their own, and so have the candidates and folds of a
-    search and the rounds of XGBoost and LightGBM. Also takes the functions `train` and `cv` of
-    those two. Anything else comes back unchanged.
+    The steps of a Pipeline, the candidates and folds of a search, and the rounds of XGBoost and
+    LightGBM have their own spans. The functions `train` and `cv` of those two can be wrapped too.
+    Anything else is returned unchanged.
 
     >>> model = ci.wrap(RandomForestClassifier(n_estimators=100))
     >>> model.fit(X, y)
@@ -80,7 +79,7 @@ def wrap(estimator: T) -> T:
 
 
 def trace(estimator: Any, step: str | None) -> None:
-    """Gives an estimator its traced class; leaves one that has it, and what is no estimator."""
+    """Gives an estimator its traced class, unless it has one. Ignores other objects."""
     kind: Any = type(estimator)
     if issubclass(kind, Traced):
         if step is None or step == kind._cirron_step:
@@ -97,7 +96,7 @@ def trace(estimator: Any, step: str | None) -> None:
 
 
 def trace_parts(composite: Any, attributes: tuple[str, ...]) -> None:
-    """Wraps what a composite is about to call."""
+    """Wraps the parts of a composite, which it is about to call."""
     for attribute in attributes:
         part = getattr(composite, attribute, None)
         for item in part if isinstance(part, (list, tuple)) else (part,):
@@ -108,11 +107,11 @@ def trace_parts(composite: Any, attributes: tuple[str, ...]) -> None:
 
 
 def set_class(estimator: Any, kind: type) -> None:
-    object.__setattr__(estimator, "__class__", kind)  # a `__setattr__` of its own may forbid it
+    object.__setattr__(estimator, "__class__", kind)  # its own `__setattr__` may forbid this
 
 
 class Traced:
-    """What tells a traced class."""
+    """The base that marks a traced class."""
 
     __slots__ = ()
     _cirron_plain: type
@@ -122,9 +121,9 @@ class Traced:
 
 @functools.lru_cache(MAX_CLASSES)
 def traced_class(kind: Any, step: str | None) -> type[Traced]:
-    """The subclass whose methods make spans; `step` is the name in the composite above."""
+    """The subclass whose methods record spans; `step` is its name in a composite."""
     body: dict[str, Any] = {
-        "__slots__": (),  # so that objects of both classes are laid out alike
+        "__slots__": (),  # both classes need the same memory layout
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
@@ -134,8 +133,8 @@ def traced_class(kind: Any, step: str | None) -> type[Traced]:
     }
     bases = (kind, *boosters.inner_classes(kind), Traced)
     made: Any = type(kind)(kind.__name__, bases, body)
-    # What the `__init_subclass__` of the estimator set is dropped: it has run for the class itself.
-    # That of scikit-learn would give some a `set_output` that they do not have.
+    # Undo the effects of the estimator's `__init_subclass__`, which has run for the original class.
+    # scikit-learn's would add a `set_output` to estimators that do not have one.
     for name in set(vars(made)) - set(body):
         if not name.startswith(("__", "_abc_")):
             delattr(made, name)
@@ -162,13 +161,13 @@ def _parts_of(kind: type) -> tuple[str, ...]:
         return PARTS_OF_SEARCH
     try:
         parameters = inspect.signature(kind).parameters
-    except (TypeError, ValueError):  # made in C
+    except (TypeError, ValueError):  # implemented in C
         return ()
     return tuple(name for key in PARTS if key in parameters for name in PARTS[key])
 
 
 def _is_conditional(original: Any) -> bool:
-    """Whether it makes a method where the estimator has one, as scikit-learn's `available_if`."""
+    """Whether it is a descriptor that may have no method, like scikit-learn's `available_if`."""
     if isinstance(original, (property, staticmethod, classmethod)):
         return False
     is_function = callable(original) or hasattr(original, "__wrapped__")
@@ -176,7 +175,7 @@ def _is_conditional(original: Any) -> bool:
 
 
 class Conditional:
-    """A method that is only there when the original is."""
+    """A method that exists only if the original does."""
 
     def __init__(
         self, name: str, original: Any, attrs: dict[str, str], parts: tuple[str, ...]
@@ -193,7 +192,7 @@ class Conditional:
 
 
 class Call(hot.Span):
-    """The span of a call, which knows whose it is."""
+    """The span of a call of an estimator's method."""
 
     __slots__ = ("estimator", "folds")
     estimator: Any
@@ -241,7 +240,7 @@ def _traced_method(
 def _mark(name: str, given: Any) -> None:
     try:
         hot.mark(name, given, "summary")
-    except errors.InputError:  # an estimator of one's own may return what it likes
+    except errors.InputError:  # a custom estimator may return anything
         pass
 
 
@@ -250,7 +249,10 @@ def _mark(name: str, given: Any) -> None:
 
 @contextmanager
 def _plain(estimator: Any, kind: type[Traced]) -> Iterator[None]:
-    """The estimator has its own class for a while; a call in another thread has no span then."""
+    """Gives the estimator its original class back for a while.
+
+    A call in another thread has no span meanwhile.
+    """
     set_class(estimator, kind._cirron_plain)
     try:
         yield
@@ -263,7 +265,7 @@ def _reduce(estimator: Any, kind: type[Traced], protocol: Any) -> Any:
         made = estimator.__reduce_ex__(protocol)
     if isinstance(made, str):
         return made
-    # A partial, because pickle wants the class that is given to `__newobj__` to be the object's.
+    # A partial, because pickle requires the class passed to `__newobj__` to be the object's class.
     return functools.partial(made[0]), *made[1:]
 
 
@@ -275,7 +277,7 @@ def _copy(estimator: Any, kind: type[Traced], *memo: Any) -> Any:
     return copied
 
 
-# Each is given the traced class, since another thread may have the object plain just now.
+# The traced class is passed to each: another thread may have reset the object's class just now.
 SAVING = {"__reduce_ex__": _reduce, "__copy__": _copy, "__deepcopy__": _copy}
 
 
@@ -283,10 +285,10 @@ SAVING = {"__reduce_ex__": _reduce, "__copy__": _copy, "__deepcopy__": _copy}
 
 
 class Folds:
-    """The evaluations of a search that runs in one thread: spans `candidate` and `fold`.
+    """The `candidate` and `fold` spans of a search that runs in one thread.
 
-    A search makes no call between two evaluations, so each lasts from its `fit` to the next:
-    scoring is inside.
+    Nothing is called between two folds, so each lasts from its `fit` to the next one. That includes
+    scoring.
     """
 
     def __init__(self, kind: type, candidates: list[Any], first: int, fold_count: int) -> None:
@@ -321,7 +323,7 @@ class Folds:
 
 
 def _begin_fold(estimator: Any, above: hot.Span) -> None:
-    """Begins the next fold if this is the estimator of a search, called by the search."""
+    """Begins the next fold if a search calls its estimator."""
     search = above.parent.parent if above.name == "fold" else above
     folds = search.folds if isinstance(search, Call) else None
     if folds is not None and type(estimator) is folds.kind and search.thread == get_ident():
@@ -361,7 +363,7 @@ def _end_folds(call: Call, error: BaseException | None = None) -> None:
 
 
 def _fold_count(search: Any, evaluate_candidates: Any) -> int:
-    # Older releases set the attribute when a search is over: it would be the last search's.
+    # Older releases set the attribute at the end of a search: it may be that of the previous one.
     known = inspect.getclosurevars(evaluate_candidates).nonlocals
     return int(known.get("n_splits") or search.n_splits_)
 

@@ -1,10 +1,10 @@
-"""The transformers Trainer: `epoch` and `step`, with torch's spans beneath; what it logs as marks.
+"""The transformers Trainer: `epoch` and `step` spans, with torch's inside; logged values as marks.
 
-A callback is put into each Trainer, once, and tells where epochs and steps are. What callbacks do
-not tell is learned from the Trainer's methods, wrapped in each class that defines one: how a run
-ends, the loss of a step (the Trainer leaves NaN out of its own log), evaluations, checkpoints.
+Each Trainer gets one callback, which hears of epochs and steps. The Trainer's methods, wrapped in
+each class that defines one, show the rest: how a run ends, the loss of a step (the Trainer leaves
+NaN out of its own log), evaluations, checkpoints.
 
-Runs on the user's threads. Loaded after `transformers.trainer` is.
+Runs on the user's threads. Loaded after `transformers.trainer`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from cirron.hooks import Snapshots
     from cirron.settings import Settings
 
-# What the Trainer logs and is no value: the epoch so far, as a fraction; and 0.0 for the mean of
-# losses none of which is a number.
+# Logged values that are not metrics: the epoch so far, as a fraction; and the losses, when they are
+# 0.0 because every loss was NaN or infinite.
 HIDDEN = ("epoch", "loss", "train_loss")
 
 
@@ -40,7 +40,7 @@ class TransformersHook(Wrapper):
 
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         super().__init__(settings, snapshots)
-        self._handlers: WeakSet[Any] = WeakSet()  # of callbacks, of the Trainers that were met
+        self._handlers: WeakSet[Any] = WeakSet()  # the callback handlers of known Trainers
         self._classes: set[type] = set()  # whose methods are wrapped
 
     def install(self) -> None:
@@ -50,7 +50,7 @@ class TransformersHook(Wrapper):
         self._wrap_methods(Trainer)
 
     def uninstall(self) -> None:
-        """Takes everything off, the callbacks of Trainers that live on included."""
+        """Removes the hooks, including the callbacks of existing Trainers."""
         self._is_on = False
         self._patches.undo()
         self._classes.clear()
@@ -69,15 +69,15 @@ class TransformersHook(Wrapper):
         self._tell(self._find, args[0])
 
     def _find(self, trainer: Any) -> CirronCallback:
-        """The Trainer's callback. A Trainer that is older than the hooks gets it here."""
+        """The Trainer's callback. A Trainer that was created before the hooks gets it here."""
         handler = trainer.callback_handler
         for callback in handler.callbacks:  # nearly always the first
             if callback.__class__ is CirronCallback:
                 break
         else:
             callback = CirronCallback()
-            # First: what the others record is inside of what it opens. A new list: the Trainer may
-            # just be going through the old one.
+            # First, so that what the others record is inside its spans. In a new list, because the
+            # Trainer may be iterating over the old one.
             handler.callbacks = [callback, *handler.callbacks]
         if callback.snapshots is None:
             callback.snapshots = self._snapshots
@@ -105,7 +105,7 @@ class TransformersHook(Wrapper):
                     if name in owner.__dict__:
                         self._wrap(owner, name, call, self._find)
                     elif not issubclass(definer(owner, name), Trainer):
-                        # A mixin's. It is left as it is: others than Trainers may have it, too.
+                        # Defined by a mixin, which other classes may use too: do not change it.
                         self._wrap(owner, name, call, self._find, inherited(owner, name))
 
     def _train(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
@@ -131,7 +131,7 @@ class TransformersHook(Wrapper):
     def _evaluate(
         self, prefix: str, callback: CirronCallback, original: Any, args: Any, kwargs: Any
     ) -> Any:
-        """`prefix`: of metrics, if none is given. With several datasets, each has its own."""
+        """`prefix`: the default prefix of metrics. With several datasets, each has its own."""
         name = "evaluation" if prefix == "eval" else "prediction"
         given = args[3] if len(args) > 3 else kwargs.get("metric_key_prefix")
         return callback.call_aside(name, {"prefix": given or prefix}, original, args, kwargs)
@@ -142,12 +142,12 @@ class TransformersHook(Wrapper):
 
 
 def definer(kind: type, name: str) -> type:
-    """The class that an attribute of another one comes from."""
+    """The class in the MRO that defines the attribute."""
     return next((one for one in kind.__mro__ if name in one.__dict__), kind)
 
 
 def inherited(kind: type, name: str) -> Any:
-    """A method of a class's parents, whichever of them is next for the object it is called of."""
+    """A method that calls the next one in the MRO of the object."""
 
     @functools.wraps(getattr(kind, name))
     def method(trainer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -157,7 +157,7 @@ def inherited(kind: type, name: str) -> Any:
 
 
 def event(tell: Callable[..., None]) -> Callable[..., None]:
-    """An event of the callback. It does nothing while profiling is off, and never raises."""
+    """Makes a method an event of the callback: it does nothing when off, and never raises."""
 
     @functools.wraps(tell)
     def told(callback: CirronCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -171,30 +171,30 @@ def event(tell: Callable[..., None]) -> Callable[..., None]:
 
 
 class CirronCallback(Training, TrainerCallback):
-    """The spans of a Trainer, which tells what it does. Each Trainer gets one by itself."""
+    """The spans of a Trainer. Each Trainer gets one automatically."""
 
     def __init__(self) -> None:
         super().__init__(None, marks_loss=True)  # no snapshots: profiling is off
         self.is_in_batch = False
-        self._loss: Any = None  # of the step so far, where there are several batches to it
-        self._last_loss: Any = None  # of the last step of the epoch that is done
+        self._loss: Any = None  # of the current step: the sum over its batches so far
+        self._last_loss: Any = None  # of the previous step of the epoch
         self._epoch_index = 0
         self._index = 0  # of the step in its epoch
-        self._epoch_steps = 0  # that a whole epoch has
+        self._epoch_steps = 0  # in a whole epoch
 
     def __reduce__(self) -> tuple[type[CirronCallback], tuple[()]]:
-        return CirronCallback, ()  # a copy of its Trainer has its own run
+        return CirronCallback, ()  # a copied Trainer has its own run
 
-    # -- what the Trainer tells -------------------------------------------------------------
+    # -- the Trainer's events ---------------------------------------------------------------
 
     @event
     def on_train_begin(self, args: Any, state: Any, more: Any) -> None:
-        self.end()  # of a try with a larger batch, that had not enough memory
+        self.end()  # an attempt with a larger batch size that ran out of memory
         self._find_place(args, state, more)
 
     @event
     def on_epoch_begin(self, args: Any, state: Any, more: Any) -> None:
-        if not self._epoch_steps:  # it has begun without us
+        if not self._epoch_steps:  # the callback was added during training
             self._find_place(args, state, more)
         self._last_loss = None
         self.begin_epoch(self._epoch_index, more["model"])
@@ -207,7 +207,7 @@ class CirronCallback(Training, TrainerCallback):
 
     @event
     def on_optimizer_step(self, args: Any, state: Any, more: Any) -> None:
-        # The gradients are there until the Trainer clears them, right after this.
+        # The Trainer clears the gradients right after this.
         is_last = state.global_step + 1 >= state.max_steps
         if is_last or self._index + 1 >= self._epoch_steps:
             self.take_snapshot(more["model"])
@@ -223,7 +223,7 @@ class CirronCallback(Training, TrainerCallback):
 
     @event
     def on_epoch_end(self, args: Any, state: Any, more: Any) -> None:
-        if self.is_stepping:  # batches that were too few for an optimizer step
+        if self.is_stepping:  # too few batches for an optimizer step
             self.skip_step()
         self.finish_epoch()
         if self._last_loss is not None:
@@ -235,8 +235,8 @@ class CirronCallback(Training, TrainerCallback):
     @event
     def on_log(self, args: Any, state: Any, more: Any) -> None:
         logs = more["logs"]
-        has_none = 0.0 in (logs.get("loss"), logs.get("train_loss")) and self._is_lost()
-        self.log(logs, but=HIDDEN if has_none else HIDDEN[:1])
+        is_filtered = 0.0 in (logs.get("loss"), logs.get("train_loss")) and self._is_lost()
+        self.log(logs, but=HIDDEN if is_filtered else HIDDEN[:1])
 
     @event
     def on_predict(self, args: Any, state: Any, more: Any) -> None:
@@ -246,14 +246,14 @@ class CirronCallback(Training, TrainerCallback):
     def on_train_end(self, args: Any, state: Any, more: Any) -> None:
         self.end()
 
-    # -- what the hook has seen -------------------------------------------------------------
+    # -- called by the hook -----------------------------------------------------------------
 
     def add_loss(self, loss: Any) -> None:
-        """Of one batch. It is not waited for, if a device has it."""
+        """Adds the loss of one batch, without waiting for the device."""
         self._loss = loss if self._loss is None else self._loss + loss
 
     def has_logged(self, state: Any) -> None:
-        """A step has been logged, evaluated and saved, or else an epoch has."""
+        """The Trainer has logged, evaluated and saved what was due after a step or an epoch."""
         if self.is_ending:
             self.end_epoch()
         else:
@@ -265,18 +265,18 @@ class CirronCallback(Training, TrainerCallback):
         self.end()
 
     def _is_lost(self) -> bool:
-        """Whether the last loss is not finite. The Trainer, which logs, has waited for it."""
+        """Whether the last loss is not finite. The Trainer logs, so the device has computed it."""
         return self._last_loss is not None and not math.isfinite(self._last_loss)
 
     def _find_place(self, args: Any, state: Any, more: Any) -> None:
-        """Where the run is: at 0 and 0, or where a checkpoint is gone on from."""
+        """Finds the position of the run: the start, or the position of a checkpoint."""
         try:
             batches = len(more["train_dataloader"])
             self._epoch_steps = max(-(-batches // args.gradient_accumulation_steps), 1)
-        except TypeError:  # it has no length: the Trainer makes one epoch of all steps
+        except TypeError:  # without a length, all steps may be in one epoch
             self._epoch_steps = max(state.max_steps, 1)
         self._epoch_index, self._index = divmod(state.global_step, self._epoch_steps)
-        if args.ignore_data_skip:  # the epoch that a checkpoint was saved in begins again
+        if args.ignore_data_skip:  # the epoch of the checkpoint starts again
             self._index = 0
 
     def _await_step(self, state: Any) -> None:

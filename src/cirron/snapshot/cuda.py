@@ -1,8 +1,7 @@
-"""Copies on a GPU: measured there on a stream of their own, one copy back for all.
+"""Copies on a GPU, and statistics computed there on a separate stream.
 
-A GPU that has no room for a copy is measured in place, and its own stream waits for that: the loop
-is held there, and not on the host. Nothing here waits for the device until `Measured.wait`, which
-is the worker's.
+If the GPU has no room for a copy, the tensors are measured in place, and the program's stream waits
+for that; the host does not. Only `Measured.wait`, on the worker, waits for the device.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ if TYPE_CHECKING:
     from cirron.snapshot.host import Copy
     from cirron.snapshot.stats import Summary
 
-# What is measured is cut into rows, each of one tensor and padded with NaN, and taken in slabs of
-# rows: about 200 MB of intermediate results.
+# Tensors are split into rows, padded with NaN. A slab of rows is measured at a time, which needs
+# about 200 MB for intermediate results.
 ROW = 4096
 SLAB_ROWS = 2048
 
-# Raw values come to the host in windows of this many elements.
+# Raw values are copied to the host in windows of this many elements.
 WINDOW = 2**24
 
 
 class GpuCopier(Copier):
-    """Copies tensors of torch's on GPUs: one copy for each device and dtype.
+    """Copies torch tensors on GPUs: one copy for each device and dtype.
 
-    What is on a device of another kind comes to the host at once.
+    Tensors on other kinds of devices are copied to the host right away.
     """
 
     def prepare(self, weights: list[Tensor]) -> None:
@@ -50,13 +49,13 @@ class GpuCopier(Copier):
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         groups: dict[Any, list[Tensor]] = defaultdict(list)
-        others: list[Tensor] = []  # on another kind of device
+        others: list[Tensor] = []  # on other kinds of devices
         for tensor in tensors:
             array = tensor.array
             its = groups[array.device, array.dtype] if array.is_cuda else others
             its.append(tensor)
-        comes_over = tensors if raw else others
-        if not host.has_room(sum(tensor.size_bytes for tensor in comes_over)):
+        to_fetch = tensors if raw else others
+        if not host.has_room(sum(tensor.size_bytes for tensor in to_fetch)):
             return None
         if in_step and (others or not all(map(can_copy, groups.values()))):
             return None
@@ -69,7 +68,7 @@ class GpuCopier(Copier):
 
 
 class DeviceCopy:
-    """Tensors of one dtype on a GPU: copied there, or measured at once where they do not fit."""
+    """Tensors of one dtype on a GPU: copied there, or measured right away if they do not fit."""
 
     def __init__(self, tensors: list[Tensor], *, raw: bool) -> None:
         flats = [tensor.take_array() for tensor in tensors]
@@ -78,7 +77,7 @@ class DeviceCopy:
         self._sizes = [flat.numel() for flat in flats]
         self._buffer: torch.Tensor | None = None
         self._on_host: torch.Tensor | None = None
-        # A row of integers cannot be padded with NaN. They are few: the host measures them.
+        # Integers cannot be padded with NaN. They are rare: the host measures them.
         self._is_odd = not flats[0].is_floating_point()
         device = flats[0].device
         with torch.cuda.device(device):
@@ -103,7 +102,7 @@ class DeviceCopy:
         if self._is_odd:
             pairs = zip(self.tensors, self._fetched().split(self._sizes), strict=True)
             return (stats.summarize(as_numpy(flat), tensor.decode) for tensor, flat in pairs)
-        with captures.beside(), torch.cuda.stream(self._side):  # of its device, too
+        with captures.beside(), torch.cuda.stream(self._side):  # also selects the device
             if self._buffer is not None:
                 self._measured = Measured(list(self._buffer.split(self._sizes)))
             self._measured.wait()
@@ -113,7 +112,7 @@ class DeviceCopy:
         self._buffer = self._on_host = None
 
     def _fetched(self) -> torch.Tensor:
-        """All of it on the host."""
+        """All values, on the host."""
         if self._on_host is None:
             assert self._buffer is not None
             with captures.beside(), torch.cuda.stream(self._side):
@@ -122,7 +121,7 @@ class DeviceCopy:
 
 
 def can_copy(tensors: list[Tensor]) -> bool:
-    """Whether a copy of them waits for nothing, and is part of no graph that is captured now."""
+    """Whether a copy needs no waiting, and no CUDA graph is being captured."""
     device = tensors[0].array.device
     return (
         device.type == "cuda"
@@ -132,18 +131,18 @@ def can_copy(tensors: list[Tensor]) -> bool:
 
 
 def as_numpy(flat: torch.Tensor) -> Any:
-    """A tensor's memory on the host. NumPy has no type for bfloat16; it is read as integers."""
+    """A tensor in the host's memory as a NumPy array; bfloat16 as integers."""
     return (flat.view(torch.uint16) if flat.dtype is torch.bfloat16 else flat).numpy()
 
 
 def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A copy of them all in one dimension, one after the other."""
+    """A copy of all tensors, flattened and concatenated."""
     flat: torch.Tensor = _flatten_dense_tensors(tensors)
-    return flat.clone() if len(tensors) == 1 else flat  # of one, torch gives its own memory
+    return flat.clone() if len(tensors) == 1 else flat  # torch does not copy a single tensor
 
 
 def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
-    """Has the driver load what a snapshot runs, which takes ten times as long as a snapshot."""
+    """Makes the driver load the kernels of a snapshot, which takes ten times as long as one."""
     with captures.beside(), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
         zero = torch.zeros(1, dtype=dtype, device=device)
         few = [Tensor("", False, [1], "", {}, array=zero) for _ in range(2)]
@@ -151,7 +150,7 @@ def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def has_room(device: torch.device, size_bytes: int) -> bool:
-    """Whether a copy fits in what the driver has free, and torch keeps for later."""
+    """Whether a copy fits in the free memory of the driver and of torch's allocator."""
     free, _ = torch.cuda.mem_get_info(device)
     if size_bytes <= free * PART:
         return True
@@ -160,13 +159,13 @@ def has_room(device: torch.device, size_bytes: int) -> bool:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in pinned memory that will be there when the stream has come so far."""
+    """A copy in pinned memory, complete when the stream reaches this point."""
     there = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
     return there.copy_(tensor, non_blocking=True)
 
 
 def fetch(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
-    """The tensor in plain memory, through a window of pinned memory, which is dear."""
+    """The tensor in pageable memory, copied through a small window of pinned memory."""
     there = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
     for source, target in zip(tensor.split(WINDOW), there.split(WINDOW), strict=True):
         window = to_host(source)
@@ -183,10 +182,10 @@ def to_device(numbers: Any, device: torch.device) -> torch.Tensor:
 
 
 class Measured:
-    """The statistics of tensors where they are, with no wait for the device until `wait`.
+    """Computes the statistics of tensors on their device. Only `wait` waits for it.
 
-    Every operation is on a slab of rows, of however many tensors, so that a model of three hundred
-    tensors takes a few hundred launches and not ten thousand.
+    Each operation works on a slab of rows, which may belong to many tensors: a model of three
+    hundred tensors takes a few hundred kernel launches instead of ten thousand.
     """
 
     def __init__(self, flats: list[torch.Tensor]) -> None:
@@ -244,7 +243,7 @@ class Measured:
 
 
 def slabs(flats: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Slabs of rows in double precision, each with the number of its first row."""
+    """Slabs of rows in double precision, each with the index of its first row."""
     pad = torch.full((ROW,), math.nan, dtype=flats[0].dtype, device=flats[0].device)
     first, size = 0, 0
     pieces: list[torch.Tensor] = []
@@ -260,7 +259,7 @@ def slabs(flats: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def extremes(slab: torch.Tensor) -> torch.Tensor:
-    """Of each row: how many are NaN, infinite, negative infinite; the lowest and highest others."""
+    """For each row: the counts of NaN, inf and -inf; the lowest and highest finite value."""
     finite = slab.isfinite()
     columns = [
         slab.isnan().sum(1),
@@ -273,7 +272,7 @@ def extremes(slab: torch.Tensor) -> torch.Tensor:
 
 
 def inner_edges(table: torch.Tensor, owner: torch.Tensor, tensors: int) -> torch.Tensor:
-    """For each tensor what `stats.histogram_edges` says, less the first and the last."""
+    """For each tensor `stats.histogram_edges`, without the first and the last edge."""
     start = table.new_full((tensors,), math.inf)
     low = start.scatter_reduce(0, owner, table[:, 3], "amin")
     high = (-start).scatter_reduce(0, owner, table[:, 4], "amax")
@@ -287,15 +286,15 @@ def inner_edges(table: torch.Tensor, owner: torch.Tensor, tensors: int) -> torch
 def measure(
     slab: torch.Tensor, inner: torch.Tensor, owner: torch.Tensor, tensors: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row how many are finite, their mean and squared deviations; each tensor's counts."""
+    """For each row the count, mean and squared deviations of finite values; bins of each tensor."""
     finite = slab.isfinite()
     count = finite.sum(1, dtype=torch.float64)
     mean = torch.where(finite, slab, 0.0).sum(1) / count.clamp(min=1)
     squares = torch.where(finite, slab - mean[:, None], 0.0).square_().sum(1)
     size = tensors * stats.BINS
     keys = torch.searchsorted(inner, slab, right=True).add_(owner * stats.BINS)
-    keys = torch.where(finite, keys, size).flatten()  # past the last bin: not counted
-    if keys.is_cuda:  # of integers: the same each time, and no wait for the device
+    keys = torch.where(finite, keys, size).flatten()  # not finite: a bin after the last one
+    if keys.is_cuda:  # integers: deterministic, and without waiting for the device
         counts = torch.histc(keys, bins=size + 1, min=0, max=size + 1)[:size]
     else:
         counts = keys.bincount(minlength=size + 1)[:size]

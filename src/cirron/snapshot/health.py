@@ -1,7 +1,7 @@
-"""What the statistics say of the training: NaN, dead layers, exploding and vanishing gradients.
+"""Finds problems in the statistics: NaN, dead layers, exploding and vanishing gradients.
 
-Each tensor is compared with its own past alone: there is no norm that is right for all. Gradients
-that a step has cleared say nothing. Runs on the worker; knows nothing of spans or records.
+Each tensor is compared with its own history only, because no norm is right for all. Gradients that
+a step has cleared are ignored. Runs on the worker; knows nothing about spans or records.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from cirron.snapshot.host import Tensor
     from cirron.snapshot.stats import Summary
 
-# Epochs that a norm is compared with, and how many there must be before it is.
+# A norm is compared with the last PAST epochs, as soon as there are ENOUGH.
 PAST = 10
 ENOUGH = 3
 
-# Times the median of the past. Ordinary training moves a layer's norm by less than ten a few epochs
-# apart; a factor of a hundred up is a blow-up, a thousand down a layer that stopped learning.
+# Factors of the median. In normal training a layer's norm changes less than tenfold within a few
+# epochs. A hundredfold norm has blown up, and a thousandth means that the layer stopped learning.
 EXPLODING = 100.0
 VANISHING = 1e-3
 
-# A gradient of fewer values may be 0 by chance: under a mean absolute error a bias gets the sum of
-# signs, which is 0 in a quarter of the batches of 8.
+# A smaller gradient may be 0 by chance: with a mean absolute error, the gradient of a bias is a sum
+# of signs, which is 0 for a quarter of the batches of 8.
 DEAD_SIZE = 8
 
 RECOVERED = "recovered"
 
-MAX_NAMES = 20  # of tensors that a mark lists; it counts them all
-SHOWN_NAMES = 3  # of those, in its text and in a warning
+MAX_NAMES = 20  # tensors that a mark lists; it counts all of them
+SHOWN_NAMES = 3  # tensors in the text of a mark or a warning
 
 
 class Finding(NamedTuple):
-    """A problem of one tensor, at one boundary; or that it has none any more."""
+    """A problem of one tensor at one boundary, or its recovery."""
 
     problem: str
     tensor: str
-    since: int | None  # the epoch that it began in
+    since: int | None  # the epoch in which it started
     detail: str
-    is_new: bool  # the tensor never had it before
+    is_new: bool  # the tensor has not had it before
 
 
 def find_cleared(measured: Iterable[tuple[Tensor, Summary]]) -> set[str | None]:
-    """The models whose gradients are 0 to the last one.
+    """The models whose gradients are all 0.
 
-    `zero_grad(set_to_none=False)` at the end of a step leaves them so, and no layer is dead.
+    `zero_grad(set_to_none=False)` at the end of a step has cleared them; no layer is dead.
     """
     gradients = [(its, summary) for its, summary in measured if its.is_gradient and summary.size]
     alive = {its.model for its, summary in gradients if not summary.is_all_zero}
@@ -58,7 +58,7 @@ def find_cleared(measured: Iterable[tuple[Tensor, Summary]]) -> set[str | None]:
 
 
 class Judge:
-    """Remembers each tensor's gradient norms, its problem since when, and all it ever had."""
+    """Remembers each tensor's gradient norms, its current problem, and all earlier ones."""
 
     def __init__(self) -> None:
         self._norms: dict[str, deque[float]] = {}
@@ -66,7 +66,7 @@ class Judge:
         self._seen: dict[str, set[str]] = {}  # problems, by tensor
 
     def forget(self, names: Iterable[str]) -> None:
-        """Begins anew with tensors of these names: they are another model's now."""
+        """Forgets the history of these names, which now belong to another model."""
         for name in names:
             for its in (name, f"{name}.grad"):
                 self._norms.pop(its, None)
@@ -76,7 +76,7 @@ class Judge:
     def report(
         self, epoch: int | None, measured: list[tuple[Tensor, Summary]]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """A text and attributes for each problem. Warns of tensors that never had it before."""
+        """A text and attributes for each problem. Warns about tensors that have a new one."""
         cleared = find_cleared(measured)
         findings = [
             finding
@@ -86,7 +86,7 @@ class Judge:
         ]
         for problem in dict.fromkeys(finding.problem for finding in findings):
             its = [finding for finding in findings if finding.problem == problem]
-            its.sort(key=lambda finding: finding.since != epoch)  # the news first
+            its.sort(key=lambda finding: finding.since != epoch)  # new ones first
             new = [finding for finding in its if finding.is_new]
             if new:
                 guard.warn(
@@ -112,7 +112,7 @@ class Judge:
             )
 
     def judge(self, epoch: int | None, tensor: Tensor, summary: Summary) -> Finding | None:
-        """What is wrong with the tensor, if anything is."""
+        """The tensor's problem or recovery, if there is one."""
         found = self._find(tensor, summary)
         before, since = self._problems.get(tensor.name, (None, None))
         if found is None:
@@ -148,7 +148,7 @@ class Judge:
                 return "exploding", f"its gradient's norm is {norm:.3g}, it was {usual:.3g}"
             if norm < VANISHING * usual:
                 return "vanishing", f"its gradient's norm is {norm:.3g}, it was {usual:.3g}"
-        past.append(norm)  # what is out of the ordinary is not what the next is compared with
+        past.append(norm)  # outliers do not become part of the history
         return None
 
 

@@ -1,8 +1,8 @@
-"""What readers yield, what a copier does, and the copies on the host.
+"""The types of tensors, readers and copiers, and copies in the host's memory.
 
-What lies in the host's memory is copied into memory that is kept for the next time: a fresh page
-costs more than what is copied into it. What no longer changes, as JAX's copies on its devices
-and TensorFlow's values, is fetched by the worker. A copy takes at most a part of the free memory.
+Arrays in the host's memory are copied into buffers that are reused: a fresh page costs more than
+the copy itself. Values that no longer change, such as JAX's copies on devices and TensorFlow's
+values, are fetched by the worker. A copy takes at most a part (`PART`) of the free memory.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
 
     from cirron.snapshot.stats import Summary
 
-# The part of the free memory that a copy may take: the rest is for the program.
+# The part of the free memory that a copy may take.
 PART = 0.25
 
-# Any host has this much. To ask what is free would cost more than such a copy.
+# Any host has this much memory. Asking how much is free would cost more than the copy.
 SMALL_BYTES = 16 * 2**20
 
-ALIGNMENT = 64  # bytes: where a tensor may begin in memory that it shares with others
+ALIGNMENT = 64  # bytes, of tensors in a shared buffer
 
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")  # a container's limit, which /proc/meminfo does not know of
+CGROUP = Path("/sys/fs/cgroup")  # a container's limit, which /proc/meminfo does not contain
 
 
 @dataclass(slots=True)
 class Tensor:
-    """One tensor of a model: a weight, or the gradient of one."""
+    """One tensor of a model: a weight or a gradient."""
 
-    name: str  # as the record has it: a gradient's ends in `.grad`
+    name: str  # as in the record: that of a gradient ends in `.grad`
     is_gradient: bool
     shape: list[int]
     dtype: str
     attrs: dict[str, Any]  # the flags of its record
-    # Whose it is, where a step may clear all gradients of a model. None: they are values.
+    # Identifies the model if a step may clear all its gradients, else None.
     model: str | None = None
-    # The values, until they are copied: in the host's memory (NumPy), or what its copier knows, or
-    # what NumPy can read later and nothing changes. None: there are none.
+    # The values, until they are copied: a NumPy array, an array that `copier` can copy, or an
+    # object that NumPy can read later because nothing changes it. None: there are no values.
     array: Any = None
-    copier: Copier | None = None  # who copies what is not in the host's memory
-    decode: Callable[[Any], Any] | None = None  # makes numbers of a block that NumPy cannot read
-    strides: tuple[int, ...] | None = None  # how they lie in `array`. None: in their own order
+    copier: Copier | None = None  # None: `array` is in the host's memory
+    decode: Callable[[Any], Any] | None = None  # converts a block that NumPy cannot read
+    strides: tuple[int, ...] | None = None  # of the values in `array`. None: contiguous
     source: Any = None  # the framework's own object, until it is copied
     is_replaced: bool = False  # a newer copy of it is in the same snapshot
 
@@ -65,7 +65,7 @@ class Tensor:
         return 0 if self.array is None else int(self.array.nbytes)
 
     def take_array(self) -> Any:
-        """Hands the values over: the program's own memory is not ours to hold."""
+        """Returns the values, and drops the references to the program's memory."""
         array, self.array, self.source = self.array, None, None
         return array
 
@@ -73,55 +73,56 @@ class Tensor:
 class Reader:
     """Yields the tensors of one framework's models: names, arrays and flags. Copies nothing."""
 
-    # Whether the program changes its tensors in place: copies need memory, which is made ready, and
-    # a loop may clear gradients before the boundary.
+    # Whether the program changes its tensors in place. Then memory for copies is prepared, and a
+    # loop may clear gradients before the boundary.
     is_in_place = False
 
     def unwrap(self, model: Any) -> Any:
-        """The user's own model inside of wrappers."""
+        """The user's model without wrappers."""
         return model
 
     def names(self, model: Any) -> list[str]:
-        """The names of its tensors."""
+        """The names of the model's tensors."""
         return [tensor.name for tensor in self.read(model, "")]
 
     def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> Iterable[Tensor]:
-        """The tensors of a model, weights first; good until the program goes on."""
+        """The tensors of a model, weights first. Valid until the program continues."""
         raise NotImplementedError
 
 
 class Copy(Protocol):
-    """Some tensors as they were at one moment. The worker's alone."""
+    """Copies of some tensors. Used by the worker only."""
 
     tensors: list[Tensor]
     size_bytes: int
 
     def value(self, number: int) -> Any:
-        """The bytes of one of `tensors`, as a safetensors file has them."""
+        """The bytes of one of `tensors`, in the format of safetensors."""
 
     def summaries(self) -> Iterable[Summary]:
-        """The statistics, in the order of `tensors`. The last thing that is asked for."""
+        """The statistics, in the order of `tensors`. Called last: it may free the values."""
 
     def release(self) -> None:
-        """Lets go of the memory."""
+        """Frees the memory."""
 
 
 class Copier:
     """Copies arrays of one kind."""
 
     def prepare(self, weights: list[Tensor]) -> None:
-        """Makes ready for copies of these. On the worker."""
+        """Prepares for copies of these. Runs on the worker."""
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
-        """Copies the tensors; `raw`: their values will be saved. None: there is no memory for it.
+        """Copies the tensors. None: there is not enough memory.
 
-        `in_step`: the epoch goes on, so a copy that would wait for a device is not made either.
+        `raw`: the values will be saved. `in_step`: the epoch continues, so the result is also None
+        if the copy would have to wait for a device.
         """
         raise NotImplementedError
 
 
 class HostCopy:
-    """Arrays that nothing changes any more; NumPy reads them, on the worker."""
+    """Arrays that no longer change. NumPy reads them, on the worker."""
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class HostCopy:
 
     def summaries(self) -> Iterator[Summary]:
         for number, tensor in enumerate(self.tensors):
-            array, self._arrays[number] = self._arrays[number], None  # it goes as soon as it can
+            array, self._arrays[number] = self._arrays[number], None  # freed as soon as possible
             values = np.zeros(0) if array is None else np.asarray(array)
             yield stats.summarize(values, tensor.decode)
 
@@ -149,20 +150,20 @@ class HostCopy:
 
 
 class HostCopier(Copier):
-    """Copies arrays in the host's memory; keeps that of the copies for the next time."""
+    """Copies arrays in the host's memory into buffers that are reused."""
 
     def __init__(self) -> None:
-        # The largest first. Two threads may take from it, and the worker gives back.
+        # Free buffers, the largest first. Two threads may take one, and the worker gives them back.
         self._free: list[Any] = []
 
     def prepare(self, weights: list[Tensor]) -> None:
-        will_have = [its for its in weights if "frozen" not in its.attrs]  # a gradient
-        sizes = [size for size in (size_of(weights), size_of(will_have)) if size]
+        trainable = [its for its in weights if "frozen" not in its.attrs]  # these have gradients
+        sizes = [size for size in (size_of(weights), size_of(trainable)) if size]
         if sum(sizes) <= free_bytes():
             self._free.clear()
             for size in sizes:
                 buffer = np.empty(size, np.uint8)
-                buffer.fill(0)  # the pages are there from now on
+                buffer.fill(0)  # allocates the pages now
                 self._give_back(buffer)
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
@@ -170,17 +171,17 @@ class HostCopier(Copier):
         if not has_room(size, sum(buffer.nbytes for buffer in self._free)):
             return None
         if not (in_step or size):
-            self._free.clear()  # the models went to a device
-        # Weights and gradients are apart: gradients may be copied before the weights.
+            self._free.clear()  # the models were moved to a device
+        # Separate copies, because gradients may be copied before the weights.
         parts = ([its for its in tensors if its.is_gradient is kind] for kind in (False, True))
         return [self._copy(part) for part in parts if part]
 
     def _copy(self, tensors: list[Tensor]) -> Copy:
-        """Copies the arrays, one after the other, on this thread alone.
+        """Copies the arrays one after the other, on this thread only.
 
-        torch would share each tensor out over its threads and wait for all of them: where other
-        programs want the cores, that takes a turn of the scheduler a tensor, a second for a
-        ResNet-50. One thread is as quick on a quiet machine: it is the memory that takes the time.
+        torch would split each tensor over its threads and wait for all of them. On a busy machine
+        that takes a time slice of the scheduler per tensor, a second for a ResNet-50. One thread is
+        as fast on an idle machine, because memory bandwidth is the limit.
         """
         buffer = self._take(size_of(tensors))
         copies: list[Any] = []
@@ -196,14 +197,14 @@ class HostCopier(Copier):
         return HostCopy(tensors, copies, lambda: self._give_back(buffer))
 
     def _take(self, size: int) -> Any:
-        """The smallest that is large enough."""
+        """The smallest free buffer that is large enough, or a new one."""
         passed = []
         try:
             while (buffer := self._free.pop()).nbytes < size:
                 passed.append(buffer)
-        except IndexError:  # there is none; another thread may have it
+        except IndexError:  # there is none, or another thread has it
             buffer = np.empty(size, np.uint8)
-            del passed[-1:]  # the models have grown
+            del passed[-1:]  # the models have grown: replace the largest
         for one in passed:
             self._give_back(one)
         return buffer
@@ -217,15 +218,15 @@ def aligned(size: int) -> int:
 
 
 def size_of(tensors: list[Tensor]) -> int:
-    """How much memory a copy of those that are copied here takes."""
+    """The memory that a copy takes of those that are in the host's memory."""
     arrays = (tensor.array for tensor in tensors)
     return sum(aligned(array.nbytes) for array in arrays if isinstance(array, np.ndarray))
 
 
 def bytes_of(tensor: Tensor, values: Any) -> Any:
-    """The values in the order of their own shape, as a safetensors file has them."""
+    """The values in row-major order, in the format of safetensors."""
     if tensor.strides is not None:
-        shape = (*tensor.shape, 2)[: len(tensor.strides)]  # complex: of their parts
+        shape = (*tensor.shape, 2)[: len(tensor.strides)]  # complex: real and imaginary parts
         steps = [stride * values.itemsize for stride in tensor.strides]
         values = as_strided(values, shape, steps)
     if tensor.dtype not in STORED and tensor.dtype != "complex128":
@@ -238,18 +239,18 @@ def bytes_of(tensor: Tensor, values: Any) -> Any:
 
 
 def has_room(size: int, kept: int = 0) -> bool:
-    """Whether a copy fits in what the host has free, or in memory that is kept for copies."""
+    """Whether a copy fits in the free memory of the host, or in `kept` bytes of free buffers."""
     return size <= max(SMALL_BYTES, kept) or size <= free_bytes()
 
 
 def free_bytes() -> float:
-    """What a copy on the host may take."""
+    """The memory that a copy on the host may take."""
     available = available_bytes()
     return math.inf if available is None else available * PART
 
 
 def available_bytes() -> int | None:
-    """The memory that the host and the container have left; None where it is not known."""
+    """The free memory of the host and the container; None if it is unknown."""
     return min(
         (known for known in (host_bytes(), container_bytes()) if known is not None), default=None
     )
@@ -268,10 +269,10 @@ def host_bytes() -> int | None:
 
 def container_bytes() -> int | None:
     try:
-        limit = int((CGROUP / "memory.max").read_text())  # "max": a ValueError, there is none
+        limit = int((CGROUP / "memory.max").read_text())  # "max" (no limit) is a ValueError
         used = int((CGROUP / "memory.current").read_text())
         lines = (CGROUP / "memory.stat").read_text().splitlines()
-        # The page cache of files that were read: the kernel frees it when memory is needed.
+        # The page cache: the kernel frees it when memory is needed.
         cached = next(
             (int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0
         )

@@ -1,11 +1,11 @@
 """Reads trees of JAX arrays: parameters, optimizer states, Equinox modules; and Flax NNX modules.
 
-A tree is a value: a training step returns another one. What is watched is therefore `Held`, which
-stands for the tree and is given the next one when the user watches it again, or asks a function.
-It keeps no array alive: the program's memory is not ours to hold.
+A tree is a value: a training step returns a new one. A `Held` object therefore stands for the tree.
+It gets the next value when the user watches the tree again, or by calling the user's function. It
+keeps no array alive.
 
-On the user's thread the arrays are copied on their devices, without waiting and without compiling
-anything: the program may donate them to its next step. The worker fetches the copies.
+On the user's thread, the arrays are copied on their devices, without waiting and without compiling
+anything, because the program may donate them to its next step. The worker fetches the copies.
 """
 
 from __future__ import annotations
@@ -35,44 +35,44 @@ if TYPE_CHECKING:
 
 FUNCTIONS = (FunctionType, MethodType, partial)
 
-# A tree of gradients is told by the name it has in the tree that is watched.
+# The keys that identify gradients in a watched tree.
 GRADIENTS = frozenset(("grad", "grads", "gradients"))
 
 
 class Leaf(NamedTuple):
-    """An array of a tree, or an NNX module that has arrays of its own."""
+    """An array of a tree, or an NNX module, which contains arrays."""
 
     name: str
     value: Any
 
 
-# -- what is watched -------------------------------------------------------------------------
+# -- watched trees ---------------------------------------------------------------------------
 
 
 class Held:
-    """Stands for a tree. Without `__weakref__`, so that the taker keeps it alive."""
+    """Stands for a tree. It has no `__weakref__`, so the taker keeps a strong reference."""
 
-    __slots__ = ("_was_missed", "is_taken")
+    __slots__ = ("_has_warned", "is_taken")
 
     def __init__(self) -> None:
-        self.is_taken = False  # it is in a snapshot, and was not given again since
-        self._was_missed = False
+        self.is_taken = False  # in a snapshot, and not watched again since
+        self._has_warned = False
 
     def leaves(self) -> list[Leaf] | None:
-        """What the tree holds now; None, which is said once, if it is gone."""
+        """The current leaves of the tree. None, with one warning, if they no longer exist."""
         found, reason = self.find()
-        if found is None and not self._was_missed:
-            self._was_missed = True
-            guard.warn("a snapshot was left out: %s", reason)
+        if found is None and not self._has_warned:
+            self._has_warned = True
+            guard.warn("a snapshot was skipped: %s", reason)
         return found
 
     def find(self) -> tuple[list[Leaf] | None, str]:
-        """The leaves, or why there are none."""
+        """The leaves, or None and the reason."""
         raise NotImplementedError
 
 
 class Given(Held):
-    """A tree that the user gave."""
+    """A tree that was passed to `ci.watch`."""
 
     __slots__ = ("_known", "_references")
 
@@ -81,13 +81,13 @@ class Given(Held):
         self.give(leaves)
 
     def give(self, leaves: list[Leaf]) -> None:
-        """Makes this the tree."""
+        """Sets the current value of the tree."""
         self._references = [(name, weakref.ref(value)) for name, value in leaves]
         self._known = outline(leaves)
         self.is_taken = False
 
     def can_be(self, leaves: list[Leaf], *, even_taken: bool) -> bool:
-        """Whether these are the next value of the tree, or the same."""
+        """Whether these leaves may be the same value of the tree, or the next one."""
         if self._known != outline(leaves):
             return False
         found, _ = self.find()
@@ -100,14 +100,14 @@ class Given(Held):
         found = [Leaf(name, reference()) for name, reference in self._references]
         is_gone = any(leaf.value is None or is_deleted(leaf.value) for leaf in found)
         return None if is_gone else found, (
-            "the arrays that ci.watch() was given are gone. JAX arrays do not change, a step makes"
-            " new ones: call ci.watch(state) again as the last line of each epoch, or once with a"
-            " function, ci.watch(lambda: state)"
+            "the arrays passed to ci.watch() no longer exist. A step does not change JAX arrays but"
+            " creates new ones: call ci.watch(state) again as the last line of each epoch, or once"
+            " with a function, ci.watch(lambda: state)"
         )
 
 
 class Asked(Held):
-    """A tree that a function of the user's returns."""
+    """A tree that is returned by a function of the user."""
 
     __slots__ = ("function",)
 
@@ -118,20 +118,20 @@ class Asked(Held):
     def find(self) -> tuple[list[Leaf] | None, str]:
         try:
             found = leaves_of(self.function())
-        except Exception as error:  # noqa: BLE001  protects the loop from the user's function
-            return None, f"the function given to ci.watch() raised {error!r}"
+        except Exception as error:  # noqa: BLE001  the user's function must not break the loop
+            return None, f"the function passed to ci.watch() raised {error!r}"
         if found is not None and any(is_deleted(leaf.value) for leaf in found):
             found = None
         return found, (
-            "the function given to ci.watch() returned no arrays, or arrays that were donated"
+            "the function passed to ci.watch() returned no arrays, or arrays that were donated"
         )
 
 
 def hold(model: Any, known: Iterable[Any]) -> Any:
-    """What stands for a tree, or for a function that returns one; anything else as it is.
+    """The `Held` object for a tree, or for a function that returns one; any other object unchanged.
 
-    `known` is what is watched already: a tree takes the place of an earlier one that has the same
-    names and shapes, and is gone or was in a snapshot.
+    `known`: the watched models. A tree replaces an earlier one with the same names and shapes that
+    no longer exists or was in a snapshot.
     """
     if isinstance(model, Held):
         return model
@@ -148,7 +148,7 @@ def hold(model: Any, known: Iterable[Any]) -> Any:
             " arrays have no values. Call it outside, with what the function returns"
         )
     given = [one for one in known if isinstance(one, Given)]
-    for even_taken in (False, True):  # one that is gone goes first
+    for even_taken in (False, True):  # first, replace one that no longer exists
         for one in given:
             if one.can_be(leaves, even_taken=even_taken):
                 one.give(leaves)
@@ -157,14 +157,13 @@ def hold(model: Any, known: Iterable[Any]) -> Any:
 
 
 def ask_first(function: Any) -> Asked:
-    """Asks the function once, so that a wrong one is told at once."""
+    """Calls the function once, so that a wrong one raises right away."""
     try:
         tree = function()
-    except Exception as error:  # the user's own, told as the reason of ours
+    except Exception as error:  # becomes the cause of ours
         raise errors.InputError(
-            f"ci.watch() asks the function that it is given for the tree, now and at the end of"
-            f" each epoch, and it raised {error!r}. Call ci.watch(lambda: state) once there is a"
-            " state"
+            "ci.watch() calls the function to get the tree, now and at the end of each epoch, and"
+            f" it raised {error!r}. Call ci.watch(lambda: state) once there is a state"
         ) from error
     if leaves_of(tree) is None:
         raise errors.InputError(
@@ -176,7 +175,7 @@ def ask_first(function: Any) -> Asked:
 
 
 def named(kind: Any, tree: Any) -> Any:
-    """The class under the name of the tree's: what is put before the names of a second one."""
+    """A subclass with the name of the tree's class, which is the prefix if names collide."""
     return type(type(tree).__name__, (kind,), {"__slots__": ()})
 
 
@@ -187,21 +186,21 @@ def outline(leaves: list[Leaf]) -> list[tuple[Any, ...]]:
     ]
 
 
-# -- what a tree holds -----------------------------------------------------------------------
+# -- leaves ----------------------------------------------------------------------------------
 
 
 def nnx_kinds() -> tuple[Any, ...]:
-    """The base of NNX's modules and optimizers, if the program has imported it."""
+    """The base class of NNX modules and optimizers, if the program has imported NNX."""
     nnx = sys.modules.get("flax.nnx")
     return () if nnx is None else (getattr(nnx, "Pytree", None) or nnx.Object,)
 
 
 def leaves_of(tree: Any) -> list[Leaf] | None:
-    """The arrays and NNX modules of a tree, with the names that users know; None if it has none."""
+    """The arrays and NNX modules of a tree with their names; None if it has none."""
     kinds = nnx_kinds()
     try:
         found, _ = tree_flatten_with_path(tree, is_leaf=lambda node: isinstance(node, kinds))
-    except (TypeError, ValueError):  # keys that cannot be sorted, or a node that objects
+    except (TypeError, ValueError):  # keys that cannot be sorted, or a node that raises
         return None
     leaves = [
         Leaf(name_of(path), value)
@@ -212,14 +211,14 @@ def leaves_of(tree: Any) -> list[Leaf] | None:
 
 
 def name_of(path: Any) -> str:
-    """`params.Dense_0.kernel`; an NNX variable's own `.value` is left out."""
+    """`params.Dense_0.kernel`, without the `.value` of NNX variables."""
     if path and "flax.nnx" in sys.modules and getattr(path[-1], "name", "") == "value":
         path = path[:-1]
     return keystr(path, simple=True, separator=".")
 
 
 def expand(leaves: list[Leaf]) -> list[Leaf]:
-    """The arrays, those inside of modules too."""
+    """The arrays, including those of NNX modules."""
     kinds = nnx_kinds()
     arrays = []
     for name, value in leaves:
@@ -232,21 +231,21 @@ def expand(leaves: list[Leaf]) -> list[Leaf]:
 
 
 def is_deleted(value: Any) -> bool:
-    """Whether it was donated, or deleted by hand."""
+    """Whether it was donated or deleted."""
     return isinstance(value, jax.Array) and value.is_deleted()
 
 
 class Parts:
-    """An array, or those of its shards that are in this process. NumPy can read it."""
+    """An array, or the shards of it in this process. NumPy can read it."""
 
     def __init__(self, parts: list[Any], places: list[Any], shape: list[int]) -> None:
         self.parts = parts
         self.nbytes = sum(part.nbytes for part in parts)
-        self._places = places  # where the parts are in an array of this shape
+        self._places = places  # the position of each part in an array of this shape
         self.shape = shape
 
     def replaced(self, copies: Iterator[Any]) -> Parts:
-        """The same, of as many copies as it has parts."""
+        """The same array, made of copies of its parts."""
         return Parts([next(copies) for _ in self.parts], self._places, self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -260,9 +259,9 @@ class Parts:
 
 
 def local_box(array: Any) -> Parts:
-    """The shards of this process, in the shape of all together.
+    """The shards of this process as one array, without replicas.
 
-    Copies count once. Shards that do not make a box lie one after the other.
+    If they do not form a box, they are concatenated.
     """
     shards = list({str(one.index): one for one in array.addressable_shards}.values())
     parts = [one.data for one in shards]
@@ -327,11 +326,11 @@ def describe(array: Any, name: str, attrs: dict[str, Any], *, is_gradient: bool 
             parts = local_box(array)
     found = Tensor(name, is_gradient, parts.shape, str(array.dtype), attrs)
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        attrs["unmeasured"] = "a random key is no number"
+        attrs["unmeasured"] = "a random key is not a number"
     elif array.dtype == jax.dtypes.float0:
         attrs["unmeasured"] = "the gradient of an integer has no values"
     elif not is_number(array.dtype):  # NumPy's: text, dates, objects, records
-        attrs["unmeasured"] = "its values are no numbers"
+        attrs["unmeasured"] = "its values are not numbers"
     else:
         found.array, found.copier = parts, COPIER
         if np.issubdtype(array.dtype, np.complexfloating):
@@ -349,17 +348,17 @@ def is_number(dtype: Any) -> bool:
 
 
 class JaxCopier(Copier):
-    """Copies the arrays on their devices: the program may donate its own to the next step."""
+    """Copies arrays on their devices, because the program may donate them to the next step."""
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         arrays = [tensor.take_array() for tensor in tensors]
         parts = [part for array in arrays if array is not None for part in array.parts]
         if not has_room(parts):
             return None
-        put = getattr(jax.device_put, "cirron_original", jax.device_put)  # the hook sees the rest
+        put = getattr(jax.device_put, "cirron_original", jax.device_put)  # without a span
         with jax.transfer_guard("allow"):
             put_there = iter(put([p for p in parts if isinstance(p, jax.Array)], may_alias=False))
-        # NumPy's arrays are the user's to change.
+        # The program may change NumPy arrays.
         copies = (next(put_there) if isinstance(p, jax.Array) else p.copy() for p in parts)
         return [
             HostCopy(tensors, [None if one is None else one.replaced(copies) for one in arrays])
@@ -370,7 +369,7 @@ COPIER = JaxCopier()
 
 
 def has_room(parts: list[Any]) -> bool:
-    """Whether a copy fits in what is free, on the host and on each device."""
+    """Whether a copy fits in the free memory of the host and of each device."""
     sizes: dict[Any, int] = defaultdict(int)  # None: the host
     for part in parts:
         if isinstance(part, jax.Array):

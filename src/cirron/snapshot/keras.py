@@ -1,8 +1,8 @@
 """Reads Keras models on any backend: weights by their paths, such as `sequential/dense/kernel`.
 
-Torch's and JAX's arrays are read and copied as such; only torch keeps the gradients of the last
-step. TensorFlow's values are read, which copies nothing: a step that changes a variable leaves what
-was read of it as it is.
+Arrays of torch and JAX are read and copied as such; only torch keeps the gradients of the last
+step. Reading a TensorFlow variable copies nothing: a step that changes the variable does not change
+the value that was read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class KerasReader(Reader):
 
 
 def reader() -> Reader:
-    """Who reads the models of the backend that Keras has."""
+    """The reader for the current backend of Keras."""
     if keras.backend.backend() != "torch":
         return KerasReader()
     from cirron.snapshot.torch import TorchReader
@@ -49,7 +49,7 @@ def reader() -> Reader:
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, Any]]:
-    """The weights with their paths, kept apart where layers share one."""
+    """The weights with their paths, numbered if several have the same path."""
     taken: set[str] = set()
     for weight in model.weights:
         name, number = weight.path, 1
@@ -61,7 +61,7 @@ def named_weights(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Value:
-    """A weight of TensorFlow's, or of NumPy's, as it is now. The worker alone waits for it."""
+    """The current value of a TensorFlow or NumPy weight. Only the worker waits for it."""
 
     def __init__(self, weight: Any) -> None:
         self.nbytes = math.prod(weight.shape) * np.dtype(weight.dtype).itemsize

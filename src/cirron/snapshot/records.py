@@ -1,6 +1,6 @@
-"""What a boundary leaves: a record of each tensor, marks of health, and files of raw values.
+"""Turns the copies of a boundary into records, marks of health, and files of raw values.
 
-Runs on the worker. A file has its final name only once it is whole.
+Runs on the worker. A file gets its final name only when it is complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cirron.snapshot.host import Copy, Tensor
     from cirron.snapshot.stats import Summary
 
-    Found: TypeAlias = tuple[Tensor, Copy, int]  # with its number in the copy
+    Found: TypeAlias = tuple[Tensor, Copy, int]  # and its index in the copy
 
 T = TypeVar("T")
 
@@ -33,16 +33,16 @@ FOLDER = "snapshots"
 RESERVED = "__metadata__"  # safetensors cannot hold a tensor of this name
 LARGE_BYTES = 100 * 10**6  # warn once above this size of raw values of one epoch
 
-# What a killed process left is removed after this long; until then it may be another one's.
+# Incomplete files are removed after this time. A younger one may belong to a running process.
 STALE_NS = 3600 * 10**9
 
-# The worker pauses after each turn. A thread that runs Python gives the interpreter lock away every
-# 5 ms only, and the training thread would wait that long each time it wants the lock back.
+# The worker pauses after this much work. A thread that runs Python releases the GIL only every
+# 5 ms, and the training thread would wait that long each time it needs the GIL.
 TURN_NS = 300_000
-PAUSE_S = 0.0001  # long enough for another thread to wake and take the lock
+PAUSE_S = 0.0001  # long enough for another thread to wake up and take the GIL
 
-# The types of a safetensors file, and the bytes of a value of each, by the names that NumPy and
-# torch have for them. The rest is stored as a wider type.
+# The name of each type in NumPy and torch -> its name in safetensors, and its size in bytes. Other
+# types are stored as a wider one.
 STORED = {
     "bool": ("BOOL", 1),
     **{f"int{bits}": (f"I{bits}", bits // 8) for bits in (8, 16, 32, 64)},
@@ -56,7 +56,7 @@ STORED = {
 
 
 class Job(NamedTuple):
-    """What was copied at one boundary."""
+    """The copies of one boundary."""
 
     copies: list[Copy]
     span_id: str
@@ -66,15 +66,15 @@ class Job(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a boundary leaves: records, and the files that belong to them."""
+    """The records of a boundary, and their files."""
 
     snapshots: list[wire.Snapshot]
     marks: list[wire.Mark]
-    files: list[tuple[Path, str]]  # a file, and the key a server knows it by
+    files: list[tuple[Path, str]]  # each with its key on the server
 
 
 class Recorder:
-    """Makes records of what was copied, boundary after boundary."""
+    """Turns copies into records, one boundary after the other."""
 
     def __init__(self, mode: str, folder: Path | None, access: str) -> None:
         self.judge = Judge()
@@ -132,7 +132,7 @@ class Recorder:
         )
 
     def _save(self, job: Job, taken: Taken) -> dict[str, str]:
-        """Writes the raw values; returns where those of each tensor are."""
+        """Writes the raw values; returns the address of the file for each tensor."""
         assert self._folder is not None
         found = [
             (tensor, copy, place)
@@ -166,7 +166,7 @@ class Recorder:
         return addresses
 
     def _write(self, folder: Path, key: str, found: list[Found]) -> Path | None:
-        """None: it could not be written, for whatever reason. The statistics are delivered."""
+        """Writes a file; None if that fails. The statistics are delivered anyway."""
         with guard.quiet("snapshot"):
             try:
                 return write(folder, key, safetensors(found), self._access)
@@ -184,7 +184,7 @@ class Recorder:
 
 
 def paced(items: Iterable[T]) -> Iterator[T]:
-    """The items, with a pause after each turn of work on them."""
+    """The items, with a pause after each `TURN_NS` of work on them."""
     began = clock.now()
     for item in items:
         yield item
@@ -194,7 +194,7 @@ def paced(items: Iterable[T]) -> Iterator[T]:
 
 
 def write(folder: Path, key: str, chunks: Iterable[Any], access: str = "private") -> Path:
-    """Writes a file, and gives it the name `<folder>/<key>` when it is on disk."""
+    """Writes a file, and renames it to `<folder>/<key>` when it is on disk."""
     target = folder / key
     part = target.with_name(target.name + ".tmp")
     home = files.Folder(target.parent.parent, files.SPAN, access)
@@ -207,27 +207,27 @@ def write(folder: Path, key: str, chunks: Iterable[Any], access: str = "private"
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, target)
-    except BaseException:  # Ctrl-C too: what is half-written does not stay
+    except BaseException:  # also Ctrl-C: leaves no incomplete file
         part.unlink(missing_ok=True)
         raise
     return target
 
 
 def stored_as(tensor: Tensor) -> tuple[str, int, list[int]]:
-    """A tensor's type in a safetensors file, how many bytes a value has there, and its shape."""
+    """A tensor's type in a safetensors file, the size of a value in bytes, and its shape."""
     if tensor.dtype == "complex128":
         return "F64", 8, [*tensor.shape, 2]
     return *STORED.get(tensor.dtype, STORED[wider(tensor.dtype)]), tensor.shape
 
 
 def wider(dtype: str) -> str:
-    """A type that holds the values of one that a safetensors file cannot have."""
+    """The type in which values are stored whose own type safetensors does not support."""
     return "int8" if "int" in dtype else "float32"
 
 
 def safetensors(found: list[Found]) -> Iterator[Any]:
-    """A safetensors file, piece by piece: the length of its header, the header, the values."""
-    # The widest first, so that each tensor begins at a multiple of its items' size.
+    """The content of a safetensors file: the length of the header, the header, the values."""
+    # Widest types first, so that every tensor is aligned.
     found = sorted(found, key=lambda one: -stored_as(one[0])[1])
     header: dict[str, Any] = {}
     size = 0
@@ -243,7 +243,7 @@ def safetensors(found: list[Found]) -> Iterator[Any]:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what was left half-written."""
+    """Removes incomplete files of killed processes."""
     home = files.Folder(folder / FOLDER, files.SPAN)
     home.find()
     for part in home.path.glob("*/*.tmp") if home.is_ours else ():
@@ -253,5 +253,5 @@ def sweep(folder: Path) -> None:
             status = part.lstat()
             if stat.S_ISREG(status.st_mode) and clock.wall() - status.st_mtime_ns > STALE_NS:
                 part.unlink()
-        except OSError:  # another process was faster, or it is another user's
+        except OSError:  # another process has removed it, or it belongs to another user
             pass

@@ -1,10 +1,10 @@
 """Exact statistics of a tensor, block by block: pure reductions over NumPy arrays.
 
-Two passes: the extremes first, which the histogram's bins need, then the moments and the counts.
-A block stays in the processor's cache and is reduced in double precision; the blocks' means and
-squared deviations are put together as Chan, Golub and LeVeque do, which loses nothing to the size
-of the tensor. NumPy, because it uses one thread: torch's own reductions would take every core from
-the training. What a device has measured by itself comes as the same rows.
+Two passes: first the extremes, which the histogram's bins need, then the moments and the counts. A
+block fits in the CPU cache and is reduced in double precision. The means and squared deviations of
+the blocks are combined with the method of Chan, Golub and LeVeque, which loses no precision in
+large tensors. NumPy uses one thread; torch's reductions would take every core from the training.
+Results of a GPU come as rows of the same format.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 BINS = 16
 BLOCK = 32_768  # elements: 256 KiB in double precision
 
-# Where squares, and the sums of many, are still numbers of double precision.
+# Between these, squares and their sums neither underflow nor overflow.
 TINY, HUGE = 1e-130, 1e130
 
-# The columns of a row: what is known of one block of a tensor.
+# The columns of a row, which describes one block of a tensor.
 COUNT, NAN, POSITIVE_INF, NEGATIVE_INF, LOW, HIGH, MEAN, SQUARES = range(8)
 
 
 class Summary(NamedTuple):
-    """A tensor's statistics, and how many of its values were not finite."""
+    """A tensor's statistics, and how many of its values are not finite."""
 
     stats: wire.Stats
     size: int
@@ -39,7 +39,7 @@ class Summary(NamedTuple):
 
     @property
     def is_all_zero(self) -> bool:
-        """Whether there are values and every one is 0."""
+        """Whether there are values and all are 0."""
         return self.size > 0 and self.stats.min == self.stats.max == 0 and not self.is_broken
 
     @property
@@ -49,13 +49,13 @@ class Summary(NamedTuple):
 
 
 def summarize(values: Any, decode: Callable[[Any], Any] | None = None) -> Summary:
-    """The summary of an array; `decode` makes numbers of a block that NumPy has no type for."""
+    """The summary of an array; `decode` converts a block whose type NumPy does not have."""
     values = values.reshape(-1)
     if values.dtype.kind == "c":
         values = values.view(values.real.dtype)
-    elif decode is None and values.dtype.isbuiltin != 1:  # of ml_dtypes: bfloat16, 8-bit floats
+    elif decode is None and values.dtype.isbuiltin != 1:  # ml_dtypes: bfloat16, 8-bit floats
         decode = as_float32
-    with np.errstate(all="ignore"):  # NaN and infinity are what we count, not news
+    with np.errstate(all="ignore"):  # NaN and infinity are expected
         table = np.array([extremes(block) for block in blocks(values, decode)]).reshape(-1, 8)
         low, high = bounds(table)
         inner = np.array(histogram_edges(low, high)[1:-1])[:, None]
@@ -65,7 +65,7 @@ def summarize(values: Any, decode: Callable[[Any], Any] | None = None) -> Summar
             if row[COUNT]:
                 finite = block if row[COUNT] == block.size else block[np.isfinite(block)]
                 numbers = finite.astype(np.float64)
-                # One call of NumPy's for all edges: each hands the interpreter lock over.
+                # One call of NumPy for all edges, because each call may release the GIL.
                 below = map(np.count_nonzero, np.less(numbers, inner))
                 counts += np.diff([0, *below, numbers.size])
                 if unit != 1:
@@ -87,7 +87,7 @@ def as_float32(block: Any) -> Any:
 
 
 def extremes(block: Any) -> list[float]:
-    """A row without its moments. The extremes of a block tell at once whether it is all finite."""
+    """A row without its moments. If the extremes are finite, the whole block is."""
     low, high = float(block.min()), float(block.max())
     if math.isfinite(low) and math.isfinite(high):
         return [block.size, 0, 0, 0, low, high, 0, 0]
@@ -99,24 +99,24 @@ def extremes(block: Any) -> list[float]:
 
 
 def bounds(table: Any) -> tuple[float, float]:
-    """The lowest and the highest finite value; infinity and its opposite where there is none."""
+    """The lowest and highest finite value; infinity and -infinity if there is none."""
     if not len(table):
         return np.inf, -np.inf
     return float(table[:, LOW].min()), float(table[:, HIGH].max())
 
 
 def histogram_edges(low: float, high: float) -> list[float]:
-    """As `numpy.histogram` has them: a constant is in the middle of a width of 1."""
+    """The edges of `numpy.histogram`: a constant is in the middle of a range of width 1."""
     if low > high:
         low, high = 0.0, 1.0
     elif low == high:
         low, high = low - 0.5, high + 0.5
-    step = (high / 2 - low / 2) / BINS  # halves: their difference is a number in any case
+    step = (high / 2 - low / 2) / BINS  # halves, because `high - low` may overflow
     return [low, *((low / 2 + edge * step) * 2 for edge in range(1, BINS)), high]
 
 
 def unit_of(low: float, high: float) -> float:
-    """What the moments are counted in: 1, or a power of two where squares under- or overflow."""
+    """The unit of the moments: 1, or a power of two if squares would underflow or overflow."""
     peak = max(abs(low), abs(high))
     if low > high or peak == 0 or TINY < peak < HUGE:
         return 1.0
@@ -124,7 +124,7 @@ def unit_of(low: float, high: float) -> float:
 
 
 def combine(table: Any, counts: Any, unit: float = 1.0) -> Summary:
-    """The summary of a tensor from the rows of its blocks and the counts of its bins."""
+    """The summary of a tensor, from the rows of its blocks and the counts of its bins."""
     count, nan, above, below = (int(one) for one in table[:, COUNT:LOW].sum(axis=0))
     inf = above + below
     low, high = bounds(table)

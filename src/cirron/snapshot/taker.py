@@ -1,12 +1,12 @@
 """Which models are watched, and what happens at an epoch boundary.
 
-`watch`, `keep_gradients` and `take` run on the user's thread; they copy and leave. The rest is done
-by a worker that starts with the first model: statistics, raw values, a look at the training's
-health.
+`watch`, `keep_gradients` and `take` run on the user's thread and only make copies. A worker thread,
+which starts with the first model, computes statistics, saves raw values and checks the health of
+the training.
 
-Copies that wait for the worker are bounded: one copy, or as many as fit in `PENDING_BYTES`. When
-there is no room, `take` waits a moment, then leaves the snapshot out and counts it. The worker ends
-with the session.
+The queue of the worker is bounded: one snapshot, or as many as fit in `PENDING_BYTES`. If it is
+full, `take` waits up to `WAIT_S`, then skips the snapshot and counts it. The worker ends with the
+session.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from cirron.snapshot.host import Copier, Copy, HostCopier, Reader, Tensor
     from cirron.snapshot.records import Taken
 
-# Who reads which models: the module that a program with such a model has imported and the class of
-# its models, then the reader's file, and what makes one there.
+# The readers: the module and class of the models that each can read, then its file and its factory.
+# A program that has such a model has imported the module.
 READERS = (
     ("keras", "Layer", "cirron.snapshot.keras", "reader"),  # on torch it is a Module too
     ("torch.nn", "Module", "cirron.snapshot.torch", "TorchReader"),
@@ -46,11 +46,11 @@ WAIT_S = 0.025  # of the 50 ms that a boundary may take
 
 
 class Watched:
-    """A model, the reader that knows it, what is put before its names, and its kept gradients."""
+    """A model, its reader, the prefix of its names, and its kept gradients."""
 
     def __init__(self, own: Any, reader: Reader, taken: set[str]) -> None:
         self.reader = reader
-        self.kept: deque[Kept] = deque(maxlen=1)  # two threads may pop at once: one has it
+        self.kept: deque[Kept] = deque(maxlen=1)  # two threads may pop at once: only one gets it
         self.model = refer(own)
         names = reader.names(own)
         self.prefix, number = "", 1
@@ -68,7 +68,7 @@ class Watched:
 
 
 class Kept:
-    """A model's gradients, copied after an optimizer step, for a loop that clears them then."""
+    """Copies of a model's gradients after an optimizer step, because a loop may clear them."""
 
     def __init__(self, gradients: list[Tensor]) -> None:
         self.copies: list[Copy] = []
@@ -78,7 +78,7 @@ class Kept:
         }
 
     def rest_of(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What of a model is to be copied beside these: no gradient that is as it was."""
+        """The tensors that still have to be copied: all but unchanged gradients."""
         rest = []
         for tensor in tensors:
             if tensor.name in self._known:
@@ -100,7 +100,7 @@ class Taker:
         mode: str,
         sample_rate: float,
         *,
-        folder: Path | None,  # None: raw values are not kept
+        folder: Path | None,  # None: raw values are not saved
         wall_ns: Callable[[int], int],
         deliver: Callable[[Taken], None],
         access: str = "private",
@@ -115,9 +115,9 @@ class Taker:
         self._readers: dict[str, Reader] = {}
         self._watched: list[Watched] = []  # by the user
         self._found: list[Watched] = []  # by a framework's hooks
-        self._seen: deque[int] = deque(maxlen=64)  # the last spans that had their snapshot
+        self._seen: deque[int] = deque(maxlen=64)  # the last spans that have a snapshot
         self._warned: set[str] = set()
-        self._host: HostCopier | None = None  # made for the first model: it needs NumPy
+        self._host: HostCopier | None = None  # created for the first model: it imports NumPy
         self._recorder = Recorder(mode, folder, access)
         self._begin()
 
@@ -125,9 +125,9 @@ class Taker:
         self.taken = 0
         self.skipped = 0
         self._recorder.unsaved = 0
-        self.held_ns = 0  # the last time the loop was held
-        self._keeping_ns = 0  # since then, for gradients
-        # A queue that may be put to in a signal's handler. None: there will be no more.
+        self.held_ns = 0  # how long the last boundary blocked the loop
+        self._keeping_ns = 0  # spent on copies of gradients since then
+        # A queue that a signal handler may put to. None ends the worker.
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_free = threading.Condition()
         self._pending = 0  # jobs
@@ -136,7 +136,7 @@ class Taker:
         self._is_stopped = False
 
     def after_fork(self) -> None:
-        """In a forked child: the models are there, the worker is not, its jobs are the parent's."""
+        """In a forked child: keeps the models. The worker and its jobs belong to the parent."""
         self._begin()
 
     @property
@@ -146,7 +146,7 @@ class Taker:
     # -- on the user's thread ---------------------------------------------------------------
 
     def watch(self, model: Any) -> None:
-        """Takes snapshots of the model from now on; one that is watched already stays as it is."""
+        """Takes snapshots of the model from now on. Watching it again has no effect."""
         model = stand_in(model, [one.model() for one in self._watched])
         check(model)
         with guard.quiet("snapshot"):
@@ -156,19 +156,19 @@ class Taker:
                 self._prepare(watched)
 
     def expect(self, model: Any) -> None:
-        """A hook has found a model, of which it will have a snapshot taken."""
+        """A hook has found a model and will request a snapshot of it."""
         with guard.quiet("snapshot"):
             if self._find_known(model, self._watched + self._found) is None:
                 found = self._know(model)
-                if found.names:  # else its parameters are still to come
+                if found.names:  # else its parameters do not exist yet
                     self._found.append(found)
                     self._prepare(found)
 
     def keep_gradients(self, *models: Any) -> None:
-        """After an optimizer step that may be the epoch's last: copies the gradients as they are.
+        """Copies the gradients after an optimizer step that may be the last one of the epoch.
 
-        The next `take` uses them where the loop has cleared the model's own by then. It may be
-        called again: the newest count. For the watched models, and those that a hook has found.
+        The next `take` uses the copies if the loop has cleared the gradients by then. The last call
+        counts. Covers the watched models, and of `models` those that a hook has found.
         """
         if not (self._watched or self._found) or self._is_stopped:
             return
@@ -185,7 +185,7 @@ class Taker:
         if not found:
             return
         before = one.pop_kept()
-        release(() if before is None else before.copies)  # its memory is used again
+        release(() if before is None else before.copies)  # their memory is reused
         if self._has_room(sum(tensor.size_bytes for tensor in found)):
             kept = Kept(found)
             is_raw = self._mode != "stats" and self._folder is not None
@@ -194,7 +194,7 @@ class Taker:
                 one.kept.append(kept)
 
     def take(self, span: Span, *models: Any) -> None:
-        """At the end of an epoch: copies the watched models, and those that a hook has found."""
+        """Copies the watched models and these, at the end of an epoch."""
         if not (self._watched or models) or self._is_stopped or span.sequence in self._seen:
             return
         with guard.quiet("snapshot"):
@@ -209,7 +209,7 @@ class Taker:
             span.set(snapshot_ns=self.held_ns)
 
     def _current(self, models: Iterable[Any]) -> list[tuple[Watched, Any]]:
-        """The watched models, and these; those that are gone are left out."""
+        """The watched models and these, without those that no longer exist."""
         current = list(self._watched)
         for model in models:
             if self._find_known(model, current) is None:
@@ -229,7 +229,7 @@ class Taker:
         kept_copies: list[Copy] = []
         for one, own in current:
             kept = one.pop_kept()
-            with guard.quiet("snapshot"):  # one that fails takes nothing from the others
+            with guard.quiet("snapshot"):  # a model that fails must not affect the others
                 its = list(one.reader.read(own, one.prefix))
                 tensors += its if kept is None else kept.rest_of(its)
                 kept_copies += () if kept is None else kept.copies
@@ -251,7 +251,7 @@ class Taker:
     def _copy(
         self, tensors: list[Tensor], *, raw: bool, in_step: bool = False
     ) -> list[Copy] | None:
-        """Copies the tensors where they are. None: there is no memory for it."""
+        """Copies the tensors on their devices. None: there is not enough memory."""
         copies: list[Copy] = []
         for copier, its in self._by_copier(tensors).items():
             new = copier.copy(its, raw=raw, in_step=in_step)
@@ -278,7 +278,7 @@ class Taker:
         self.skipped += 1
         if why not in self._warned:
             self._warned.add(why)
-            guard.warn("a snapshot was left out: %s. ci.health() counts them", reason)
+            guard.warn("a snapshot was skipped: %s. ci.health() counts them", reason)
 
     def _know(self, model: Any) -> Watched:
         reader = self._reader_of(model)
@@ -294,7 +294,7 @@ class Taker:
         return next((one for one in known if one.model() is own), None)
 
     def _prepare(self, new: Watched) -> None:
-        """Makes ready for what is copied together: the watched models, and a new one."""
+        """Prepares the copiers for a snapshot of the watched models and a new one."""
         weights = [
             tensor
             for one in dict.fromkeys((*self._watched, new))
@@ -304,11 +304,11 @@ class Taker:
         ]
         groups = self._by_copier(weights)
 
-        def make_ready() -> None:
+        def prepare() -> None:
             for copier, its in groups.items():
                 copier.prepare(its)
 
-        self._do(make_ready)
+        self._do(prepare)
 
     def _reader_of(self, model: Any) -> Reader:
         file, kind = check(model)
@@ -320,9 +320,9 @@ class Taker:
     # -- waiting for the worker -------------------------------------------------------------
 
     def settle(self, deadline_ns: int) -> bool:
-        """Waits until all that was copied is delivered. False: not by the deadline.
+        """Waits until all snapshots are delivered. False: some are not by the deadline.
 
-        Takes no lock: a signal's handler waits here too.
+        Takes no lock, because a signal handler may wait here too.
         """
         while self._pending and self._thread is not None and self._thread.is_alive():
             if clock.now() > deadline_ns:
@@ -331,7 +331,10 @@ class Taker:
         return True
 
     def stop(self, deadline_ns: int) -> bool:
-        """Takes no more, waits for what is left, and lets the worker end. False: as `settle`."""
+        """Takes no more snapshots, waits for the pending ones, and ends the worker.
+
+        Returns what `settle` returns.
+        """
         self._is_stopped = True
         is_settled = self.settle(deadline_ns)
         self._jobs.put(None)
@@ -378,15 +381,15 @@ class Taker:
         if taken.snapshots:
             self.taken += 1
         else:
-            self.skipped += 1  # what was watched is gone
+            self.skipped += 1  # the watched models no longer exist
         self._deliver(taken)
 
 
 def run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
-    """The worker: it knows its queue alone, so that a session that has ended is let go."""
+    """The worker. It refers to its queue only, so that an ended session can be freed."""
     while (job := jobs.get()) is not None:
         job()
-        del job  # and what it copied
+        del job  # frees its copies
 
 
 def release(copies: Iterable[Copy]) -> None:
@@ -395,7 +398,7 @@ def release(copies: Iterable[Copy]) -> None:
 
 
 def refer(own: Any) -> Callable[[], Any]:
-    """Asks for a model later. It is kept alive by the program alone, where it can be."""
+    """A weak reference to the model, or a strong one if its class has no weak references."""
     try:
         return weakref.ref(own)
     except TypeError:
@@ -403,7 +406,7 @@ def refer(own: Any) -> Callable[[], Any]:
 
 
 def stand_in(model: Any, known: list[Any]) -> Any:
-    """What is watched for a tree of JAX arrays, which is a value: an object that has the newest."""
+    """For a tree of JAX arrays, the object that stands for its latest value; else the model."""
     if "jax" not in sys.modules:
         return model
     from cirron.snapshot.jax import hold
@@ -412,9 +415,9 @@ def stand_in(model: Any, known: list[Any]) -> Any:
 
 
 def check(model: Any) -> tuple[str, str]:
-    """Who reads the model, as file and class; an error for what nothing here can read."""
+    """The file and factory of the reader for a model; raises if there is none."""
     for module, base, file, kind in READERS:
-        known = getattr(sys.modules.get(module), base, None)  # it may be half imported
+        known = getattr(sys.modules.get(module), base, None)  # it may be partly imported
         if isinstance(known, type) and isinstance(model, known):
             return file, kind
     raise errors.InputError(

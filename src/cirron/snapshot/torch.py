@@ -1,4 +1,4 @@
-"""Reads torch models: the names of their parameters, and their values as they lie in memory."""
+"""Reads torch models: the names of their parameters, and their values in memory order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cirron.snapshot.host import Reader, Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# What torch's wrappers put between the names of modules.
+# What torch's wrappers insert into the names of modules.
 WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 
-# What nearly every parameter is: these are read with as few calls as can be.
+# Nearly all parameters have these types: they are read with as few calls as possible.
 PLAIN_TYPES: frozenset[Any] = frozenset((torch.Tensor, torch.nn.Parameter))
 PLAIN = {getattr(torch, name): name for name in ("float32", "bfloat16", "float16", "float64")}
 
@@ -43,8 +43,8 @@ class TorchReader(Reader):
                 return model
 
     def named(self, model: Any) -> Iterable[tuple[str, torch.Tensor]]:
-        """The parameters, those that are shared under each of their names."""
-        # torch's own: a model may have a method without `remove_duplicate`, or one that chooses.
+        """The parameters, including every name of a shared one."""
+        # torch's own method: a model's override may lack `remove_duplicate`, or leave some out.
         return torch.nn.Module.named_parameters(self.unwrap(model), remove_duplicate=False)
 
     def names(self, model: Any) -> list[str]:
@@ -55,7 +55,7 @@ class TorchReader(Reader):
         for name, parameter in self.named(model):
             parameters.setdefault(id(parameter), (parameter, []))[1].append(prefix + clean(name))
         weights, gradients = [], []
-        with torch._C.DisableTorchFunctionSubclass():  # a subclass of the user's may do anything
+        with torch._C.DisableTorchFunctionSubclass():  # runs no code of user subclasses
             for parameter, names in parameters.values():
                 gradient = parameter.grad
                 if not only_gradients:
@@ -80,14 +80,14 @@ def clean(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-# -- what a tensor holds ---------------------------------------------------------------------
+# -- one tensor ------------------------------------------------------------------------------
 
 
 def described(given: torch.Tensor, found: Tensor) -> Tensor:
-    """What the tensor is, and where its values are."""
+    """Fills in shape, dtype, flags and values of a tensor."""
     try:
         return describe(given, found)
-    except Exception as error:  # noqa: BLE001  protects the other tensors from an odd one
+    except Exception as error:  # noqa: BLE001  one odd tensor must not hide the others
         found.attrs["unmeasured"] = f"it could not be read: {error!r:.200}"
         return found
 
@@ -98,15 +98,15 @@ def describe(given: torch.Tensor, found: Tensor) -> Tensor:
         is_odd = given.is_meta or given.is_neg() or given.is_nested
         if kind is not None and not is_odd and given.is_contiguous():
             found.shape, found.dtype = list(given.shape), kind
-            # A GPU's are flattened all at once.
+            # Tensors on a GPU are flattened together, by the copier.
             return place(found, given if given.is_cuda else given.detach().view(-1), None)
     attrs = found.attrs
     found.dtype = str(given.dtype).removeprefix("torch.")
-    if is_lazy(given):  # it raises when it is asked for more
+    if is_lazy(given):  # it has no shape yet
         attrs["unmeasured"] = "it is not initialized yet"
         return found
     tensor = given.detach()
-    if hasattr(tensor, "to_local"):  # what of it is on this rank
+    if hasattr(tensor, "to_local"):  # a DTensor: the shard of this rank
         tensor = tensor.to_local()
     if hasattr(given, "placements"):
         attrs["shard_of"] = list(given.shape)
@@ -143,11 +143,11 @@ def place(found: Tensor, flat: torch.Tensor, strides: tuple[int, ...] | None) ->
 
 
 def why_unmeasured(tensor: Any) -> str | None:
-    """Why a tensor has no values that could be read, if it has none."""
+    """Why the values of a tensor cannot be read; None if they can."""
     if tensor.is_meta:
         return "a meta tensor has no values"
     if is_traceable_wrapper_subclass(tensor):
-        return f"a {type(tensor).__name__} is made of other tensors"
+        return f"a {type(tensor).__name__} consists of other tensors"
     if tensor.is_quantized or str(tensor.dtype).startswith("torch.float4"):
         return "its values are packed"
     if tensor.is_nested or tensor.layout is not torch.strided:
@@ -156,7 +156,7 @@ def why_unmeasured(tensor: Any) -> str | None:
 
 
 def as_it_lies(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The tensor in one dimension, without a copy where its memory has no gaps, in any order."""
+    """The tensor in one dimension, in memory order; copied only if its memory has gaps."""
     if not tensor.is_contiguous():
         axes = sorted(zip(tensor.stride(), tensor.shape, strict=True))
         expected = 1
@@ -177,5 +177,5 @@ def decode_bfloat16(block: Any) -> Any:
 
 @cache
 def numbers_of(dtype: torch.dtype) -> Any:
-    """What each of the 256 values of an eight-bit float is."""
+    """The 256 values of an eight-bit float type, as float32."""
     return torch.arange(256, dtype=torch.uint8, device="cpu").view(dtype).float().numpy()

@@ -183,6 +183,7 @@ class Loops:
             or step.phase is not None
             or current is None
             or not current.has_stepped
+            or not current.makes_steps
             or current.iterator() is not iterator
             or current.length is None  # it may be time for another epoch
             or current.above.end
@@ -231,6 +232,8 @@ class Loops:
                 self._next_item(lane, driver)
         elif current.makes_steps:
             self._next_item(lane, current)
+        elif current.kind is TRAINING and len(passes) == 1:
+            lane.step = open_step()
         lane.has_worked = False
         return hot.begin("data_load")
 
@@ -747,6 +750,12 @@ def end_optimizers(lane: Lane, running: int) -> None:
         if span is not None and not span.end:
             span.set(error="the step raised")
             hot.close(span)
+
+
+def open_step() -> hot.Span | None:
+    """The step of a framework that runs the loop, if it is the innermost span."""
+    span = hot.innermost()
+    return span if isinstance(span, hot.Step) and span.name in STEPS else None
 
 
 def settled_in() -> hot.Span | None:
