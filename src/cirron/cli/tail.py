@@ -24,7 +24,7 @@ MAX_LINES = 20  # per update and process: of a fast loop, only the last steps ar
 @output.in_folder
 @click.option(
     "--interval",
-    type=click.FloatRange(0.05, 60),
+    type=output.Seconds(0.05, 60),
     default=1.0,
     show_default=True,
     help="Seconds between updates.",

@@ -64,18 +64,22 @@ def export(run: Run, form: str, path: str | os.PathLike[str], **options: Any) ->
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
     """Yields a temporary path in the same folder, and renames it to `path` at the end."""
-    if os.path.isdir(path):
+    if os.path.isdir(path or "."):
         raise errors.SettingError(
             f"{path!r} is a folder, but this format writes one file: give the name of a file"
         )
     folder, name = os.path.split(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise errors.SettingError(f"{path!r} cannot be written: there is no folder {folder!r}")
     partial = os.path.join(folder, f".{name[:80]}.{clock.random_id()[:8]}.tmp")
     try:
         yield partial
         os.replace(partial, path)
-    except BaseException:  # even Ctrl-C must not leave a partial file
+    except BaseException as error:  # even Ctrl-C must not leave a partial file
         with contextlib.suppress(OSError):
             os.unlink(partial)
+        if isinstance(error, OSError) and error.filename == partial:
+            error.filename = path
         raise
 
 

@@ -205,7 +205,9 @@ def _poster(url: str, headers: Mapping[str, str], service: Any) -> Callable[[byt
         try:
             response = pool.request("POST", url, body=request, headers=sent)
         except (urllib3.exceptions.HTTPError, ValueError) as error:
-            raise errors.CirronError(f"{url} could not be reached: {error}") from None
+            # The reason for giving up is inside the error, after the name of the connection.
+            reason = str(getattr(error, "reason", error)).rpartition("): ")[2]
+            raise errors.CirronError(f"{url} could not be reached: {reason}") from None
         if response.status >= 300:
             said = response.data[:200].decode("utf-8", "replace")
             raise errors.CirronError(f"{url} answered {response.status}: {said or response.reason}")

@@ -53,6 +53,10 @@ SCHEMAS = {name: columns for name, columns in TABLES.items() if name != "batches
 SCHEMAS["sessions"] = SESSIONS
 CHUNK_ROWS = 10_000
 
+_ZONE = " WITH TIME ZONE"
+# Quoted text, a comment, a cast, or a parameter, which is the group.
+_PARAMETER = re.compile(r"""'[^']*'|"[^"]*"|--.*|/\*(?s:.*?)\*/|::|:([a-zA-Z]\w*)""")
+
 # JSON has no NaN and no infinity.
 _PLAIN_MARKS = """
 SELECT session, span_key, ts_ns, name,
@@ -114,12 +118,11 @@ def queries() -> list[str]:
     )
 
 
-def parameters(name: str) -> list[str]:
-    """The parameters of a query: each `:name` in it."""
+def parameters(name: str) -> tuple[list[str], list[str]]:
+    """The required and the optional parameters of a query."""
     if name == "timeline":
-        return ["from_ns", "to_ns", "width"]  # and three optional ones
-    text = re.sub(r"--.*", "", query(name))
-    return list(dict.fromkeys(re.findall(r"(?<!:):([a-z]\w*)", text)))
+        return ["from_ns", "to_ns", "width"], ["first_rank", "last_rank", "max_depth"]
+    return list(dict.fromkeys(filter(None, _PARAMETER.findall(query(name))))), []
 
 
 def timeline(
@@ -232,18 +235,33 @@ class DuckDB:
 
     def _execute(self, sql: str, given: Mapping[str, Any]) -> Any:
         """A cursor with the result. A relation would plan the query twice."""
-        return self._cursor().execute(_bound(sql, given), dict(given) or None)
+        result = self._cursor().execute(_bound(sql, given), dict(given) or None)
+        if result is None:
+            raise QueryError("the query is empty")
+        return result
+
+    def _fetch(self, sql: str, given: Mapping[str, Any]) -> Any:
+        """A cursor with rows for Python. DuckDB needs pytz for times with a time zone."""
+        result = self._execute(sql, given)
+        kinds = [str(one[1]) for one in result.description]
+        if not any(_ZONE in kind for kind in kinds):
+            return result
+        columns = ", ".join(
+            f"CAST(#{at} AS {kind.replace(_ZONE, '')}) AS {_quoted(name)}"
+            for at, (name, kind) in enumerate(zip(_names(result), kinds, strict=True), 1)
+        )
+        return self._execute(f"SELECT {columns} FROM ({sql}\n) q", given)
 
     def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
         with self._own_errors():
-            result = self._execute(sql, given)
-            return ([], []) if result is None else (_names(result), result.fetchall())
+            result = self._fetch(sql, given)
+            return _names(result), result.fetchall()
 
     def batches(
         self, sql: str, given: Mapping[str, Any]
     ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
         with self._own_errors():
-            result = self._execute(sql, given)
+            result = self._fetch(sql, given)
             while rows := result.fetchmany(CHUNK_ROWS):
                 yield _names(result), rows
 
@@ -267,6 +285,8 @@ class DuckDB:
         with self._own_errors():
             # From a cursor, DuckDB would copy the rows once more.
             relation = self._cursor().sql(_bound(sql, given), params=dict(given) or None)
+            if relation is None:
+                raise QueryError("the query is empty")
             return relation.to_arrow_table()
 
 
@@ -371,11 +391,13 @@ def _read_parquet(columns: Mapping[str, str], files: Sequence[str] | None) -> st
 
 
 def _bound(sql: str, given: Mapping[str, Any]) -> str:
-    """The query with its parameters in DuckDB's syntax."""
-    for name in given:
-        sql = re.sub(rf"(?<!:):{name}\b", f"${name}", sql)
-    return sql
+    """The query with its parameters in DuckDB's syntax. Quoted text and comments stay the same."""
+    return _PARAMETER.sub(lambda one: f"${one[1]}" if one[1] in given else one[0], sql)
 
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -23,8 +23,11 @@ FOLD_STEPS_ABOVE = 5
 # Each epoch has a few rows inside: of more than this, all but the outer ones are one row.
 FOLD_EPOCHS_ABOVE = 10
 OUTER_EPOCHS = 2
-# When that leaves too many rows, these are tried.
+# These thresholds are tried if there would be more rows than a screen or two.
 FOLD_HARDER = (5, 1)
+GOAL_ROWS = 60
+# Spans that differ in these attributes are not folded into one row.
+TRAITS = ("mode", "estimator")
 # A child that at most one in this many folded siblings has is shown with its parent.
 FEW = 2
 # Rows under one parent, whatever their names.
@@ -107,10 +110,11 @@ class Node:
 class Tree:
     """Spans by parent. Open spans last until `now_ns`."""
 
-    __slots__ = ("is_partial", "marks", "now_ns", "roots", "span_count")
+    __slots__ = ("is_partial", "is_selection", "marks", "now_ns", "roots", "span_count")
 
     def __init__(self, nodes: list[Node], now_ns: int, marks: Sequence[wire.Mark] = ()) -> None:
         self.is_partial = False  # older spans were dropped
+        self.is_selection = False  # made by `select`
         self.roots = _assemble(nodes)
         self.span_count = len(nodes)
         self.now_ns = now_ns
@@ -182,6 +186,7 @@ def select(tree: Tree, name: str | None = None, last: int | None = None) -> Tree
         kept = list(walk(kept))
     selected = Tree([_copy(node) for node in kept], tree.now_ns)
     selected.is_partial = tree.is_partial
+    selected.is_selection = True
     return selected
 
 
@@ -304,7 +309,6 @@ class Folded:
         "last_index",
         "marks",
         "median_ns",
-        "mode",
         "name",
         "now_ns",
         "owners",
@@ -314,6 +318,7 @@ class Folded:
         "threshold",
         "times",
         "total_ns",
+        "traits",
         "worst_index",
         "worst_ns",
     )
@@ -321,7 +326,7 @@ class Folded:
     def __init__(self, members: Sequence[Node], threshold: int, now_ns: int) -> None:
         walls = [node.wall_ns(now_ns) for node in members]
         self.name = members[0].name
-        self.mode = members[0].attrs.get("mode")
+        self.traits = {key: known for key in TRAITS if (known := members[0].attrs.get(key))}
         self.count = len(members)
         self.worst_ns = max(walls)
         self.worst_index = members[walls.index(self.worst_ns)].index
@@ -381,17 +386,18 @@ def fold(
     are rows of their own; at the top they were asked for by name, and are folded only when they
     would fill the page. Past `MAX_SIBLINGS` rows the rest is only counted.
     """
+    epoch_threshold = min(max(threshold, 2 * OUTER_EPOCHS + 1), FOLD_EPOCHS_ABOVE)
     step_threshold = min(threshold, FOLD_STEPS_ABOVE if is_inside else FOLD_ABOVE)
     limits = {"epoch": MAX_SIBLINGS, "step": step_threshold, "batch": step_threshold}
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in sorted(nodes, key=attrgetter("start_ns")):
         is_cut = "truncated" in node.attrs
-        mode = str(node.attrs.get("mode"))
-        key = (node.name, mode, node.is_open, node.error is not None, is_cut)
+        traits = tuple(str(node.attrs.get(key)) for key in TRAITS)
+        key = (node.name, traits, node.is_open, node.error is not None, is_cut)
         groups.setdefault(key, []).append(node)
     items: list[Item] = []
     for members in groups.values():
-        if is_inside and members[0].name == "epoch" and len(members) > FOLD_EPOCHS_ABOVE:
+        if is_inside and members[0].name == "epoch" and len(members) > epoch_threshold:
             items += members[:OUTER_EPOCHS] + members[-OUTER_EPOCHS:]
             items.append(Folded(members[OUTER_EPOCHS:-OUTER_EPOCHS], threshold, now_ns))
         elif len(members) > limits.get(members[0].name, threshold):
@@ -426,15 +432,17 @@ class Row:
 
 
 def outline(tree: Tree, max_rows: int = MAX_ROWS) -> list[Row]:
-    """The rows to show for a tree: nested, about `max_rows` at most, standing for every span.
+    """The nested rows to show for a tree. Together they stand for every span.
 
-    Folds harder when there would be more, and when that is not enough leaves out the innermost.
+    Folds harder above `GOAL_ROWS` rows, or above `max_rows` for a selection. If that is not enough,
+    there are up to `max_rows`, and the innermost spans are left out.
     """
+    goal = max_rows if tree.is_selection else min(GOAL_ROWS, max_rows)
     for threshold in (FOLD_ABOVE, *FOLD_HARDER):
-        rows = _expand(tree, threshold, max_rows, may_cut=threshold == FOLD_HARDER[-1])
+        rows = _expand(tree, threshold, goal)
         if rows is not None:
             return rows
-    raise AssertionError("the last threshold may cut, so it always gives rows")
+    return _expand(tree, threshold, max_rows, may_cut=True) or []
 
 
 def flatten(rows: Iterable[Row]) -> Iterator[Row]:
@@ -451,11 +459,10 @@ def span_count(item: Item) -> int:
     return 1 if isinstance(item, Node) else item.count
 
 
-def _expand(tree: Tree, threshold: int, max_rows: int, *, may_cut: bool) -> list[Row] | None:
-    """Level by level, so that what is left out is the innermost; None when rows would be cut.
-
-    Steps at the top were asked for by name: these are not folded as soon as those inside.
-    """
+def _expand(
+    tree: Tree, threshold: int, max_rows: int, *, may_cut: bool = False
+) -> list[Row] | None:
+    """The rows, level by level, so that the innermost are cut; None if any would be cut."""
     top = [Row(item, 0) for item in fold(tree.roots, threshold, tree.now_ns)]
     count = len(top)
     level = top
