@@ -314,7 +314,7 @@ def test_a_spool_that_never_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run = cirron.open(tmp_path)
 
     assert 5 == len(run.spans)
-    assert ["come and go all the time" in one for one in run.problems] == [True]
+    assert ["files keep changing" in one for one in run.problems] == [True]
 
 
 @pytest.mark.parametrize("name", ["step", 7])
@@ -520,7 +520,7 @@ def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
         (lambda run: cirron.open([]), "where=[] is not valid; it must be a folder"),
         (lambda run: cirron.open(engine="spark"), "it must be a Spark session"),
         (lambda run: run.runs[3], "run=3 is not valid; it must be the id of a run"),
-        (lambda run: run.sql(3), "it must be a question in SQL"),
+        (lambda run: run.sql(3), "it must be a query in SQL"),
         (lambda run: run.series(3), "it must be the name of a mark"),
         (lambda run: run.tensor(3), "it must be the name of a tensor"),
         (lambda run: run.tree(rank=3), "the processes of this run have no ranks"),

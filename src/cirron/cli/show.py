@@ -83,7 +83,7 @@ def show(
             raise
         said = f"{text.plain(given)!r} is neither a folder nor a run: {error}"
         raise errors.UnknownRunError(said) from None
-    shown = [Shown(run, sessions_of(run, rank)) for run in chosen]
+    shown = [Selection(run, sessions_of(run, rank)) for run in chosen]
     if name is not None:
         check_name(chosen, name)
     if is_json or form == "json":
@@ -101,7 +101,7 @@ def show(
             echo(line)
 
 
-class Shown(NamedTuple):
+class Selection(NamedTuple):
     """A run, and those of its sessions to show."""
 
     run: Run
@@ -192,7 +192,7 @@ def title(run: Run) -> str:
 # -- as text ------------------------------------------------------------------------------------
 
 
-def show_run(shown: Shown, name: str | None, last: int | None) -> None:
+def show_run(shown: Selection, name: str | None, last: int | None) -> None:
     """Prints a run: each session with its state and its tree."""
     run = shown.run
     echo(title(run) if run.main.info is None else f"run {title(run)}")
@@ -215,7 +215,7 @@ def show_run(shown: Shown, name: str | None, last: int | None) -> None:
         show_sessions(shown)
 
 
-def show_sessions(shown: Shown) -> None:
+def show_sessions(shown: Selection) -> None:
     """Prints the sessions of a large run, those that died first."""
     sessions = sorted(shown.sessions, key=lambda one: one.state in ("running", "clean", "unknown"))
     for session in sessions[:MAX_STORIES]:
@@ -274,7 +274,7 @@ def who(one: Session) -> list[str]:
     return [*parts, one.state if one.state != "unknown" else "how it ended is unknown"]
 
 
-def header(shown: Shown, one: Session) -> list[str]:
+def header(shown: Selection, one: Session) -> list[str]:
     """The session's rank, host, pid and state, and the number of its records."""
     what = [
         f"started {moment(one.first_ns)}",
@@ -290,7 +290,7 @@ def header(shown: Shown, one: Session) -> list[str]:
     return lines
 
 
-def story(shown: Shown, run: Session) -> list[str]:
+def story(shown: Selection, run: Session) -> list[str]:
     """What the black box says about a process that runs or did not end normally."""
     if run.box is None or run.state in ("clean", "unknown"):
         return []
@@ -342,7 +342,7 @@ def silence(run: Session, box: dict[str, Any]) -> list[str]:
     ]
 
 
-def where(shown: Shown, run: Session) -> tuple[list[str], int]:
+def where(shown: Selection, run: Session) -> tuple[list[str], int]:
     """The innermost open spans, each with the path to it, and how many more there are.
 
     The deepest of the main thread comes first.
@@ -399,7 +399,7 @@ def moment(ns: int | None, same_day_as_ns: int | None = None) -> str:
 
 
 def as_dict(
-    shown: Sequence[Shown], name: str | None, last: int | None, problems: Sequence[str]
+    shown: Sequence[Selection], name: str | None, last: int | None, problems: Sequence[str]
 ) -> dict[str, Any]:
     """The runs with all their data, and the files that could not be read."""
     return {

@@ -1,7 +1,7 @@
 """Exports a run to the formats of other tools. One file per format; this one has their table.
 
-What is written is put in place whole: after an error there is the old file, or none. Rows come from
-the engine in chunks and leave in chunks, so that a run of any size can be written.
+A file gets its name only when it is complete: after an error, there is the old file or none. Rows
+are read and written in chunks, so a run of any size can be exported.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ def new_folder(path: str) -> None:
 
 
 def spans_in_order(run: Run, sql: str, order: str, **given: Any) -> Iterator[Rows]:
-    """The rows of a question about spans, by start. It is asked for some at a time: to sort all
-    spans of a long run would take gigabytes.
+    """The rows of a query over spans, by start.
+
+    They are sorted in parts: sorting all spans of a long run would take gigabytes.
     """
     whole = run.sql("SELECT count(*), min(start_ns), max(start_ns) FROM spans").fetch()
     count, first, last = whole.rows[0]

@@ -1,15 +1,15 @@
 """Runs the queries on DuckDB in this process, or on the user's Spark session.
 
-A question is a file in `queries/`, in the SQL that both take, over the tables `spans`, `marks`,
-`snapshots` and `sessions`, and the views `span_marks`, a span's marks as JSON, `training_steps`,
-and `waited_steps`, those with the time since the one before. Timelines also read `cells` and
-`span_levels`: every span, with the finest level of the pyramid of its segment. Parameters, `:name`,
-are bound, never spliced.
+A query is a file in `queries/`, in SQL that both engines accept. It reads the tables `spans`,
+`marks`, `snapshots` and `sessions`, and the views `span_marks` (the marks of a span as JSON),
+`training_steps`, and `waited_steps` (steps with the time since the previous step). Timelines also
+read `cells` and `span_levels`: every span, with the finest pyramid level of its segment.
+Parameters (`:name`) are bound, never pasted into the SQL.
 
-Both engines give the same rows because an aggregate that picks a row (`max_by`) breaks ties and
-picks no null, and ORDER BY says where nulls go. Sums are Spark's `try_sum`, which is a macro in
-DuckDB: 64 bits, and null where these are too few, as for all ranks of a very large run. Where a
-sum is only compared, it is the largest number then.
+Both engines return the same rows: aggregates that pick a row (`max_by`) break ties and skip nulls,
+and ORDER BY says where nulls go. Sums use Spark's `try_sum`, a macro in DuckDB: 64 bits, and null
+on overflow, which happens when all ranks of a very large run are added up. A sum that is only
+compared becomes the largest number instead.
 """
 
 from __future__ import annotations
@@ -134,9 +134,7 @@ def timeline(
     last_rank: int = 2**31,
     max_depth: int = 2**31 - 1,
 ) -> dict[str, Any]:
-    """The parameters of a timeline: at most `width` whole buckets of a power of two, which a level
-    of the pyramid has.
-    """
+    """The parameters of a timeline: at most `width` buckets, each a power of two in nanoseconds."""
     exponent = 0
     while -(-to_ns >> exponent) - (from_ns >> exponent) > max(width, 1):
         exponent += 1
@@ -173,12 +171,12 @@ def duckdb() -> Any:
 class DuckDB:
     """The tables as views over Parquet files, in a separate schema.
 
-    Each question has a cursor of its own, so any number of threads may ask.
+    Each query has its own cursor, so any number of threads can run queries.
     """
 
     owner: object = None  # of the files; must outlive every query
     span_marks = (
-        # An aggregate with an ORDER BY takes three times as long. In a struct nulls are last.
+        # An aggregate with ORDER BY takes three times as long. Nulls in a struct sort last.
         "SELECT session, span_key, CAST(to_json([{'ts_ns': one.ts_ns, 'name': one.name,"
         " 'value': one.value, 'text': one.text} for one in list_sort(list({"
         " 'at': ts_ns IS NOT NULL, 'ts_ns': ts_ns, 'name': name,"

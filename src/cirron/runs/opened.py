@@ -76,7 +76,7 @@ class Run:
     def _engine(self) -> engines.Engine:
         return self._place.engine_of(self, self._look)
 
-    # -- properties: computed once, or each of a thousand ranks would look at all others -----
+    # -- properties, cached: with a thousand ranks, each takes a while ------------------------
 
     @property
     def runs(self) -> Runs:
@@ -148,7 +148,7 @@ class Run:
 
     def sql(self, text: str, /, **given: Any) -> Relation:
         """The result of your own SQL, which can read and write files with your permissions."""
-        _check_text("sql", text, "it must be a question in SQL, as text")
+        _check_text("sql", text, "it must be a query in SQL")
         return Relation(self._engine, text.strip().rstrip(";"), **given)
 
     @property

@@ -1,5 +1,5 @@
--- How long the session `:session` trained, in steps that did not fail, and what it did beside its steps.
--- Null: nothing of the kind has ended.
+-- How long the session `:session` trained, in steps that did not fail, and how long it did other things. Null if
+-- nothing of that kind has ended.
 SELECT
     try_sum(CASE WHEN is_training_step AND error IS NULL THEN end_ns - start_ns END) AS step_ns,
     try_sum(CASE WHEN step_key IS NULL AND name IN ('evaluation', 'prediction') THEN end_ns - start_ns END)
