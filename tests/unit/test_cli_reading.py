@@ -13,8 +13,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+import cirron as ci
 from cirron import wire
-from cirron.cli import COMMANDS, ls, main, output, tensors
+from cirron.cli import COMMANDS, ls, main, output, tail, tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -278,6 +279,23 @@ class TestTail:
 
         assert "... 90 steps" == found[0]
         assert 12 == len(found)
+
+    def test_each_row_is_printed_once(self, tmp_path: Path) -> None:
+        """The next look fetches only what is new in each session, although one has long ended."""
+        late = [span(f"l{n}", "step", index=n, end_ns=START_NS + 100 + n) for n in range(3)]
+        write(tmp_path, session("a"), spans=[span("1", "step", index=0, end_ns=START_NS + 1)])
+        write(tmp_path, session("b", START_NS + 1, run_id="aaaa"), spans=late)
+        seen, run = tail.Seen(), ci.open(tmp_path)
+        first = [event["event"] for event in seen.look(run)]
+        write(
+            tmp_path,
+            session("b", START_NS + 2, run_id="aaaa"),
+            spans=[span("n", "step", index=3, end_ns=START_NS + 200)],
+        )
+        again = list(seen.look(ci.open(tmp_path)))
+
+        assert ["step"] * 4 + ["state"] * 2 == first
+        assert [("step", 3)] == [(event["event"], event["step"]) for event in again]
 
     def test_json_lines(self, steps: Path) -> None:
         """For programs each line is an object."""

@@ -190,7 +190,9 @@ class TestSelect:
 
     def test_a_negative_last_is_refused(self) -> None:
         """The error names the argument and what it means."""
-        with pytest.raises(errors.SettingError, match="last=-1 is not valid; it must be a number of spans"):
+        with pytest.raises(
+            errors.SettingError, match="last=-1 is not valid; it must be a number of spans"
+        ):
             trees.select(self.tree(), last=-1)
 
     def test_the_tree_it_came_from_is_unchanged(self) -> None:
