@@ -39,7 +39,13 @@ class NotExecutableError(click.ClickException):
     exit_code = 126
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+        "help_option_names": ["--help"],  # with -h, click would find it inside of -mhello
+    }
+)
 @click.argument("command", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(ctx: click.Context, command: tuple[str, ...]) -> None:
