@@ -111,9 +111,6 @@ class Selection(NamedTuple):
     def main(self) -> Session:
         return self.run.main if self.run.main in self.sessions else self.sessions[-1]
 
-    def tree(self, session: Session) -> trees.Tree:
-        return self.run.tree_of(session)
-
     def count_of(self, table: str, session: Session) -> int:
         """The number of records of the session in a table."""
         query = f"SELECT count(*) AS count FROM {table} WHERE session = :session"  # noqa: S608
@@ -210,7 +207,7 @@ def show_run(shown: Selection, name: str | None, last: int | None) -> None:
         echo("")
         for line in header(shown, session) + own + story(shown, session):
             echo(line)
-        echo(text.render(trees.select(shown.tree(session), name, last), is_detailed=True))
+        echo(text.render(trees.select(run.tree_of(session), name, last), is_detailed=True))
     if is_large:
         show_sessions(shown)
 
@@ -412,7 +409,7 @@ def as_dict(
                         "state": session.state,
                         "is_judged_by_silence": session.is_judged_by_silence,
                         "blackbox": None if session.box is None else session.box.content,
-                        **trees.to_dict(trees.select(one.tree(session), name, last)),
+                        **trees.to_dict(trees.select(one.run.tree_of(session), name, last)),
                     }
                     for session in one.sessions
                 ],

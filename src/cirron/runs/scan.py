@@ -231,7 +231,7 @@ class Scan:
         except untrusted.UnreadableError as error:
             file.source.tell(file.name, str(error))
             return None, {}
-        batch, arrays, problem = check(payload, anew=again)
+        batch, arrays, problem = check(payload, encode_again=again)
         if problem is not None:
             file.is_mended = True
             file.source.tell(file.name, problem)
@@ -242,12 +242,14 @@ class Scan:
 Arrays = dict[str, bytes | memoryview]
 
 
-def check(payload: bytes, *, anew: bool = False) -> tuple[wire.Batch | None, Arrays, str | None]:
+def check(
+    payload: bytes, *, encode_again: bool = False
+) -> tuple[wire.Batch | None, Arrays, str | None]:
     """The readable part of a batch, its records, and its problems.
 
-    `anew`: decode and encode the records, even if the file has cirron's layout.
+    `encode_again`: decode and encode the records, even if the file has cirron's layout.
     """
-    cut = None if anew else wire.cut_batch(payload)
+    cut = None if encode_again else wire.cut_batch(payload)
     if cut is not None:
         head, sections = cut
         batch, problem = batches.decode(head)

@@ -348,13 +348,13 @@ class Store:
 
     def tidy(self, connection: Any) -> bool:
         """Merges one group of many segments of similar size. Returns True if there may be more."""
-        alike: dict[tuple[str, int], list[Segment]] = {}
+        similar: dict[tuple[str, int], list[Segment]] = {}
         for segment in self.manifest.segments:
             if segment.bytes < SMALL_BYTES and not segment.is_of_orphans:
                 # A record of a growing run is rewritten about three times, not at each merge.
                 size = segment.bytes.bit_length() // 4
-                alike.setdefault((segment.run_id, size), []).append(segment)
-        for group in alike.values():
+                similar.setdefault((segment.run_id, size), []).append(segment)
+        for group in similar.values():
             if len(group) >= MANY:
                 return self._replace(connection, group, self)
         return False
