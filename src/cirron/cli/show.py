@@ -118,8 +118,11 @@ class Selection(NamedTuple):
 
     def step_times(self) -> dict[int, str]:
         """The median duration of a step of each session, by key."""
-        rows = self.run.query("step_times", attempt=self.run.attempts[-1])
-        return {row["session"]: text.duration(row["median"]) for row in rows}
+        return {
+            row["session"]: text.duration(row["median"])
+            for attempt in {one.attempt for one in self.sessions}
+            for row in self.run.query("step_times", attempt=attempt)
+        }
 
     def closed(self, session: Session, ids: list[str]) -> set[str]:
         """Those of these spans that ended normally."""
