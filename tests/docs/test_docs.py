@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
 import cirron as ci
-from cirron import settings
+from cirron import settings, testing
 from cirron.cli import COMMANDS, main
+from cirron.runs.opened import Run
+from cirron.runs.relation import Relation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -88,6 +93,45 @@ def test_commands_are_documented(name: str) -> None:
     assert command.help
 
 
+def commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    """The commands of a group, and of the groups in it."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            yield from ((name, inner) for _, inner in commands(command))
+
+
+def test_options_are_documented() -> None:
+    """Each option is in its command's section, or in the part about all commands."""
+    common, *sections = TEXT[ROOT / "docs" / "cli.md"].split("\n## cirron ")
+    texts = {one.partition("\n")[0]: common + one for one in sections}
+    texts["serve"] += TEXT[ROOT / "docs" / "server.md"]
+
+    assert [] == [
+        f"{name} {option}"
+        for name, command in commands(main)
+        for one in command.params
+        for option in one.opts
+        if option.startswith("--") and not re.search(rf"{option}\b(?!-)", texts[name])
+    ]
+
+
+def test_attributes_are_documented() -> None:
+    """Each attribute of a run and of a result, and each name of the test kit."""
+    runs = [*vars(Run), "id", "sessions", "problems"]
+    names = {"reading.md": [*runs, *vars(Relation)], "testing.md": testing.__all__}
+
+    assert [] == [
+        name
+        for page in names
+        for name in names[page]
+        if name[0] != "_" and not re.search(rf"`(?:\w+\.)?{name}\b", TEXT[ROOT / "docs" / page])
+    ]
+
+
 EXAMPLES = re.findall(r"^\$ (cirron .*?)(?:  +#.*)?$", TEXT[ROOT / "docs" / "cli.md"], re.MULTILINE)
 
 
@@ -113,6 +157,20 @@ def test_examples_of_commands_run(
     allowed = {"send": (1,), "diff": (0, 5)}.get(arguments[0], (0, 3))
     assert result.exit_code in allowed, result.output
     assert "Usage" not in result.output or "--help" in arguments
+
+
+def test_commands_on_every_page_can_be_typed() -> None:
+    """The arguments and options of each command line in the documentation are valid."""
+    found = 0
+    for text in TEXT.values():
+        for line in re.findall(r"^\$ cirron (.*?)(?:  +#.*)?$", text, re.MULTILINE):
+            name, *arguments = shlex.split(line)
+            command = main.get_command(click.Context(main), name)
+            if command is not None and "--help" not in arguments:
+                command.make_context(name, arguments)
+                found += 1
+
+    assert found > 40
 
 
 def test_health_keys_are_documented() -> None:

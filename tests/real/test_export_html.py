@@ -65,6 +65,16 @@ def test_a_plain_run(tmp_path: Path) -> None:
     assert "Problems" not in page.words
 
 
+def test_the_verdict_comes_first(tmp_path: Path) -> None:
+    """The page says what `cirron report` says: the verdict, and what to do."""
+    run = export_cases.plain(tmp_path)
+    page = Page(exported(run, tmp_path))
+    verdict = run.report().verdict
+
+    assert f"{verdict.kind}: {verdict.summary}" in page.words
+    assert page.words.index("Verdict") < page.words.index("Phases")
+
+
 def test_names_are_never_markup(tmp_path: Path) -> None:
     """Whatever names hold, the page has only our own tags, and shows the names as text."""
     text = exported(export_cases.hostile(tmp_path), tmp_path)

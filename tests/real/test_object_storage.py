@@ -110,7 +110,7 @@ def test_a_bucket_that_is_not_there(bucket: str) -> None:
 def test_two_threads_want_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both get a whole copy, though both fetch it at once."""
     pytest.importorskip("obstore")
-    bucket = objects.Bucket("memory:///")
+    bucket = objects.RemoteObjects("memory:///")
     name = f"run-x/{0:032x}-spans.parquet"
     (tmp_path / "file").write_bytes(b"x" * 1_000)
     assert bucket.add(name, tmp_path / "file")

@@ -13,8 +13,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+import cirron as ci
 from cirron import wire
-from cirron.cli import COMMANDS, ls, main, output, tensors
+from cirron.cli import COMMANDS, ls, main, output, tail, tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,6 +158,22 @@ class TestSql:
         assert (1, True) == (result.exit_code, '"nope" not found' in result.output)
         assert 2 == call("sql", "SELECT 1", "--json", "--csv", "--dir", steps).exit_code
 
+    @pytest.mark.parametrize("query", ["", ";", "/* only a comment */"])
+    def test_an_empty_query(self, steps: Path, query: str) -> None:
+        """A query without a statement is an error, not an empty answer."""
+        result = call("sql", query, "--dir", steps)
+
+        assert (1, "Error: the query is empty\n") == (result.exit_code, result.output)
+
+    def test_times_with_a_time_zone(self, steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """DuckDB's own conversion needs pytz, which cirron does not install."""
+        monkeypatch.setitem(sys.modules, "pytz", None)
+        query = 'SELECT 1 AS "a""b", to_timestamp(start_ns / 1e9) AS at, [now()] AS l FROM spans'
+        found = json.loads(call("sql", query, "--json", "--dir", steps).output)
+
+        assert ['a"b', "at", "l"] == found["columns"]
+        assert "2023-11-14T" == found["rows"][0][1][:11]
+
     @pytest.mark.parametrize("name", ["span", "connection", "nothing", "sql"])
     def test_a_table_that_is_not_there(self, steps: Path, name: str) -> None:
         """The error names those that are, also where a variable of ours has that name."""
@@ -263,6 +280,23 @@ class TestTail:
         assert "... 90 steps" == found[0]
         assert 12 == len(found)
 
+    def test_each_row_is_printed_once(self, tmp_path: Path) -> None:
+        """The next look fetches only what is new in each session, although one has long ended."""
+        late = [span(f"l{n}", "step", index=n, end_ns=START_NS + 100 + n) for n in range(3)]
+        write(tmp_path, session("a"), spans=[span("1", "step", index=0, end_ns=START_NS + 1)])
+        write(tmp_path, session("b", START_NS + 1, run_id="aaaa"), spans=late)
+        seen, run = tail.Seen(), ci.open(tmp_path)
+        first = [event["event"] for event in seen.look(run)]
+        write(
+            tmp_path,
+            session("b", START_NS + 2, run_id="aaaa"),
+            spans=[span("n", "step", index=3, end_ns=START_NS + 200)],
+        )
+        again = list(seen.look(ci.open(tmp_path)))
+
+        assert ["step"] * 4 + ["state"] * 2 == first
+        assert [("step", 3)] == [(event["event"], event["step"]) for event in again]
+
     def test_json_lines(self, steps: Path) -> None:
         """For programs each line is an object."""
         found = [json.loads(line) for line in lines("tail", "--json", "--dir", steps)]
@@ -270,8 +304,25 @@ class TestTail:
         assert {"step", "mark", "state"} == {one["event"] for one in found}
         assert {1} == {one["schema"] for one in found}
 
+    def test_an_interval_that_is_not_a_number(self, steps: Path) -> None:
+        """NaN is in every range, and no clock can wait for it."""
+        result = call("tail", "--interval", "nan", "--dir", steps)
+
+        assert (2, True) == (result.exit_code, "is not a number of seconds" in result.output)
+
 
 class TestTerminal:
+    @pytest.mark.parametrize(("typed", "meant"), [("shwo", "show"), ("repotr", "report")])
+    def test_a_misspelt_command(self, typed: str, meant: str) -> None:
+        """The error names the command that was probably meant."""
+        result = call(typed)
+
+        assert (2, True) == (result.exit_code, f"Did you mean '{meant}'?" in result.output)
+
+    def test_short_help(self) -> None:
+        """`-h` works for every command."""
+        assert call("show", "--help").output == call("show", "-h").output
+
     def test_a_table_on_a_terminal(self, steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """There it is rich's; what looks like markup or a code in a name is text."""
         monkeypatch.setattr(output, "is_terminal", lambda stream=None: stream is None)

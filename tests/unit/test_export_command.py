@@ -61,7 +61,14 @@ def test_what_is_missing_is_said(run_id: str) -> None:
     assert "'perfetto', 'chrome'" in cirron("--format", "gif", "-o", "out")[1]
     assert "'folder' is a folder" in cirron("--format", "json", "-o", "folder")[1]
     assert "'file' is a file" in cirron("--format", "csv", "-o", "file")[1]
-    assert "no such" in cirron("--format", "json", "-o", "none/out")[1].lower()
+    assert (
+        "'none/out' cannot be written: there is no folder"
+        in cirron("--format", "json", "-o", "none/out")[1]
+    )
+    assert (
+        "could not be reached: Failed to establish a new connection"
+        in cirron("--format", "otlp", "-o", "http://127.0.0.1:9/v1/traces")[1]
+    )
     with pytest.raises(errors.SettingError, match="use one of 'perfetto', 'chrome'"):
         ci.open().export("gif", "out")
 

@@ -314,7 +314,7 @@ def test_a_spool_that_never_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run = cirron.open(tmp_path)
 
     assert 5 == len(run.spans)
-    assert ["come and go all the time" in one for one in run.problems] == [True]
+    assert ["files keep changing" in one for one in run.problems] == [True]
 
 
 @pytest.mark.parametrize("name", ["step", 7])
@@ -505,7 +505,6 @@ def test_a_folder_a_rank(tmp_path: Path) -> None:
 
 def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     """A folder without a spool, and a spool without records, are errors that say so."""
-    """A folder without a spool, and a spool without records, are errors that say so."""
     with pytest.raises(errors.SettingError, match="no run found"):
         cirron.open(tmp_path)
     Spool(tmp_path)
@@ -518,14 +517,18 @@ def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     [
         (lambda run: cirron.open(3), "where=3 is not valid; it must be a folder"),  # type: ignore[arg-type]
         (lambda run: cirron.open([None]), "it must be a folder, a store, or a list"),  # type: ignore[list-item]
+        (lambda run: cirron.open([]), "where=[] is not valid; it must be a folder"),
         (lambda run: cirron.open(engine="spark"), "it must be a Spark session"),
         (lambda run: run.runs[3], "run=3 is not valid; it must be the id of a run"),
-        (lambda run: run.sql(3), "it must be a question in SQL"),
+        (lambda run: run.sql(3), "it must be a query in SQL"),
         (lambda run: run.series(3), "it must be the name of a mark"),
         (lambda run: run.tensor(3), "it must be the name of a tensor"),
         (lambda run: run.tree(rank=3), "the processes of this run have no ranks"),
         (lambda run: run.export("json", 3), "it must be the path of a file"),
         (lambda run: run.query("series"), "write run.query('series', name=...)"),
+        (lambda run: run.query("series", name="a", step=1), "does not take step=: write"),
+        (lambda run: run.steps.head(-1), "rows=-1 is not valid; it must be a whole number"),
+        (lambda run: run.spans.head("1; DROP VIEW spans"), "it must be a whole number"),
         (lambda run: run.query("timeline", width=3), "also needs from_ns=, to_ns=: write"),
     ],
 )
@@ -537,6 +540,40 @@ def test_what_cannot_be_asked(
     spool.write(spool.training(1))
     with pytest.raises(errors.SettingError, match=re.escape(told)):
         wrong(cirron.open(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "query", ["SELECT 1 AS one -- why", "SELECT 1 AS one;", "\nSELECT 1 AS one\n"]
+)
+def test_a_query_as_people_type_it(tmp_path: Path, query: str) -> None:
+    """A comment or a semicolon at the end does no harm, however the result is used."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    found = cirron.open(tmp_path).sql(query)
+
+    assert (["one"], 1, "one\n1") == (found.columns, len(found), repr(found))
+
+
+def test_only_parameters_are_replaced(tmp_path: Path) -> None:
+    """A colon in quotes, in a comment or in a cast is not a parameter."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    query = """SELECT ':x' AS ":x", 'it''s :x' AS b, :x AS c, 1::x AS d -- :x"""
+    found = cirron.open(tmp_path).sql(query.replace("1::x", "1::INTEGER"), x=3)
+
+    assert [{":x": ":x", "b": "it's :x", "c": 3, "d": 1}] == found.rows()
+
+
+def test_a_process_sees_its_own_records_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ci.open()` looks where this process writes, and has what was recorded before the call."""
+    monkeypatch.setenv("CIRRON_OUTPUT_DIR", str(tmp_path / "elsewhere"))
+    cirron.profile(flush_interval=60.0)
+    for _ in cirron.batches(range(3)):
+        cirron.mark("loss", 0.5)
+
+    assert [0.5] * 3 == [row["loss"] for row in cirron.open().steps]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

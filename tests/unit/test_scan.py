@@ -238,7 +238,7 @@ def test_rounds_that_nobody_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         payload = encoded({}, {}).replace(b'"batch_id":"b"', b'"batch_id":"b%d"' % number)
         (spool / f"{number:020d}-b.json").write_bytes(payload)
     look = scan.Scan(store.Store.open(tmp_path / "store", scratch), set(), set())
-    rounds = look.rounds(look.fresh([scan.Source(spool, [])]))
+    rounds = look.rounds(look.fresh([scan.SpoolSource(spool, [])]))
 
     next(rounds).remove()
     while not any(scratch.iterdir()):

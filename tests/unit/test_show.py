@@ -267,7 +267,7 @@ class TestRuns:
         self.two_runs(tmp_path)
         result = show(tmp_path, "--run", wanted)
 
-        assert (3, f"Error: --run: {expected}\n") == (result.exit_code, result.output)
+        assert (3, f"Error: {expected}\n") == (result.exit_code, result.output)
 
     def test_all_ranks_of_a_run(self, tmp_path: Path) -> None:
         """Every session of a run is shown, by attempt and rank; one rank can be picked."""
@@ -280,16 +280,19 @@ class TestRuns:
         assert "on0 - 142us" not in lines(tmp_path, "--rank", 1)
         assert "this run has no rank 7; choose one of: 0, 1" in show(tmp_path, "--rank", 7).output
 
-    def test_many_ranks_get_no_wall_of_trees(self, tmp_path: Path) -> None:
-        """Of a run of 20 ranks each has its header and the first 8 have their tree."""
-        for rank in range(20):
-            who = session(f"s{rank:02}", rank=rank, run_id="job")
+    def test_a_run_of_many_ranks_fits_on_a_screen(self, tmp_path: Path, dead_pid: int) -> None:
+        """One tree, how a rank died, and a row per rank, with that rank first."""
+        for rank in range(30):
+            who = session(f"s{rank:02}", rank=rank, run_id="job", pid=dead_pid)
             write(tmp_path, who, [span(f"r{rank}", "step")])
+        write_box(tmp_path, session("s21", rank=21, run_id="job", pid=dead_pid))
         found = lines(tmp_path)
+        table = next(at for at, line in enumerate(found) if line.startswith("rank  attempt"))
 
-        assert 20 == sum(line.startswith("rank ") for line in found)
-        assert 8 == found.count("step - 142us")
-        assert "(trees of the first 8 sessions only; others: --rank N)" in found
+        assert 1 == found.count("step - 142us")
+        assert ["rank 21"] == [line.split(",")[0] for line in found[:table] if "killed" in line][:1]
+        assert "21" == found[table + 1].split()[0]
+        assert ["and 10 more processes"] == [line.split(";")[0] for line in found[table + 21 :]]
 
     def test_batches_without_a_session_are_shown(self, tmp_path: Path) -> None:
         """Batches that do not say who wrote them are shown."""
@@ -416,12 +419,21 @@ class TestOptions:
         assert "no span is called 'stpe'; choose one of: cirron.session, epoch\n" in result.output
 
     def test_a_run_in_place_of_a_folder(self, tmp_path: Path) -> None:
-        """Other commands take a run first; who writes it here is told the option."""
-        result = show(tmp_path / "4bd80676")
+        """Like other commands, it takes the start of a run's id, and the folder as --dir."""
+        write(tmp_path, session("a", run_id="run-a"), [span("1", "epoch")])
+        wrong = show("run-b", "--dir", tmp_path)
 
-        assert 3 == result.exit_code
-        assert "the folder does not exist" in result.output
-        assert "To choose a run, write --run" in result.output
+        assert "run run-a" == lines("run-", "--dir", tmp_path)[0]
+        assert (3, True) == (
+            wrong.exit_code,
+            "'run-b' is neither a folder nor a run: no run here has an id" in wrong.output,
+        )
+
+    def test_a_rank_that_is_not_there(self, tmp_path: Path) -> None:
+        """A rank that is not there counts as nothing found."""
+        write(tmp_path, session("a"), [span("1", "epoch")])
+
+        assert 3 == show(tmp_path, "--rank", 7).exit_code
 
     def test_name_and_last(self, tmp_path: Path) -> None:
         """The filters of ci.trace() work here too."""

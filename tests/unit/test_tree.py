@@ -190,7 +190,9 @@ class TestSelect:
 
     def test_a_negative_last_is_refused(self) -> None:
         """The error names the argument and what it means."""
-        with pytest.raises(errors.SettingError, match="last=-1 is not valid; it is how many spans"):
+        with pytest.raises(
+            errors.SettingError, match="last=-1 is not valid; it must be a number of spans"
+        ):
             trees.select(self.tree(), last=-1)
 
     def test_the_tree_it_came_from_is_unchanged(self) -> None:
@@ -337,6 +339,35 @@ class TestFold:
         rows = list(trees.flatten(trees.outline(trees.build(spans, []))))
 
         assert [1, 20, 400, 8_000] == [trees.span_count(row.item) for row in rows]
+
+    def test_a_run_of_many_short_epochs_fits_on_a_screen(self) -> None:
+        """Epochs of three steps are folded, too; steps that were selected are not."""
+        spans = [span("r", "root", start=0, end=10**6)]
+        for e in range(300):
+            spans.append(span(f"{e}", "epoch", "r", index=e, start=10 * e))
+            for n in range(3):
+                spans.append(span(f"{e}.{n}", "step", f"{e}", index=n, start=10 * e + n))
+                spans += [
+                    span(f"{e}.{n}{p}", p, f"{e}.{n}", start=10 * e + n) for p in ("data", "work")
+                ]
+        tree = trees.build(spans, [])
+        steps = trees.select(tree, name="step", last=20)
+
+        assert trees.GOAL_ROWS >= len(list(trees.flatten(trees.outline(tree))))
+        assert 60 == len(list(trees.flatten(trees.outline(steps))))
+
+    def test_different_estimators_have_separate_rows(self) -> None:
+        """Folding many fits must not hide which estimator took the time."""
+        spans = [
+            span(f"{kind}{n}", "fit", start=n, estimator=kind)
+            for kind in ("Forest", "Ridge")
+            for n in range(30)
+        ]
+
+        assert [("Forest", 30), ("Ridge", 30)] == [
+            (row.item.traits["estimator"], row.item.count)  # type: ignore[union-attr]
+            for row in trees.outline(trees.build(spans, []))
+        ]
 
     def test_what_does_not_fit_at_all_is_counted(self) -> None:
         """40 x 40 different names do not fit into 100 rows: whole insides are left out, counted."""

@@ -8,6 +8,7 @@ a shell expanded in another user's folder.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,16 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            similar = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean {similar[0]!r}?" if similar else ""
+            raise click.UsageError(error.message + hint, ctx) from None
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with _as_message():
             return super().parse_args(ctx, args)
@@ -96,13 +107,12 @@ def _as_message() -> Iterator[None]:
 
 
 def _safe(message: str) -> str:
-    lines = message.replace("\n\t", "\n  ").split(
-        "\n"
-    )  # click prints each choice on a separate line
+    # click prints each choice on a separate line.
+    lines = message.replace("\n\t", "\n  ").split("\n")
     return "\n".join(text.escape(line) for line in lines)
 
 
-@click.group(name="cirron", cls=Commands)
+@click.group(name="cirron", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="cirron")
 def main() -> None:
     """Find out why a training run is slow, misbehaving or dead."""

@@ -34,7 +34,7 @@ BLOB = re.compile(r"(?:weights|gradients)(?:-[0-9]{1,4})?\.safetensors")
 SNAPSHOT = re.compile(r".*/snapshots/([0-9a-f]{32})/[^/]+", re.S)
 
 
-class Found(NamedTuple):
+class DoomedFile(NamedTuple):
     """A file to delete."""
 
     path: Path
@@ -100,7 +100,7 @@ def clear(
         output.echo(f"deleted {text.plural(removed, 'file')} of {text.plural(len(chosen), 'run')}")
 
 
-def files_of(root: Path, run: Run) -> Iterator[Found]:
+def files_of(root: Path, run: Run) -> Iterator[DoomedFile]:
     """The files that cirron wrote for a run."""
     for name, names in (("spool", files.BATCH), ("blackbox", files.BLACK_BOX)):
         folder = files.Folder(root / name, names)
@@ -108,7 +108,7 @@ def files_of(root: Path, run: Run) -> Iterator[Found]:
         with contextlib.suppress(OSError):
             for entry in folder.entries() if folder.is_ours else ():
                 if run_of(folder.path / entry.name) == run.id:
-                    yield Found(folder.path / entry.name, entry.size)
+                    yield DoomedFile(folder.path / entry.name, entry.size)
     snapshots = files.Folder(root / "snapshots", files.SPAN)
     snapshots.find()
     if not snapshots.is_ours:
@@ -122,25 +122,25 @@ def files_of(root: Path, run: Run) -> Iterator[Found]:
             for one in os.scandir(inside):
                 status = one.stat(follow_symlinks=False)
                 if BLOB.fullmatch(one.name) and stat.S_ISREG(status.st_mode):
-                    yield Found(Path(one.path), status.st_size)
+                    yield DoomedFile(Path(one.path), status.st_size)
 
 
 def run_of(path: Path) -> str | None:
     """The run that a batch or a black box names."""
     try:
-        content = msgspec.json.decode(untrusted.read_file(path, batches.MAX_BYTES), type=Head)
+        content = msgspec.json.decode(untrusted.read_file(path, batches.MAX_BYTES), type=BatchHead)
     except (OSError, untrusted.UnreadableError, *batches.UNREADABLE):
         return None
     return None if content.session is None else content.session.run_id
 
 
-class Head(msgspec.Struct):
+class BatchHead(msgspec.Struct):
     """What batches and black boxes have in common."""
 
     session: wire.Session | None = None
 
 
-def remove(root: Path, place: Place, runs: list[Run], found: list[Found]) -> int:
+def remove(root: Path, place: Place, runs: list[Run], found: list[DoomedFile]) -> int:
     """Deletes the files, then the records in the store; returns the number of deleted files."""
     count = 0
     folders = set()

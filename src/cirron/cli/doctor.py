@@ -16,7 +16,7 @@ from cirron._version import __version__
 from cirron.cli import output
 from cirron.view import text
 
-NEEDED = ("click", "duckdb", "msgspec", "rich", "urllib3")
+NEEDED = ("click", "duckdb", "msgspec", "rich", "starlette", "urllib3", "uvicorn")
 # Optional packages, and what needs them.
 EXTRAS = {
     "numpy": "ci.watch()",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cirron import settings
+from cirron.runs import folders
+from cirron.runs.folders import default_folder as default_folder
 from cirron.view import tables, text
 
 if TYPE_CHECKING:
@@ -33,14 +34,21 @@ STYLES = {
     "exception": "red",
 }
 
+
+class Seconds(click.FloatRange):
+    """A number of seconds. NaN would pass any range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if seconds != seconds:
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
 as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON.")
 in_folder = click.option("--dir", "folder", metavar="DIR", help="The folder with the runs.")
-
-
-def default_folder() -> str:
-    """The folder that a program started here would write to, or the current folder."""
-    chosen = settings.resolve({}).output_dir
-    return "." if chosen == settings.BY_NAME["output_dir"].default else chosen
 
 
 def open_place(folder: str | None) -> Place:
@@ -143,6 +151,4 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def records_folder(folder: str | None) -> str:
     """The `.cirron` folder that contains the records."""
-    from cirron.runs import folders
-
     return os.fspath(folders.find(default_folder() if folder is None else folder))

@@ -39,7 +39,13 @@ class NotExecutableError(click.ClickException):
     exit_code = 126
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+        "help_option_names": ["--help"],  # with -h, click would find it inside of -mhello
+    }
+)
 @click.argument("command", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(ctx: click.Context, command: tuple[str, ...]) -> None:
@@ -73,7 +79,9 @@ def as_python(command: list[str]) -> list[str]:
     """The command, with this Python in front of a script or a module."""
     first = command[0]
     if first.startswith("-m"):
-        check_module(first[2:] or "".join(command[1:2]))
+        if command == ["-m"]:
+            raise click.UsageError("no module given. Try: cirron run -m package.train")
+        check_module(first[2:] or command[1])
     elif not (first.endswith(".py") and Path(first).is_file()):
         return command
     return [sys.executable, *command]
@@ -142,8 +150,8 @@ def result(started_ns: int) -> str:
     ids = {box.session.run_id for box in boxes if box.session.clock.wall_ns >= started_ns}
     if not ids:
         return (
-            f"nothing was recorded in {text.plain(str(folder))}: is cirron installed in the"
-            " program's Python? See: cirron doctor"
+            f"nothing was recorded in {text.plain(str(folder))}. Is the folder writable, and cirron"
+            " installed in the program's Python? See: cirron doctor"
         )
     names = ", ".join(text.plain(one) for one in sorted(ids))
     where = "" if folder == Path(".cirron") else f" {text.plain(str(folder))}"

@@ -15,7 +15,7 @@ from cirron.view import text
 @click.argument("folder", metavar="[DIR]", required=False)
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.1, 86_400),
+    type=output.Seconds(0.1, 86_400),
     default=600.0,
     show_default=True,
     help="Give up after this many seconds.",

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run, Runs, Session
 
 ROOT = "cirron.session"
-# If a run has more sessions than this, the others get only their header lines.
-MAX_TREES = 8
+MAX_TREES = 4  # if a run has more sessions, only its main one has a tree
+MAX_STORIES = 4  # of the others: how they died
+MAX_SESSIONS = 20
 MAX_OTHERS = 5
 MAX_NAMES = 20
 MAX_PLACES = 8
@@ -39,7 +40,7 @@ MAX_PROBLEM = 500  # a file's name may have 255 characters
 
 
 @click.command()
-@click.argument("folder", metavar="[DIR]", required=False)
+@click.argument("given", metavar="[RUN|DIR]", required=False)
 @click.option("--name", help="Only spans with this name, and what is inside them.")
 @click.option("--last", type=click.IntRange(min=1), help="Only the N spans that closed last.")
 @click.option(
@@ -53,30 +54,36 @@ MAX_PROBLEM = 500  # a file's name may have 255 characters
 @click.option("--run", "wanted", metavar="ID", help="Show this run: its id, or the start of it.")
 @click.option("--rank", type=int, help="Only this rank of the run.")
 @click.option("--all", "is_all", is_flag=True, help="All runs, oldest first.")
+@output.in_folder
 @output.as_json
 def show(
-    folder: str | None,
+    given: str | None,
     name: str | None,
     last: int | None,
     form: str,
     wanted: str | None,
     rank: int | None,
     is_all: bool,
+    folder: str | None,
     is_json: bool,
 ) -> None:
-    """Show the latest run in DIR: how it ended or where it is now, and the tree of its spans.
+    """Show a run: how it ended or where it is now, and the tree of its spans.
 
-    DIR is the folder that the program ran in, or its .cirron folder. By default it is the folder
-    that CIRRON_OUTPUT_DIR or pyproject.toml names, else the current one.
+    RUN is the start of a run's id, by default the newest run. DIR is the folder that the program
+    ran in, or its .cirron folder. By default it is the folder that CIRRON_OUTPUT_DIR or
+    pyproject.toml names, else the current one.
     """
+    if given is not None and (wanted is not None or os.path.lexists(given)):
+        folder, given = given, None
     try:
         place = output.open_place(folder)
+        chosen = choose(place.runs, wanted or given, is_all)
     except errors.UnknownRunError as error:
-        if folder is None or os.path.lexists(folder):
+        if given is None:
             raise
-        raise errors.UnknownRunError(f"{error}. To choose a run, write --run {folder}") from None
-    chosen = choose(place.runs, wanted, is_all)
-    shown = [Shown(run, sessions_of(run, rank)) for run in chosen]
+        said = f"{text.plain(given)!r} is neither a folder nor a run: {error}"
+        raise errors.UnknownRunError(said) from None
+    shown = [Selection(run, sessions_of(run, rank)) for run in chosen]
     if name is not None:
         check_name(chosen, name)
     if is_json or form == "json":
@@ -94,19 +101,28 @@ def show(
             echo(line)
 
 
-class Shown(NamedTuple):
+class Selection(NamedTuple):
     """A run, and those of its sessions to show."""
 
     run: Run
     sessions: list[Session]
 
-    def tree(self, session: Session) -> trees.Tree:
-        return self.run.tree_of(session)
+    @property
+    def main(self) -> Session:
+        return self.run.main if self.run.main in self.sessions else self.sessions[-1]
 
     def count_of(self, table: str, session: Session) -> int:
         """The number of records of the session in a table."""
         query = f"SELECT count(*) AS count FROM {table} WHERE session = :session"  # noqa: S608
         return int(self.run.sql(query, session=session.key).rows()[0]["count"])
+
+    def step_times(self) -> dict[int, str]:
+        """The median duration of a step of each session, by key."""
+        return {
+            row["session"]: text.duration(row["median"])
+            for attempt in {one.attempt for one in self.sessions}
+            for row in self.run.query("step_times", attempt=attempt)
+        }
 
     def closed(self, session: Session, ids: list[str]) -> set[str]:
         """Those of these spans that ended normally."""
@@ -128,10 +144,7 @@ class Shown(NamedTuple):
 def choose(runs: Runs, wanted: str | None, is_all: bool) -> list[Run]:
     """The runs to show: the requested ones, or the latest."""
     if wanted is not None:
-        try:
-            return [runs[wanted]]
-        except errors.UnknownRunError as error:
-            raise errors.UnknownRunError(f"--run: {error}") from None
+        return [runs[wanted]]
     return [runs[run_id] for run_id in runs] if is_all else [runs.latest]
 
 
@@ -150,9 +163,9 @@ def sessions_of(run: Run, rank: int | None) -> list[Session]:
     """The sessions of a run, or those of one rank."""
     kept = [one for one in run.sessions if rank is None or one.rank == rank]
     if not kept:
-        ranks = ", ".join(map(str, run.ranks))
+        ranks = ", ".join(map(str, run.ranks[:MAX_NAMES])) + ", ..." * (len(run.ranks) > MAX_NAMES)
         known = f"choose one of: {ranks}" if ranks else "leave out --rank, since no rank is known"
-        raise errors.SettingError(f"this run has no rank {rank}; {known}")
+        raise errors.UnknownRunError(f"this run has no rank {rank}; {known}")
     return kept
 
 
@@ -179,7 +192,7 @@ def title(run: Run) -> str:
 # -- as text ------------------------------------------------------------------------------------
 
 
-def show_run(shown: Shown, name: str | None, last: int | None) -> None:
+def show_run(shown: Selection, name: str | None, last: int | None) -> None:
     """Prints a run: each session with its state and its tree."""
     run = shown.run
     echo(title(run) if run.main.info is None else f"run {title(run)}")
@@ -187,7 +200,8 @@ def show_run(shown: Shown, name: str | None, last: int | None) -> None:
     common = text.program(first)
     for line in common:
         echo(line)
-    for number, session in enumerate(shown.sessions):
+    is_large = len(shown.sessions) > MAX_TREES
+    for session in [shown.main] if is_large else shown.sessions:
         # Only one process of a run asks git for changes.
         program = msgspec.structs.replace(
             session.program, dirty=session.program.dirty or first.dirty
@@ -196,10 +210,39 @@ def show_run(shown: Shown, name: str | None, last: int | None) -> None:
         echo("")
         for line in header(shown, session) + own + story(shown, session):
             echo(line)
-        if number < MAX_TREES:
-            echo(text.render(trees.select(shown.tree(session), name, last), is_detailed=True))
-        elif number == MAX_TREES:
-            echo(f"(trees of the first {MAX_TREES} sessions only; others: --rank N)")
+        echo(text.render(trees.select(run.tree_of(session), name, last), is_detailed=True))
+    if is_large:
+        show_sessions(shown)
+
+
+def show_sessions(shown: Selection) -> None:
+    """Prints the sessions of a large run, those that died first."""
+    sessions = sorted(shown.sessions, key=lambda one: one.state in ("running", "clean", "unknown"))
+    for session in sessions[:MAX_STORIES]:
+        if session is not shown.main and (lines := story(shown, session)):
+            echo("")
+            for line in [", ".join(who(session)), *lines]:
+                echo(line)
+    echo("")
+    times = shown.step_times()
+    rows = [
+        [
+            "-" if one.rank is None else str(one.rank),
+            str(one.attempt),
+            one.state,
+            text.duration(one.last_ns - one.first_ns),
+            times.get(one.key, "-"),
+            "-" if one.info is None else text.plain(one.info.host),
+            str(one.pid),
+        ]
+        for one in sessions[:MAX_SESSIONS]
+    ]
+    left = len(sessions) - len(rows)
+    more = f"and {text.plural(left, 'more process')}; " if left else ""
+    columns = ("rank", "attempt", "state", "lasted", "median step", "host", "pid")
+    output.table(
+        columns, rows, f"{more}--rank N shows the tree of a rank, cirron why where each is"
+    )
 
 
 def show_problems(problems: Sequence[str]) -> None:
@@ -216,19 +259,23 @@ def _listed(problems: Sequence[str]) -> tuple[list[str], int]:
     return lines, len(problems) - len(lines)
 
 
-def header(shown: Shown, one: Session) -> list[str]:
-    """The session's rank, host and pid, its state, and the number of its records."""
-    who = []
+def who(one: Session) -> list[str]:
+    """The session's rank, host, pid and state."""
+    parts = []
     if one.info is not None:
         if one.rank is not None:
             size = "" if one.info.world_size is None else f" of {one.info.world_size}"
-            who.append(f"rank {one.rank}{size}")
+            parts.append(f"rank {one.rank}{size}")
         if one.attempt:
-            who.append(f"attempt {one.attempt}")
-        who += [f"host {text.plain(one.info.host)}", f"pid {one.info.pid}"]
+            parts.append(f"attempt {one.attempt}")
+        parts += [f"host {text.plain(one.info.host)}", f"pid {one.info.pid}"]
     if one.forked:
-        who.append(f"{len(one.forked)} forked")
-    who.append(one.state if one.state != "unknown" else "how it ended is unknown")
+        parts.append(f"{len(one.forked)} forked")
+    return [*parts, one.state if one.state != "unknown" else "how it ended is unknown"]
+
+
+def header(shown: Selection, one: Session) -> list[str]:
+    """The session's rank, host, pid and state, and the number of its records."""
     what = [
         f"started {moment(one.first_ns)}",
         f"{text.duration(one.last_ns - one.first_ns)} long",
@@ -237,13 +284,13 @@ def header(shown: Shown, one: Session) -> list[str]:
     ]
     if snapshots := shown.count_of("snapshots", one):
         what.append(text.plural(snapshots, "snapshot"))
-    lines = [", ".join(who), ", ".join(what)]
+    lines = [", ".join(who(one)), ", ".join(what)]
     if lost := tables.losses(one):
         lines.append(f"lost: {', '.join(lost[:MAX_COUNTERS])}")
     return lines
 
 
-def story(shown: Shown, run: Session) -> list[str]:
+def story(shown: Selection, run: Session) -> list[str]:
     """What the black box says about a process that runs or did not end normally."""
     if run.box is None or run.state in ("clean", "unknown"):
         return []
@@ -295,7 +342,7 @@ def silence(run: Session, box: dict[str, Any]) -> list[str]:
     ]
 
 
-def where(shown: Shown, run: Session) -> tuple[list[str], int]:
+def where(shown: Selection, run: Session) -> tuple[list[str], int]:
     """The innermost open spans, each with the path to it, and how many more there are.
 
     The deepest of the main thread comes first.
@@ -352,7 +399,7 @@ def moment(ns: int | None, same_day_as_ns: int | None = None) -> str:
 
 
 def as_dict(
-    shown: Sequence[Shown], name: str | None, last: int | None, problems: Sequence[str]
+    shown: Sequence[Selection], name: str | None, last: int | None, problems: Sequence[str]
 ) -> dict[str, Any]:
     """The runs with all their data, and the files that could not be read."""
     return {
@@ -365,7 +412,7 @@ def as_dict(
                         "state": session.state,
                         "is_judged_by_silence": session.is_judged_by_silence,
                         "blackbox": None if session.box is None else session.box.content,
-                        **trees.to_dict(trees.select(one.tree(session), name, last)),
+                        **trees.to_dict(trees.select(one.run.tree_of(session), name, last)),
                     }
                     for session in one.sessions
                 ],

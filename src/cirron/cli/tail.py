@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cirron.cli import output
+from cirron.runs import engine
 from cirron.view import text
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ MAX_LINES = 20  # per update and process: of a fast loop, only the last steps ar
 @output.in_folder
 @click.option(
     "--interval",
-    type=click.FloatRange(0.05, 60),
+    type=output.Seconds(0.05, 60),
     default=1.0,
     show_default=True,
     help="Seconds between updates.",
@@ -67,11 +68,9 @@ class Seen:
     def look(self, run: Run) -> Iterator[dict[str, Any]]:
         """New events by time, with state changes last."""
         limit = MAX_LINES if self._states else FIRST_LINES
-        steps = run.query("steps_since", since_ns=_since(self._steps))
-        marks = run.query("marks_since", since_ns=_since(self._marks))
         events = [
-            *_newest("step", steps, self._steps, limit),
-            *_newest("mark", marks, self._marks, limit),
+            *_newest("step", run, self._steps, limit),
+            *_newest("mark", run, self._marks, limit),
         ]
         for event in sorted(events, key=lambda event: event["end_ns"]):
             whose = event["session_id"]
@@ -89,24 +88,35 @@ class Seen:
                 yield {"event": "state", **_who(session), "end_ns": session.last_ns}
 
 
-def _since(told: dict[str, int]) -> int:
-    return min(told.values(), default=0)
+# Fetches only the rows that are printed: a long run has millions.
+NEWEST = """
+SELECT * FROM (
+    SELECT *, row_number() OVER (PARTITION BY session_id ORDER BY end_ns DESC) AS place,
+        count(*) OVER (PARTITION BY session_id) AS total
+    FROM ({query}) q WHERE end_ns > COALESCE(map(:sessions, :ends)[session_id], 0)
+) n
+WHERE place <= :limit
+ORDER BY end_ns, place DESC
+"""
 
 
-def _newest(what: str, rows: Any, told: dict[str, int], limit: int) -> Iterator[dict[str, Any]]:
+def _newest(what: str, run: Run, told: dict[str, int], limit: int) -> Iterator[dict[str, Any]]:
     """The newest rows of each session, and how many others were skipped."""
-    by_session: dict[str, list[dict[str, Any]]] = {}
+    rows = run.sql(
+        NEWEST.format(query=engine.query(f"{what}s_since")),
+        since_ns=min(told.values(), default=0),
+        sessions=["", *told],  # not empty: DuckDB needs the types
+        ends=[0, *told.values()],
+        limit=limit,
+    )
     for row in rows:
-        if row["end_ns"] > told.get(row["session_id"], 0):
-            by_session.setdefault(row["session_id"], []).append(row)
-    for session_id, fresh in by_session.items():
-        left = len(fresh) - limit
-        if left > 0:
-            first = {name: fresh[left][name] for name in ("session_id", "rank", "end_ns")}
-            named = fresh[left].get("step_name", what)
-            yield {"event": "skipped", "what": named, "count": left, **first}
-        told[session_id] = fresh[-1]["end_ns"]
-        yield from ({"event": what, **row} for row in fresh[-limit:])
+        place, total = row.pop("place"), row.pop("total")
+        if place == limit < total:
+            first = {name: row[name] for name in ("session_id", "rank", "end_ns")}
+            named = row.get("step_name", what)
+            yield {"event": "skipped", "what": named, "count": total - limit, **first}
+        told[row["session_id"]] = row["end_ns"]
+        yield {"event": what, **row}
 
 
 def _who(session: Session) -> dict[str, Any]:

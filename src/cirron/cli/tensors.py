@@ -25,7 +25,7 @@ COLUMNS = ("tensor", "shape", "health", "norm", "mean", "std", "gradient norm", 
 EPOCH_COLUMNS = ("epoch", "norm", "mean", "std", "min", "max", "gradient_norm", "change")
 
 
-class Tensor(NamedTuple):
+class TensorHistory(NamedTuple):
     """One tensor of one rank, with an entry per epoch."""
 
     name: str
@@ -85,7 +85,7 @@ def tensors(
 # -- the data -----------------------------------------------------------------------------------
 
 
-def read(run: Run) -> list[Tensor]:
+def read(run: Run) -> list[TensorHistory]:
     """The tensors of a run's last attempt, unhealthy ones first."""
     by_tensor: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for entry in run.query("tensors"):
@@ -94,7 +94,7 @@ def read(run: Run) -> list[Tensor]:
             by_tensor.setdefault((entry["tensor"], entry["rank"]), []).append(entry)
     sick = health(run)
     found = [
-        Tensor(name, rank, epochs, sick.get((name, rank)) or _problem(epochs[-1]["attrs"]))
+        TensorHistory(name, rank, epochs, sick.get((name, rank)) or _problem(epochs[-1]["attrs"]))
         for (name, rank), epochs in by_tensor.items()
     ]
     return sorted(found, key=lambda one: not one.problem)
@@ -131,7 +131,7 @@ def _json(content: str | None) -> dict[str, Any]:
 # -- as text ------------------------------------------------------------------------------------
 
 
-def row(one: Tensor) -> list[str]:
+def row(one: TensorHistory) -> list[str]:
     """A tensor as a row of `COLUMNS`."""
     state = one.problem or ("frozen" if one.last["attrs"].get("frozen") else "ok")
     name = text.plain(one.name) + ("" if one.rank is None else f" @{one.rank}")
@@ -175,7 +175,7 @@ def spark(values: Sequence[float | None], width: int = WIDTH) -> str:
     return "".join(map(bar, values))
 
 
-def show_one(run: Run, one: Tensor) -> None:
+def show_one(run: Run, one: TensorHistory) -> None:
     """Prints a tensor: shape and dtype, its epochs, and the histograms of the last one."""
     rank = "" if one.rank is None else f", rank {one.rank}"
     shape, dtype = (text.plain(one.last[key] or "?") for key in ("shape", "dtype"))
@@ -191,7 +191,7 @@ def show_one(run: Run, one: Tensor) -> None:
         output.echo("    ".join(padded).rstrip())
 
 
-def draw(run: Run, name: str, of: Tensor) -> list[str]:
+def draw(run: Run, name: str, of: TensorHistory) -> list[str]:
     """The newest histogram of a tensor, under a line that names it."""
     found = run.sql(
         "SELECT bins, counts, epoch FROM snapshots WHERE tensor = :tensor"

@@ -1,7 +1,7 @@
 """Exports a run to the formats of other tools. One file per format; this one has their table.
 
-What is written is put in place whole: after an error there is the old file, or none. Rows come from
-the engine in chunks and leave in chunks, so that a run of any size can be written.
+A file gets its name only when it is complete: after an error, there is the old file or none. Rows
+are read and written in chunks, so a run of any size can be exported.
 """
 
 from __future__ import annotations
@@ -64,18 +64,22 @@ def export(run: Run, form: str, path: str | os.PathLike[str], **options: Any) ->
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
     """Yields a temporary path in the same folder, and renames it to `path` at the end."""
-    if os.path.isdir(path):
+    if os.path.isdir(path or "."):
         raise errors.SettingError(
             f"{path!r} is a folder, but this format writes one file: give the name of a file"
         )
     folder, name = os.path.split(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise errors.SettingError(f"{path!r} cannot be written: there is no folder {folder!r}")
     partial = os.path.join(folder, f".{name[:80]}.{clock.random_id()[:8]}.tmp")
     try:
         yield partial
         os.replace(partial, path)
-    except BaseException:  # even Ctrl-C must not leave a partial file
+    except BaseException as error:  # even Ctrl-C must not leave a partial file
         with contextlib.suppress(OSError):
             os.unlink(partial)
+        if isinstance(error, OSError) and error.filename == partial:
+            error.filename = path
         raise
 
 
@@ -96,8 +100,9 @@ def new_folder(path: str) -> None:
 
 
 def spans_in_order(run: Run, sql: str, order: str, **given: Any) -> Iterator[Rows]:
-    """The rows of a question about spans, by start. It is asked for some at a time: to sort all
-    spans of a long run would take gigabytes.
+    """The rows of a query over spans, by start.
+
+    They are sorted in parts: sorting all spans of a long run would take gigabytes.
     """
     whole = run.sql("SELECT count(*), min(start_ns), max(start_ns) FROM spans").fetch()
     count, first, last = whole.rows[0]

@@ -1,7 +1,6 @@
-"""Trace events as JSON: what chrome://tracing, Perfetto and many other viewers open.
+"""Trace events as JSON, which chrome://tracing, Perfetto and many other viewers open.
 
-Times are microseconds since the run began: a reader's floats cannot tell the nanoseconds of today
-apart.
+Times are microseconds since the start of the run: as a float, a time since 1970 has no nanoseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def write(run: Run, path: str) -> None:
         size = 0
         for event in timeline.events(run):
             if isinstance(event, timeline.End):
-                continue  # its beginning says how long it is
+                continue  # `Begin` has the duration
             for one in _named(event, known):
                 pieces.append(wire.encode(one))
             pieces.append(wire.encode(_event(event, began_ns)))
@@ -42,13 +41,13 @@ def write(run: Run, path: str) -> None:
             if size > CHUNK_BYTES:
                 file.write(b",\n".join(pieces) + b",\n")
                 pieces, size = [], 0
-        # JSON has no comma before an end: the last event says nothing.
+        # JSON allows no comma before the end, so the last event is an empty one.
         pieces.append(wire.encode({"ph": "M", "pid": 0, "name": "process_name", "args": {}}))
         file.write(b",\n".join(pieces) + b"]}\n")
 
 
-def _named(event: timeline.Begin | timeline.Value, known: set[int]) -> list[dict[str, Any]]:
-    """What names the process and the thread of an event, the first time that they are met."""
+def _named(event: timeline.Begin | timeline.Sample, known: set[int]) -> list[dict[str, Any]]:
+    """Events that name the process and the thread of an event, the first time they occur."""
     found: list[dict[str, Any]] = []
     track = event.track if isinstance(event, timeline.Begin) else None
     process = event.track.process if isinstance(event, timeline.Begin) else event.process
@@ -65,7 +64,7 @@ def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _event(event: timeline.Begin | timeline.Value, began_ns: int) -> dict[str, Any]:
+def _event(event: timeline.Begin | timeline.Sample, began_ns: int) -> dict[str, Any]:
     if isinstance(event, timeline.Begin):
         slice_: dict[str, Any] = {
             "ph": "B" if event.end_ns is None else "X",

@@ -1,4 +1,4 @@
-"""A report to look at: the page that `view` makes, in a file."""
+"""A run as one HTML page."""
 
 from __future__ import annotations
 

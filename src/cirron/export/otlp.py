@@ -1,8 +1,8 @@
 """OpenTelemetry spans: a file of `ExportTraceServiceRequest`, or requests to an OTLP/HTTP address.
 
-Backends are made for traces of some hundred spans. So each step is a trace of its own, whose root
-links to the span that it was in; whatever is outside of steps is the session's trace. Marks are
-events of their spans.
+Backends expect traces of a few hundred spans. So each step is a separate trace, whose root links to
+the span that contains it. Everything outside steps is the session's trace. Marks are events of
+their spans.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONNECT_S, READ_S = 5.0, 30.0
 TRIES = 3  # after the first one
 BUSY = (429, 502, 503, 504)  # retryable, according to the specification
 
-# Of a step, `above` is the trace of what it is in.
+# `above` is the parent of a step, in another trace.
 _SPANS = """
 SELECT p.key, p.parent_key, p.step_key, above.step_key AS above_key, p.name, p.start_ns, p.end_ns,
     p.error, p.attrs, m.marks, p.id, p.pid, p.thread_id, p."index", p.epoch, p.step,
@@ -205,13 +205,15 @@ def _poster(url: str, headers: Mapping[str, str], service: Any) -> Callable[[byt
         try:
             response = pool.request("POST", url, body=request, headers=sent)
         except (urllib3.exceptions.HTTPError, ValueError) as error:
-            raise errors.CirronError(f"{url} could not be reached: {error}") from None
+            # The reason for giving up is inside the error, after the name of the connection.
+            reason = str(getattr(error, "reason", error)).rpartition("): ")[2]
+            raise errors.CirronError(f"{url} could not be reached: {reason}") from None
         if response.status >= 300:
             said = response.data[:200].decode("utf-8", "replace")
             raise errors.CirronError(f"{url} answered {response.status}: {said or response.reason}")
         try:
             answer = service.ExportTraceServiceResponse.FromString(response.data)
-        except Exception:  # noqa: BLE001  protects the rest: a server that says yes in its own words
+        except Exception:  # noqa: BLE001  the server accepted the spans, in an answer that is not OTLP
             return
         if rejected := answer.partial_success.rejected_spans:
             why = answer.partial_success.error_message or "no reason was given"

@@ -1,6 +1,6 @@
 """Perfetto's trace, for ui.perfetto.dev and the trace processor.
 
-A process a rank, a track a thread, a slice a span with its attributes, a counter a mark.
+Each rank is a process, each thread a track, each span a slice with arguments, each mark a counter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run
 
 CHUNK_PACKETS = 10_000
-SEQUENCE = 1  # one writer: what it says is in one order
+SEQUENCE = 1  # the number of the only writer
 
 
 def write(run: Run, path: str) -> None:
@@ -33,14 +33,14 @@ def write(run: Run, path: str) -> None:
 
 
 class _Trace:
-    """Packets that were not written yet, and the tracks that were described."""
+    """Packets that are not written yet, and the tracks that have a descriptor."""
 
     def __init__(self, protos: Any, started_ns: int) -> None:
         self._protos = protos
         self._described: set[object] = set()
         self._counters: dict[tuple[int, str], int] = {}
         self.packets = protos.Trace()
-        # So that the page shows the time of the day.
+        # Lets the Perfetto UI show the time of day.
         clocks = self._packet().clock_snapshot
         for clock in (protos.BUILTIN_CLOCK_BOOTTIME, protos.BUILTIN_CLOCK_REALTIME):
             clocks.clocks.add(clock_id=clock, timestamp=max(0, started_ns))
@@ -50,7 +50,7 @@ class _Trace:
         self.packets = self._protos.Trace()  # Clear() would keep the memory of all before
         return data
 
-    def add(self, event: timeline.Begin | timeline.End | timeline.Value) -> None:
+    def add(self, event: timeline.Begin | timeline.End | timeline.Sample) -> None:
         kinds = self._protos.TrackEvent
         if isinstance(event, timeline.End):
             self._event(event.end_ns, event.track.number, kinds.TYPE_SLICE_END)
@@ -96,7 +96,7 @@ class _Trace:
             descriptor.parent_uuid = track.main
             descriptor.name = track.name
 
-    def _describe_process(self, process: timeline.Process) -> None:
+    def _describe_process(self, process: timeline.TraceProcess) -> None:
         if process.number in self._described:
             return
         self._described.add(process.number)
@@ -105,11 +105,11 @@ class _Trace:
         descriptor.process.pid = process.number
         descriptor.process.process_name = process.name
 
-    def _counter(self, process: timeline.Process, name: str) -> int:
+    def _counter(self, process: timeline.TraceProcess, name: str) -> int:
         known = self._counters.get((process.number, name))
         if known is None:
             self._describe_process(process)
-            # Beyond all numbers of processes and threads.
+            # Larger than all numbers of processes and threads.
             known = self._counters[process.number, name] = 2**32 + len(self._counters)
             descriptor = self._packet().track_descriptor
             descriptor.uuid = known

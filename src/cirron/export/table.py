@@ -70,7 +70,7 @@ def _cells(row: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def write_json(run: Run, path: str) -> None:
-    """Writes one object with a list per table. NaN and infinities are null, and named apart."""
+    """Writes one object with a list per table. NaN and infinities are null; a key names them."""
     with export.new_file(path) as file:
         file.write(b'{"run":' + wire.encode(run.id))
         for name, table in tables(run):

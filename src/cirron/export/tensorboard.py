@@ -1,7 +1,7 @@
-"""TensorBoard's event files: a mark is a scalar, a tensor's snapshot a histogram by epoch.
+"""TensorBoard event files: marks are scalars, snapshots of tensors are histograms by epoch.
 
-A session is a run there, in a folder of its own. The step is the one that was logged with the
-value; else the number of the step that it was marked in, over all epochs; else the epoch.
+Each session is a TensorBoard run with its own folder. The step of a value is the one logged with
+it, else the number of the training step over all epochs, else the epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run, Session
 
 MAX_STEP = 10**18
-# Steps of an evaluation are counted apart: they have another path.
+# Steps of an evaluation are counted separately, because their path differs.
 _MARKS = """
 SELECT m.name, m.value, m.ts_ns, m.attrs, COALESCE(
     steps.number, m.epoch, row_number() OVER (PARTITION BY m.name ORDER BY m.ts_ns, m.key) - 1
@@ -84,7 +84,7 @@ def write(run: Run, path: str) -> None:
         names.add(name)
         folder = os.path.abspath(os.path.join(path, name))
         export.new_folder(folder)
-        # One name for one session: written again, it takes the place of what was there.
+        # The name depends only on the session, so a second export replaces the first.
         file = f"events.out.tfevents.{session.first_ns // 10**9}.cirron"
         with export.replacing(os.path.join(folder, file)) as partial:
             writer = RecordWriter(partial)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OPEN = 2**63  # the end of a span that has none
 
 
-class Process(NamedTuple):
+class TraceProcess(NamedTuple):
     """A process of the run. Its number stands for its pid, which another host may have, too."""
 
     number: int
@@ -31,7 +31,7 @@ class Process(NamedTuple):
 class Track(NamedTuple):
     """A row of slices of a thread."""
 
-    process: Process
+    process: TraceProcess
     number: int
     name: str
     main: int | None  # the thread's first track, on all but that one
@@ -54,10 +54,10 @@ class End(NamedTuple):
     end_ns: int
 
 
-class Value(NamedTuple):
+class Sample(NamedTuple):
     """A mark. What is no finite number is text."""
 
-    process: Process
+    process: TraceProcess
     name: str
     ts_ns: int
     value: float | None
@@ -65,7 +65,7 @@ class Value(NamedTuple):
 
 
 @dataclass
-class _Lane:
+class _Stack:
     track: Track
     ends: list[int] = field(default_factory=list)  # of the slices that are open, outermost first
     keys: list[int] = field(default_factory=list)
@@ -85,17 +85,19 @@ ORDER BY ts_ns, key
 """
 
 
-def events(run: Run) -> Iterator[Begin | End | Value]:
+def events(run: Run) -> Iterator[Begin | End | Sample]:
     """All slices and values of a run, session by session; on each track in the order of time."""
     numbers = itertools.count(1)
     for session in run.sessions:
-        processes: dict[int, Process] = {}
-        own = processes[session.pid] = Process(next(numbers), process_name(session, session.pid))
+        processes: dict[int, TraceProcess] = {}
+        own = processes[session.pid] = TraceProcess(
+            next(numbers), process_name(session, session.pid)
+        )
         yield from _slices(run, session, processes, numbers)
         for _, rows in run.sql(_MARKS, session=session.key).batches():
             for name, ts_ns, value, text in rows:
                 is_number = value is not None and abs(value) != float("inf") and value == value
-                yield Value(
+                yield Sample(
                     own,
                     name,
                     max(0, ts_ns),
@@ -116,45 +118,45 @@ def process_name(session: Session, pid: int) -> str:
 
 
 def _slices(
-    run: Run, session: Session, processes: dict[int, Process], numbers: Iterator[int]
+    run: Run, session: Session, processes: dict[int, TraceProcess], numbers: Iterator[int]
 ) -> Iterator[Begin | End]:
-    threads: dict[tuple[int, int], list[_Lane]] = {}
+    threads: dict[tuple[int, int], list[_Stack]] = {}
     for _, rows in export.spans_in_order(run, _SPANS, _ORDER, session=session.key):
         for pid, thread_id, key, parent_key, name, start_ns, end_ns, attrs, *more, _depth in rows:
             pid = session.pid if pid is None else pid
             start_ns = max(0, start_ns)
             end = OPEN if end_ns is None else max(start_ns, end_ns)
-            lanes = threads.setdefault((pid, thread_id), [])
-            lane = None
-            for one in lanes:
+            stacks = threads.setdefault((pid, thread_id), [])
+            stack = None
+            for one in stacks:
                 yield from _close(one, start_ns, parent_key)
                 is_inside = one.ends and one.keys[-1] == parent_key and one.ends[-1] >= end
-                if lane is None and (is_inside or not one.ends):
-                    lane = one
-            if lane is None:
+                if stack is None and (is_inside or not one.ends):
+                    stack = one
+            if stack is None:
                 if pid not in processes:
-                    processes[pid] = Process(next(numbers), process_name(session, pid))
-                main = lanes[0].track.number if lanes else None
-                what = f"thread {thread_id}" + (f" +{len(lanes)}" if lanes else "")
-                lane = _Lane(Track(processes[pid], next(numbers), what, main))
-                lanes.append(lane)
-            lane.ends.append(end)
-            lane.keys.append(key)
+                    processes[pid] = TraceProcess(next(numbers), process_name(session, pid))
+                main = stacks[0].track.number if stacks else None
+                what = f"thread {thread_id}" + (f" +{len(stacks)}" if stacks else "")
+                stack = _Stack(Track(processes[pid], next(numbers), what, main))
+                stacks.append(stack)
+            stack.ends.append(end)
+            stack.keys.append(key)
             details = {
                 name: value for name, value in zip(DETAILS, more, strict=True) if value is not None
             }
             if attrs is not None:
                 details |= export.attributes(attrs)
-            yield Begin(lane.track, name, start_ns, None if end == OPEN else end, details)
-    for lanes in threads.values():
-        for one in lanes:
+            yield Begin(stack.track, name, start_ns, None if end == OPEN else end, details)
+    for stacks in threads.values():
+        for one in stacks:
             yield from _close(one, OPEN - 1, None)
 
 
-def _close(lane: _Lane, now_ns: int, parent_key: int | None) -> Iterator[End]:
+def _close(stack: _Stack, now_ns: int, parent_key: int | None) -> Iterator[End]:
     """Ends what is over; a parent that ends at this moment is not, for a child without length."""
-    while lane.ends and lane.ends[-1] <= now_ns:
-        if lane.ends[-1] == now_ns and lane.keys[-1] == parent_key:
+    while stack.ends and stack.ends[-1] <= now_ns:
+        if stack.ends[-1] == now_ns and stack.keys[-1] == parent_key:
             return
-        lane.keys.pop()
-        yield End(lane.track, lane.ends.pop())
+        stack.keys.pop()
+        yield End(stack.track, stack.ends.pop())

@@ -73,9 +73,7 @@ def attributes(batch: wire.Batch) -> Iterator[Any]:
 def fits(content: Any) -> bool:
     """Whether all integers have at most 64 bits. Takes a third of the time of decoding."""
     try:
-        _packer.encode(
-            content
-        )  # MessagePack integers have at most 64 bits; JSON integers have any size
+        _packer.encode(content)  # unlike JSON, MessagePack has integers of at most 64 bits
     except OverflowError:
         return False
     return True

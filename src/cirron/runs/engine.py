@@ -1,15 +1,15 @@
 """Runs the queries on DuckDB in this process, or on the user's Spark session.
 
-A question is a file in `queries/`, in the SQL that both take, over the tables `spans`, `marks`,
-`snapshots` and `sessions`, and the views `span_marks`, a span's marks as JSON, `training_steps`,
-and `waited_steps`, those with the time since the one before. Timelines also read `cells` and
-`span_levels`: every span, with the finest level of the pyramid of its segment. Parameters, `:name`,
-are bound, never spliced.
+A query is a file in `queries/`, in SQL that both engines accept. It reads the tables `spans`,
+`marks`, `snapshots` and `sessions`, and the views `span_marks` (the marks of a span as JSON),
+`training_steps`, and `waited_steps` (steps with the time since the previous step). Timelines also
+read `cells` and `span_levels`: every span, with the finest pyramid level of its segment.
+Parameters (`:name`) are bound, never pasted into the SQL.
 
-Both engines give the same rows because an aggregate that picks a row (`max_by`) breaks ties and
-picks no null, and ORDER BY says where nulls go. Sums are Spark's `try_sum`, which is a macro in
-DuckDB: 64 bits, and null where these are too few, as for all ranks of a very large run. Where a
-sum is only compared, it is the largest number then.
+Both engines return the same rows: aggregates that pick a row (`max_by`) break ties and skip nulls,
+and ORDER BY says where nulls go. Sums use Spark's `try_sum`, a macro in DuckDB: 64 bits, and null
+on overflow, which happens when all ranks of a very large run are added up. A sum that is only
+compared becomes the largest number instead.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ SESSIONS = {
 SCHEMAS = {name: columns for name, columns in TABLES.items() if name != "batches"}
 SCHEMAS["sessions"] = SESSIONS
 CHUNK_ROWS = 10_000
+
+_ZONE = " WITH TIME ZONE"
+# Quoted text, a comment, a cast, or a parameter, which is the group.
+_PARAMETER = re.compile(r"""'[^']*'|"[^"]*"|--.*|/\*(?s:.*?)\*/|::|:([a-zA-Z]\w*)""")
 
 # JSON has no NaN and no infinity.
 _PLAIN_MARKS = """
@@ -114,12 +118,11 @@ def queries() -> list[str]:
     )
 
 
-def parameters(name: str) -> list[str]:
-    """The parameters of a query: each `:name` in it."""
+def parameters(name: str) -> tuple[list[str], list[str]]:
+    """The required and the optional parameters of a query."""
     if name == "timeline":
-        return ["from_ns", "to_ns", "width"]  # and three optional ones
-    text = re.sub(r"--.*", "", query(name))
-    return list(dict.fromkeys(re.findall(r"(?<!:):([a-z]\w*)", text)))
+        return ["from_ns", "to_ns", "width"], ["first_rank", "last_rank", "max_depth"]
+    return list(dict.fromkeys(filter(None, _PARAMETER.findall(query(name))))), []
 
 
 def timeline(
@@ -131,9 +134,7 @@ def timeline(
     last_rank: int = 2**31,
     max_depth: int = 2**31 - 1,
 ) -> dict[str, Any]:
-    """The parameters of a timeline: at most `width` whole buckets of a power of two, which a level
-    of the pyramid has.
-    """
+    """The parameters of a timeline: at most `width` buckets, each a power of two in nanoseconds."""
     exponent = 0
     while -(-to_ns >> exponent) - (from_ns >> exponent) > max(width, 1):
         exponent += 1
@@ -170,12 +171,12 @@ def duckdb() -> Any:
 class DuckDB:
     """The tables as views over Parquet files, in a separate schema.
 
-    Each question has a cursor of its own, so any number of threads may ask.
+    Each query has its own cursor, so any number of threads can run queries.
     """
 
     owner: object = None  # of the files; must outlive every query
     span_marks = (
-        # An aggregate with an ORDER BY takes three times as long. In a struct nulls are last.
+        # An aggregate with ORDER BY takes three times as long. Nulls in a struct sort last.
         "SELECT session, span_key, CAST(to_json([{'ts_ns': one.ts_ns, 'name': one.name,"
         " 'value': one.value, 'text': one.text} for one in list_sort(list({"
         " 'at': ts_ns IS NOT NULL, 'ts_ns': ts_ns, 'name': name,"
@@ -232,18 +233,33 @@ class DuckDB:
 
     def _execute(self, sql: str, given: Mapping[str, Any]) -> Any:
         """A cursor with the result. A relation would plan the query twice."""
-        return self._cursor().execute(_bound(sql, given), dict(given) or None)
+        result = self._cursor().execute(_bound(sql, given), dict(given) or None)
+        if result is None:
+            raise QueryError("the query is empty")
+        return result
+
+    def _fetch(self, sql: str, given: Mapping[str, Any]) -> Any:
+        """A cursor with rows for Python. DuckDB needs pytz for times with a time zone."""
+        result = self._execute(sql, given)
+        kinds = [str(one[1]) for one in result.description]
+        if not any(_ZONE in kind for kind in kinds):
+            return result
+        columns = ", ".join(
+            f"CAST(#{at} AS {kind.replace(_ZONE, '')}) AS {_quoted(name)}"
+            for at, (name, kind) in enumerate(zip(_names(result), kinds, strict=True), 1)
+        )
+        return self._execute(f"SELECT {columns} FROM ({sql}\n) q", given)
 
     def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
         with self._own_errors():
-            result = self._execute(sql, given)
-            return ([], []) if result is None else (_names(result), result.fetchall())
+            result = self._fetch(sql, given)
+            return _names(result), result.fetchall()
 
     def batches(
         self, sql: str, given: Mapping[str, Any]
     ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
         with self._own_errors():
-            result = self._execute(sql, given)
+            result = self._fetch(sql, given)
             while rows := result.fetchmany(CHUNK_ROWS):
                 yield _names(result), rows
 
@@ -267,6 +283,8 @@ class DuckDB:
         with self._own_errors():
             # From a cursor, DuckDB would copy the rows once more.
             relation = self._cursor().sql(_bound(sql, given), params=dict(given) or None)
+            if relation is None:
+                raise QueryError("the query is empty")
             return relation.to_arrow_table()
 
 
@@ -371,11 +389,13 @@ def _read_parquet(columns: Mapping[str, str], files: Sequence[str] | None) -> st
 
 
 def _bound(sql: str, given: Mapping[str, Any]) -> str:
-    """The query with its parameters in DuckDB's syntax."""
-    for name in given:
-        sql = re.sub(rf"(?<!:):{name}\b", f"${name}", sql)
-    return sql
+    """The query with its parameters in DuckDB's syntax. Quoted text and comments stay the same."""
+    return _PARAMETER.sub(lambda one: f"${one[1]}" if one[1] in given else one[0], sql)
 
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

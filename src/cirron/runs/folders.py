@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from cirron import errors
+from cirron import errors, settings
 
 FOLDERS = ("spool", "blackbox")
 BATCH_FILES = "[0-9]" * 20 + "-*.json"
@@ -18,6 +18,12 @@ TOO_MUCH = (
     f"holds more than the {MAX_FILES:,} files or {MAX_BOXES_BYTES:,} bytes that are read at once;"
     " some were left out. Move files to another folder and show that one"
 )
+
+
+def default_folder() -> str:
+    """The folder that a program started here writes to: a setting, or the current folder."""
+    chosen = settings.resolve({}).output_dir
+    return "." if chosen == settings.BY_NAME["output_dir"].default else chosen
 
 
 def find(path: str | os.PathLike[str]) -> Path:

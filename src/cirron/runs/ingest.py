@@ -1,8 +1,8 @@
 """Moves new batches of a spool into the store, as one new segment per run.
 
-`scan.py` checks the files and cuts them into arrays of records; DuckDB does the rest, a round of
-files at a time, newest first, and `placement.py` says where each record is. What has no parent goes
-into a segment of its own, which is placed again as soon as a parent of these turns up.
+`scan.py` checks the files and cuts them into arrays of records. DuckDB loads them, one round of
+files at a time, newest first. `placement.py` computes the position of each record in the tree.
+Records without a parent go into a separate segment, and are placed again when a parent is found.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cirron.record import clock
 from cirron.runs import blackboxes, scan
 from cirron.runs.derived import derive
 from cirron.runs.placement import KNOWN, PLACED, PLACES, Placement
-from cirron.runs.scan import RECORDS, File, Round, Scan, Source
-from cirron.runs.store import TABLES, Known, Segment, Store, nothing, select
+from cirron.runs.scan import RECORDS, BatchFile, Round, Scan, SpoolSource
+from cirron.runs.store import TABLES, Segment, Store, StoredSession, nothing, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -113,11 +113,11 @@ class Ingest:
         self._store = store
         self._db = connection
         self._placement = Placement(connection)
-        self._sessions: dict[int, Known] = {}
+        self._sessions: dict[int, StoredSession] = {}
         self._added: list[Segment] = []
         self._replaced: list[str] = []
 
-    def run(self, sources: list[Source]) -> None:
+    def run(self, sources: list[SpoolSource]) -> None:
         """Brings the store up to date, even while a writer adds, merges and deletes files."""
         for _ in range(MAX_TRIES):
             look = self._look()
@@ -126,12 +126,12 @@ class Ingest:
             if is_taken and not look.is_missed:
                 return
         for source in sources:
-            source.tell(source.spool, "files come and go all the time; look again for the newest")
+            source.tell(
+                source.spool, "files keep changing; read it again later for the newest records"
+            )
 
-    def _take(self, look: Scan, files: list[File], sources: list[Source]) -> bool:
-        """Brings files into the store. False: another process was first, and what it has is not
-        new any more.
-        """
+    def _take(self, look: Scan, files: list[BatchFile], sources: list[SpoolSource]) -> bool:
+        """Moves files into the store. Returns False if another process committed first."""
         self._sessions, self._added, self._replaced = {}, [], []
         self._open(self._boxes(sources))
         for one in look.rounds(files):
@@ -146,7 +146,7 @@ class Ingest:
             self._store.remove(segment)
         return False
 
-    def complete(self, sources: list[Source], stores: list[Store]) -> None:
+    def complete(self, sources: list[SpoolSource], stores: list[Store]) -> None:
         """Writes the records in black boxes that are in no batch of these stores."""
         one = self._boxes(sources)
         self._note(one.sessions)
@@ -178,12 +178,12 @@ class Ingest:
         names = {file for _, file in rows if file is not None}
         return Scan(self._store, {batch_id for batch_id, _ in rows}, names)
 
-    def _boxes(self, sources: list[Source]) -> Round:
+    def _boxes(self, sources: list[SpoolSource]) -> Round:
         """The records in the black boxes, as a round."""
         one = Round(self._store, [])
         for source in sources:
             for box in source.boxes:
-                session = scan.known(box.session, source)
+                session = scan.stored_session(box.session, source)
                 one.sessions.append(session)
                 spans = [*box.spans, *box.closed]
                 for table, records in (("spans", spans), ("marks", blackboxes.latest_marks(box))):
@@ -200,9 +200,11 @@ class Ingest:
             self._placement.place()
             self._placement.keep("WHERE NOT is_lost")
 
-    def _note(self, sessions: list[Known]) -> None:
-        """Keeps of a session what says most: a forked process has its parent's, and begins later;
-        of its own the newest, which comes first here, knows rank, versions and commit.
+    def _note(self, sessions: list[StoredSession]) -> None:
+        """Keeps the best description of each session.
+
+        A forked process writes as its parent's session, but starts later. The newest description
+        of a process comes first; it has rank, versions and commit.
         """
         for one in sessions:
             before = self._sessions.setdefault(one.key, one)
@@ -225,7 +227,7 @@ class Ingest:
             one.remove()
 
     def _arrays(self, table: str, arrays: dict[int, Path]) -> tuple[str, dict[str, Any]]:
-        """SQL: the records in files, with the session that each file is of."""
+        """SQL for the records in files, each with the session of its file."""
         fields = _FIELDS[table] | {"session": "BIGINT", "session_rank": "BIGINT"}
         if not arrays:
             return nothing(fields), {}
@@ -246,7 +248,7 @@ class Ingest:
         return sql, given
 
     def _drop_copies(self, table: str) -> None:
-        """Keeps the better copy of records that are twice in a round."""
+        """Keeps the better copy of records that are in a round twice."""
         rows, keys = self._db.execute(
             f"SELECT count(*), count(DISTINCT hash(session, key)) FROM new_{table}"
         ).fetchone()
@@ -276,7 +278,7 @@ class Ingest:
             )
 
     def _make(self, table: str, columns: dict[str, str], rows: list[tuple[Any, ...]]) -> None:
-        """A small table, in one statement: one per row would take a millisecond each."""
+        """Creates a small table in one statement. One statement per row would take 1 ms each."""
         taken = ", ".join(
             f"unnest(CAST($c{at} AS {kind}[])) AS {name}"
             for at, (name, kind) in enumerate(columns.items())
@@ -294,13 +296,9 @@ class Ingest:
         self._note(one.sessions)
         try:
             self._read(one)
-        except (
-            IOException
-        ):  # the disk is full, or too many files are open: not caused by a single file
+        except IOException:  # a full disk or too many open files: not the fault of a file
             raise
-        except (
-            DatabaseError
-        ) as error:  # caused by a file that passed the checks: find out which one
+        except DatabaseError as error:  # a file passed the checks but is bad: find out which one
             for file in one.files if len(one.files) > 1 else ():
                 self._load(look, look.read([file], again=True))
             if len(one.files) == 1:
@@ -324,7 +322,7 @@ class Ingest:
         self._write_round({batch.run_id for batch in one.batches}, one.batches)
         self._placement.keep_older()
 
-    def _write_round(self, run_ids: set[str], batches: Iterable[scan.Batch] = ()) -> None:
+    def _write_round(self, run_ids: set[str], batches: Iterable[scan.BatchRow] = ()) -> None:
         """Writes one segment per run with placed records, and one with the others."""
         left = sum(self._count(table) for table in RECORDS)
         for run_id in run_ids:
@@ -364,10 +362,10 @@ class Ingest:
             self._added.append(segment)
         return count
 
-    def _adopt(self, sources: list[Source]) -> None:
-        """Places again what had no parents, now or at an earlier look, if any have turned up.
+    def _adopt(self, sources: list[SpoolSource]) -> None:
+        """Places records without a parent again, if any of their parents have been found.
 
-        A parent may have closed before its child did, and is in an older file then.
+        A parent may be in an older file, because it closed before its child.
         """
         segments = (*self._store.manifest.segments, *self._added)
         lost = [one for one in segments if one.is_of_orphans]

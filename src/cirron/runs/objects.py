@@ -1,7 +1,7 @@
 """Where a store keeps its files: a local folder, or object storage through `obstore`.
 
-Files are never changed: each is added under a name that was free, and later removed. That `add`
-fails when the name is taken is what makes commits safe with any number of writers.
+Files never change: each is added under a free name, and deleted later. `add` fails if the name is
+taken, which makes commits safe with any number of writers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Objects(Protocol):
         """How long ago it was added."""
 
 
-class Folder:
+class LocalObjects:
     """Files below a local folder, which only their owner reads."""
 
     def __init__(self, root: Path) -> None:
@@ -133,7 +133,7 @@ class Folder:
         return (clock.wall() - os.stat(self.root / name).st_mtime_ns) / 1e9
 
 
-class Bucket:
+class RemoteObjects:
     """Files in object storage: `s3://bucket/path`, `gs://`, `az://`, `file:///`, `memory:///`."""
 
     def __init__(self, url: str) -> None:
@@ -215,7 +215,7 @@ def _ends_whole(file: BinaryIO) -> bool:
 def at(where: str | os.PathLike[str]) -> Objects:
     """The files at a path, or at the URL of an object store."""
     text = os.fspath(where)
-    return Bucket(text) if is_url(text) else Folder(Path(text))
+    return RemoteObjects(text) if is_url(text) else LocalObjects(Path(text))
 
 
 def is_url(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,7 @@ import msgspec
 
 from cirron import errors, wire
 from cirron.runs import engine as engines
+from cirron.runs import folders
 from cirron.runs import tree as trees
 from cirron.runs.relation import Relation, Spans
 
@@ -74,7 +76,7 @@ class Run:
     def _engine(self) -> engines.Engine:
         return self._place.engine_of(self, self._look)
 
-    # -- properties: computed once, or each of a thousand ranks would look at all others -----
+    # -- properties, cached: with a thousand ranks, each takes a while ------------------------
 
     @property
     def runs(self) -> Runs:
@@ -130,11 +132,14 @@ class Run:
         """The result of a query in `queries/`."""
         if name not in engines.queries():
             raise errors.one_of("query", name, engines.queries())
-        needed = engines.parameters(name)
-        if absent := [one for one in needed if one not in given]:
+        needed, optional = engines.parameters(name)
+        absent = [one for one in needed if one not in given]
+        unknown = [one for one in given if one not in (*needed, *optional)]
+        if absent or unknown:
+            what = "also needs" if absent else "does not take"
             raise errors.SettingError(
-                f"run.query({name!r}) also needs {', '.join(f'{one}=' for one in absent)}:"
-                f" write run.query({name!r}, {', '.join(f'{one}=...' for one in needed)})"
+                f"run.query({name!r}) {what} {', '.join(f'{one}=' for one in absent or unknown)}:"
+                f" write run.query({', '.join([repr(name), *(f'{one}=...' for one in needed)])})"
             )
         if name == "timeline":
             given = engines.timeline(**given)
@@ -143,7 +148,7 @@ class Run:
 
     def sql(self, text: str, /, **given: Any) -> Relation:
         """The result of your own SQL, which can read and write files with your permissions."""
-        _check_text("sql", text, "it must be a question in SQL, as text")
+        _check_text("sql", text, "it must be a query in SQL")
         return Relation(self._engine, text.strip().rstrip(";"), **given)
 
     @property
@@ -315,14 +320,17 @@ class Runs(Mapping[str, Run]):
 
 
 def open(  # noqa: A001  the public name is cirron.open
-    where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = ".",
+    where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     *,
     run: str | None = None,
     engine: Any = None,
 ) -> Run:
     """Open the newest run in a folder, several folders or a store, or the run with this id.
 
-    >>> run = ci.open()  # the newest run of a program that ran here
+    By default, in the folder that a program started here writes to. The run of this process
+    includes everything that was recorded before the call.
+
+    >>> run = ci.open()
     >>> run.steps.df()
     >>> run.runs  # all of them
 
@@ -332,7 +340,9 @@ def open(  # noqa: A001  the public name is cirron.open
 
     if engine is not None and not hasattr(engine, "newSession"):
         raise errors.out_of_range("engine", engine, "it must be a Spark session")
-    place = Place(_places(where), engine)
+    if recorder := sys.modules.get("cirron.session"):  # not imported: a reader need not record
+        recorder.flush()
+    place = Place(_places(folders.default_folder() if where is None else where), engine)
     return place.runs.latest if run is None else place.runs[run]
 
 
@@ -352,7 +362,7 @@ def compact(
 def _places(where: Any) -> list[str | os.PathLike[str]]:
     is_one = isinstance(where, (str, os.PathLike)) or not isinstance(where, Iterable)
     given = [where] if is_one else list(where)
-    if not all(isinstance(one, (str, os.PathLike)) for one in given):
+    if not given or not all(isinstance(one, (str, os.PathLike)) for one in given):
         raise errors.out_of_range("where", where, "it must be a folder, a store, or a list of them")
     return given
 

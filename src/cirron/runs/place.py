@@ -1,8 +1,9 @@
 """Reads folders and stores, and lists the sessions and runs in them.
 
-What is in a spool is brought into its store first; a second look costs what was added. The store
-lies beside the spool, or in a temporary folder where we may not write. What the black boxes know
-and no batch does (open spans, the last marks of a killed process) is put beside it for this look.
+Records in a spool are first moved into its store, so a second refresh costs only what was added.
+The store is next to the spool, or in a temporary folder if that one is read-only. Records that are
+only in black boxes (open spans, the last marks of a killed process) go into a second, temporary
+store, which is replaced at each refresh.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from cirron.runs import blackboxes, folders, objects
 from cirron.runs import engine as engines
 from cirron.runs.opened import Run, Runs, Session
 from cirron.runs.placement import LAST_NS, LONGEST_NS, moment
-from cirron.runs.store import DERIVED, MANIFESTS, TABLES, DamagedError, Known, Segment, Store
+from cirron.runs.store import (
+    DERIVED,
+    MANIFESTS,
+    TABLES,
+    DamagedError,
+    Segment,
+    Store,
+    StoredSession,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,8 +123,8 @@ class Place:
     def refresh(self) -> bool:
         """Reads new records. Returns True if there are any, or if a process ended.
 
-        Takes milliseconds if nothing is. Runs that were handed out stay as they were: ask `runs`
-        for new ones.
+        Takes milliseconds if nothing is new. Existing `Run` objects do not change: get new ones
+        from `runs`.
         """
         with self._refreshing:
             listed = self._list()
@@ -155,7 +164,7 @@ class Place:
         from duckdb import Error as DatabaseError
 
         from cirron.runs.ingest import Ingest
-        from cirron.runs.scan import Source
+        from cirron.runs.scan import SpoolSource
 
         self._boxes = []
         self._problems: list[str] = []
@@ -165,7 +174,7 @@ class Place:
             boxes, problems = blackboxes.read(folder / "blackbox")
             self._boxes += boxes
             is_copied = not any(os.path.lexists(folder / name) for name in folders.FOLDERS)
-            source = Source(folder if is_copied else folder / "spool", boxes, problems)
+            source = SpoolSource(folder if is_copied else folder / "spool", boxes, problems)
             store = self._stores.get(folder) or self._store_of(folder)
             try:
                 store.read_newest()
@@ -175,7 +184,9 @@ class Place:
                 store.check(self._db)
             except (DamagedError, DatabaseError) as error:
                 reason = str(error).partition("\n")[0]
-                source.problems.append(f"{folder / STORE}: {reason}; remove it, it is made anew")
+                source.problems.append(
+                    f"{folder / STORE}: {reason}; delete it, and it is created again"
+                )
                 store = self._new_store()
                 Ingest(store, self._db).run([source])
             self._stores[folder] = store
@@ -205,7 +216,7 @@ class Place:
                 if os.access(where, os.W_OK | os.X_OK):
                     return Store.open(where, self._scratch)
             except DamagedError as error:
-                self._problems.append(f"{where}: {error}; remove it, and it is made anew")
+                self._problems.append(f"{where}: {error}; delete it, and it is created again")
             except OSError:  # a read-only folder
                 pass
         return self._new_store()
@@ -226,7 +237,7 @@ class Place:
         """All sessions by start, with the state that the black box and the last records show."""
         from cirron.runs.scan import session_key
 
-        known: dict[int, Known] = {}
+        known: dict[int, StoredSession] = {}
         for store, _ in held:
             for one in store.manifest.sessions:
                 known.setdefault(one.key, one)

@@ -23,6 +23,12 @@ class Rows(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
+def _limit(rows: int) -> int:
+    if type(rows) is not int or not 0 <= rows < 2**63:
+        raise errors.out_of_range("rows", rows, "it must be a whole number, 0 or more")
+    return rows
+
+
 class Relation:
     """A query whose result is fetched when it is used."""
 
@@ -43,7 +49,7 @@ class Relation:
     @property
     def columns(self) -> list[str]:
         """The column names."""
-        return self._engine.rows(f"SELECT * FROM ({self.sql}) q LIMIT 0", self._given)[0]
+        return self._engine.rows(f"SELECT * FROM ({self.sql}\n) q LIMIT 0", self._given)[0]
 
     def batches(self) -> Iterator[Rows]:
         """The result in chunks, for any size."""
@@ -71,10 +77,12 @@ class Relation:
 
     def head(self, rows: int) -> Relation:
         """The first rows."""
-        return Relation(self._engine, f"SELECT * FROM ({self.sql}) q LIMIT {rows}", **self._given)
+        limited = f"SELECT * FROM ({self.sql}\n) q LIMIT {_limit(rows)}"
+        return Relation(self._engine, limited, **self._given)
 
     def __len__(self) -> int:
-        return int(self._engine.rows(f"SELECT count(*) FROM ({self.sql}) q", self._given)[1][0][0])
+        counted = f"SELECT count(*) FROM ({self.sql}\n) q"
+        return int(self._engine.rows(counted, self._given)[1][0][0])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows())
@@ -104,7 +112,7 @@ class Spans(Relation):
         return Relation(
             self._engine,
             "WITH spans AS (SELECT * FROM spans ORDER BY start_ns, depth, id, session"
-            f" LIMIT {rows}), marks AS (SELECT * FROM marks WHERE (session, span_key) IN"
+            f" LIMIT {_limit(rows)}), marks AS (SELECT * FROM marks WHERE (session, span_key) IN"
             f" (SELECT session, key FROM spans)), span_marks AS ({self._engine.span_marks})"
             f" SELECT * FROM ({self.sql}) q",
         )

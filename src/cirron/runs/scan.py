@@ -1,9 +1,9 @@
 """Finds the new batches for a store, checks them, and cuts their records out of the files.
 
-DuckDB takes a number for a string, cuts a float to an integer and turns one of 401 digits into
-null, without a word, so each file is checked first. One that is laid out as our writer does it is
-cut at its arrays, and these are decoded as types that are no wider than DuckDB's columns. Any other
-is decoded as a whole, mended or left out, and named.
+DuckDB silently accepts a number for a string, truncates a float to an integer and turns a number of
+401 digits into null, so each file is checked first. A file with the layout of cirron's writer is
+cut at its arrays, which are decoded as types no wider than DuckDB's columns. Any other file is
+decoded as a whole, then repaired or left out, and reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 
 from cirron import wire
 from cirron.runs import batches, folders, untrusted
-from cirron.runs.store import Known, Store
+from cirron.runs.store import Store, StoredSession
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from cirron.runs.blackboxes import Box
 
-# A round of files: more takes more memory (600 MB at this size), less takes more time, since each
-# statement and each file costs DuckDB a little.
+# Of the files of a round. A larger round takes more memory (600 MB at this size). A smaller one
+# takes more time, because each statement and each file has a fixed cost in DuckDB.
 ROUND_BYTES = 256 * 2**20
 MAX_RECORD_BYTES = 16 * 2**20
 MAX_LISTINGS = 20  # a merging writer settles after two or three
@@ -42,13 +42,13 @@ _LEVELS = 4
 
 
 @dataclass
-class Source:
+class SpoolSource:
     """A folder of batches, and the open spans in its black boxes."""
 
     spool: Path
     boxes: list[Box]
     problems: list[str] = field(default_factory=list)
-    whose: str = ""  # stands for the folder where that changes: the writer of unsigned batches
+    whose: str = ""  # identifies the writer of batches without a session; default: the folder
 
     def tell(self, path: str | Path, problem: str) -> None:
         """Records a problem of a file. A file may be read more than once."""
@@ -58,17 +58,17 @@ class Source:
 
 
 @dataclass
-class File:
+class BatchFile:
     """A new batch file."""
 
     path: str
     name: str
     size: int
-    source: Source
+    source: SpoolSource
     is_mended: bool = False  # it is read each time, so that its problem is reported each time
 
 
-class Batch(NamedTuple):
+class BatchRow(NamedTuple):
     """A batch that was read: a row of its run's `batches`."""
 
     run_id: str
@@ -80,10 +80,10 @@ class Batch(NamedTuple):
 class Round:
     """The records of some files, as JSON arrays: one file per session and table."""
 
-    def __init__(self, store: Store, files: list[File]) -> None:
+    def __init__(self, store: Store, files: list[BatchFile]) -> None:
         self.files = files
-        self.batches: list[Batch] = []
-        self.sessions: list[Known] = []
+        self.batches: list[BatchRow] = []
+        self.sessions: list[StoredSession] = []
         self.arrays: dict[str, dict[int, Path]] = {table: {} for table in RECORDS}
         self._store = store
 
@@ -117,7 +117,7 @@ class Scan:
         self._names = names  # of files
         self.is_missed = False  # a file disappeared before it was read, for example by merging
 
-    def fresh(self, sources: list[Source]) -> list[File]:
+    def fresh(self, sources: list[SpoolSource]) -> list[BatchFile]:
         """The files that are not in the store, newest first."""
         found = []
         for source in sources:
@@ -138,15 +138,15 @@ class Scan:
                     except OSError:  # merged in the meantime; the next scan finds the merged file
                         self.is_missed = True
                         continue
-                    found.append(File(path, name, size, source))
+                    found.append(BatchFile(path, name, size, source))
         found.sort(key=lambda one: one.name, reverse=True)
         return found
 
     def _list(self, spool: Path) -> list[str]:
         """The names of the files in a spool.
 
-        A merged file is there before its parts go, but one listing may pass by its place too early
-        and come to theirs too late. So this lists until nothing went between two listings.
+        A merged file is created before its parts are deleted, but a single listing may miss both.
+        So this lists until no file has disappeared between two listings.
         """
         before: set[str] | None = None
         for _ in range(MAX_LISTINGS):
@@ -157,7 +157,7 @@ class Scan:
         self.is_missed = True
         return names
 
-    def rounds(self, files: list[File]) -> Iterator[Round]:
+    def rounds(self, files: list[BatchFile]) -> Iterator[Round]:
         """Reads ahead by one round, while DuckDB works on the previous one."""
         ready: queue.Queue[Round | BaseException | None] = queue.Queue(1)
         stop = threading.Event()
@@ -194,9 +194,10 @@ class Scan:
                 if isinstance(unused, Round):
                     unused.remove()
 
-    def read(self, files: list[File], *, again: bool = False) -> Round:
-        """The new records of files. `again`: they were read before, but DuckDB did not take them;
-        all of each is written anew.
+    def read(self, files: list[BatchFile], *, again: bool = False) -> Round:
+        """The new records of files.
+
+        `again`: DuckDB rejected what was cut out of them, so they are decoded and encoded again.
         """
         out = Round(self._store, files)
         for file in files:
@@ -210,18 +211,18 @@ class Scan:
             )
             if is_new or not file.is_mended:
                 name = None if file.is_mended else file.name
-                out.batches.append(Batch(run_id, batch.batch_id, name, batch.created_ns))
+                out.batches.append(BatchRow(run_id, batch.batch_id, name, batch.created_ns))
             if not is_new:
                 continue
             self._seen.add(batch.batch_id)
-            session = known(batch.session, file.source)
+            session = stored_session(batch.session, file.source)
             out.sessions.append(session)
             for table, array in arrays.items():
                 out.add(table, session.key, array)
         out.close()
         return out
 
-    def _read_file(self, file: File, *, again: bool) -> tuple[wire.Batch | None, Arrays]:
+    def _read_file(self, file: BatchFile, *, again: bool) -> tuple[wire.Batch | None, Arrays]:
         try:
             payload = untrusted.read_file(file.path, batches.MAX_BYTES)
         except FileNotFoundError:
@@ -230,7 +231,7 @@ class Scan:
         except untrusted.UnreadableError as error:
             file.source.tell(file.name, str(error))
             return None, {}
-        batch, arrays, problem = check(payload, anew=again)
+        batch, arrays, problem = check(payload, encode_again=again)
         if problem is not None:
             file.is_mended = True
             file.source.tell(file.name, problem)
@@ -241,12 +242,14 @@ class Scan:
 Arrays = dict[str, bytes | memoryview]
 
 
-def check(payload: bytes, *, anew: bool = False) -> tuple[wire.Batch | None, Arrays, str | None]:
+def check(
+    payload: bytes, *, encode_again: bool = False
+) -> tuple[wire.Batch | None, Arrays, str | None]:
     """The readable part of a batch, its records, and its problems.
 
-    `anew`: the records are encoded once more, whatever the file is like.
+    `encode_again`: decode and encode the records, even if the file has cirron's layout.
     """
-    cut = None if anew else wire.cut_batch(payload)
+    cut = None if encode_again else wire.cut_batch(payload)
     if cut is not None:
         head, sections = cut
         batch, problem = batches.decode(head)
@@ -278,7 +281,7 @@ def _is_large(text: bytes | memoryview) -> bool:
 
 
 def _narrow(batch: wire.Batch, arrays: Arrays) -> Arrays | None:
-    """The arrays that are not empty, if they and their batch are as narrow as DuckDB's columns."""
+    """The arrays that are not empty; None if any value does not fit into DuckDB's columns."""
     said = wire.builtins([batch.created_ns, batch.session])
     if wire.mend(said) != said or any(map(_is_large, arrays.values())):
         return None
@@ -292,7 +295,7 @@ _INTEGER = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 def _strict(kind: Any, levels: int = _LEVELS) -> Any:
-    """A type with integers of at most 64 bits, and values of any kind nested only so deep."""
+    """A type with integers of at most 64 bits, and attributes nested at most `levels` deep."""
     if kind is Any:
         plain = str | _INTEGER | float | bool | None
         if not levels:
@@ -331,16 +334,18 @@ _decoders: dict[str, msgspec.json.Decoder[tuple[Any, ...]]] = {
 
 
 def session_key(session_id: str, run_id: str) -> int:
-    """The number of a session: of an id and a run, since any file may repeat an id."""
+    """The number of a session. It depends on the run, too: any file may repeat a session's id."""
     digest = hashlib.sha256(f"{run_id}\n{session_id}".encode("utf-8", "replace")).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def known(session: wire.Session | None, source: Source) -> Known:
+def stored_session(session: wire.Session | None, source: SpoolSource) -> StoredSession:
     """The session that wrote a file; for other writers, only the folder is known."""
     if session is None:
-        return Known(key=session_key(source.whose or str(source.spool), FOREIGN), run_id=FOREIGN)
-    return Known(
+        return StoredSession(
+            key=session_key(source.whose or str(source.spool), FOREIGN), run_id=FOREIGN
+        )
+    return StoredSession(
         key=session_key(session.id, session.run_id),
         session=session,
         run_id=session.run_id,

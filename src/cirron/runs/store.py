@@ -1,12 +1,12 @@
-"""The store: a run's records as Parquet, for queries. Immutable files, named by a manifest.
+"""The store: a run's records as Parquet, for queries. Files are immutable and listed in a manifest.
 
     manifest/00000000000000000007.json      the newest one lists all segments and sessions
     run-<run>/<segment>-spans.parquet       and marks, snapshots, batches
 
-A segment lists the batches that it holds, in its `batches` table: that is the record that they were
-seen. A manifest is committed by creating it; who finds its number taken reads the new one and looks
-again. So a crash at any moment, or several writers, neither lose nor double a record: files that no
-manifest names do not exist for a reader, and are removed later.
+The `batches` table of a segment lists the batches in it; a batch in that list is not read again. A
+manifest is committed by creating it. A writer that finds the number taken reads the new manifest
+and starts again. So neither a crash nor several writers lose or duplicate a record: readers ignore
+files that no manifest lists, and these are deleted later.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Segment(msgspec.Struct, kw_only=True):
         return f"{run_folder(self.run_id)}/{self.id}-{table}.parquet"
 
 
-class Known(msgspec.Struct, kw_only=True):
+class StoredSession(msgspec.Struct, kw_only=True):
     """A session with records in a store."""
 
     key: int
@@ -210,7 +210,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     number: int = 0
     created_ns: int = 0
     segments: list[Segment] = []
-    sessions: list[Known] = []
+    sessions: list[StoredSession] = []
 
 
 class DamagedError(errors.CirronError):
@@ -272,10 +272,12 @@ class Store:
         return self.scratch / f"{clock.random_id()}.tmp"
 
     def commit(
-        self, added: list[Segment], removed: Iterable[str], sessions: Iterable[Known]
+        self, added: list[Segment], removed: Iterable[str], sessions: Iterable[StoredSession]
     ) -> bool:
-        """Adds and removes segments at once. False: somebody else was first; nothing has changed,
-        and `manifest` is the newest.
+        """Adds and removes segments in one step.
+
+        Returns False if another process committed first: then nothing has changed, and `manifest`
+        is the newest.
         """
         gone = set(removed)
         known = {one.key: one for one in self.manifest.sessions}
@@ -303,7 +305,7 @@ class Store:
         for segment in segments:
             self.remove(segment)
 
-    def _put(self, segments: list[Segment], sessions: list[Known]) -> bool:
+    def _put(self, segments: list[Segment], sessions: list[StoredSession]) -> bool:
         manifest = Manifest(
             number=self.manifest.number + 1,
             created_ns=clock.wall(),
@@ -319,9 +321,9 @@ class Store:
         return False
 
     def compact(self, connection: Any, target: Store | None = None) -> int:
-        """Rewrites the small segments of each run as a few large ones. Returns how many there were.
+        """Merges the small segments of each run. Returns how many were merged.
 
-        `target`: another store, which gets all of it, with what it has not seen before.
+        `target`: another store. It gets all segments with batches that it does not have.
         """
         store = self if target is None else target
         seen = set() if target is None else store.seen(connection)
@@ -345,23 +347,22 @@ class Store:
         return merged
 
     def tidy(self, connection: Any) -> bool:
-        """Merges the segments of a run that are alike in size, where there are many. One group a
-        call. True: there may be more to do.
-        """
-        alike: dict[tuple[str, int], list[Segment]] = {}
+        """Merges one group of many segments of similar size. Returns True if there may be more."""
+        similar: dict[tuple[str, int], list[Segment]] = {}
         for segment in self.manifest.segments:
             if segment.bytes < SMALL_BYTES and not segment.is_of_orphans:
                 # A record of a growing run is rewritten about three times, not at each merge.
                 size = segment.bytes.bit_length() // 4
-                alike.setdefault((segment.run_id, size), []).append(segment)
-        for group in alike.values():
+                similar.setdefault((segment.run_id, size), []).append(segment)
+        for group in similar.values():
             if len(group) >= MANY:
                 return self._replace(connection, group, self)
         return False
 
     def _replace(self, connection: Any, group: list[Segment], store: Store) -> bool:
-        """Puts one segment in the place of some of a run, or into another store. False: somebody
-        else has committed meanwhile; next time.
+        """Replaces segments of a run by one, or copies them to another store.
+
+        Returns False if another process committed in the meantime.
         """
         run_id = group[0].run_id
         gone = [one.id for one in group] if store is self else []
@@ -488,7 +489,7 @@ def _read(found: objects.Objects, name: str) -> Manifest:
     return manifest
 
 
-def _latest(before: Known, after: Known) -> Known:
+def _latest(before: StoredSession, after: StoredSession) -> StoredSession:
     """The later of two states of a session, which knows more, over the time of both."""
     return msgspec.structs.replace(
         after,

@@ -1,7 +1,7 @@
 """The spans of a run as a tree: building, selecting, folding and converting it.
 
-Pure data and pure functions: no files, no clock, no formatting, which a tree's `repr` leaves to the
-view. Who shows a tree asks `outline` for its rows, which is short however large the tree is.
+Pure data and pure functions: no files, no clock, no formatting (a tree's `repr` calls the view).
+Views call `outline`, which returns a short list of rows for a tree of any size.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 # More siblings of one name than this are folded into one row.
 FOLD_ABOVE = 20
-# Steps are alike, and each has its phases inside: of them, and inside of a folded row, so many.
+# The same for steps and batches, and for the children of a folded row.
 FOLD_STEPS_ABOVE = 5
-# Each epoch has a few rows inside: of more than this, all but the outer ones are one row.
+# More epochs than this are folded, except the first and the last few.
 FOLD_EPOCHS_ABOVE = 10
 OUTER_EPOCHS = 2
-# When that leaves too many rows, these are tried.
+# These thresholds are tried if there would be more rows than a screen or two.
 FOLD_HARDER = (5, 1)
+GOAL_ROWS = 60
+# Spans that differ in these attributes are not folded into one row.
+TRAITS = ("mode", "estimator")
 # A child that at most one in this many folded siblings has is shown with its parent.
 FEW = 2
-# Rows under one parent, whatever their names.
+# Rows under one parent.
 MAX_SIBLINGS = 50
 MAX_ROWS = 400
 # The recorder stops at 64. Files of other programs may have any depth, and JSON encoders recurse.
@@ -107,14 +110,15 @@ class Node:
 class Tree:
     """Spans by parent. Open spans last until `now_ns`."""
 
-    __slots__ = ("is_partial", "marks", "now_ns", "roots", "span_count")
+    __slots__ = ("is_partial", "is_selection", "marks", "now_ns", "roots", "span_count")
 
     def __init__(self, nodes: list[Node], now_ns: int, marks: Sequence[wire.Mark] = ()) -> None:
         self.is_partial = False  # older spans were dropped
+        self.is_selection = False  # made by `select`
         self.roots = _assemble(nodes)
         self.span_count = len(nodes)
         self.now_ns = now_ns
-        self.marks = list(marks)  # those made while no span was open
+        self.marks = list(marks)  # recorded while no span was open
 
     def __repr__(self) -> str:
         from cirron.view import text
@@ -133,9 +137,9 @@ def build(
     open_spans: Iterable[wire.Span] = (),
     now_ns: int | None = None,
 ) -> Tree:
-    """The tree of these records. Second copies are dropped; a closed one wins over an open one.
+    """The tree of these records. Duplicates are dropped; a closed span replaces an open copy.
 
-    Without `now_ns` open spans are counted up to the latest moment that any record knows.
+    By default, `now_ns` is the latest time in any record.
     """
     nodes: dict[str, Node] = {}
     for span in spans:
@@ -163,17 +167,17 @@ def build(
 
 
 def select(tree: Tree, name: str | None = None, last: int | None = None) -> Tree:
-    """The spans called `name` with all below them; the `last` spans that closed; or, given both,
-    the last ones of that name, with all below them.
+    """The spans called `name` with their descendants, or the `last` spans that closed.
 
-    What is kept stays nested where a span and its parent are both kept.
+    With both, the last spans of that name with their descendants. If a span and its parent are both
+    kept, they stay nested.
     """
     if name is None and last is None:
         return tree
     kept = list(walk(tree.roots)) if name is None else list(_matches(tree.roots, name))
     if last is not None:
         if last < 0:
-            raise errors.out_of_range("last", last, "it is how many spans to keep, 0 or more")
+            raise errors.out_of_range("last", last, "it must be a number of spans, 0 or more")
         closed = [node for node in kept if node.end_ns is not None]
         # Of two spans that ended in the same nanosecond, the outer one closed later.
         closed.sort(key=lambda node: (node.end_ns, -node.depth, node.start_ns))
@@ -182,11 +186,12 @@ def select(tree: Tree, name: str | None = None, last: int | None = None) -> Tree
         kept = list(walk(kept))
     selected = Tree([_copy(node) for node in kept], tree.now_ns)
     selected.is_partial = tree.is_partial
+    selected.is_selection = True
     return selected
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Node]:
-    """These nodes and all below them, parents first."""
+    """These nodes and their descendants, parents first."""
     pending = list(nodes)[::-1]
     while pending:
         node = pending.pop()
@@ -260,7 +265,7 @@ def _place(level: list[Node], roots: list[Node]) -> None:
         level = below
 
 
-# -- folding: many equal siblings become one row -------------------------------------------------
+# -- folding: many similar siblings become one row -----------------------------------------------
 
 
 class Series:
@@ -304,7 +309,6 @@ class Folded:
         "last_index",
         "marks",
         "median_ns",
-        "mode",
         "name",
         "now_ns",
         "owners",
@@ -314,6 +318,7 @@ class Folded:
         "threshold",
         "times",
         "total_ns",
+        "traits",
         "worst_index",
         "worst_ns",
     )
@@ -321,7 +326,7 @@ class Folded:
     def __init__(self, members: Sequence[Node], threshold: int, now_ns: int) -> None:
         walls = [node.wall_ns(now_ns) for node in members]
         self.name = members[0].name
-        self.mode = members[0].attrs.get("mode")
+        self.traits = {key: known for key in TRAITS if (known := members[0].attrs.get(key))}
         self.count = len(members)
         self.worst_ns = max(walls)
         self.worst_index = members[walls.index(self.worst_ns)].index
@@ -373,25 +378,26 @@ def fold(
     *,
     is_inside: bool = False,
 ) -> list[Item]:
-    """The rows that these siblings make, by first start; alike siblings past `threshold` are one.
+    """The rows of these siblings, by start. More than `threshold` similar ones share a row.
 
-    A span that is open, failed or was cut short is never folded into those that ended well: of a
-    thousand steps it is the one to see. Nor are those of different modes: what a forward takes in
-    training says nothing of an evaluation. Of many epochs inside of something the outer ones
-    are rows of their own; at the top they were asked for by name, and are folded only when they
-    would fill the page. Past `MAX_SIBLINGS` rows the rest is only counted.
+    Spans that are open, failed or truncated have separate rows, because they are the ones to look
+    at. So have spans with different `TRAITS`: a forward in training says nothing about one in an
+    evaluation. Of many epochs, the first and the last have separate rows. Epochs at the top of the
+    tree were selected by name, so they are folded only above `MAX_SIBLINGS`. After `MAX_SIBLINGS`
+    rows, the rest is only counted.
     """
+    epoch_threshold = min(max(threshold, 2 * OUTER_EPOCHS + 1), FOLD_EPOCHS_ABOVE)
     step_threshold = min(threshold, FOLD_STEPS_ABOVE if is_inside else FOLD_ABOVE)
     limits = {"epoch": MAX_SIBLINGS, "step": step_threshold, "batch": step_threshold}
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in sorted(nodes, key=attrgetter("start_ns")):
         is_cut = "truncated" in node.attrs
-        mode = str(node.attrs.get("mode"))
-        key = (node.name, mode, node.is_open, node.error is not None, is_cut)
+        traits = tuple(str(node.attrs.get(key)) for key in TRAITS)
+        key = (node.name, traits, node.is_open, node.error is not None, is_cut)
         groups.setdefault(key, []).append(node)
     items: list[Item] = []
     for members in groups.values():
-        if is_inside and members[0].name == "epoch" and len(members) > FOLD_EPOCHS_ABOVE:
+        if is_inside and members[0].name == "epoch" and len(members) > epoch_threshold:
             items += members[:OUTER_EPOCHS] + members[-OUTER_EPOCHS:]
             items.append(Folded(members[OUTER_EPOCHS:-OUTER_EPOCHS], threshold, now_ns))
         elif len(members) > limits.get(members[0].name, threshold):
@@ -401,7 +407,7 @@ def fold(
     items.sort(key=attrgetter("start_ns"))
     if len(items) <= MAX_SIBLINGS:
         return items
-    # The open ones are where the process is: they are shown first of all.
+    # Open spans show where the process is, so they are always kept.
     ranked = sorted(items, key=lambda item: not item.is_open)
     shown = sorted(ranked[:MAX_SIBLINGS], key=attrgetter("start_ns"))
     hidden = ranked[MAX_SIBLINGS:]
@@ -412,8 +418,8 @@ def fold(
 class Row:
     """One line of an outline, with the lines below it.
 
-    `inside` are the spans, the first and the last, in which it was, where the line above stands for
-    many and only few of them have it.
+    If the line above is folded and only a few of its spans contain this one, `inside` has the first
+    and the last of them.
     """
 
     __slots__ = ("depth", "inside", "item", "rows")
@@ -426,19 +432,21 @@ class Row:
 
 
 def outline(tree: Tree, max_rows: int = MAX_ROWS) -> list[Row]:
-    """The rows to show for a tree: nested, about `max_rows` at most, standing for every span.
+    """The nested rows to show for a tree. Together they stand for every span.
 
-    Folds harder when there would be more, and when that is not enough leaves out the innermost.
+    Folds harder above `GOAL_ROWS` rows, or above `max_rows` for a selection. If that is not enough,
+    there are up to `max_rows`, and the innermost spans are left out.
     """
+    goal = max_rows if tree.is_selection else min(GOAL_ROWS, max_rows)
     for threshold in (FOLD_ABOVE, *FOLD_HARDER):
-        rows = _expand(tree, threshold, max_rows, may_cut=threshold == FOLD_HARDER[-1])
+        rows = _expand(tree, threshold, goal)
         if rows is not None:
             return rows
-    raise AssertionError("the last threshold may cut, so it always gives rows")
+    return _expand(tree, threshold, max_rows, may_cut=True) or []
 
 
 def flatten(rows: Iterable[Row]) -> Iterator[Row]:
-    """These rows and all below them, in the order in which they are read."""
+    """These rows and all rows below them, in reading order."""
     pending = list(rows)[::-1]
     while pending:
         row = pending.pop()
@@ -451,11 +459,10 @@ def span_count(item: Item) -> int:
     return 1 if isinstance(item, Node) else item.count
 
 
-def _expand(tree: Tree, threshold: int, max_rows: int, *, may_cut: bool) -> list[Row] | None:
-    """Level by level, so that what is left out is the innermost; None when rows would be cut.
-
-    Steps at the top were asked for by name: these are not folded as soon as those inside.
-    """
+def _expand(
+    tree: Tree, threshold: int, max_rows: int, *, may_cut: bool = False
+) -> list[Row] | None:
+    """The rows, level by level, so that the innermost are cut; None if any would be cut."""
     top = [Row(item, 0) for item in fold(tree.roots, threshold, tree.now_ns)]
     count = len(top)
     level = top
@@ -481,7 +488,7 @@ def _expand(tree: Tree, threshold: int, max_rows: int, *, may_cut: bool) -> list
 
 
 def _inside(above: Item, item: Item) -> tuple[Node, Node] | None:
-    """In which of the spans that are one row this one was; None where most of them have one."""
+    """The first and the last span of a folded row that contain this item; None if most do."""
     if not isinstance(above, Folded) or isinstance(item, Rest):
         return None
     owners = [item.parent_id] if isinstance(item, Node) else item.parents
@@ -512,7 +519,7 @@ def total_ns(item: Node | Folded, now_ns: int) -> int:
 
 
 def uncovered_ns(node: Node, now_ns: int) -> int:
-    """The time of a span that none of its children covers, in any thread."""
+    """The part of a span's time that no child covers, in any thread."""
     left, at = 0, node.start_ns
     end_ns = now_ns if node.end_ns is None else node.end_ns
     for child in node.children:  # by start
@@ -609,7 +616,7 @@ def to_frame(tree: Tree) -> pandas.DataFrame:
 
 
 def _paths(nodes: Sequence[Node]) -> list[str]:
-    """The names from the outermost span that is there down to each; parents come first."""
+    """The path of names to each node, from the root. `nodes` has parents first."""
     paths: dict[str, str] = {}
     for node in nodes:
         above = paths.get(node.parent_id or "")

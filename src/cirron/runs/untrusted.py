@@ -1,7 +1,7 @@
 """Reads untrusted files in a run's folder.
 
-Nothing here waits (on a FIFO), follows a link (to a device, or to a private file) or reads more
-than it was asked to. Whatever reads a run's folder opens its files with this module.
+Nothing here blocks (on a FIFO), follows a link (to a device or a private file) or reads more than
+its limit. All code that reads a run's folder opens files with this module.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class UnreadableError(Exception):
 def read_file(path: StrPath, limit_bytes: int) -> bytes:
     """The content of a regular file, up to a limit in bytes.
 
-    Raises FileNotFoundError when it is gone, OSError when this process has too much open, and
-    UnreadableError for everything else.
+    Raises FileNotFoundError if it does not exist, OSError if this process has too many files open,
+    and UnreadableError for everything else.
     """
     try:
         with os.fdopen(system.open_regular(path), "rb") as file:
@@ -59,8 +59,7 @@ def read_file(path: StrPath, limit_bytes: int) -> bytes:
 def list_files(folder: StrPath, suffix: str, limit: int) -> list[str]:
     """The names in a folder with this suffix, in descending order, up to a limit.
 
-    Raises FileNotFoundError when there is no such folder, and UnreadableError when it is something
-    else.
+    Raises FileNotFoundError if it does not exist, and UnreadableError if it is not a folder.
     """
     try:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):

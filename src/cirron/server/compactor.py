@@ -18,7 +18,7 @@ from cirron.record import clock
 from cirron.runs import engine
 from cirron.runs import store as stores
 from cirron.runs.ingest import Ingest
-from cirron.runs.scan import Source
+from cirron.runs.scan import SpoolSource
 from cirron.server.depot import INBOX, REFUSED
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Compactor:
     def _run(self, taken: list[str], size: int, folder: Path) -> bool:
         for name in taken:
             self._fetch(name, folder / name.removeprefix(INBOX))
-        source = Source(folder, [], whose=INBOX)
+        source = SpoolSource(folder, [], whose=INBOX)
         self.store.manifest = stores.newest(self.store.objects)
         try:
             Ingest(self.store, self._db).run([source])

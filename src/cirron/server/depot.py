@@ -41,7 +41,7 @@ class Depot:
         self.where = os.fspath(where)
         self.objects = objects.at(where)
         # None: object storage
-        self.folder = self.objects.root if isinstance(self.objects, objects.Folder) else None
+        self.folder = self.objects.root if isinstance(self.objects, objects.LocalObjects) else None
 
     @property
     def scratch(self) -> Path:

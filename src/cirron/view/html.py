@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from cirron.runs import engine
-from cirron.view import tables, text
+from cirron.view import report, tables, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,6 +102,7 @@ def page(run: Run) -> str:
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     parts = (
+        _verdict(run),
         _problems(run),
         _steps(run),
         _phases(run),
@@ -149,6 +150,13 @@ def _header(run: Run) -> str:
     shown = "".join(f"<div><span>{name}</span>{fact}</div>" for name, fact in facts.items())
     lines = "".join(f'<p class="faint">{escape(line)}</p>' for line in text.program(run.program))
     return f'<h1>run {say(run.id, 200)}</h1>{lines}<div class="facts">{shown}</div>'
+
+
+def _verdict(run: Run) -> str:
+    """Why the run is slow or died, what to do about it, and what that saves."""
+    found = run.report().verdict
+    lines = "".join(f"<p>{escape(line.strip())}</p>" for line in report.told(found))
+    return _section("Verdict", f"<p><b>{say(found.kind)}: {say(found.summary, 200)}</b></p>{lines}")
 
 
 def _problems(run: Run) -> str:
@@ -280,7 +288,7 @@ def _curves(run: Run) -> str:
 
 
 def _curve(run: Run, name: str, rows: list[dict[str, Any]]) -> str:
-    height, wide, left = 110, 330, 46
+    height, wide, left = 110, 330, 56
     lines = []
     for _, its in groupby(rows, key=lambda row: row["session_id"]):
         points = set()

@@ -69,9 +69,8 @@ def in_notebook() -> bool:
 
 
 def to_html(tree: trees.Tree) -> str:
-    """The tree as one HTML element; many alike spans are one row, so it is small for any run."""
-    # Names may hold "$": the other classes tell MathJax 2 and 3, which notebooks run over what a
-    # cell shows, that there is no formula here.
+    """The tree as one HTML element. Similar spans share a row, so it is small for any run."""
+    # Names may contain "$". The other classes stop MathJax 2 and 3 from looking for formulas.
     names = "cirron-trace tex2jax_ignore mathjax_ignore"
     parts = [f'<div class="{names}"><style>{STYLE}</style>']
     for root in trees.outline(tree, MAX_ROWS):
@@ -127,7 +126,7 @@ def _row(row: trees.Row, root: _Extent, now_ns: int) -> str:
 def _bar(item: trees.Item, root: _Extent, now_ns: int) -> str:
     extent = _Extent(item, now_ns)
     whole_ns = max(1, root.end_ns - root.start_ns)
-    # A thread may outlive the span that it was started in; its bar ends with the root's.
+    # A thread may outlive the span it was started in: its bar ends with the root's.
     left = _percent(extent.start_ns - root.start_ns, whole_ns)
     right = _percent(extent.end_ns - root.start_ns, whole_ns)
     kinds = ["bar"]

@@ -1,6 +1,6 @@
 """Tables as text and HTML: query results, runs and lists of runs.
 
-All text goes through `text.plain`, and is escaped for HTML: names come from anybody's files.
+All text goes through `text.plain` and is escaped for HTML, because names are untrusted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run, Session
 
 MAX_CELL = 40
-# Of columns that end like durations.
+# Columns that end in `_ns` but are not durations.
 MOMENTS = {"start_ns", "end_ns", "ts_ns", "first_ns", "last_ns", "lowest_ns", "highest_ns"}
 
 

@@ -90,8 +90,9 @@ def value(given: Any) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 run`, `2 runs`, `3 batches`, `4 epochs`."""
-    return f"1 {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('tch') else 's'}"
+    """`1 run`, `2 runs`, `3 batches`, `4 processes`."""
+    ending = "es" if noun.endswith(("tch", "ss")) else "s"
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}{ending}"
 
 
 def plain(text: str, limit: int = MAX_TEXT) -> str:
@@ -349,7 +350,7 @@ def cells(row: trees.Row, now_ns: int) -> Cells:
             f"{plain(key[:-3])}: median {duration(median)}, total {duration(total)}"
             for key, (total, median) in item.times.items()
         )
-        notes += [] if item.mode is None else [_attr("mode", item.mode)]
+        notes += itertools.starmap(_attr, item.traits.items())
         notes += _at_most(MAX_ATTRS, times, len(item.times))
         return Cells(f"{plain(item.name)} x{item.count}", time, _marks(item.marks), notes)
     attrs = {

@@ -41,7 +41,7 @@ from cirron.server.compactor import Compactor
 from cirron.server.depot import Depot
 
 where, name, at, when = sys.argv[1:]
-kind = store.Store if name in ("write", "commit", "compact") else objects.Folder
+kind = store.Store if name in ("write", "commit", "compact") else objects.LocalObjects
 real = getattr(kind, name)
 calls = 0
 

@@ -1,6 +1,6 @@
--- How long the ended spans of the path `:path` in the session `:session` took, in `:bins` bins from the
--- shortest to the longest: how many, and how many of them took less than `:own_ns`. Beside each bin the
--- shortest, the longest and the median of all, in nanoseconds.
+-- A histogram of the durations of the ended spans with the path `:path` in the session `:session`, in `:bins`
+-- bins: how many spans, and how many took less than `:own_ns`. Each row also has the shortest, the longest and the
+-- median of all, in nanoseconds.
 WITH alike AS (
     SELECT end_ns - start_ns AS ns
     FROM spans

@@ -1,6 +1,5 @@
--- Every mark that is a number, thinned to `:width` buckets of time without losing a peak: of each bucket
--- the lowest and highest finite value, the first and the last value, how many there were, and how many
--- were NaN or infinite.
+-- All numeric marks in `:width` time buckets, with their peaks: the lowest and the highest finite value of a
+-- bucket, the first and the last value, the number of values, and how many are NaN or infinite.
 WITH whole AS (
     SELECT session, name, min(ts_ns) AS first_ns, max(ts_ns) AS last_ns
     FROM marks

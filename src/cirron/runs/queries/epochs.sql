@@ -1,6 +1,5 @@
--- One row an epoch of each rank that is in no evaluation: its time, its training steps, what they waited
--- for data, the evaluations in it, and the last loss. An open epoch lasts until the last that is known
--- of its session.
+-- One row per rank and epoch outside any evaluation: its duration, its training steps, the time they waited for
+-- data, its evaluations, and the last loss. An open epoch lasts until the last sign of life of its session.
 WITH epochs AS (
     SELECT
         p.session, s.attempt, s.rank, s.session_id, p.key, p.id, p.epoch, p.pid, p.thread_id, p.start_ns, p.end_ns,

@@ -1,5 +1,5 @@
--- The newest `:most` spans of the session `:session` that failed, each in the thread of its parent; of those
--- that ended at one moment the outer ones first.
+-- The newest `:most` failed spans of the session `:session` that ran in the thread of their parent. If several
+-- ended at the same time, the outer spans come first.
 SELECT path, epoch, step, "index", start_ns
 FROM spans
 WHERE session = :session AND error IS NOT NULL AND end_ns IS NOT NULL AND in_thread

@@ -1,7 +1,6 @@
--- The spans of the session `:session` between `:from_ns` and `:to_ns` by path: their name, how many, how many failed,
--- how long they took in that time, how much of that was in the thread of their parents, and the longest and
--- the median of them, in nanoseconds. The `:most` paths of least depth and most time. An open span lasts
--- until `:until_ns`.
+-- The spans of the session `:session` between `:from_ns` and `:to_ns` by path: how many, how many failed, their
+-- time in that range, how much of it was in the thread of their parents, the longest and the median, in nanoseconds.
+-- The `:most` paths with the lowest depth and the most time. An open span lasts until `:until_ns`.
 SELECT
     path,
     min(name) AS name,

@@ -1,6 +1,5 @@
--- How much of each attempt's time went into steps that counted: those that ended well and that no
--- later attempt did again. Of the rank that has the most steps; `gap_ns` is the time since the attempt
--- before it was last heard of.
+-- How much of each attempt's time went into steps that counted: they did not fail, and no later attempt repeated
+-- them. For the rank with the most steps. `gap_ns` is the time since the last sign of life of the previous attempt.
 WITH counted AS (
     SELECT session, count(*) AS steps
     FROM training_steps

@@ -1,4 +1,4 @@
--- What the snapshots of the session `:session` said of sick tensors, as JSON.
+-- The unhealthy tensors that the snapshots of the session `:session` found, as JSON.
 SELECT epoch, attrs
 FROM marks
 WHERE session = :session AND name = 'training_health' AND attrs IS NOT NULL

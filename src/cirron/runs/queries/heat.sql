@@ -1,6 +1,6 @@
--- How long the training steps of each session of the attempt `:attempt` took on average, in `:width` buckets
--- of the time between `:from_ns` and `:to_ns`, and the first step of each bucket. `:own`: outside of backward,
--- with the time since the step before.
+-- The mean duration of the training steps of each session of the attempt `:attempt`, in `:width` buckets of the time
+-- between `:from_ns` and `:to_ns`, and the first step of each bucket. With `:own`, the time outside backward plus the
+-- time since the previous step.
 SELECT session, bucket, CAST(floor(avg(ns)) AS BIGINT) AS wall_ns, min(step) AS step
 FROM (
     SELECT

@@ -1,5 +1,5 @@
 -- The histograms and statistics of the tensor `:name` of the session `:session`, and of its gradient, over the
--- epochs: about `:most` of each, the last one included.
+-- epochs: about `:most` of each, including the last.
 WITH numbered AS (
     SELECT
         *,

@@ -1,6 +1,5 @@
--- Of the ended training steps `:first` to `:last` of the session `:session`, by start, those that failed or took far
--- longer than the others: more than three medians, and half as long again as the 95th percentile. At most
--- `:most`, the longest.
+-- The ended training steps `:first` to `:last` of the session `:session`, by start, that failed or took far longer
+-- than the others: more than three medians, and 1.5 times the 95th percentile. At most `:most`, the longest.
 WITH numbered AS (
     SELECT *, end_ns - start_ns AS wall, row_number() OVER (ORDER BY start_ns, key) - 1 AS number
     FROM training_steps

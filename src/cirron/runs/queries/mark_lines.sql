@@ -1,8 +1,7 @@
--- The values of the mark `:name` between `:first` and `:last` of an axis, thinned to `:width` buckets of it: how
--- many, from where to where, their mean, lowest, highest and last finite value, and how many were NaN or
--- infinite. A line for each session of the rank `:rank` (-1: none), or of all if `:all_ranks`, at most `:lines`.
--- The `:axis` is 'step', counted over the whole of a session, 'epoch', and how much of it was over, or 'time',
--- in seconds since `:zero_ns`.
+-- The values of the mark `:name` between `:first` and `:last` on an axis, in `:width` buckets: how many, from where
+-- to where, their mean, lowest, highest and last finite value, and how many are NaN or infinite. One line per session
+-- of the rank `:rank` (-1: without a rank), or of all ranks with `:all_ranks`, at most `:lines`. The `:axis` is 'step'
+-- (counted over the whole session), 'epoch' (with the part of it that is over), or 'time' (seconds since `:zero_ns`).
 WITH chosen AS (
     SELECT session, last_ns
     FROM sessions
@@ -21,7 +20,7 @@ begun AS (
     JOIN chosen c ON c.session = p.session
     WHERE (:axis = 'step' AND p.is_training_step) OR (:axis = 'epoch' AND p.name = 'epoch' AND NOT p.in_evaluation)
 ),
--- How many steps or epochs had begun at each value: a running count over both.
+-- The number of steps or epochs that had started at each value: a running count over both.
 counted AS (
     SELECT
         *,

@@ -1,6 +1,6 @@
--- The marks of the rank `:rank` (-1: none) whose name has `:text` in it, by name: how many values and texts,
--- how many values are NaN or infinite, the last of each, and whether any sums up an epoch. The loss first,
--- then those that sum up, then those with most values.
+-- The marks of the rank `:rank` (-1: without a rank) whose name contains `:text`: how many values and texts, how many
+-- values are NaN or infinite, the last of each, and whether any is a summary. The loss comes first, then summaries, then
+-- the marks with the most values.
 SELECT name, points, texts, nonfinite, "last", last_text, is_summary
 FROM (
     SELECT

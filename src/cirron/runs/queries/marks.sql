@@ -1,4 +1,4 @@
--- One row a mark, by time. `text` holds the values that are no numbers.
+-- One row per mark, by time. `text` has the values that are not numbers.
 SELECT
     s.run_id,
     s.attempt,

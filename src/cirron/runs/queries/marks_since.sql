@@ -1,4 +1,4 @@
--- The marks of each rank after `:since_ns`, by time, but for the losses of steps, which are in their rows.
+-- The marks of each rank after `:since_ns`, by time. The losses of steps are left out: `steps_since` has them.
 SELECT s.session_id, m.rank, m.epoch, m.step, m.span_name, m.ts_ns AS end_ns, m.name, m.value, m.text
 FROM marks m
 JOIN sessions s ON s.session = m.session

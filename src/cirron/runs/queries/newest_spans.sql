@@ -1,4 +1,4 @@
--- The newest `:most` spans of each name and mode of the session `:session` that ended well, by end.
+-- The newest `:most` spans of each name and mode of the session `:session` that ended without an error, by end.
 SELECT name, mode, wall_ns
 FROM (
     SELECT name, mode, end_ns, key, end_ns - start_ns AS wall_ns,

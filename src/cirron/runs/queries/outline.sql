@@ -1,6 +1,6 @@
--- The tree of a run with all spans of one path as one row, parents before children: how many, how long,
--- and what no child in the same thread covers. An open span lasts until the last that is known of its
--- session. A sum that 64 bits cannot hold (292 years) is null.
+-- The tree of a run with one row per path, parents before children: how many spans, how long, and the time that no
+-- child in the same thread covers. An open span lasts until the last sign of life of its session. A sum of more than
+-- 64 bits (292 years) is null.
 WITH timed AS (
     SELECT p.*, GREATEST(COALESCE(p.end_ns, s.last_ns) - p.start_ns, 0) AS ns
     FROM spans p

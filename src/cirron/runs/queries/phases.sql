@@ -1,5 +1,5 @@
--- Spans that have ended by name, and forwards by mode: how many, how long, and their share of the time
--- of all sessions (spans inside each other both count). A sum that 64 bits cannot hold (292 years) is null.
+-- Ended spans by name, and forwards by mode: how many, how long, and their share of the time of all sessions (nested
+-- spans both count). A sum of more than 64 bits (292 years) is null.
 WITH whole AS (SELECT sum(CAST(last_ns - first_ns AS DOUBLE)) AS ns FROM sessions)
 SELECT
     name,

@@ -1,5 +1,5 @@
--- How far the training of the session `:session` is: its ended steps, the last epoch and the last step, when
--- the first began and the last ended, and how many steps the epoch before the last had.
+-- How far the training of the session `:session` is: its ended steps, the last epoch and step, when the first step
+-- started and the last one ended, and the number of steps in the second-to-last epoch.
 WITH done AS (
     SELECT epoch, step, start_ns, end_ns, key
     FROM training_steps

@@ -1,6 +1,5 @@
--- Training steps of every rank of the attempt `:attempt`, that began at `:first_ns` or later, each
--- `:every`-th of them, by phase: what each rank did in the same step. What no child covers is `self_ns`;
--- `wait_ns` is the time since the step before it in the same epoch.
+-- Every `:every`-th training step of every rank of the attempt `:attempt` that started at `:first_ns` or later, by
+-- phase. `self_ns` is the time that no child covers, `wait_ns` the time since the previous step of the same epoch.
 SELECT
     rank,
     epoch,

@@ -1,6 +1,6 @@
--- The same training step on every rank, on aligned clocks: when the first and the last rank began and
--- ended it, who was slowest, and by how much two of the clocks may be apart. A step that a process did
--- several times (one training after another) is `nth` 1, 2, ... Of ranks that tie, the lowest.
+-- The same training step on all ranks, with aligned clocks: when the first and the last rank started and ended it,
+-- which rank was the slowest, and how far two of the clocks may be apart. A step that a process did several times (one
+-- training after another) is `nth` 1, 2, ... If ranks tie, the lowest is named.
 WITH steps AS (
     SELECT
         t.attempt, COALESCE(t.rank, 2147483647) AS rank, t.epoch, t.step, t.start_ns, t.end_ns, s.uncertainty_ns,

@@ -1,4 +1,4 @@
--- What is recorded of the session itself, as JSON.
+-- The attributes of the session's own span, as JSON.
 SELECT max(attrs) AS attrs
 FROM spans
 WHERE path = 'cirron.session'

@@ -1,5 +1,5 @@
--- The next span of the session `:session` after `:at_ns`, or if not `:forward` the one before it, whose
--- name has `:text` in it, and the index `:number` if that is not null. An open one lasts until `:until_ns`.
+-- The next span of the session `:session` after `:at_ns`, or the previous one if `:forward` is false, with `:text` in
+-- its name and the index `:number`, unless that is null. An open span lasts until `:until_ns`.
 SELECT id, name, "index", start_ns, COALESCE(end_ns, :until_ns) AS end_ns
 FROM spans
 WHERE session = :session AND contains(lower(name), lower(:text)) AND (:number IS NULL OR "index" = :number)

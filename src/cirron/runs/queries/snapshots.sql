@@ -1,4 +1,4 @@
--- One row a tensor and epoch, by time.
+-- One row per tensor and epoch, by time.
 SELECT
     s.run_id,
     s.attempt,

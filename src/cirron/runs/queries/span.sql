@@ -1,5 +1,5 @@
--- The span `:id` of the session `:session`, and how long its children in the same thread took. An open
--- span lasts until the last that is known of its session.
+-- The span `:id` of the session `:session`, and the time of its children in the same thread. An open span lasts until
+-- the last sign of life of its session.
 WITH one AS (
     SELECT p.*, s.attempt, COALESCE(p.end_ns, s.last_ns) AS until_ns
     FROM spans p

@@ -1,4 +1,4 @@
--- One row a span, by start. `marks` and `attrs` are JSON; an open span has no end.
+-- One row per span, by start. `marks` and `attrs` are JSON. An open span has no end.
 SELECT
     s.run_id,
     s.attempt,

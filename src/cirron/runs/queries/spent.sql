@@ -1,5 +1,5 @@
--- How long the session `:session` trained, in steps that did not fail and without compilations, and what it
--- did beside its steps. Null: nothing of the kind has ended.
+-- How long the session `:session` trained, in steps that did not fail and without compilations, and how long it did
+-- other things. Null if nothing of that kind has ended.
 SELECT
     try_sum(CASE WHEN is_training_step AND error IS NULL THEN end_ns - start_ns
         WHEN is_compiling AND step_key IS NOT NULL THEN start_ns - end_ns END) AS step_ns,

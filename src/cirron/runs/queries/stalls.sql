@@ -1,5 +1,5 @@
--- How long each rank waited for its data inside of training steps: all of it, its share of the steps'
--- time, and the steps in which it was more than half of the step.
+-- How long each rank waited for data inside training steps: the total, its share of the steps' time, and the number
+-- of steps in which it was more than half of the step.
 SELECT
     attempt,
     rank,

@@ -1,7 +1,7 @@
--- The ended training steps `:first` to `:last` of the session `:session`, by start, in at most `:width` buckets
--- of as many steps: which steps, when, the mean of their time and of each phase, and the longest, in
--- nanoseconds. Beside each bucket how many steps there are in all, their median and their 95th percentile.
--- Without a step in that range there is one row, which has these alone.
+-- The ended training steps `:first` to `:last` of the session `:session`, by start, in at most `:width` buckets of
+-- equal size: which steps, when, the mean duration and the mean of each phase, and the longest, in nanoseconds. Each
+-- row also has the number of all steps, their median and their 95th percentile. If there is no step in the range, a
+-- single row has only these.
 WITH numbered AS (
     SELECT *, end_ns - start_ns AS wall, row_number() OVER (ORDER BY start_ns, key) - 1 AS number
     FROM training_steps

@@ -1,4 +1,4 @@
--- How many training steps of each session have ended.
+-- The number of ended training steps of each session.
 SELECT session, count(*) AS steps
 FROM training_steps
 WHERE end_ns IS NOT NULL

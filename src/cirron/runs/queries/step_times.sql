@@ -1,6 +1,6 @@
--- The ended training steps of each session of the attempt `:attempt`: how many, their median and longest, in
--- nanoseconds, when the first began and when the last ended. `own` is the median of what is outside of backward,
--- with the time since the step before it.
+-- The ended training steps of each session of the attempt `:attempt`: how many, their median and longest duration in
+-- nanoseconds, when the first started and the last ended. `own` is the median of the time outside backward plus the
+-- time since the previous step.
 SELECT
     session,
     count(*) AS steps,

@@ -1,6 +1,5 @@
--- One row a training step that has ended, of each rank: how long it took, each of its phases, what no
--- child covers (`self_ns`), and the last loss that it marked. Children in other threads do not count.
--- A time that nobody measured is null.
+-- One row per rank and ended training step: its duration, each phase, the time that no child covers (`self_ns`), and
+-- its last loss. Children in other threads do not count. A time that was not measured is null.
 SELECT
     attempt,
     rank,

@@ -1,4 +1,4 @@
--- The training steps of each rank that ended after `:since_ns`, by end. `step_name`: `step`, or `batch`.
+-- The training steps of each rank that ended after `:since_ns`, by end. `step_name` is `step` or `batch`.
 SELECT
     t.session_id, t.rank, t.epoch, t.step, p.name AS step_name, t.end_ns, t.end_ns - t.start_ns AS wall_ns, t.data_load_ns, t.loss, t.error
 FROM training_steps t

@@ -1,6 +1,6 @@
--- The statistics of each tensor of the session `:session` over the epochs, beside the norm of its gradient,
--- thinned to about `:points` a tensor; the last is always there. `change` is how far the norm moved since
--- the snapshot before, relative to it.
+-- The statistics of each tensor of the session `:session` over the epochs, with the norm of its gradient: about
+-- `:points` rows per tensor, including the last. `change` is the relative change of the norm since the previous
+-- snapshot.
 WITH weights AS (
     SELECT
         *,

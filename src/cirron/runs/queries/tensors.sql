@@ -1,5 +1,5 @@
--- The statistics of each tensor at each epoch, beside those of its gradient; `change` is how far the
--- norm moved since the snapshot before, relative to it.
+-- The statistics of each tensor at each epoch, with those of its gradient. `change` is the relative change of the norm
+-- since the previous snapshot.
 WITH numbered AS (
     SELECT *, row_number() OVER (PARTITION BY session, span_key, tensor ORDER BY ts_ns, id) AS nth
     FROM snapshots

@@ -1,8 +1,8 @@
--- What a timeline shows between `:from_ns` and `:to_ns`, in at most `:width` buckets of a power of two of
--- nanoseconds. For each rank, thread, depth and bucket: the longest span that starts there, the number of
--- spans that do, their total time, the last end, the number of errors, and one of the errors. A span of at
--- least one bucket is also shown if it started before the window; its time outside the window does not
--- count. An open span lasts until the last sign of life of its session.
+-- The data of a timeline between `:from_ns` and `:to_ns`, in at most `:width` buckets of a power of two in
+-- nanoseconds. For each rank, thread, depth and bucket: the longest span that starts there, the number of spans that
+-- do, their total time, the last end, the number of errors, and one of the errors. A span of at least one bucket is
+-- also shown if it started before the window; its time outside the window does not count. An open span lasts until the
+-- last sign of life of its session.
 WITH shown AS (
     SELECT session, attempt, rank, session_id, last_ns
     FROM sessions

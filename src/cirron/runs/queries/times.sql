@@ -1,8 +1,7 @@
--- Where the time of each rank's training thread went. The columns are parts of `wall_ns` and do not
--- overlap: an evaluation, a checkpoint, a compilation or a snapshot inside a step counts as such and
--- not for the step, and what is inside one of those counts for it. `loading_ns`: data that is loaded
--- beside the steps. `idle_ns`: no span below the session was open. An open span lasts until the last
--- that is known of its session.
+-- Where the time of each rank's training thread went. The columns are parts of `wall_ns` and do not overlap: an
+-- evaluation, a checkpoint, a compilation or a snapshot inside a step counts as such and not for the step, and
+-- everything inside it counts for it. `loading_ns` is data loading outside steps. `idle_ns` is the time when no span
+-- below the session was open. An open span lasts until the last sign of life of its session.
 WITH ended AS (
     SELECT session, pid, thread_id, min(depth) AS depth, min(start_ns) AS start_ns,
         sum(CASE WHEN key = step_key THEN CAST(end_ns - start_ns AS DOUBLE) END) AS step_ns
@@ -46,7 +45,7 @@ named AS (
     JOIN sessions s ON s.session = p.session
     JOIN threads t ON t.session = p.session AND t.place = 1
         AND t.pid IS NOT DISTINCT FROM p.pid AND t.thread_id IS NOT DISTINCT FROM p.thread_id
-    -- What is in the next two: most spans are in neither, and need not be joined.
+    -- Only spans inside the next two: most spans are in neither, and need no join.
     WHERE p.is_training_step OR COALESCE(p.parent_name, 'cirron.session') = 'cirron.session'
         OR p.name IN ('evaluation', 'prediction', 'compile', 'trace', 'lower', 'checkpoint', 'snapshot')
         OR (p.name IN ('data_load', 'data_setup', 'data_teardown') AND (p.step_key IS NULL OR p.step_key = p.key))
