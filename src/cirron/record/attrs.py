@@ -71,7 +71,7 @@ class Foreign:
 def settle(attrs: dict[str, Any]) -> dict[str, Any]:
     """The attributes of a record as they are now: the same dict where nothing in it can change."""
     global as_text, cut
-    if len(attrs) <= MAX_FEW:
+    if type(attrs) is dict and len(attrs) <= MAX_FEW:
         for key in attrs:  # its items() would be a call more
             if type(key) is not str or len(key) > MAX_KEY:
                 break
@@ -153,6 +153,8 @@ class Copier:
 
     def attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """All of a record's attributes; one that uses up the limits leaves its neighbours short."""
+        if not issubclass(type(attrs), dict):  # set by the program
+            attrs = {"attrs": attrs}
         found: dict[str, Any] = {}
         for key, value in dict.items(attrs):
             if len(found) == MAX_ITEMS:

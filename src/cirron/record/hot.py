@@ -166,9 +166,10 @@ class Span:
             return _drop_deep(self)
         self.thread = _this_thread.ident
         self.sequence = next(sequence)
+        # Not open before it has all it needs: a signal handler may record at each of these calls.
         self.token = _set(self)
-        self.end = 0
         self.start = now()
+        self.end = 0
         opened.add(self)  # last: from here on another thread may look at it
         return self
 
@@ -473,9 +474,10 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
             continue
         span.thread = _this_thread.ident
         span.sequence = number = next(sequence)
+        span.end = -1
         span.token = _set(span)
-        span.end = 0
         start = span.start = now()
+        span.end = 0
         opened.add(span)
         if device_clock is not None:
             device_clock.start(span)
@@ -706,9 +708,10 @@ def begin(
         return _drop_deep(span)
     span.thread = _this_thread.ident
     span.sequence = next(sequence)
+    span.end = -1
     span.token = _set(span)
-    span.end = 0
     span.start = at or now()
+    span.end = 0
     opened.add(span)
     # A step that is not measured has none of its phases measured.
     if device_clock is not None and (parent.name not in STEPS or getattr(parent, "device", None)):
