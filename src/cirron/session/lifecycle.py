@@ -10,11 +10,13 @@ import atexit
 import builtins
 import contextlib
 import functools
+import gc
 import os
 import signal
 import sys
 import threading
 import time
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cirron.hooks.patch import Patches
@@ -22,6 +24,7 @@ from cirron.record.attrs import describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextvars import Context
     from types import FrameType
 
 # Of an exception's text in the black box: a compiler's or a server's may be megabytes.
@@ -58,6 +61,7 @@ class Process:
         self._status: object = None
         self._after_fork = after_fork
         self._masks: dict[int, set[signal.Signals]] = {}  # of threads that fork
+        self._context: Context | None = None
         if hasattr(os, "register_at_fork"):  # cannot be undone
             os.register_at_fork(
                 before=self._hold_back,
@@ -68,6 +72,8 @@ class Process:
     def watch(self) -> None:
         """Registers for exit and signals."""
         atexit.register(self._exit)
+        if sys.version_info < (3, 12):
+            gc.callbacks.append(self._keep_context)
         # Python forgets the status before it calls `atexit`.
         self._note_status(sys, "exit")
         if hasattr(builtins, "exit"):  # `quit` is of the same class; not so under `python -S`
@@ -92,6 +98,8 @@ class Process:
     def unwatch(self) -> None:
         """Puts back what `watch` replaced, unless somebody has replaced it since."""
         atexit.unregister(self._exit)
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._keep_context)
         self._patches.undo()
         self._outermost = self._status = None
         if self._finalizer is not None:
@@ -103,6 +111,16 @@ class Process:
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous)
                 del self._previous[number]
+
+    def _keep_context(self, phase: str, info: object) -> None:
+        """Keeps a copy of the context from one garbage collection to the next.
+
+        Python 3.11 may collect inside of `ContextVar.set`. A finalizer that opens a scope then
+        sets the same variable, and frees the mapping that the outer call is still reading: Python
+        crashes, unless another context refers to that mapping.
+        """
+        if phase == "start":
+            self._context = copy_context()
 
     def watch_multiprocessing(self) -> None:
         """Children of `multiprocessing` leave by `os._exit`, past atexit; it has its own list."""

@@ -15,7 +15,7 @@ from cirron import system
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
 from cirron.record.value import Deferred, Polled, Several
-from cirron.ship.encode import MAX_MARK_IDS, Encoder, keys_of, transpose, weigh, weigh_all
+from cirron.ship.encode import MAX_MARK_IDS, Encoder, keys_of, span_columns, transpose, weigh, weigh_all
 from cirron.ship.threads import new_lock, sleep
 
 if TYPE_CHECKING:
@@ -184,12 +184,10 @@ class Collector:
         if not (records or late or self._held or self._snapshots):
             return 0  # as at most looks
         self._rest = []
-        closed, marks = by_kind(records)
-        columns, mark_columns = transpose(closed), transpose(marks)
+        closed, columns, marks, mark_columns = by_kind(records)
         if weigh_all(columns[4]) + weigh_all(mark_columns[5]) > MAX_SLICE_BYTES:
             records = self._cut(records)
-            closed, marks = by_kind(records)
-            columns, mark_columns = transpose(closed), transpose(marks)
+            closed, columns, marks, mark_columns = by_kind(records)
         self.seen += len(records)
         if closed:
             self.last_activity.update(zip(columns[7], columns[6], strict=True))
@@ -343,7 +341,7 @@ class Collector:
 
     def _peek(self, closed: list[hot.Closed]) -> list[wire.Span]:
         """The wire form of spans whose time has not come: no object is asked for its text yet."""
-        columns = transpose(closed)
+        closed, columns = span_columns(closed)
         mark_ids = [list(self.mark_ids.get(number, _NO_MARKS)) for number in columns[0]]
         self.encoder.asks = False
         try:
@@ -513,15 +511,13 @@ class Collector:
         return record
 
 
-def by_kind(records: list[Any]) -> tuple[list[hot.Closed], list[hot.Mark]]:
-    """The spans, of eight fields, and the marks, of seven."""
+def by_kind(records: list[Any]) -> tuple[list[hot.Closed], Columns, list[hot.Mark], Columns]:
+    """The spans, of eight fields, and the marks, of seven, each with their columns."""
     lengths = bytes(map(len, records))
-    if 7 not in lengths:
-        return records, []
-    return (
-        list(compress(records, lengths.translate(_IS_SPAN))),
-        list(compress(records, lengths.translate(_IS_MARK))),
-    )
+    marks = list(compress(records, lengths.translate(_IS_MARK)))
+    if marks:
+        records = list(compress(records, lengths.translate(_IS_SPAN)))
+    return *span_columns(records), marks, transpose(marks)
 
 
 def gpu_time_of(record: hot.Closed) -> Deferred | None:

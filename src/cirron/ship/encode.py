@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import math
+import operator
 import os
 import struct
 from itertools import chain, repeat
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from cirron import wire
 from cirron.record import attrs as attributes
 from cirron.record import clock
+from cirron.record.hot import MAX_NAME
 from cirron.record.value import Deferred
 from cirron.ship.texts import Texts
 
@@ -41,6 +43,7 @@ _NO_ATTRS: dict[str, Any] = {}
 _NO_MARKS: list[str] = []
 _PLAIN = frozenset((str, bool, type(None)))
 _SCALARS = frozenset((*TYPES, type(None)))
+_INDICES = frozenset((int, type(None)))
 MAX_INT = 2**63 - 1
 
 
@@ -114,7 +117,7 @@ class Encoder:
             hex_of(self.ids.prefix, numbers),
             names,
             map(self._parents.__getitem__, parents),
-            readable(indices),
+            indices,
             map(add, starts, offset),
             map(add, ends, offset),
             *repeat(repeat(None), len(GAUGES)),
@@ -226,6 +229,15 @@ class ParentIds(dict[int, str | None]):
         return found
 
 
+def span_columns(closed: list[Any]) -> tuple[list[Any], Columns]:
+    """Spans, and the same by their fields. Fields that a program has set are made to fit."""
+    columns = transpose(closed)
+    if are_names(columns[2]) and are_indices(columns[3]):
+        return closed, columns
+    fitting = [(*one[:2], as_name(one[2]), as_index(one[3]), *one[4:]) for one in closed]
+    return fitting, transpose(fitting)
+
+
 def transpose(records: list[Any]) -> Columns:
     """Records of one kind by their fields."""
     if not records:
@@ -274,11 +286,32 @@ def are_short(mark_ids: Iterable[list[str]]) -> bool:
     return not isinstance(mark_ids, list) or max(map(len, mark_ids), default=0) <= MAX_MARK_IDS
 
 
-def readable(indices: Sequence[int | None]) -> Sequence[int | None]:
-    """The indices, each cut to what a reader of JSON can hold."""
-    if fit(filter(None, indices)):
-        return indices
-    return [index if index is None else max(-MAX_INT, min(index, MAX_INT)) for index in indices]
+def are_names(names: Sequence[Any]) -> bool:
+    """Whether all of these are strings, and not too long together."""
+    try:
+        return len("".join(names)) <= MAX_NAME * len(names)
+    except TypeError:
+        return False
+
+
+def are_indices(indices: Sequence[Any]) -> bool:
+    """Whether these are all None, or integers that a reader of JSON can hold."""
+    kinds = set(map(type, indices))
+    return kinds <= _INDICES and (int not in kinds or fit(filter(None, indices)))
+
+
+def as_name(name: Any) -> str:
+    """A span's name, whatever the program has set it to."""
+    is_text = issubclass(type(name), str)
+    return str.__str__(name)[:MAX_NAME] if is_text else attributes.name_of(name)
+
+
+def as_index(index: Any) -> int | None:
+    """A span's index, whatever the program has set it to, cut to what a reader of JSON can hold."""
+    try:
+        return max(-MAX_INT, min(operator.index(index), MAX_INT))
+    except Exception:  # noqa: BLE001  protects the other records from a method of the user's
+        return None
 
 
 def hex_of(prefix: str, numbers: Sequence[int]) -> list[str]:
