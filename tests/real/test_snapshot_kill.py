@@ -245,7 +245,7 @@ while {how == "signal"}:
 
     assert (-signal.SIGTERM if how == "signal" else 0) == ended.status
     assert [
-        "cirron: a snapshot was not finished within exit_timeout, and is lost"
+        "cirron: a snapshot is lost: it was not finished within exit_timeout"
     ] == ended.warnings
     assert [0, 1] == [span.index for span in scripts.spans("epoch")]
     assert [] == scripts.session().snapshots

@@ -124,7 +124,9 @@ class TestScope:
         with scope:
             pass
 
-        with pytest.raises(ci.ScopeReusedError, match=r"'once' was entered before; call ci\.scope"):
+        with pytest.raises(
+            ci.ScopeReusedError, match=r"'once' was already entered; call ci\.scope"
+        ):
             scope.__enter__()
         assert ["once"] == tree(recorded)
 
@@ -458,7 +460,8 @@ class TestDepth:
             self.nest(66)
 
         assert [
-            "cirron: scope 'x' is nested deeper than 64 and was dropped, as all deeper ones will be"
+            "cirron: scope 'x' is nested deeper than 64 levels: it was dropped,"
+            " as all deeper ones will be"
         ] == [record.getMessage() for record in caplog.records]
 
     def test_a_new_profiler_counts_from_0(self) -> None:

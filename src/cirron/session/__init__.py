@@ -1,7 +1,7 @@
 """`profile()`, `shutdown()`, `flush()`, `health()`, `trace()`, `watch()`: the public calls.
 
-The owner of the process's one session. How a session is put together is in `compose.py`, what
-befalls the process in `lifecycle.py`.
+Holds the one session of this process. `compose.py` builds a session; `lifecycle.py` handles exit,
+signals and forks.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ if TYPE_CHECKING:
 
 FORMATS = ("tree", "dict", "json", "df")
 
-# A handler waits this long for the worker before the signal takes its course.
+# How long a signal handler waits for the worker before the signal has its usual effect.
 SIGNAL_WAIT_S = 3.0
-# `ci.flush()` blocks; a disk that hangs must not make it block for ever.
+# `ci.flush()` blocks, but not forever if the disk hangs.
 FLUSH_WAIT_S = 60.0
 
 _lock = threading.RLock()
 _memory = Memory()
-_idle_state = hot.State(hot.ring, opened=hot.opened)  # where records go while nobody profiles
+_idle_state = hot.State(hot.ring, opened=hot.opened)  # where records go without a session
 _idle = Collector(_idle_state, _memory, clock.read_anchor())
 _profiler: Profiler | None = None
-_owner = 0  # the process that made it
+_owner = 0  # the process that created it
 _session: Session | None = None
-_memory_is_old = False  # it holds a session that has ended
-_recorded: Recorded | None = None  # by the session that has ended last
-_is_automatic = False  # `cirron run` began it: the program's own call replaces it
-_to_watch: list[Callable[[], Any]] = []  # given to `ci.watch()` before there was a session
+_memory_is_old = False  # it holds records of a session that has ended
+_recorded: Recorded | None = None  # of the last session that has ended
+_is_automatic = False  # started by `cirron run`: the program's own call replaces it
+_to_watch: list[Callable[[], Any]] = []  # passed to `ci.watch()` before there was a session
 
 
 class Calls:
     """The public functions of a running session, as methods."""
 
     def flush(self) -> Flushed:
-        """Blocks until what was recorded is on disk; says what became of it."""
+        """Blocks until everything recorded is on disk; returns the result."""
         return flush()
 
     def health(self) -> dict[str, Any]:
@@ -74,11 +74,11 @@ class Calls:
         return health()
 
     def trace(self, format: str = "tree", name: str | None = None, last: int | None = None) -> Any:
-        """The session's tree, as `ci.trace()`."""
+        """The tree of the session, like `ci.trace()`."""
         return trace(format, name, last)
 
     def report(self) -> Report:
-        """The verdict so far, as `ci.report()`."""
+        """The verdict so far, like `ci.report()`."""
         return report()
 
 
@@ -90,7 +90,7 @@ class Profiler(Calls):
         self.enabled = enabled
 
     def shutdown(self) -> None:
-        """Ends the session, as `ci.shutdown()`, unless it has ended and another one runs."""
+        """Ends this profiler's session, like `ci.shutdown()`."""
         if _profiler is self:
             shutdown()
 
@@ -99,7 +99,7 @@ class Profiler(Calls):
 
 
 class Cirron(Calls):
-    """A set of settings to profile with, for self-hosted endpoints and for tests.
+    """A profiler with explicit settings, for self-hosted endpoints and tests.
 
     >>> cirron = ci.Cirron(api_endpoint="http://localhost:8000", api_key="secret")
     >>> cirron.profile()
@@ -139,7 +139,7 @@ class Cirron(Calls):
 
     @property
     def settings(self) -> settings.Settings:
-        """What `profile()` would use now."""
+        """The settings that `profile()` would use."""
         return settings.resolve(self._given)
 
     def profile(
@@ -159,10 +159,9 @@ class Cirron(Calls):
     ) -> Profiler:
         """Starts profiling this process. Call it once; the handle may be ignored.
 
-        Everything is checked before anything is touched: a bad argument raises `ValueError` and
-        names the valid ones. A second call logs a warning and returns the first handle. `sinks` are
-        destinations of your own: objects with `emit(batch) -> Outcome`. `tags` and `config` are
-        recorded, and tell runs apart.
+        An invalid argument raises `ValueError` with the valid values, and changes nothing. A second
+        call logs a warning and returns the first handle. `sinks` are your own destinations: objects
+        with `emit(batch) -> Outcome`. `tags` and `config` are recorded with the run.
 
         >>> ci.profile(output=["spool", "stdout"], tags=["baseline"], config={"lr": 0.1})
         """
@@ -187,12 +186,12 @@ class Cirron(Calls):
         return _begin(values, flags, wanted, own, enabled=on and values.enabled)
 
     def shutdown(self) -> None:
-        """Ends the session, as `ci.shutdown()`."""
+        """Ends the session, like `ci.shutdown()`."""
         shutdown()
 
 
 def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
-    """The user's sinks, or an error that says what one is."""
+    """The user's sinks, checked."""
     sinks = [] if given is None else given
     if not isinstance(sinks, (list, tuple)) or not all(map(is_sink, sinks)):
         rule = (
@@ -204,7 +203,7 @@ def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
 
 
 def is_sink(given: object) -> bool:
-    """Whether this is an object, not a class, with the one method that a sink needs."""
+    """Whether this is an instance with the one method that a sink needs."""
     return not isinstance(given, type) and callable(getattr(given, "emit", None))
 
 
@@ -220,7 +219,7 @@ def _begin(
     with _lock:
         if _profiler is not None and _owner != os.getpid():  # inherited by a fork
             _end("clean")
-        if _profiler is not None and _is_automatic:  # what the program asks for counts
+        if _profiler is not None and _is_automatic:  # the program's own settings take precedence
             automatic = _session
             is_empty = automatic is not None and automatic.is_empty
             _end("clean")
@@ -229,7 +228,7 @@ def _begin(
                     automatic.remove()
         if _profiler is not None:
             guard.warn(
-                "ci.profile() was called again; the profiler that runs goes on as it is."
+                "ci.profile() was called again; the running profiler continues unchanged."
                 " Call ci.shutdown() first to start another"
             )
             return _profiler
@@ -256,7 +255,7 @@ def _begin(
 
 
 def begin_by_itself() -> None:
-    """For `cirron run`: profiles as `ci.profile()` does, until the program calls that itself."""
+    """For `cirron run`: starts profiling, until the program calls `ci.profile()` itself."""
     global _is_automatic
     with _lock:
         if _profiler is None:
@@ -267,13 +266,13 @@ def begin_by_itself() -> None:
 def shutdown() -> None:
     """Ends the session: closes the root scope, stores everything, stops the background thread.
 
-    `ci.profile()` may be called anew afterwards. A second call does nothing.
+    `ci.profile()` may be called again afterwards. A second call of `ci.shutdown()` does nothing.
     """
     _finish("clean")
 
 
 def _finish(how: str, detail: str | None = None) -> None:
-    """Ends the session for good, and says how the run went."""
+    """Ends the session, and prints a summary of the run."""
     session = _session
     _end(how, detail)
     if session is not None and session.pid == os.getpid():
@@ -292,13 +291,13 @@ def _end(how: str, detail: str | None = None) -> None:
         _profiler = None
         if _session is not None:
             with guard.quiet("hooks"):
-                _session.hooks.uninstall()  # what they have open is theirs to close
+                _session.hooks.uninstall()  # they close their own spans
         hot.attach(_idle_state)
         _memory_is_old = True
         try:
             with guard.quiet("shutdown"):
                 if _session is not None:
-                    _session.end(how, detail)  # a signal meanwhile finds the session, and waits too
+                    _session.end(how, detail)  # a signal handler still finds the session, and waits
                     _recorded = _session.recorded if _session.pid == os.getpid() else None
                 _process.unwatch()
         finally:
@@ -306,7 +305,7 @@ def _end(how: str, detail: str | None = None) -> None:
 
 
 def flush() -> Flushed:
-    """Blocks until what was recorded before the call is on disk; says what became of it.
+    """Blocks until everything recorded before the call is on disk; returns the result.
 
     >>> ci.flush().ok
     True
@@ -322,8 +321,8 @@ def flush() -> Flushed:
 def watch(model: Any) -> None:
     """Takes a snapshot of the model's weights and gradients at the end of each epoch.
 
-    May be called for several models. Not needed for Keras and for the Trainer, which tell by
-    themselves what they train.
+    May be called for several models. Not needed for Keras and the Trainer of transformers: their
+    hooks know the model.
 
     >>> ci.profile(snapshots="stats")
     >>> ci.watch(model)
@@ -348,7 +347,7 @@ def _take_waiting() -> list[Any]:
 
 
 def health() -> dict[str, Any]:
-    """Counters and state of the profiler, for people and for monitoring; never raises."""
+    """Counters and state of the profiler; never raises."""
     found: dict[str, Any] = {
         "enabled": _profiler is not None and _profiler.enabled,
         "frameworks_installed": [],
@@ -379,8 +378,8 @@ def trace(format: str = "tree", name: str | None = None, last: int | None = None
     """The tree of this process's spans, from memory.
 
     `format` is "tree" (prints it, or shows it in a notebook cell), "dict", "json" or "df" (a pandas
-    DataFrame, one row a span). `name` keeps spans of that name and what is inside them, `last` the
-    ones that closed last.
+    DataFrame, one row per span). `name` selects spans of that name with their descendants, `last`
+    the spans that closed last.
 
     >>> ci.trace(name="epoch")
     """
@@ -400,7 +399,7 @@ def trace(format: str = "tree", name: str | None = None, last: int | None = None
     from cirron.view import notebook, text
 
     if hot.off:
-        text.print_safely("profiling is off: by ci.profile(enabled=False), or by CIRRON_ENABLED=0")
+        text.print_safely("profiling is off: ci.profile(enabled=False) or CIRRON_ENABLED=0")
         return None
     if notebook.in_notebook():
         return notebook.TraceView(found)
@@ -409,9 +408,9 @@ def trace(format: str = "tree", name: str | None = None, last: int | None = None
 
 
 def report() -> Report:
-    """The verdict on the session so far: why it is slow, what to do about it and what that gives.
+    """The verdict on the session so far: why it is slow, what to do, and the expected gain.
 
-    Prints it, or shows it in a notebook cell. Never raises: where there is no verdict it says why.
+    Prints it, or shows it in a notebook cell. Never raises: if there is no verdict, it says why.
 
     >>> ci.report().verdict.kind
     'input-bound'
@@ -427,7 +426,7 @@ def report() -> Report:
             recorded, collector = session.recorded, session.collector
             opened = [collector.open_record(span) for span in collector.open_spans()]
     found = closing.judge(recorded, opened)
-    if not notebook.in_notebook() and not hasattr(sys, "ps1"):  # a prompt shows what is returned
+    if not notebook.in_notebook() and not hasattr(sys, "ps1"):  # a prompt shows return values
         text.print_safely(repr(found))
     return found
 
@@ -456,14 +455,14 @@ def _collect() -> tree.Tree:
     return found
 
 
-# -- what befalls the process ----------------------------------------------------------------
+# -- signals and forks -----------------------------------------------------------------------
 
 
 def _on_signal(name: str, *, is_fatal: bool) -> None:
-    """Has the worker store what there is, before the signal takes its course.
+    """Lets the worker store all records before the signal has its usual effect.
 
-    Runs in a signal handler: the interrupted code may hold any lock, so this takes none, and only
-    waits, not for long, for the worker.
+    Runs in a signal handler: the interrupted code may hold any lock, so this takes none. It only
+    waits for the worker, within a time limit.
     """
     session = _session
     if session is None or session.pid != os.getpid():
@@ -479,7 +478,7 @@ def _on_signal(name: str, *, is_fatal: bool) -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child: nothing of the parent's is written twice, and no lock is inherited."""
+    """In a forked child: replaces locks, and the records that the parent will write."""
     global _lock, _memory, _idle, _recorded
     _lock = threading.RLock()
     _memory = Memory()

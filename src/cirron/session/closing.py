@@ -1,8 +1,8 @@
-"""The verdict on what this process has recorded: `ci.report()`, and what a run says at its end.
+"""The verdict on this process's records: `ci.report()`, and the summary at the end of a run.
 
-At the end it is said on standard error: one screen on a terminal, one line elsewhere. The newest
-records are judged by a process of their own, which has a limit in time: a database in this one, at
-its end, could hang or take down the program.
+The summary goes to standard error: one screen on a terminal, one line elsewhere. A child process
+with a time limit computes it from the newest records, because a database in this process could hang
+or crash the program at its end.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from cirron.session.compose import Recorded, Session
     from cirron.verdict.findings import Report
 
-# The verdict of less is that it is too little.
+# With fewer steps there is no verdict.
 MIN_STEPS = 20
-# A shorter run is over before anybody asks why it is slow.
+# Shorter runs get no summary.
 MIN_RUN_S = 10.0
 MIN_RUN_ON_TERMINAL_S = 2.0
-# The end may take a tenth of the time that the run took, within these limits.
+# The summary may take a tenth of the run's duration, within these limits.
 WAIT_S = (1.0, 2.0)
-# Of records, the newest: about 25,000 spans, which take well under a second.
+# The newest records, about 25,000 spans, which take well under a second.
 MAX_BYTES = 8 * 2**20
 
-# What the other process runs: it finds cirron where this one has it, and nothing else of the
-# program's. Its temporary files are in a folder that goes also if it is killed.
+# What the child process runs. It imports cirron from the same place, and nothing else of the
+# program. Its temporary files are in a folder that is removed even if it is killed.
 JUDGE = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
@@ -42,7 +42,7 @@ sys.stdout.buffer.write(of_batch(sys.stdin.buffer.read(), is_line=sys.argv[3] ==
 
 
 def batch_of(recorded: Recorded, opened: list[wire.Span], max_bytes: int | None = None) -> bytes:
-    """What memory has as one batch; the newest of it, if there is a limit."""
+    """The records in memory as one batch; the newest ones, if there is a limit."""
     chunks: list[tuple[bytes, bytes]] = []
     size = 0
     for chunk in reversed(recorded.memory.chunks()):
@@ -56,7 +56,7 @@ def batch_of(recorded: Recorded, opened: list[wire.Span], max_bytes: int | None 
 
 
 def judge(recorded: Recorded | None, opened: list[wire.Span]) -> Report:
-    """The verdict so far. Never raises: where there is none, it says why."""
+    """The verdict so far. Never raises: if there is none, it says why."""
     from cirron.verdict import nothing
 
     if recorded is None:
@@ -72,16 +72,16 @@ def judge(recorded: Recorded | None, opened: list[wire.Span]) -> Report:
         return nothing(str(error))
     except Exception as error:  # noqa: BLE001  protects the program
         guard.caught("report", error)
-        return nothing(f"our own mistake: {type(error).__name__}: {error}")
+        return nothing(f"an internal error: {type(error).__name__}: {error}")
 
 
 # -- the end of a run ------------------------------------------------------------------------
 
 
 def speaks(session: Session, how: str) -> bool:
-    """Whether this process says at its end how the run went.
+    """Whether this process prints a summary at its end.
 
-    The first of a run does, if it trained and nobody has cut it off.
+    The first process of a run does, if it trained and was not interrupted.
     """
     values, process = session.settings, sys.modules.get("multiprocessing.process")
     return (
@@ -96,13 +96,13 @@ def speaks(session: Session, how: str) -> bool:
 
 
 def say(session: Session, how: str) -> None:
-    """Says on standard error how the run went, after its end."""
+    """Prints the summary of a run that has ended, on standard error."""
     is_terminal = _is_terminal()
     lasted_s = (clock.now() - session.anchor.monotonic_ns) / 1e9
     if lasted_s < (MIN_RUN_ON_TERMINAL_S if is_terminal else MIN_RUN_S):
         return
     recorded = session.recorded
-    if how == "exception":  # the program has said which; here is where
+    if how == "exception":  # Python has printed the exception
         _write(_pointer(recorded, "why"))
         return
     form = "screen" if is_terminal else "line"
@@ -113,7 +113,7 @@ def say(session: Session, how: str) -> None:
 
 
 def _pointer(recorded: Recorded, command: str) -> str:
-    """Where to look."""
+    """A line with the command that shows the run."""
     from cirron.view import text
 
     assert recorded.header.session is not None
@@ -126,16 +126,18 @@ def _pointer(recorded: Recorded, command: str) -> str:
 
 
 def _ask(recorded: Recorded, form: str, wait_s: float) -> str:
-    """What another process says of the records; nothing if it does not in time."""
+    """The summary from a child process, or "" if it does not finish in time."""
     if not os.path.basename(sys.executable or "").startswith("python"):
-        return ""  # a program that Python is a part of: who knows what it would start
+        return ""  # Python is embedded: the executable is another program
     import subprocess
     import tempfile
 
     import cirron
 
     root = Path(cirron.__file__).parent.parent
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # too late, no process to be had
+    with contextlib.suppress(
+        OSError, subprocess.SubprocessError
+    ):  # timeout, or no process can be started
         with tempfile.TemporaryDirectory(prefix="cirron-", ignore_cleanup_errors=True) as folder:
             done = subprocess.run(  # noqa: S603  our own code
                 [sys.executable, "-P", "-c", JUDGE, folder, str(root), form],
@@ -161,5 +163,5 @@ def _write(line: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a file
         level = system.pipe_level(sys.stderr.fileno())
         if level is not None and 2 * level[0] + len(line) > level[1]:
-            return  # nobody reads it, and the end would wait for somebody who does
+            return  # the pipe is not being read, and writing would block the exit
     text.print_safely(line, "stderr")

@@ -373,9 +373,7 @@ class HttpSink(Sink):
         past = (RequestHistory(None, None, None, None, None),) * min(self._failures + 1, 16)
         retry = Retry(backoff_factor=FIRST_PAUSE_S / 2, backoff_max=LONGEST_PAUSE_S, history=past)
         if answer.retry_after is not None:
-            with contextlib.suppress(
-                HTTPError, ValueError, OverflowError
-            ):  # invalid
+            with contextlib.suppress(HTTPError, ValueError, OverflowError):  # invalid
                 # A little later, so that a thousand ranks do not retry at the same moment.
                 asked_s = retry.parse_retry_after(answer.retry_after) * (1 + self._random() / 10)
                 return min(max(asked_s, FIRST_PAUSE_S), LONGEST_RETRY_AFTER_S)
