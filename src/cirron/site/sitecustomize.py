@@ -1,6 +1,6 @@
-# `cirron run` puts this folder first on PYTHONPATH. Any Python may run this file, even an old one or
-# one without cirron, so it has no new syntax, and nothing that can fail. If the program has its own
-# sitecustomize, that one stays imported.
+# `cirron run` puts this folder first on PYTHONPATH. Any Python may run this file, even an old one,
+# or one without cirron, so it has no new syntax, and nothing that can fail. If the program has its
+# own sitecustomize, that one stays imported.
 import os
 import sys
 
