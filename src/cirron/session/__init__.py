@@ -62,151 +62,6 @@ _is_automatic = False  # started by `cirron run`: the program's own call replace
 _to_watch: list[Callable[[], Any]] = []  # passed to `ci.watch()` before there was a session
 
 
-class Calls:
-    """The public functions of a running session, as methods."""
-
-    def flush(self) -> Flushed:
-        """Blocks until everything recorded is on disk; returns the result."""
-        return flush()
-
-    def health(self) -> dict[str, Any]:
-        """Counters and state; never raises."""
-        return health()
-
-    def trace(self, format: str = "tree", name: str | None = None, last: int | None = None) -> Any:
-        """The tree of the session, like `ci.trace()`."""
-        return trace(format, name, last)
-
-    def report(self) -> Report:
-        """The verdict so far, like `ci.report()`."""
-        return report()
-
-
-class Profiler(Calls):
-    """The handle that `ci.profile()` returns."""
-
-    def __init__(self, config: Mapping[str, Any], *, enabled: bool) -> None:
-        self.config = config  # the user's feature flags
-        self.enabled = enabled
-
-    def shutdown(self) -> None:
-        """Ends this profiler's session, like `ci.shutdown()`."""
-        if _profiler is self:
-            shutdown()
-
-    def __repr__(self) -> str:
-        return f"<cirron profiler, {'on' if self.enabled else 'off'}>"
-
-
-class Cirron(Calls):
-    """A profiler with explicit settings, for self-hosted endpoints and tests.
-
-    >>> cirron = ci.Cirron(api_endpoint="http://localhost:8000", api_key="secret")
-    >>> cirron.profile()
-    """
-
-    def __init__(
-        self,
-        api_key: str | None = None,
-        api_endpoint: str | None = None,
-        output_dir: str | None = None,
-        snapshots: str | None = None,
-        sample_rate: float | None = None,
-        flush_interval: float | None = None,
-        spool_max_bytes: int | None = None,
-        output: str | list[str] | None = None,
-        steps_per_epoch: int | None = None,
-        loss_marks: bool | None = None,
-        loggers: bool | None = None,
-        max_pending_records: int | None = None,
-        silence_after: float | None = None,
-        exit_timeout: float | None = None,
-        access: Literal["private", "group", "all"] | None = None,
-        allow_insecure: bool | None = None,
-        sinks: Sequence[Emitter] | None = None,
-        tags: list[str] | dict[str, str] | None = None,
-        overhead: float | None = None,
-        report: bool | None = None,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "sinks")}
-        self._given = settings.check(given)
-        self._sinks = check_sinks(sinks)
-
-    scope = staticmethod(hot.scope)
-    mark = staticmethod(hot.mark)
-    epochs = staticmethod(hot.epochs)
-    batches = staticmethod(hot.batches)
-
-    @property
-    def settings(self) -> settings.Settings:
-        """The settings that `profile()` would use."""
-        return settings.resolve(self._given)
-
-    def profile(
-        self,
-        config: dict[str, Any] | None = None,
-        frameworks: list[str] | None = None,
-        snapshots: Literal["stats", "sampled", "full"] | None = None,
-        sample_rate: float | None = None,
-        flush_interval: float | None = None,
-        enabled: bool = True,
-        path: str | None = None,
-        output: str | list[str] | None = None,
-        sinks: Sequence[Emitter] | None = None,
-        tags: list[str] | dict[str, str] | None = None,
-        overhead: float | None = None,
-        report: bool | None = None,
-    ) -> Profiler:
-        """Starts profiling this process. Call it once; the handle may be ignored.
-
-        An invalid argument raises `ValueError` with the valid values, and changes nothing. A second
-        call logs a warning and returns the first handle. `sinks` are your own destinations: objects
-        with `emit(batch) -> Outcome`. `tags` and `config` are recorded with the run.
-
-        >>> ci.profile(output=["spool", "stdout"], tags=["baseline"], config={"lr": 0.1})
-        """
-        given = settings.check(
-            {
-                "snapshots": snapshots,
-                "sample_rate": sample_rate,
-                "flush_interval": flush_interval,
-                "output_dir": path,
-                "output": output,
-                "tags": tags,
-                "overhead": overhead,
-                "report": report,
-            },
-            output_dir="path",
-        )
-        on = settings.switch("enabled", enabled)
-        values = settings.resolve({**self._given, **given})
-        flags = settings.flags(config)
-        wanted = hooks.check(frameworks)
-        own = (*self._sinks, *check_sinks(sinks))
-        return _begin(values, flags, wanted, own, enabled=on and values.enabled)
-
-    def shutdown(self) -> None:
-        """Ends the session, like `ci.shutdown()`."""
-        shutdown()
-
-
-def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
-    """The user's sinks, checked."""
-    sinks = [] if given is None else given
-    if not isinstance(sinks, (list, tuple)) or not all(map(is_sink, sinks)):
-        rule = (
-            "it must be a list of sinks: objects with a method emit(batch), which returns"
-            " ci.Outcome.DONE or ci.Outcome.DROPPED"
-        )
-        raise errors.out_of_range("sinks", given, rule)
-    return tuple(sinks)
-
-
-def is_sink(given: object) -> bool:
-    """Whether this is an instance with the one method that a sink needs."""
-    return not isinstance(given, type) and callable(getattr(given, "emit", None))
-
-
 def _begin(
     values: settings.Settings,
     flags: Mapping[str, Any],
@@ -490,6 +345,140 @@ def _after_fork() -> None:
 
 
 _process = Process(on_exit=_finish, on_signal=_on_signal, after_fork=_after_fork)
+
+
+# -- as objects ------------------------------------------------------------------------------
+
+
+class Calls:
+    """The public functions of a running session, as methods."""
+
+    flush = staticmethod(flush)
+    health = staticmethod(health)
+    trace = staticmethod(trace)
+    report = staticmethod(report)
+
+
+class Profiler(Calls):
+    """The handle that `ci.profile()` returns."""
+
+    def __init__(self, config: Mapping[str, Any], *, enabled: bool) -> None:
+        self.config = config  # the user's feature flags
+        self.enabled = enabled
+
+    def shutdown(self) -> None:
+        """Ends this profiler's session, like `ci.shutdown()`."""
+        if _profiler is self:
+            shutdown()
+
+    def __repr__(self) -> str:
+        return f"<cirron profiler, {'on' if self.enabled else 'off'}>"
+
+
+class Cirron(Calls):
+    """A profiler with explicit settings, for self-hosted endpoints and tests.
+
+    >>> cirron = ci.Cirron(api_endpoint="http://localhost:8000", api_key="secret")
+    >>> cirron.profile()
+    """
+
+    def __init__(
+        self,
+        api_key: str | None = None,
+        api_endpoint: str | None = None,
+        output_dir: str | None = None,
+        snapshots: str | None = None,
+        sample_rate: float | None = None,
+        flush_interval: float | None = None,
+        spool_max_bytes: int | None = None,
+        output: str | list[str] | None = None,
+        steps_per_epoch: int | None = None,
+        loss_marks: bool | None = None,
+        loggers: bool | None = None,
+        max_pending_records: int | None = None,
+        silence_after: float | None = None,
+        exit_timeout: float | None = None,
+        access: Literal["private", "group", "all"] | None = None,
+        allow_insecure: bool | None = None,
+        sinks: Sequence[Emitter] | None = None,
+        tags: list[str] | dict[str, str] | None = None,
+        overhead: float | None = None,
+        report: bool | None = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "sinks")}
+        self._given = settings.check(given)
+        self._sinks = check_sinks(sinks)
+
+    shutdown = staticmethod(shutdown)
+    scope = staticmethod(hot.scope)
+    mark = staticmethod(hot.mark)
+    epochs = staticmethod(hot.epochs)
+    batches = staticmethod(hot.batches)
+
+    @property
+    def settings(self) -> settings.Settings:
+        """The settings that `profile()` would use."""
+        return settings.resolve(self._given)
+
+    def profile(
+        self,
+        config: dict[str, Any] | None = None,
+        frameworks: list[str] | None = None,
+        snapshots: Literal["stats", "sampled", "full"] | None = None,
+        sample_rate: float | None = None,
+        flush_interval: float | None = None,
+        enabled: bool = True,
+        path: str | None = None,
+        output: str | list[str] | None = None,
+        sinks: Sequence[Emitter] | None = None,
+        tags: list[str] | dict[str, str] | None = None,
+        overhead: float | None = None,
+        report: bool | None = None,
+    ) -> Profiler:
+        """Starts profiling this process. Call it once; the handle may be ignored.
+
+        An invalid argument raises `ValueError` with the valid values, and changes nothing. A second
+        call logs a warning and returns the first handle. `sinks` are your own destinations: objects
+        with `emit(batch) -> Outcome`. `tags` and `config` are recorded with the run.
+
+        >>> ci.profile(output=["spool", "stdout"], tags=["baseline"], config={"lr": 0.1})
+        """
+        given = settings.check(
+            {
+                "snapshots": snapshots,
+                "sample_rate": sample_rate,
+                "flush_interval": flush_interval,
+                "output_dir": path,
+                "output": output,
+                "tags": tags,
+                "overhead": overhead,
+                "report": report,
+            },
+            output_dir="path",
+        )
+        on = settings.switch("enabled", enabled)
+        values = settings.resolve({**self._given, **given})
+        flags = settings.flags(config)
+        wanted = hooks.check(frameworks)
+        own = (*self._sinks, *check_sinks(sinks))
+        return _begin(values, flags, wanted, own, enabled=on and values.enabled)
+
+
+def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
+    """The user's sinks, checked."""
+    sinks = [] if given is None else given
+    if not isinstance(sinks, (list, tuple)) or not all(map(is_sink, sinks)):
+        rule = (
+            "it must be a list of sinks: objects with a method emit(batch), which returns"
+            " ci.Outcome.DONE or ci.Outcome.DROPPED"
+        )
+        raise errors.out_of_range("sinks", given, rule)
+    return tuple(sinks)
+
+
+def is_sink(given: object) -> bool:
+    """Whether this is an instance with the one method that a sink needs."""
+    return not isinstance(given, type) and callable(getattr(given, "emit", None))
 
 
 profile = Cirron().profile
