@@ -12,7 +12,6 @@ import operator
 import os
 import struct
 from itertools import chain, repeat
-from operator import add
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cirron import wire
@@ -118,8 +117,8 @@ class Encoder:
             names,
             map(self._parents.__getitem__, parents),
             indices,
-            map(add, starts, offset),
-            map(add, ends, offset),
+            map(operator.add, starts, offset),
+            map(operator.add, ends, offset),
             *repeat(repeat(None), len(GAUGES)),
             threads,
             repeat(self._pid),
@@ -152,7 +151,7 @@ class Encoder:
             map(TYPES.get, map(type, values)),
             values,
             filled(attrs) if is_plain else repeat(_NO_ATTRS),
-            map(add, times, repeat(self._offset)),
+            map(operator.add, times, repeat(self._offset)),
             kinds,
         )
         marks = list(made)
@@ -232,10 +231,30 @@ class ParentIds(dict[int, str | None]):
 def span_columns(closed: list[Any]) -> tuple[list[Any], Columns]:
     """Spans, and their columns. A name or index that the program set to another type is fixed."""
     columns = transpose(closed)
-    if are_names(columns[2]) and are_indices(columns[3]):
+    names, indices = columns[2:4]
+    kinds = set(map(type, indices))
+    try:
+        are_names = len("".join(names)) <= MAX_NAME * len(names)
+    except TypeError:
+        are_names = False
+    if are_names and kinds <= _INDICES and (int not in kinds or fit(filter(None, indices))):
         return closed, columns
-    fitting = [(*one[:2], as_name(one[2]), as_index(one[3]), *one[4:]) for one in closed]
-    return fitting, transpose(fitting)
+    fixed = [(*one[:2], as_name(one[2]), as_index(one[3]), *one[4:]) for one in closed]
+    return fixed, transpose(fixed)
+
+
+def as_name(name: Any) -> str:
+    """A valid name of a span."""
+    is_text = issubclass(type(name), str)
+    return str.__str__(name)[:MAX_NAME] if is_text else attributes.name_of(name)
+
+
+def as_index(index: Any) -> int | None:
+    """A valid index of a span, within 64 bits."""
+    try:
+        return max(-MAX_INT, min(operator.index(index), MAX_INT))
+    except Exception:  # noqa: BLE001  protects the other records from a user's method
+        return None
 
 
 def transpose(records: list[Any]) -> Columns:
@@ -284,34 +303,6 @@ def fit(integers: Iterable[int]) -> bool:
 def are_short(mark_ids: Iterable[list[str]]) -> bool:
     """Whether no span has too many marks to list."""
     return not isinstance(mark_ids, list) or max(map(len, mark_ids), default=0) <= MAX_MARK_IDS
-
-
-def are_names(names: Sequence[Any]) -> bool:
-    """Whether all of these are strings, and not too long together."""
-    try:
-        return len("".join(names)) <= MAX_NAME * len(names)
-    except TypeError:
-        return False
-
-
-def are_indices(indices: Sequence[Any]) -> bool:
-    """Whether these are all None, or integers that a reader of JSON can hold."""
-    kinds = set(map(type, indices))
-    return kinds <= _INDICES and (int not in kinds or fit(filter(None, indices)))
-
-
-def as_name(name: Any) -> str:
-    """A span's name, whatever the program has set it to."""
-    is_text = issubclass(type(name), str)
-    return str.__str__(name)[:MAX_NAME] if is_text else attributes.name_of(name)
-
-
-def as_index(index: Any) -> int | None:
-    """A span's index, whatever the program has set it to, cut to what a reader of JSON can hold."""
-    try:
-        return max(-MAX_INT, min(operator.index(index), MAX_INT))
-    except Exception:  # noqa: BLE001  protects the other records from a method of the user's
-        return None
 
 
 def hex_of(prefix: str, numbers: Sequence[int]) -> list[str]:
