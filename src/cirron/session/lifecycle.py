@@ -16,7 +16,8 @@ import signal
 import sys
 import threading
 import time
-from contextvars import copy_context
+from collections import defaultdict
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cirron.hooks.patch import Patches
@@ -24,7 +25,6 @@ from cirron.record.attrs import describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextvars import Context
     from types import FrameType
 
 # Limit of an exception's text in the black box: that of a compiler or server may be megabytes.
@@ -32,6 +32,35 @@ MAX_DETAIL_BYTES = 4096
 
 # If the handler was not called within this time, the signal was missed.
 MISSED_S = 0.05
+
+
+# Python 3.11 may collect garbage inside `ContextVar.set`. A finalizer that opens a scope then sets
+# the same variable and frees the mapping that the outer call is still reading, which crashes Python
+# unless another context refers to that mapping. So a copy of the context is kept from the start of
+# each collection to the start of the next. Only C code does this: Python would call signal handlers
+# in a callback written in Python, and ignore their exceptions.
+_contexts: defaultdict[tuple[()], Context] = defaultdict(copy_context)
+
+
+class Drop(tuple[()]):
+    """Reading `start`, the name of a phase of the garbage collector, drops the last copy."""
+
+    start = property(_contexts.pop)
+
+
+class Keep(tuple[()]):
+    """Reading `start` makes a copy. The key of both classes in `_contexts` is `()`."""
+
+    start = property(_contexts.__getitem__)
+
+
+# Called with the phase and a dict.
+KEEPERS = (functools.partial(getattr, Drop()), functools.partial(getattr, Keep()))
+
+
+def keep_contexts() -> None:
+    _contexts[()] = copy_context()
+    gc.callbacks.extend(KEEPERS)
 
 
 class OnSignal(Protocol):
@@ -61,7 +90,6 @@ class Process:
         self._status: object = None
         self._after_fork = after_fork
         self._masks: dict[int, set[signal.Signals]] = {}  # of threads that fork
-        self._context: Context | None = None
         if hasattr(os, "register_at_fork"):  # cannot be undone
             os.register_at_fork(
                 before=self._hold_back,
@@ -73,7 +101,7 @@ class Process:
         """Registers for exit and signals."""
         atexit.register(self._exit)
         if sys.version_info < (3, 12):
-            gc.callbacks.append(self._keep_context)
+            keep_contexts()
         # Python forgets the status before it calls `atexit`.
         self._note_status(sys, "exit")
         if hasattr(builtins, "exit"):  # `quit` has the same class; missing under `python -S`
@@ -98,8 +126,7 @@ class Process:
     def unwatch(self) -> None:
         """Restores what `watch` replaced, unless it was replaced again since."""
         atexit.unregister(self._exit)
-        with contextlib.suppress(ValueError):
-            gc.callbacks.remove(self._keep_context)
+        gc.callbacks[:] = [one for one in gc.callbacks if one not in KEEPERS]
         self._patches.undo()
         self._outermost = self._status = None
         if self._finalizer is not None:
@@ -111,16 +138,6 @@ class Process:
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous)
                 del self._previous[number]
-
-    def _keep_context(self, phase: str, info: object) -> None:
-        """Keeps a copy of the context from one garbage collection to the next.
-
-        Python 3.11 may collect inside of `ContextVar.set`. A finalizer that opens a scope then
-        sets the same variable, and frees the mapping that the outer call is still reading: Python
-        crashes, unless another context refers to that mapping.
-        """
-        if phase == "start":
-            self._context = copy_context()
 
     def watch_multiprocessing(self) -> None:
         """Children of `multiprocessing` end with `os._exit`: atexit is not called, this list is."""
