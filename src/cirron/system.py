@@ -214,7 +214,7 @@ def children_ns() -> int:
 
 
 def peak_bytes() -> int | None:
-    """The most memory that the process has had in RAM."""
+    """The peak resident memory of the process."""
     try:
         import resource
     except ImportError:  # Windows

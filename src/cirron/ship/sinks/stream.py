@@ -106,7 +106,7 @@ class Stream:
     def _wait_until_empty(self, descriptor: int) -> None:
         while (level := system.pipe_level(descriptor)) is not None and level[0]:
             if self._is_closed:
-                raise TimeoutError("nobody reads the pipe")
+                raise TimeoutError("the pipe is not being read")
             sleep(POLL_S)
 
     def _write(self, text: str) -> None:
