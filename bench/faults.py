@@ -69,9 +69,9 @@ CASES = (
     Case("hiccup every 25 steps", "hiccups.py", "uneven-steps", "one every 25"),
     Case("leak", "leak.py", "memory-growth", "keeps", has_gain=False),
     Case("NaN", "diverges.py", "numerics", "loss is nan", has_gain=False),
-    Case("slow rank", "ranks.py slow", "slow-rank", "rank 1 holds", ranks=2),
-    Case("ranks slow by turns", "ranks.py rotating", "slow-rank", "by turns", ranks=2),
-    Case("slow rank, ci.batches", "ranks.py batches", "slow-rank", "rank 1 holds", ranks=2),
+    Case("slow rank", "ranks.py slow", "slow-rank", "rank 1 slows", ranks=2),
+    Case("ranks slow by turns", "ranks.py rotating", "slow-rank", "in turn", ranks=2),
+    Case("slow rank, ci.batches", "ranks.py batches", "slow-rank", "rank 1 slows", ranks=2),
     Case("slow inside backward", "ranks.py backward", "compute-bound", "cannot tell", False, 2),
     Case("killed in backward", "dies.py", "died", "backward", has_gain=False),
     Case("hangs in backward", "hangs.py", "hung", "backward", has_gain=False),
@@ -80,8 +80,8 @@ CASES = (
 )
 # Made by `spools.py`: name -> which rank is late, expected, what has to be said, how it is mended.
 GENERATED = {
-    "64 ranks, one slow": ("slow", "slow-rank", "rank 17 holds", "none"),
-    "64 ranks, slow by turns": ("rotating", "slow-rank", "by turns", "shared"),
+    "64 ranks, one slow": ("slow", "slow-rank", "rank 17 slows", "none"),
+    "64 ranks, slow by turns": ("rotating", "slow-rank", "in turn", "shared"),
     "64 ranks, slow inside backward": ("backward", "compute-bound", "cannot tell", None),
     "64 ranks, healthy": ("none", "compute-bound", "", None),
 }

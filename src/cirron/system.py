@@ -196,7 +196,9 @@ def scheduled_ns() -> tuple[int, int] | None:
 
 
 def children_ns() -> int:
-    """The processor time of this thread's child processes: of those that ended, and that run."""
+    """The CPU time of this thread's child processes, with the time that running ones waited for a
+    CPU: on a busy machine, a worker that computes must not look like one that waits for a disk.
+    """
     ended = os.times()
     total = round((ended.children_user + ended.children_system) * 1e9)
     try:
@@ -207,7 +209,7 @@ def children_ns() -> int:
     for child in children:
         try:
             with open(f"/proc/{int(child)}/schedstat", "rb") as file:
-                total += int(file.read().split()[0])
+                total += sum(map(int, file.read().split()[:2]))
         except (OSError, ValueError, IndexError):  # it has just ended
             continue
     return total

@@ -51,6 +51,33 @@ def test_a_fault_is_named(tmp_path: Path, script: str, kind: str, said: str) -> 
         assert pytest.approx(sum(ns for _, ns, _ in report.account)) == window
 
 
+COMPETING = """
+import os, subprocess, sys, time
+from cirron import system
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+busy = [sys.executable, "-S", "-c", "while True: pass"]
+children = [subprocess.Popen(busy) for _ in range(2)]
+time.sleep(0.2)
+before, began = system.children_ns(), time.monotonic_ns()
+time.sleep(0.4)
+print((system.children_ns() - before) / (time.monotonic_ns() - began))
+for child in children:
+    child.kill()
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/children").exists(), reason="only Linux lists a thread's children"
+)
+def test_workers_that_wait_for_a_cpu_count_as_computing() -> None:
+    """Two busy processes share a core: each computes half of the time, and waits for the rest."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPETING], capture_output=True, text=True, check=True
+    )
+
+    assert float(done.stdout) > 1.5
+
+
 def test_scopes_of_the_program_are_named() -> None:
     """Where steps are uneven, what is in the long ones; in the account, each that counts."""
     ci.profile(output="none")
@@ -89,7 +116,7 @@ def test_what_is_between_steps_is_told() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("how", "kind", "said"),
-    [("slow", "slow-rank", "rank 1 holds"), ("rotating", "slow-rank", "by turns")],
+    [("slow", "slow-rank", "rank 1 slows"), ("rotating", "slow-rank", "in turn")],
 )
 def test_a_late_rank_is_named_though_all_wait(
     tmp_path: Path, how: str, kind: str, said: str

@@ -148,6 +148,7 @@ class TestModels:
             "model_device": "cpu",
             "model_checkpointing": None,
             "model_compiled": False,
+            "model_threads": torch.get_num_threads(),
             "model_strategy": None,
         } == describe.of_model(model)
 

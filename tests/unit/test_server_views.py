@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -204,6 +205,20 @@ def test_a_run_with_one_process_answers_every_view(place: Place) -> None:
     assert 0 < ask(place, "goodput")["goodput"] <= 1
 
 
+def test_compilation_inside_of_steps_is_not_goodput(tmp_path: Path) -> None:
+    """A run that compiles in every step does not train in that time."""
+    ci.profile()
+    for _ in ci.batches(range(5)):
+        with ci.scope("compile"), ci.scope("lower"):
+            time.sleep(0.02)
+    ci.shutdown()
+
+    found = ask(Place([tmp_path]), "goodput")
+
+    assert found["goodput"] < 0.5
+    assert 5 * 20 * MS <= found["times"]["compile_ns"] <= found["wall_ns"]
+
+
 def test_diff_of_a_run_with_itself(place: Place) -> None:
     """Nothing differs, and no span is called slower."""
     run_id = place.runs.latest.id
@@ -259,7 +274,7 @@ def test_a_slow_rank_is_seen_outside_of_backward(made: Made, tmp_path: Path, wai
     assert [False, True, False] == [one["is_odd"] for one in found["ranks"]]
     assert [2 * MS, 6 * MS, 2 * MS] == [one["own"] for one in found["ranks"]]
     assert [2 * MS, 6 * MS, 2 * MS] == [one[5] for one in found["walls"]]
-    assert "rank 1 holds the others up" == ask(place, "report")["primary"]["summary"]
+    assert "rank 1 slows the others down" == ask(place, "report")["primary"]["summary"]
 
 
 def test_diff_names_the_settings_that_differ(tmp_path: Path) -> None:

@@ -107,9 +107,9 @@ def test_workers_that_compute_need_a_core_each(
     verdict, *_ = judge(facts(slow, loader={"workers": 0}, cpu_share=cpu_share, cores=cores))
 
     assert f"num_workers={workers}" in verdict.advice
-    short = "5 would keep up, but loading computes and there are 2 cores"
+    short = "5 would keep up, but loading computes and there are only 2 cores"
     assert (short in verdict.advice) == (workers == 2)
-    assert ("more than the 2 cores, since loading waits" in verdict.advice) == (cpu_share < 1)
+    assert ("more than the 2 cores: loading waits" in verdict.advice) == (cpu_share < 1)
     if left is None:
         assert verdict.gain is None
     else:
@@ -143,15 +143,15 @@ def test_a_worker_for_each_core_that_cannot_keep_up() -> None:
     verdict, *_ = judge(facts(every(300, data_load=10 * MS), loader={"workers": 4}, cores=4))
 
     assert "input-bound" == verdict.kind
-    assert "4 workers, and there are 4 cores" in verdict.advice
+    assert "4 workers on 4 cores" in verdict.advice
     assert verdict.gain is None
 
 
 @pytest.mark.parametrize(
     ("children_share", "said"),
     [
-        (0.4, "raise num_workers from 4 to 8 (more than the 4 cores, since loading waits"),
-        (3.6, "4 workers, and there are 4 cores; they compute, so more will not help"),
+        (0.4, "raise num_workers from 4 to 8 (more than the 4 cores: loading waits"),
+        (3.6, "4 workers on 4 cores; they compute, so more will not help"),
     ],
 )
 def test_more_workers_than_cores_for_a_disk_or_a_network(children_share: float, said: str) -> None:
@@ -392,11 +392,36 @@ def test_uneven_steps_are_found() -> None:
 
 def test_steps_that_do_more_passes_by_design_are_not_uneven() -> None:
     """A GAN trains its generator in every fifth step, four times: more of every phase."""
-    passes = {"forward": 15 * MS, "backward": 25 * MS, "optimizer": 5 * MS}
+    passes = {"forward": 15 * MS, "backward": 25 * MS, "optimizer": 5 * MS, "forwards": 4}
     verdict, _, abstained = judge(facts(every(300, 5, **passes)))
 
     assert "compute-bound" == verdict.kind
-    assert "more forwards" in next(one.why for one in abstained if one.kind == "uneven-steps")
+    assert "more forward passes" in next(one.why for one in abstained if one.kind == "uneven-steps")
+
+
+def test_more_threads_than_cores() -> None:
+    """They delay each other: the advice is as many as there are cores."""
+    verdict, *_ = judge(facts(model={"threads": 32}))
+
+    assert ("compute-bound", True) == (verdict.kind, "torch.set_num_threads(8)" in verdict.advice)
+
+
+def test_time_in_no_phase_that_grows() -> None:
+    """A history that each step goes through takes longer and longer."""
+    verdict, *_ = judge(facts({number: {"own": number * MS // 2} for number in range(300)}))
+
+    assert ("host-bound", True) == (verdict.kind, "it grows from" in " ".join(verdict.evidence))
+
+
+def test_workers_finish_their_batches_at_once() -> None:
+    """Four workers that take 120 ms each: one wait of 110 ms, then none in three steps."""
+    bursts = {number: {"data_load": 0 if number % 4 else 110 * MS} for number in range(300)}
+    loader = {"workers": 4}
+
+    verdict, *_ = judge(facts(bursts, loader=loader, children_share=0.1, cores=2))
+
+    assert ("input-bound", "the steps wait for their data") == (verdict.kind, verdict.summary)
+    assert "num_workers from 4 to " in verdict.advice
 
 
 def test_one_long_step_is_no_pattern_and_hides_none() -> None:
@@ -463,7 +488,7 @@ def test_memory_that_grows() -> None:
 
     assert "memory-growth" == judge(facts(epochs=grows))[0].kind
     killed = judge(facts(epochs=grows, endings=[Ending(0, "killed", "", 3, None)]))[0]
-    assert ("died", True) == (killed.kind, "may have run out of it" in killed.advice)
+    assert ("died", True) == (killed.kind, "may have run out of memory" in killed.advice)
     assert "compute-bound" == judge(facts(epochs=settles))[0].kind
     assert "compute-bound" == judge(facts(epochs=stays))[0].kind
     assert "compute-bound" == judge(facts(epochs=records))[0].kind
@@ -544,7 +569,7 @@ def test_a_slow_rank_is_no_matter_of_chance(phase: str) -> None:
     """All steps take the same time, since all wait for it."""
     verdict, *_ = judge(facts(ranks=of_ranks(lambda _: 2, phase=phase)))
 
-    assert ("slow-rank", "rank 2 holds the others up") == (verdict.kind, verdict.summary)
+    assert ("slow-rank", "rank 2 slows the others down") == (verdict.kind, verdict.summary)
     assert phase == verdict.blames
     assert verdict.gain is not None
     assert pytest.approx(2 / 12, abs=0.01) == verdict.gain.share
@@ -556,7 +581,7 @@ def test_ranks_that_are_slow_by_turns() -> None:
     verdict, *_ = judge(facts(ranks=of_ranks(lambda _: turns.randrange(4))))
 
     assert "slow-rank" == verdict.kind
-    assert "by turns" in verdict.summary
+    assert "in turn" in verdict.summary
     assert verdict.gain is not None
     assert pytest.approx(0.75 * 2 / 12, abs=0.015) == verdict.gain.share
 
@@ -614,7 +639,8 @@ def test_the_rank_that_died_first_is_named() -> None:
     verdict, *_ = judge(facts(endings=ended))
 
     assert (
-        "rank 2 was killed, last seen in step[3], the first of 3 of 4 processes" == verdict.summary
+        "rank 2 was killed or crashed, last seen in step[3]; first of 3 of 4 processes"
+        == verdict.summary
     )
     assert ["rank 2", "rank 1", "rank 0"] == [one[:6] for one in verdict.evidence]
 
@@ -626,6 +652,38 @@ def test_a_run_that_hangs() -> None:
 
     assert "hung" == judge(facts(endings=silent))[0].kind
     assert "compute-bound" == judge(facts(endings=brief))[0].kind
+
+
+def test_a_run_that_hung_until_it_was_ended() -> None:
+    """A signal that ends a hanging run is not the fault; an error after a silence is."""
+    where = "epoch[1] > step[3] > backward"
+    killed = [Ending(None, state, where, 3, 300.0, "SIGTERM") for state in ("signal", "killed")]
+    failed = Ending(None, "exception", where, 3, 300.0, "TimeoutError: no answer")
+
+    assert ["hung", "hung"] == [judge(facts(endings=[one]))[0].kind for one in killed]
+    assert "died" == judge(facts(endings=[failed]))[0].kind
+
+
+def test_the_rank_that_the_others_wait_for_is_named() -> None:
+    """It is stuck outside of backward, or has not come to the step of the others."""
+    loads = Ending(1, "signal", "epoch[0] > step[9] > data_load", 9, 80.0, "SIGTERM", 5, "step", 0)
+    waits = Ending(0, "signal", "epoch[0] > step[9] > backward", 9, 90.0, "SIGTERM", 5, "step", 0)
+    ahead = waits._replace(where="epoch[1] > step[0] > backward", last_step=0, epoch=1)
+    stuck = Ending(1, "signal", "", 9, None, "SIGTERM", 5, "step", 0)
+
+    assert "rank 1: nothing happened for 80 s" in judge(facts(endings=[waits, loads]))[0].summary
+    assert "rank 1 never got there" in judge(facts(endings=[ahead, stuck]))[0].summary
+
+
+def test_ranks_with_fewer_batches_end_first() -> None:
+    """A rank that has no batches left ends; the next collective fails on the others."""
+    left = Ending(0, "exception", "epoch[0] > step[50]", 50, None, "RuntimeError: closed", 9)
+    done = Ending(1, "clean", "", 49, None)
+
+    verdict, *_ = judge(facts(endings=[left, done]))
+
+    assert "the same number of batches" in verdict.advice
+    assert "rank 1 ended by itself; last step 49" == verdict.evidence[1]
 
 
 def test_a_loader_worker_that_hangs() -> None:
@@ -690,7 +748,7 @@ def test_a_healthy_verdict_asks_for_nothing() -> None:
 
     verdict, *_ = judge(made)
 
-    assert ("healthy", "nothing: there is no fault to fix") == (verdict.kind, verdict.advice)
+    assert ("healthy", "nothing to fix") == (verdict.kind, verdict.advice)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("loss", "numerics"), ("kl_loss", "compute-bound")])
@@ -702,7 +760,7 @@ def test_a_loss_that_grows_slowly_is_seen(name: str, kind: str) -> None:
     verdict, *_ = judge(made)
 
     assert kind == verdict.kind
-    assert (kind == "compute-bound") or "times where it began" in verdict.evidence[0]
+    assert (kind == "compute-bound") or "times its starting value" in verdict.evidence[0]
 
 
 def test_two_losses_by_turns_are_no_spike() -> None:

@@ -9,6 +9,8 @@ import pytest
 import cirron as ci
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import Made, MadeSession
 
 MS = 1_000_000
@@ -51,7 +53,7 @@ def test_a_slow_rank_that_waits_in_ci_batches(made: Made) -> None:
 
     verdict = ci.open(".").report().verdict
 
-    assert ("slow-rank", "rank 2 holds the others up") == (verdict.kind, verdict.summary)
+    assert ("slow-rank", "rank 2 slows the others down") == (verdict.kind, verdict.summary)
     assert "data_load" == verdict.blames
     assert verdict.gain is not None
     assert pytest.approx(24 / 40, abs=0.02) == verdict.gain.share
@@ -66,7 +68,7 @@ def test_a_loader_that_starts_anew_in_each_epoch(made: Made) -> None:
 
     assert "input-bound" == report.verdict.kind
     assert "at the start of 5 epochs" in report.verdict.evidence[0]
-    assert "first batch is waited for 500 ms" in report.verdict.evidence[1]
+    assert "first batch takes 500 ms" in report.verdict.evidence[1]
     assert "persistent_workers=True" in report.verdict.advice
     assert report.verdict.gain is not None
     assert pytest.approx(5 * 500 / (5 * 500 + 1190), abs=0.01) == report.verdict.gain.share
@@ -82,6 +84,121 @@ def test_workers_that_persist_are_not_advised_again(made: Made) -> None:
 
     assert "when an epoch begins" in verdict.advice
     assert verdict.gain is None
+
+
+def test_a_loader_that_is_made_for_each_epoch(made: Made) -> None:
+    """Workers that persist go with their loader: it starts new ones in each epoch."""
+    session, at = made(), 0
+    for number in range(6):
+        settings: dict[str, Any] = {"loader_workers": 2, "loader_persistent_workers": True}
+        session.span("epoch", at, at + 600 * MS, index=number, **settings)
+        session.span("data_setup", at, at + 200 * MS)
+        for index in range(40):
+            start = at + (200 + 10 * index) * MS
+            step = session.span("step", start, start + 10 * MS, None, index)
+            session.span("data_load", start, start + MS, step)
+            session.span("forward", start + MS, start + 10 * MS, step, mode="train")
+        at += 600 * MS
+    session.write()
+
+    verdict = ci.open(".").report().verdict
+
+    assert ("input-bound", True) == (verdict.kind, "create the loader once" in verdict.advice)
+
+
+def evaluating(session: MadeSession, evaluated: range, mode: str, forwards: int = 20) -> None:
+    """200 steps of 10 ms, some of which run more forward passes, of 2 ms each."""
+    at = 0
+    epoch = session.span("epoch", 0, 10**12, index=0, loader_workers=0)
+    for number in range(200):
+        more = forwards if number in evaluated else 0
+        step = session.span("step", at, at + (10 + 2 * more) * MS, epoch, number)
+        session.span("data_load", at, at + MS, step)
+        session.span("forward", at + MS, at + 4 * MS, step, mode="train")
+        session.span("backward", at + 4 * MS, at + 9 * MS, step)
+        session.span("optimizer_step", at + 9 * MS, at + 10 * MS, step)
+        for one in range(more):
+            start = at + (10 + 2 * one) * MS
+            session.span("forward", start, start + 2 * MS, step, mode=mode)
+        at += (10 + 2 * more) * MS
+    session.write()
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_evaluations_inside_steps(made: Made, mode: str) -> None:
+    """A loop over the validation set in every tenth step, with or without `model.eval()`."""
+    evaluating(made(), range(5, 200, 10), mode)
+
+    report = ci.open(".").report()
+
+    assert "evaluation-heavy" == report.verdict.kind
+    assert "20 times in 200 steps" in report.verdict.evidence[0]
+    assert report.verdict.gain is not None
+    assert pytest.approx(0.9 * 40 / 140, abs=0.02) == report.verdict.gain.share
+    assert pytest.approx(1) == sum(share for *_, share in report.account)
+
+
+def test_a_teacher_is_part_of_the_training(made: Made) -> None:
+    """A model in eval mode in each step is no evaluation."""
+    evaluating(made(), range(200), "eval", forwards=1)
+
+    assert "compute-bound" == ci.open(".").report().verdict.kind
+
+
+def test_the_gain_of_fewer_evaluations_between_steps(made: Made) -> None:
+    """They take longer than all steps together."""
+    session, at = made(), 0
+    for number in range(5):
+        session.span("epoch", at, at + 200 * MS, index=number)
+        for index in range(20):
+            start = at + index * 10 * MS
+            step = session.span("step", start, start + 10 * MS, None, index)
+            session.span("forward", start, start + 10 * MS, step, mode="train")
+        session.span("evaluation", at + 200 * MS, at + 1_000 * MS)
+        at += 1_000 * MS
+    session.write()
+
+    verdict = ci.open(".").report().verdict
+
+    assert verdict.gain is not None
+    assert pytest.approx(0.9 * 4 * 800 / 4200, abs=0.01) == verdict.gain.share
+
+
+def test_forward_passes_outside_steps(made: Made, tmp_path: Path) -> None:
+    """In eval mode they are an evaluation; else only the program knows what they are for."""
+    for mode in ("eval", "train"):
+        session, at = made(tmp_path / mode), 0
+        root = session.span("cirron.session", 0, 1_500 * MS)
+        for number in range(5):
+            epoch = session.span("epoch", at, at + 200 * MS, root, number)
+            for index in range(20):
+                start = at + index * 10 * MS
+                step = session.span("step", start, start + 10 * MS, epoch, index)
+                session.span("forward", start, start + 10 * MS, step, mode="train")
+            session.span("forward", at + 200 * MS, at + 300 * MS, root, mode=mode)
+            at += 300 * MS
+        session.write()
+
+    reports = [ci.open(str(tmp_path / mode)).report() for mode in ("eval", "train")]
+
+    assert ["evaluation-heavy", "host-bound"] == [one.verdict.kind for one in reports]
+    assert "forward passes outside the training steps" in reports[1].verdict.summary
+
+
+def test_a_warm_up_that_compiles_in_many_steps_is_a_storm(made: Made) -> None:
+    """A function that is compiled for each of 30 lengths, and traced before that."""
+    session, at = made(), 0
+    for number in range(100):
+        took = 110 if number < 30 else 1
+        step = session.span("step", at, at + took * MS, None, number)
+        if number < 30:
+            session.span("compile", at + 9 * MS, at + 109 * MS, step)
+        at += took * MS
+    session.write()
+
+    verdict = ci.open(".").report().verdict
+
+    assert ("compile-storm", True) == (verdict.kind, "in 29 of 99 steps" in verdict.evidence[0])
 
 
 def test_keras_that_was_only_imported(made: Made) -> None:

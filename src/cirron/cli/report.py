@@ -28,12 +28,12 @@ def report(wanted: str | None, changed: str | None, folder: str | None, is_json:
     run = output.open_run(folder, wanted)
     if changed is not None:
         part, factor = parse(changed)
-        gain = what_if(gather(run), part, factor)
+        predicted = what_if(gather(run), part, factor)
         if is_json:
-            found = None if gain is None else vars(gain)
-            output.echo_json({"run": run.id, "part": part, "factor": factor, "gain": found})
+            gain = None if predicted.gain is None else vars(predicted.gain)
+            output.echo_json({"run": run.id, "part": part, "factor": factor, "gain": gain})
         else:
-            output.echo(view.what_if(part, factor, gain))
+            output.echo(view.what_if(part, factor, predicted))
         return
     with output.status("judging"):
         found_report = report_on(run)

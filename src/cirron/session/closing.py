@@ -1,8 +1,8 @@
-"""The verdict on this process's records: `ci.report()`, and the summary at the end of a run.
+"""The verdict on this process: `ci.report()`, and the summary when a run ends.
 
-The summary goes to standard error: one screen on a terminal, one line elsewhere. A child process
-with a time limit computes it from the newest records, because a database in this process could hang
-or crash the program at its end.
+The summary goes to standard error: one screen on a terminal, one line elsewhere. A separate process
+with a time limit judges the newest records: a database in this process, at its end, could hang or
+crash the program.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from cirron.session.compose import Recorded, Session
     from cirron.verdict.findings import Report
 
-# With fewer steps there is no verdict.
+# Fewer steps are too few to judge.
 MIN_STEPS = 20
-# Shorter runs get no summary.
+# Shorter runs print nothing.
 MIN_RUN_S = 10.0
 MIN_RUN_ON_TERMINAL_S = 2.0
-# The summary may take a tenth of the run's duration, within these limits.
+# The exit may take a tenth of the run's duration, within these limits.
 WAIT_S = (1.0, 2.0)
-# The newest records, about 25,000 spans, which take well under a second.
+# The newest records: about 25,000 spans, judged in well under a second.
 MAX_BYTES = 8 * 2**20
 
-# What the child process runs. It imports cirron from the same place, and nothing else of the
-# program. Its temporary files are in a folder that is removed even if it is killed.
+# The program of the other process. It imports cirron from where this process has it, and nothing
+# else of the program. Its temporary files are in a folder that is removed even if it is killed.
 JUDGE = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
@@ -42,7 +42,7 @@ sys.stdout.buffer.write(of_batch(sys.stdin.buffer.read(), is_line=sys.argv[3] ==
 
 
 def batch_of(recorded: Recorded, opened: list[wire.Span], max_bytes: int | None = None) -> bytes:
-    """The records in memory as one batch; the newest ones, if there is a limit."""
+    """The records in memory as one batch; only the newest if there is a limit."""
     chunks: list[tuple[bytes, bytes]] = []
     size = 0
     for chunk in reversed(recorded.memory.chunks()):
@@ -56,7 +56,7 @@ def batch_of(recorded: Recorded, opened: list[wire.Span], max_bytes: int | None 
 
 
 def judge(recorded: Recorded | None, opened: list[wire.Span]) -> Report:
-    """The verdict so far. Never raises: if there is none, it says why."""
+    """The verdict so far. Never raises: if there is no verdict, the report says why."""
     from cirron.verdict import nothing
 
     if recorded is None:
@@ -72,17 +72,14 @@ def judge(recorded: Recorded | None, opened: list[wire.Span]) -> Report:
         return nothing(str(error))
     except Exception as error:  # noqa: BLE001  protects the program
         guard.caught("report", error)
-        return nothing(f"an internal error: {type(error).__name__}: {error}")
+        return nothing(f"an error in cirron: {type(error).__name__}: {error}")
 
 
 # -- the end of a run ------------------------------------------------------------------------
 
 
 def speaks(session: Session, how: str) -> bool:
-    """Whether this process prints a summary at its end.
-
-    The first process of a run does, if it trained and was not interrupted.
-    """
+    """Whether this process prints a summary: it is the first of the run, and has trained."""
     values, process = session.settings, sys.modules.get("multiprocessing.process")
     return (
         values.report
@@ -96,13 +93,13 @@ def speaks(session: Session, how: str) -> bool:
 
 
 def say(session: Session, how: str) -> None:
-    """Prints the summary of a run that has ended, on standard error."""
+    """Prints the summary to standard error."""
     is_terminal = _is_terminal()
     lasted_s = (clock.now() - session.anchor.monotonic_ns) / 1e9
     if lasted_s < (MIN_RUN_ON_TERMINAL_S if is_terminal else MIN_RUN_S):
         return
     recorded = session.recorded
-    if how == "exception":  # Python has printed the exception
+    if how == "exception":  # Python prints the error itself
         _write(_pointer(recorded, "why"))
         return
     form = "screen" if is_terminal else "line"
@@ -113,7 +110,7 @@ def say(session: Session, how: str) -> None:
 
 
 def _pointer(recorded: Recorded, command: str) -> str:
-    """A line with the command that shows the run."""
+    """The line that names the command to run."""
     from cirron.view import text
 
     assert recorded.header.session is not None
@@ -126,9 +123,9 @@ def _pointer(recorded: Recorded, command: str) -> str:
 
 
 def _ask(recorded: Recorded, form: str, wait_s: float) -> str:
-    """The summary from a child process, or "" if it does not finish in time."""
+    """The verdict of another process; empty if it takes too long."""
     if not os.path.basename(sys.executable or "").startswith("python"):
-        return ""  # Python is embedded: the executable is another program
+        return ""  # Python is embedded in another program, which must not be started
     import subprocess
     import tempfile
 
@@ -137,7 +134,7 @@ def _ask(recorded: Recorded, form: str, wait_s: float) -> str:
     root = Path(cirron.__file__).parent.parent
     with contextlib.suppress(
         OSError, subprocess.SubprocessError
-    ):  # timeout, or no process can be started
+    ):  # too slow, or no process could be started
         with tempfile.TemporaryDirectory(prefix="cirron-", ignore_cleanup_errors=True) as folder:
             done = subprocess.run(  # noqa: S603  our own code
                 [sys.executable, "-P", "-c", JUDGE, folder, str(root), form],
@@ -163,5 +160,5 @@ def _write(line: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a file
         level = system.pipe_level(sys.stderr.fileno())
         if level is not None and 2 * level[0] + len(line) > level[1]:
-            return  # the pipe is not being read, and writing would block the exit
+            return  # nobody reads the pipe, so the write would block the exit
     text.print_safely(line, "stderr")

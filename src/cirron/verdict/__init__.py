@@ -1,7 +1,7 @@
 """The verdict on a run: `report(run)`.
 
-Facts come from the queries, findings from pure rules; here they are put in order. One primary
-diagnosis: what ended the run, then what makes it worthless, then what would give most.
+Queries give facts, and pure rules turn facts into findings. This file puts the findings in order.
+There is one verdict: what ended the run, else what makes it worthless, else the largest gain.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from cirron.verdict.diff import since
-from cirron.verdict.facts import MIN_STEPS, Facts, gather
+from cirron.verdict.facts import CROWDED, MIN_STEPS, Facts, gather
 from cirron.verdict.findings import Abstained, Finding, Report
 from cirron.verdict.rules import (
     ESTIMATORS,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run
     from cirron.verdict.rules import Rule
 
-# In this order where gains are equal or none is known.
+# The order of findings with equal gains, or without any.
 RULES: tuple[Rule, ...] = (
     ending.judge_death,
     ending.judge_hang,
@@ -48,14 +48,13 @@ RULES: tuple[Rule, ...] = (
     ranks.judge,
     memory.judge,
 )
-COMPUTE = 0.7  # of the window in forward, backward and optimizer: nothing else is worth naming
-MOST = 0.5  # of the window in one scope of the program's own: it is named
-CROWDED = 0.25  # of the time: from here on the report does not say that all is well
-BUSY = 0.1  # of the time: from here on the report says that the machine did other work
+COMPUTE = 0.7  # of the window in forward, backward and optimizer
+MOST = 0.5  # of the window: a scope of the program that takes so much is named
+BUSY = 0.1  # of the time: the report mentions that the training waited for a CPU
 
 
 def report(run: Run) -> Report:
-    """The verdict on a run, and what it rests on."""
+    """The verdict on a run, with its evidence."""
     facts = gather(run)
     found = judge(facts)
     return Report(
@@ -63,6 +62,7 @@ def report(run: Run) -> Report:
             "id": run.id,
             "state": run.state,
             "ranks": len(run.ranks) or 1,
+            "rank": facts.rank,
             "attempts": len(run.attempts),
             "script": run.program.script,
             "device": facts.device,
@@ -79,13 +79,15 @@ def report(run: Run) -> Report:
 
 
 def nothing(why: str) -> Report:
-    """A report for where there is nothing to judge."""
-    verdict = Finding("not-enough-data", f"nothing to judge: {why}", None, None, [], "record a run")
+    """The report if there is nothing to judge."""
+    verdict = Finding(
+        "not-enough-data", f"nothing to judge: {why}", None, None, "", [], "record a run"
+    )
     return Report({"id": "none", "state": "unknown", "script": None}, [], [], verdict)
 
 
 def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
-    """The verdict, all findings in order of gain, and what was not judged."""
+    """The verdict, all findings by gain, and the classes that were not judged."""
     findings: list[Finding] = []
     abstained: list[Abstained] = []
     for rule in RULES:
@@ -106,56 +108,60 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         why = f"{plural(len(facts.steps), 'step')} after warm-up; {MIN_STEPS} are needed"
         advice = "let it run longer"
         if not facts.steps:
-            why = "no steps were recorded, and the verdict rests on them"
+            why = "no training steps were recorded"
             advice = (
-                "cirron show says how long each fit took; ci.wrap(model) records what is inside"
+                "cirron show lists how long each fit took; ci.wrap(model) records its parts"
                 if facts.framework in ESTIMATORS
-                else "where there is a loop, write: for batch in ci.batches(loader); what took the"
-                " time otherwise is in cirron show"
+                else "write the loop as: for batch in ci.batches(loader); cirron show lists what"
+                " was recorded"
             )
         summary = f"too little to judge: {why}"
-        verdict = Finding("not-enough-data", summary, None, None, [], advice)
+        verdict = Finding("not-enough-data", summary, None, None, "", [], advice)
         return verdict, findings, abstained
     if rest:
         return findings[0], findings, abstained
     work: float = sum(
         facts.account.get(part, 0) for part in ("forward", "backward", "optimizer_step")
     )
-    share, evidence = work / facts.window_ns, "forward, backward and optimizer"
-    if facts.device_ns > work:  # the host waits for it, in no phase
-        work, evidence = facts.device_ns, "forward, backward and optimizer on the device"
+    share, where = work / facts.window_ns, ""
+    starved = facts.starved_share or 0.0
+    if facts.device_ns > work:  # the host waits for the device outside the phases
+        work, where = facts.device_ns, " on the device"
         share = min(work / facts.window_ns, 1.0)
     if share >= COMPUTE:
-        verdict = Finding(
-            "compute-bound",
-            f"the model's own work takes {percent(share)} of the time",
-            share,
-            None,
-            [f"{evidence}: {ms(work / len(facts.steps))} a step"],
-            "nothing beside it is worth mending; a faster model, device or precision is",
-        )
+        each = ms(work / len(facts.steps))
+        evidence = [f"forward, backward and optimizer{where}: {each} per step"]
+        advice = "only a faster model, device or precision will help"
+        if starved >= CROWDED:
+            evidence.append(f"the training waited for a CPU for {percent(starved)} of the time")
+            advice = f"run it on a quiet machine; then {advice}"
+        threads, cores = facts.model.get("threads"), facts.cores
+        if isinstance(threads, int) and cores and threads > cores and not facts.is_on_gpu:
+            evidence.append(f"PyTorch computes with {threads} threads on {plural(cores, 'core')}")
+            advice = f"torch.set_num_threads({cores}): more threads than cores delay each other"
+        summary = f"the model's own work takes {percent(share)} of the time"
+        verdict = Finding("compute-bound", summary, share, None, "", evidence, advice)
         return verdict, [verdict], abstained
-    summary, advice = "nothing stands out", "nothing: there is no fault to fix"
+    summary, advice = "nothing stands out", "nothing to fix"
     name, (_, ns) = max(facts.scopes.items(), key=lambda one: one[1][1], default=("", (0, 0)))
     if not facts.scopes and not any(step.forward is not None for step in facts.steps):
         summary += ", but what the steps do was not recorded"
-        advice = 'with ci.scope("name"): around parts of the step says more'
+        advice = 'to see more, wrap parts of the step in: with ci.scope("name"):'
     elif ns >= MOST * facts.window_ns:
         summary += f" but {name}, with {percent(ns / facts.window_ns)} of the time"
         advice = (
-            f'if that is not the model\'s own work: with ci.scope("name"): around parts of {name}'
+            f'if that is not the model\'s own work, wrap parts of {name} in: with ci.scope("name"):'
         )
-    starved = facts.starved_share or 0.0
     if starved >= CROWDED:
-        summary += f"; other work had the processor for {percent(starved)} of the time"
-        advice = "run it on a quiet machine: smaller faults cannot be told from the other work"
-    evidence = f"no rule finds a fault in the {len(facts.steps)} steps compared"
-    verdict = Finding("healthy", summary, None, None, [evidence], advice)
+        summary += f"; the training waited for a CPU for {percent(starved)} of the time"
+        advice = "run it on a quiet machine: the wait hides smaller faults"
+    evidence = [f"no rule finds a fault in the {len(facts.steps)} steps compared"]
+    verdict = Finding("healthy", summary, None, None, "", evidence, advice)
     return verdict, findings, abstained
 
 
 def blame_rank_first(findings: list[Finding]) -> list[Finding]:
-    """If a rank is slow, what takes its time is no finding on the run: the rank comes before it."""
+    """Puts a slow rank before the findings about the phase in which it is slow."""
     slow = next((one for one in findings if one.kind == "slow-rank"), None)
     if slow is None:
         return findings
@@ -167,29 +173,30 @@ def blame_rank_first(findings: list[Finding]) -> list[Finding]:
 
 
 def account(facts: Facts) -> list[tuple[str, int, float]]:
-    """Parts of the window with their shares, which add up to 1."""
+    """The parts of the window with their shares, which add up to 1."""
     total = sum(facts.account.values())
     parts = sorted(facts.account.items(), key=lambda pair: -pair[1])
     return [(part, ns, ns / total) for part, ns in parts] if total else []
 
 
 def basis(facts: Facts, run: Run) -> list[str]:
-    """What the verdict rests on, and what was not measured."""
+    """What the verdict is based on, and what was not measured."""
     said = [f"{len(run.ranks) or 1} rank{'s' if len(run.ranks) > 1 else ''} on {facts.device}"]
     if facts.steps:
         typical = median(step.wall for step in facts.steps)
         said.append(
-            f"{len(facts.steps)} steps of {ms(typical)} compared, {facts.warm_up} of warm-up"
+            f"{len(facts.steps)} steps compared (median {ms(typical)}), after"
+            f" {plural(facts.warm_up, 'warm-up step')}"
         )
     if len(run.ranks) > 1:
-        said.append(f"clocks agree to {facts.clock_ns / 1e6:.3g} ms at best")
+        said.append(f"clock error at least {facts.clock_ns / 1e6:.3g} ms")
     timed = sum(step.gpu is not None for step in facts.steps)
     if facts.is_on_gpu:
         said.append(f"device time on {timed} of {len(facts.steps)} steps")
     if facts.steps and not facts.loader:
-        said.append("the loader's settings are not known")
+        said.append("no loader settings")
     if (facts.starved_share or 0.0) >= BUSY:
         said.append(
-            f"other work had the processor for {percent(facts.starved_share or 0.0)} of the time"
+            f"the training waited for a CPU for {percent(facts.starved_share or 0.0)} of the time"
         )
     return said

@@ -1,7 +1,7 @@
-"""What changed between two runs: `diff(before, after)`.
+"""What changed between runs: `diff(before, after)`.
 
-What the runs must have in common comes first; then each name of spans (`ratios.py`), and where
-marks and tensors part. A change fails a limit only if all of its interval is past it.
+Settings that make runs hard to compare come first, then the times by span name (`ratios.py`), and
+where marks and tensors first differ. A change exceeds a limit only if its whole interval does.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 MIN_SPANS = 30  # of a name on each side
 MAX_SPANS = 500  # of a name and rank: the newest
 MAX_RANKS = 8
-# Names whose spans are long or few on purpose: their totals are compared by people, not by tests.
+# Outer spans are too few to test.
 OUTER = ("cirron.session", "epoch", "fit", "evaluation", "prediction")
 
-# Values of a mark that differ by this share are no longer the same but for rounding.
+# A larger difference between values of a mark is more than rounding.
 FAR = 0.01
 MAX_PREDECESSORS = 3
-MAX_LOOKED_AT = 50  # runs, for those of the same script
+MAX_LOOKED_AT = 50  # runs that are searched for the same script
 
 
 @dataclass
 class Diff:
-    """What differs between runs, and whether they can be compared at all."""
+    """The differences between runs, and whether the runs are comparable."""
 
     runs: tuple[list[str], list[str]]
-    differences: list[str]  # of device, batch size, versions, configuration: said first
+    differences: list[str]  # of device, batch size, versions and configuration
     warnings: list[str]
     changes: list[Change]  # the largest first
-    marks: list[dict[str, Any]]  # where the values of a mark part
-    tensors: list[dict[str, Any]] = field(default_factory=list)  # those that part first
+    marks: list[dict[str, Any]]  # where the values of each mark first differ
+    tensors: list[dict[str, Any]] = field(default_factory=list)  # the first that differ
 
     def exceeds(self, limit: float) -> bool | None:
-        """Whether something is slower than the limit allows. None: that cannot be told."""
+        """Whether something is slower than the limit allows. None: inconclusive."""
         if not self.changes:
             return None
         if any(one.outcome == "slower" and one.low > 1 + limit for one in self.changes):
@@ -67,7 +67,7 @@ Place = tuple[int, int]  # epoch and step
 
 
 def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
-    """Compares runs: those that were with those that are."""
+    """Compares runs from before a change with runs from after it."""
     old, new = sample(before), sample(after)
     names = [name for name in old if name in new]
     found = []
@@ -80,16 +80,15 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
         warnings.append("a run is compared with itself")
     if max(len(before), len(after)) < FEW_RUNS:
         warnings.append(
-            "fewer than three runs a side: how much runs of the same program differ by themselves"
-            " is not known; what differs in all phases at once is taken for the machine;"
-            " --baseline adds runs"
+            "fewer than three runs on each side: the noise between runs is unknown, and a change in"
+            " all phases at once is attributed to the machine; add runs with --baseline"
         )
     starved = starvation([waited(run) for run in before], [waited(run) for run in after])
     if starved > CLOSE / 2:
         warnings.append(
-            "other work had the processor while the runs wanted it: changes below"
-            f" {percent(math.expm1(2 * starved))} cannot be told from that;"
-            " --baseline adds runs, a quiet machine is better"
+            "the runs waited for a CPU: changes below"
+            f" {percent(math.expm1(2 * starved))} cannot be told from that; use a quiet machine, or"
+            " add runs with --baseline"
         )
     return Diff(
         runs=([run.id for run in before], [run.id for run in after]),
@@ -102,7 +101,7 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
 
 
 def waited(run: Run) -> float:
-    """The share of its time for which the leading rank waited for a processor; 0: not measured."""
+    """The share of its time that the leading rank waited for a CPU; 0: not measured."""
     lead, facts = leading(run), Facts("unknown", 1)
     if lead is not None:
         describe(facts, run, {"session": lead.key})
@@ -110,7 +109,7 @@ def waited(run: Run) -> float:
 
 
 def sample(runs: Sequence[Run]) -> dict[str, Runs]:
-    """The durations of spans by name, run and rank, in the order that they ended, after warm-up."""
+    """Durations after warm-up by span name, run and rank, in the order in which spans ended."""
     found: dict[str, Runs] = {}
     for run in runs:
         sessions = [one for one in run.sessions if one.attempt == run.attempts[-1]][:MAX_RANKS]
@@ -129,12 +128,12 @@ def sample(runs: Sequence[Run]) -> dict[str, Runs]:
 
 
 def differences(before: Run, after: Run) -> list[str]:
-    """What differs of the things that runs must have in common to be compared."""
+    """The settings that differ and may explain a change."""
     old, new = setting(before), setting(after)
     return [
         f"{name}: {old.get(name, 'unknown')} before, {new.get(name, 'unknown')} after"
         for name in sorted({*old, *new})
-        # Of what is known of one run only, its kind says enough.
+        # Details that only one run has are left out: "loader" or "model" differs already.
         if old.get(name) != new.get(name) and (name in old) == (name in new)
     ]
 
@@ -164,9 +163,9 @@ def setting(run: Run) -> dict[str, str]:
 
 
 def part(before: Run, after: Run) -> list[dict[str, Any]]:
-    """For each mark that both have, the first step at which its values differ, and are far apart.
+    """For each mark in both runs, the first step at which it differs at all, and by more than 1 %.
 
-    The first may be rounding: kernels that add in another order each time part runs at once.
+    The first difference may be rounding: some kernels add in a different order each time.
     """
     found = []
     old, new = values(before), values(after)
@@ -188,7 +187,7 @@ def part(before: Run, after: Run) -> list[dict[str, Any]]:
 
 
 def first_apart(pairs: list[tuple[Place, float, float]], share: float) -> dict[str, int] | None:
-    """The first epoch and step at which two values differ by more than this share of the larger."""
+    """The first position at which two values differ by more than this share of the larger."""
     for (epoch, step), one, other in pairs:
         if not alike(one, other, share):
             return {"epoch": epoch, "step": step}
@@ -196,7 +195,7 @@ def first_apart(pairs: list[tuple[Place, float, float]], share: float) -> dict[s
 
 
 def values(run: Run) -> dict[str, dict[Place, float]]:
-    """The values of each mark by epoch and step; -1 where there is none."""
+    """The values of each mark by epoch and step; -1: outside any."""
     found: dict[str, dict[Place, float]] = {}
     for name, epoch, step, value in run.query("values", session=run.main.key).fetch().rows:
         at = (-1 if epoch is None else epoch, -1 if step is None else step)
@@ -205,7 +204,7 @@ def values(run: Run) -> dict[str, dict[Place, float]]:
 
 
 def part_tensors(before: Run, after: Run) -> list[dict[str, Any]]:
-    """The tensors that differ in the first epoch in which any do, the farthest apart first."""
+    """The tensors that differ in the first epoch with a difference, largest difference first."""
     old, new = tensors(before), tensors(after)
     found: list[dict[str, Any]] = []
     for epoch, name in sorted(set(old) & set(new)):
@@ -233,7 +232,7 @@ def alike(one: float, other: float, share: float) -> bool:
 
 
 def apart(one: float, other: float) -> float:
-    """How far apart two values are, as a share of the larger; not finite is farthest."""
+    """The difference as a share of the larger value; infinite if one is not finite."""
     if not math.isfinite(one) or not math.isfinite(other):
         return 0.0 if alike(one, other, 0.0) else math.inf
     return abs(one - other) / (max(abs(one), abs(other)) or 1.0)
@@ -243,7 +242,7 @@ def apart(one: float, other: float) -> float:
 
 
 def predecessors(run: Run) -> list[Run]:
-    """The newest runs of the same script that began before this one, newest first."""
+    """Earlier runs of the same script, newest first."""
     ids = list(run.runs)
     before = ids[: ids.index(run.id)] if run.id in ids and run.program.script else []
     found: list[Run] = []
@@ -255,7 +254,7 @@ def predecessors(run: Run) -> list[Run]:
 
 
 def since(run: Run, steps: Sequence[int]) -> dict[str, Any] | None:
-    """The steps of a run beside those of its predecessors; None: they cannot be compared."""
+    """The steps of a run compared with its predecessors; None: not comparable."""
     old: dict[str, list[list[int]]] = {}
     shares = []
     for one in predecessors(run) if len(steps) >= MIN_SPANS else ():

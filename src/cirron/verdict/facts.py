@@ -1,13 +1,14 @@
-"""What the queries say of a run, as small tables: all that the rules see.
+"""The facts about a run that the rules see: small tables from the queries.
 
-One rank stands for the run: the one with the most steps. Warm-up is cut off where the steps settle.
-What nobody measured is None, never 0.
+One rank represents the run: the one with the most steps. Warm-up ends where the step times settle.
+A value that was not measured is None, never 0.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+from bisect import bisect
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
@@ -20,25 +21,31 @@ if TYPE_CHECKING:
 
     from cirron.runs.opened import Run, Session
 
-# Of a long run, the newest steps: enough for any statistic, quick to fetch.
+# The newest steps of a long run: enough for any statistic, and fast to fetch.
 MAX_STEPS = 20_000
 # Of all ranks together.
 MAX_RANK_STEPS = 100_000
 MAX_VALUES = 5_000  # of each mark
-# Fewer settled steps than this say nothing.
+# Fewer settled steps are too few to judge.
 MIN_STEPS = 20
-# Less than this between two batches is what `ci.batches` itself takes.
+# `ci.batches` itself takes up to this time between two batches.
 MIN_WAIT_NS = 50_000
-# A delay is no finding if this part of it may be a wait for the processor; where that was not
-# measured, if the process, which computes, had a processor for less than this part of the time.
+# A delay is no finding if the thread waited for a CPU for this share of it. If that was not
+# measured, it is no finding if the process had a CPU for less than this share of its work.
 STARVED = 0.5
-# Warm-up is looked for in this part of the steps, at the most.
+# Other work had the CPU for this share of the time: noise explains much.
+CROWDED = 0.25
+# The largest share of the steps that can be warm-up.
 WARM_UP_SHARE = 0.5
+# If this many steps compile, they are a compile storm, not warm-up.
+MAX_COMPILING = 10
+# A step with this many times the usual forward passes, but no longer backward, evaluates the model.
+MORE_FORWARDS = 4
 SCHEDULED = ("starved_ns", "asleep_ns", "children_ns")
 
 
 class Step(NamedTuple):
-    """A step of the rank that stands for the run. Times are ns; None: not measured, or none."""
+    """A step of the leading rank. Times are in ns; None: not measured, or no such phase."""
 
     epoch: int | None
     number: int | None
@@ -48,18 +55,20 @@ class Step(NamedTuple):
     forward: int | None
     backward: int | None
     optimizer: int | None
-    beside: int  # evaluations, checkpoints, compiles inside of the step
-    own: int  # what no child covers
-    gpu: int | None  # of what is inside of the step
+    beside: int  # evaluations, checkpoints and compilations inside the step
+    own: int  # not covered by any child
+    gpu: int | None  # of the parts of the step
     memory: int | None
+    evaluation: int = 0  # forward passes of an evaluation, part of `beside`
+    forwards: int = 1  # number of forward passes
 
     @property
     def work(self) -> int:
-        """The step without its wait for data and what is beside the training."""
+        """The step without data loading and the work beside the training."""
         return max(self.wall - (self.data_load or 0) - self.beside, 0)
 
     def is_before(self, other: Step) -> bool:
-        """Whether the other one is the next of the same epoch."""
+        """Whether the other step is the next one of the same epoch."""
         if self.number is None or other.number is None:
             return False
         return self.epoch == other.epoch and self.number + 1 == other.number
@@ -72,7 +81,7 @@ class Step(NamedTuple):
 
 
 class RankStep(NamedTuple):
-    """A step of one rank, to be compared with the others'. Times are ns; None: there was none."""
+    """A step of one rank, to compare with other ranks. Times are in ns; None: no such phase."""
 
     rank: int
     epoch: int | None
@@ -101,7 +110,7 @@ class Value(NamedTuple):
 
 @dataclass
 class Facts:
-    """All that the rules see."""
+    """All facts that the rules see."""
 
     device: str
     world_size: int
@@ -109,17 +118,17 @@ class Facts:
     steps: list[Step] = field(default_factory=list)  # settled ones
     step_name: str = "step"  # or `batch`, of `ci.batches`
     warm_up: int = 0  # steps cut off
-    is_fetched_between: bool = False  # the steps' data: they are those of `ci.batches`
+    is_fetched_between: bool = False  # `ci.batches` fetches data between the steps
     account: dict[str, int] = field(default_factory=dict)  # part -> ns, adds up to `window_ns`
     window_ns: int = 0  # from the first settled step to the end of the last
     loader: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
-    cpu_share: float | None = None  # processor time of the process by time, in cores
-    # Of the time in which others had the processor that its thread wanted, and was asleep.
+    cpu_share: float | None = None  # CPU time of the process per second, in cores
+    # The shares of the time in which the thread waited for a CPU, and was asleep.
     starved_share: float | None = None
     asleep_share: float | None = None
-    children_share: float | None = None  # processor time of child processes by time, in cores
-    loading_ns: int = 0  # for all steps, in threads of TensorFlow's own
+    children_share: float | None = None  # CPU time of child processes per second, in cores
+    loading_ns: int = 0  # for all steps, in TensorFlow's own threads
     cores: int | None = None
     ranks: list[RankStep] = field(default_factory=list)  # of all ranks, if there are several
     clock_ns: int = 0
@@ -135,8 +144,10 @@ class Facts:
     asides: dict[str, int] = field(default_factory=dict)  # name -> how many in the window
     scopes: dict[str, tuple[int, int]] = field(
         default_factory=dict
-    )  # the program's own in steps: name -> how many, ns
-    outside: dict[str, int] = field(default_factory=dict)  # and between them: name -> ns
+    )  # the program's own scopes in steps: name -> count, ns
+    outside: dict[str, int] = field(default_factory=dict)  # and between steps: name -> ns
+    gap: tuple[str, int] = ("", 0)  # where most of the time in no phase is, and its ns
+    rank: int | None = None  # the leading rank, if there are several
 
     @property
     def is_on_gpu(self) -> bool:
@@ -144,38 +155,38 @@ class Facts:
 
     @property
     def device_times(self) -> list[tuple[int, int]]:
-        """Of the steps in which the device was timed: how long it worked, and the step."""
+        """For steps in which the device was timed: its time, and the work of the step."""
         timed = [(one.gpu, one.work) for one in self.steps if one.gpu is not None and one.work]
         return timed if len(timed) >= MIN_STEPS else []
 
     @property
     def device_share(self) -> float | None:
-        """What the device's time fills of the work of a step, in the median; None: not measured."""
+        """The median share of a step's work that the device is busy; None: not measured."""
         shares = [min(gpu / work, 1.0) for gpu, work in self.device_times]
         return median(shares) if shares else None
 
     @property
     def device_ns(self) -> float:
-        """What the device needs for the steps: however quick the host gets, they take that."""
+        """The device's time for all steps: a lower bound, however fast the host becomes."""
         times = [gpu for gpu, _ in self.device_times]
         return len(self.steps) * median(times) if times else 0.0
 
     @property
     def first_of_epochs(self) -> list[int]:
-        """Which of the steps are the first of an epoch, but for the very first."""
+        """The indices of steps that begin an epoch, except for the first step of all."""
         pairs = enumerate(itertools.pairwise(self.steps), 1)
         return [at for at, (one, step) in pairs if one.epoch != step.epoch or step.number == 0]
 
     @property
     def workers(self) -> int | None:
-        """Of the loader. None: not recorded, or by somebody else and not as a number."""
+        """The number of loader workers; None: not recorded as a number."""
         found = self.loader.get("workers")
         return found if isinstance(found, int) else None
 
     def is_starved(self, ns: float, is_own_wait: bool = False) -> bool:
-        """Whether other work on the machine may be why the steps took so much longer.
+        """Whether other work on the machine may explain a delay of `ns`.
 
-        A thread that waits for a disk itself is asleep: it does not want the processor.
+        A thread that loads its own data and waits for a disk sleeps: it does not want a CPU.
         """
         if is_own_wait and (self.asleep_share or 0.0) * self.window_ns >= STARVED * ns:
             return False
@@ -200,15 +211,23 @@ def gather(run: Run) -> Facts:
     facts.clock_ns = max((s.info.clock.uncertainty_ns for s in run.sessions if s.info), default=0)
     if lead is None:
         return facts
+    facts.rank = lead.rank if len(run.ranks) > 1 else None
     given = {"session": lead.key}
     steps = fetch_steps(run, given)
     facts.step_name = next((one[-2] for one in newest(run, given, 1)), facts.step_name)
-    if facts.step_name == "batch" and facts.framework != "keras":  # which fetches inside of them
+    if facts.step_name == "batch" and facts.framework != "keras":  # Keras fetches inside the step
         steps = [one.after(0) for one in steps]
     if facts.step_name == "step" and facts.framework == "keras":
-        facts.framework = "torch"  # Keras was imported, for TensorBoard; its steps are batches
+        facts.framework = "torch"  # TensorBoard imports Keras, whose own steps are batches
+    compiles = fetch_compiles(run, given)
     facts.warm_up = settled_from([one.wall - one.beside for one in steps])
+    starts = [one.start for one in steps]
+    compiling = {bisect(starts, start) for start, *_ in compiles}
+    if sum(0 < at <= facts.warm_up for at in compiling) >= MAX_COMPILING:
+        facts.warm_up = 1
     facts.steps = steps[facts.warm_up :]
+    first = facts.steps[0].start if facts.steps else 0
+    facts.compiles = [one for one in compiles if one[0] >= first]
     describe(facts, run, given)
     gather_values(facts, run, given)
     if facts.steps:
@@ -234,11 +253,11 @@ def newest(run: Run, given: dict[str, Any], most: int) -> list[tuple[Any, ...]]:
 
 def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[Step]:
     rows = newest(run, given, most)[::-1]
-    steps = [Step(*values) for *values, _, _ in rows]
+    steps = with_evaluations([Step(*values) for *values, _, _ in rows])
     if any(name != "batch" for *_, name, _ in rows):
         return steps
-    # `ci.batches` fetches between its batches, and does nothing else there. What the first one of
-    # an epoch waited is known of a DataLoader.
+    # `ci.batches` does nothing but fetch between its batches. For the first batch of an epoch, the
+    # wait is known if it comes from a DataLoader.
     waits = []
     for before, step, (*_, attrs) in zip([None, *steps], steps, rows, strict=False):
         if before is not None and before.is_before(step):
@@ -250,10 +269,38 @@ def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[
     return [step.after(wait) for step, wait in zip(steps, waits, strict=True)]
 
 
-def settled_from(walls: Sequence[int]) -> int:
-    """How many of the first steps are warm-up: where the mean changes most, if it falls there.
+def with_evaluations(steps: list[Step]) -> list[Step]:
+    """Counts forward passes that evaluate the model inside training steps as `beside`.
 
-    The change point of two means that explains most of the variance.
+    Those are forward passes in eval mode. Many more passes than usual on a batch of a loader, with
+    no longer backward, are an evaluation too. In half of the steps or more, such passes are part of
+    the training: a teacher, or a frozen model.
+    """
+    usual = max(median(one.forwards for one in steps), 1) if steps else 1
+    backward = median(one.backward or 0 for one in steps) if steps else 0
+    found: dict[int, int] = {}
+    for at, one in enumerate(steps):
+        is_loaded = one.data_load is not None and (one.backward or 0) <= 2 * backward
+        if one.evaluation:
+            found[at] = one.evaluation
+        elif is_loaded and one.forwards >= MORE_FORWARDS * usual:
+            found[at] = round((one.forward or 0) * (1 - usual / one.forwards))
+    if 2 * len(found) >= len(steps):
+        found = {}
+    return [
+        one._replace(
+            forward=None if one.forward is None else one.forward - found.get(at, 0),
+            beside=one.beside + found.get(at, 0),
+            evaluation=found.get(at, 0),
+        )
+        for at, one in enumerate(steps)
+    ]
+
+
+def settled_from(walls: Sequence[int]) -> int:
+    """How many of the first steps are warm-up.
+
+    Warm-up ends at the change point that explains most of the variance, if the mean falls there.
     """
     count = len(walls)
     if count < MIN_STEPS:
@@ -261,7 +308,7 @@ def settled_from(walls: Sequence[int]) -> int:
     typical = median(walls[count // 2 :])
     if typical <= 0:
         return 0
-    # Clipped: a compile of a minute is as much warm-up as one of a second.
+    # Clipped: a compilation of a minute counts as much as one of a second.
     clipped = [min(wall / typical, 4.0) for wall in walls]
     best, at = 0.0, 0
     before, total = 0.0, sum(clipped)
@@ -279,7 +326,7 @@ def settled_from(walls: Sequence[int]) -> int:
 
 
 def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
-    """The settings that were recorded: of loader and model, and how busy the processor was."""
+    """Adds the recorded settings of loader and model, and how busy the CPU was."""
     epochs: list[tuple[int, list[int | None]]] = []
     session: list[tuple[int, list[int | None]]] = []
     for name, index, wall, cpu, memory, attrs in run.query("settings", **given).fetch().rows:
@@ -294,7 +341,7 @@ def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
         facts.loading_ns += settings.get("loading_ns") or 0
         if name == "epoch" and wall is not None:
             facts.epochs.append((index, wall, memory))
-    # Where no epoch was measured, the session was.
+    # If no epoch was measured, use the session.
     rows = epochs if any(cpu is not None for _, (cpu, *_) in epochs) else session
     facts.cpu_share, facts.starved_share, facts.asleep_share, facts.children_share = (
         share_of(rows, at) for at in range(4)
@@ -302,7 +349,7 @@ def describe(facts: Facts, run: Run, given: dict[str, Any]) -> None:
 
 
 def share_of(rows: Sequence[tuple[int, list[int | None]]], at: int) -> float | None:
-    """What was measured, of the time in which it was."""
+    """The sum of a measurement, as a share of the time in which it was taken."""
     known = [(wall, ns) for wall, all_ in rows if wall and isinstance(ns := all_[at], int)]
     return sum(ns for _, ns in known) / sum(wall for wall, _ in known) if known else None
 
@@ -311,7 +358,7 @@ PHASES = ("data_load", "forward", "backward", "optimizer_step")
 ASIDES = {
     "evaluation": "evaluation",
     "prediction": "evaluation",
-    # Scopes that programs name so.
+    # Common names for scopes in programs.
     **dict.fromkeys(("evaluate", "eval", "validation", "validate", "val", "test"), "evaluation"),
     "checkpoint": "checkpoint",
     "compile": "compile",
@@ -323,15 +370,15 @@ ASIDES = {
 }
 
 
-# Scopes of the program's own have a line, so many in all and from this share on.
+# A scope of the program gets its own line from this share on, up to this many lines in all.
 MAX_PARTS, MIN_PART = 9, 0.01
 RESTS = ("between steps", "in no phase")
 
 
 def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
-    """Where the window went. What no span covers is in no phase, or between steps.
+    """Splits the window into parts. Time without a span is in no phase, or between steps.
 
-    How long a snapshot held the loop is an attribute of its epoch: no span covers that time.
+    The time of a snapshot is an attribute of its epoch: no span covers it.
     """
     account: dict[str, int] = {}
     steps = in_steps = beside = 0
@@ -360,19 +407,19 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
             beside += ns
         else:
             nested.append((part, place, count, ns))
-    # Inside of that phase, evaluation or scope, and not part of it.
+    # Nested in another part: subtract it there.
     for part, place, count, ns in nested:
         scope = place.removeprefix("beside/")
         if scope != place and scope in facts.outside:
             facts.outside[scope] -= ns
-        elif scope != place and scope not in ASIDES:  # it holds the steps, too
+        elif scope != place and scope not in ASIDES:  # the scope also contains steps
             beside += ns
         elif place in account:
             account[place] -= ns
         elif place in facts.scopes:
             known, all_ns = facts.scopes[place]
             facts.scopes[place] = known, all_ns - ns
-        else:  # of the same kind, or what it is inside of is not known
+        else:  # nested in its own kind, or in something unknown
             account[part] -= ns
             facts.asides[part] = facts.asides.get(part, 0) - count
     own = Counter(facts.outside) + Counter({name: ns for name, (_, ns) in facts.scopes.items()})
@@ -380,6 +427,11 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
         is_named = len(account) < MAX_PARTS and ns >= MIN_PART * facts.window_ns
         part = name if is_named and name not in (*account, *RESTS) else "other scopes"
         account[part] = account.get(part, 0) + ns
+    evaluations = [step.evaluation for step in facts.steps if step.evaluation]
+    if evaluations:  # in steps
+        account["forward"] -= sum(evaluations)
+        account["evaluation"] = account.get("evaluation", 0) + sum(evaluations)
+        facts.asides["evaluation"] = facts.asides.get("evaluation", 0) + len(evaluations)
     facts.is_fetched_between = names == {"batch"}
     account["in no phase"] = max(steps - in_steps, 0)
     between = max(facts.window_ns - steps - beside, 0)
@@ -389,22 +441,25 @@ def make_account(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     held = snapshots(run, given)
     facts.asides["snapshot"] = len(held)
     account["snapshot"] = 0
-    for part in RESTS:  # the second: gradients are kept in steps
+    for part in RESTS:  # snapshots of gradients are taken inside steps
         ns = min(sum(held) - account["snapshot"], account[part])
         account["snapshot"] += ns
         account[part] -= ns
     facts.account = {part: ns for part, ns in account.items() if ns > 0}
+    rows = run.query("gaps", **given).fetch().rows if account["in no phase"] else []
+    for before, after, ns in rows[:1]:
+        facts.gap = f"between {before} and {after}", ns or 0
 
 
 def snapshots(run: Run, given: dict[str, Any]) -> list[int]:
-    """How long each snapshot in the window held the loop."""
+    """How long each snapshot in the window delayed the loop."""
     rows = run.query("ended_epochs", **given).fetch().rows
     found = (_attrs(attrs).get("snapshot_ns") for _, attrs in rows)
     return [ns for ns in found if isinstance(ns, int)]
 
 
 def fetch_ranks(run: Run, lead: Session, facts: Facts) -> list[RankStep]:
-    """The steps of all ranks, thinned out where there are many."""
+    """The steps of all ranks; every n-th if there are many."""
     if len(run.ranks) < 2:
         return []
     given = {
@@ -418,7 +473,7 @@ def fetch_ranks(run: Run, lead: Session, facts: Facts) -> list[RankStep]:
 
 
 def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
-    """The values of loss-like marks, the sick tensors, and the compiles."""
+    """The values of marks, and the sick tensors."""
     for row in run.query("newest_values", most=MAX_VALUES, **given).fetch().rows:
         facts.values.setdefault(row[0], []).append(Value(*row))
     for epoch, attrs in run.query("health", **given).fetch().rows:
@@ -426,9 +481,12 @@ def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
         if found.get("problem") != "recovered":
             for tensor in found.get("tensors") or ():
                 facts.sick.append((str(tensor), epoch, str(found.get("problem"))))
-    first = facts.steps[0].start if facts.steps else 0
-    rows = run.query("compiles", first_ns=first, **given).fetch().rows
-    facts.compiles = [(start, ns, str(_attrs(attrs).get("cause", ""))) for start, ns, attrs in rows]
+
+
+def fetch_compiles(run: Run, given: dict[str, Any]) -> list[tuple[int, int, str]]:
+    """Start, duration and cause of all compilations."""
+    rows = run.query("compiles", first_ns=0, **given).fetch().rows
+    return [(start, ns, str(_attrs(attrs).get("cause", ""))) for start, ns, attrs in rows]
 
 
 def _attrs(text: str | None) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""What a report says: findings, what was not judged and why, and the one verdict."""
+"""The contents of a report: the verdict, findings, and what was not judged and why."""
 
 from __future__ import annotations
 
 import html
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 SCHEMA = 1
 
@@ -30,39 +30,41 @@ Class = Literal[
 
 @dataclass(frozen=True)
 class Gain:
-    """What mending a finding will give: of the time that the steps compared took."""
+    """What a fix would save, as a share of the time of the compared steps."""
 
     share: float
     seconds: float
-    replay_error: float  # of the same replay with nothing changed, beside what was measured
+    replay_error: float  # error of the same replay on the unchanged run
+
+
+class Prediction(NamedTuple):
+    """A gain, or why none can be predicted."""
+
+    gain: Gain | None
+    no_gain: str = ""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or that the time goes into."""
+    """One thing that is wrong, or that takes the time."""
 
     kind: Class
     summary: str  # a sentence without its full stop
     share: float | None  # of the time; None: it is not about time
     gain: Gain | None
+    no_gain: str  # why no gain is predicted, if the finding is about time
     evidence: list[str]
     advice: str
-    blames: str = ""  # the part of the account that it is about
-    is_urgent: bool = False  # it comes before all that is about speed
+    blames: str = ""  # the part of the account to mark
+    is_urgent: bool = False  # takes precedence over findings about speed
 
     def as_dict(self) -> dict[str, Any]:
-        gain = self.gain
         return {
             "class": self.kind,
             "summary": self.summary,
             "share": self.share,
-            "gain": None
-            if gain is None
-            else {
-                "share": gain.share,
-                "seconds": gain.seconds,
-                "replay_error": gain.replay_error,
-            },
+            "gain": None if self.gain is None else vars(self.gain),
+            "no_gain": self.no_gain,
             "evidence": self.evidence,
             "advice": self.advice,
         }
@@ -78,15 +80,15 @@ class Abstained:
 
 @dataclass(repr=False)
 class Report:
-    """The verdict on a run, and what it rests on."""
+    """The verdict on a run, with its evidence."""
 
     run: dict[str, Any]
-    basis: list[str]  # what was looked at, and what was not measured
+    basis: list[str]  # what was compared, and what was not measured
     account: list[tuple[str, int, float]]  # part, ns, share: adds up to the whole
     verdict: Finding
     findings: list[Finding] = field(default_factory=list)  # in order of gain
     abstained: list[Abstained] = field(default_factory=list)
-    before: dict[str, Any] | None = None  # the runs of the same script before, and the change
+    before: dict[str, Any] | None = None  # earlier runs of the script, and the change since
 
     def __repr__(self) -> str:
         from cirron.view import report

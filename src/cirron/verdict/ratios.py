@@ -1,10 +1,10 @@
-"""By how much a phase has become slower, and whether that is more than chance: pure statistics.
+"""Whether a phase has become slower, and by how much: pure statistics.
 
-The ratio of medians, with an interval by a seeded bootstrap that draws runs, ranks and blocks of
-steps that follow each other (steps are not independent of their neighbours). Few runs say little of
-how runs of the same program differ: each draw adds what they do at least, what has moved all phases
-at once is taken for the machine, and so is what a run may have waited for a processor. Over all
-names the rate of false discoveries is held at 5 % (Benjamini and Hochberg).
+The estimate is the ratio of medians. Its interval comes from a seeded bootstrap that draws runs,
+ranks and blocks of consecutive steps, because neighbouring steps are not independent. Few runs say
+little about the noise between runs, so each draw adds a minimum of it; a change of all phases at
+once is attributed to the machine, and so is a wait for a CPU. The false discovery rate over all
+names is held at 5 % (Benjamini and Hochberg).
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ if TYPE_CHECKING:
 SEED = 20_260_101
 DRAWS = 200
 LEVEL = 0.05
-# The deviation of a program's medians from run to run, on a quiet machine.
+# The deviation of medians between runs of a program on a quiet machine.
 RUN_NOISE = 0.007
-# Fewer runs a side do not say how much they differ. Then it is a little less, and to that comes:
+# With fewer runs on a side, the noise between runs is unknown. Then it is this, plus:
 LEAST_NOISE = 0.0055
 FEW_RUNS = 3
-# - what the parts of a run differ by beyond chance, taken as so often its variance;
+# - the difference between the parts of a run beyond chance (this many times its variance);
 PARTS = 4
 BY_CHANCE = 3.0
-# - if the other phases have moved by so many deviations, the machine's doing, up to so much;
+# - if the other phases have moved by this many deviations, the effect of the machine, up to:
 MOVED = 2.5
 MOST_NOISE = 0.2
 MOST_NOISE_NS = 100_000
-# - what is common: for a name without others, and for phases of microseconds;
+# - for a name without other phases to compare with, and for phases of microseconds:
 LONE_NOISE = 0.03
 FLOOR_NS = 3_000
-# - a run that waited for a processor for a share s of its time takes log 1 / (1 - s) longer as a
-#   whole. How much of that is in a phase's median is chance; so much was seen of it. Waits of a few
-#   steps do not move a median.
+# - a run that waited for a CPU for a share s of its time takes log 1 / (1 - s) longer as a whole.
+#   This part of it was seen in the medians of phases. Short waits do not move a median.
 STARVED_NOISE = 0.7
 HARMLESS = 0.05
-# No change was found: if the interval is within this, there is none; else it cannot be told.
+# Without a significant change, the outcome is `same` if the interval is within this.
 CLOSE = 0.05
 MIN_PART = 5  # spans
 WHOLE = ("step", "batch")  # the other names are parts of these
@@ -49,13 +48,13 @@ WHOLE = ("step", "batch")  # the other names are parts of these
 Outcome = Literal["slower", "faster", "same", "unknown"]
 
 
-# The durations of one name: of each run its ranks, of each rank the spans in their order.
+# The durations of one name: runs, their ranks, and the spans of each in order.
 Runs: TypeAlias = "list[list[list[int]]]"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One name of spans on both sides."""
+    """The change of one span name."""
 
     name: str
     before_ns: float
@@ -70,13 +69,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One name of spans on both sides, by itself: what a change is judged by."""
+    """The estimate for one span name, before it is compared with other names."""
 
     name: str
     before_ns: float
     after_ns: float
-    spread: float  # the deviation of the ratio's logarithm
-    drift: float  # what the parts of a run differ by beyond chance, as a deviation; else 0
+    spread: float  # standard deviation of the log ratio
+    drift: float  # deviation between the parts of a run beyond chance
     freedom: float
     spans: tuple[int, int]
     has_few_runs: bool
@@ -87,7 +86,7 @@ class Estimate:
 
 
 def compare(name: str, old: Runs, new: Runs) -> Estimate:
-    """The medians, and how far their ratio may be off."""
+    """The medians of both sides, and the uncertainty of their ratio."""
     draw = random.Random(f"{SEED} {name}")  # noqa: S311  not a secret
     noise, freedom = between(old, new)
     noise *= math.sqrt(1 / len(old) + 1 / len(new))
@@ -109,7 +108,7 @@ def compare(name: str, old: Runs, new: Runs) -> Estimate:
 
 
 def drift(ranks: list[list[int]]) -> float:
-    """The deviation of the medians of a run's parts, beyond what so many spans differ by."""
+    """The deviation between the medians of a run's parts, beyond chance."""
     seen, by_chance = [], []
     for walls in ranks:
         size = len(walls) // PARTS
@@ -117,16 +116,16 @@ def drift(ranks: list[list[int]]) -> float:
             parts = [median(walls[at * size : (at + 1) * size]) for at in range(PARTS)]
             seen.append(variance(math.log(max(one, 1.0)) for one in parts))
             low, _, high = (max(one, 1.0) for one in quantiles(walls, n=4))
-            # Of the median of as many normal values, whose quartiles are 1.35 deviations apart.
+            # The variance of the median of normal values, with quartiles 1.35 deviations apart.
             by_chance.append((1.25 * math.log(high / low) / 1.35) ** 2 / size)
     return math.sqrt(max(sum(seen) - BY_CHANCE * sum(by_chance), 0.0) / max(len(seen), 1))
 
 
 def between(*sides: Runs) -> tuple[float, float]:
-    """How much runs of the same program differ, and the degrees of freedom of a comparison.
+    """The noise between runs of a program, and the degrees of freedom of a comparison.
 
-    As on a quiet machine, unless three runs of a side differ by more than twice that: then what is
-    known are so few runs, else the blocks of steps.
+    The noise is that of a quiet machine, unless three runs of a side differ by more than twice
+    that. Then the runs set the degrees of freedom, else the blocks of steps.
     """
     blocks = sum(len(rank) / block_of(rank) for side in sides for run in side for rank in run)
     freedom = max(blocks - 2, 2.0)
@@ -143,19 +142,19 @@ def between(*sides: Runs) -> tuple[float, float]:
 
 
 def chance(t: float, freedom: float) -> float:
-    """The chance of a ratio so many deviations from 1: Student's, by Wallace's approximation."""
+    """The two-sided p-value of Student's distribution, by Wallace's approximation."""
     z = math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
     return math.erfc(z / 2**0.5)
 
 
 def quantile(p: float, freedom: float) -> float:
-    """Student's quantile, by the same approximation: 4 % too far for 2 degrees of freedom."""
+    """Student's quantile, by the same approximation: 4 % too large for 2 degrees of freedom."""
     z = NormalDist().inv_cdf(p) * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(z * z / freedom))
 
 
 def block_of(rank: list[int]) -> int:
-    """How many steps that follow each other are drawn together."""
+    """The number of consecutive steps in a block."""
     return max(math.isqrt(len(rank)), 1)
 
 
@@ -164,7 +163,7 @@ def middle(side: Runs) -> float:
 
 
 def drawn(draw: random.Random, side: Runs) -> float:
-    """The median of one draw: of runs, of their ranks, of blocks of steps."""
+    """The median of one draw of runs, ranks and blocks of steps."""
     walls: list[int] = []
     for _ in side:
         run = draw.choice(side)
@@ -178,10 +177,9 @@ def drawn(draw: random.Random, side: Runs) -> float:
 
 
 def starvation(before: Sequence[float], after: Sequence[float]) -> float:
-    """What a busy machine adds to the deviation of a ratio, by the share that each run waited.
+    """What a busy machine adds to the deviation, given the share that each run waited for a CPU.
 
-    Three runs of a side tell by themselves how much they differ: then it is what the others waited
-    beyond the longest wait of these.
+    Three runs on a side show their own noise: then only waits longer than theirs count.
     """
     sides = [
         [-STARVED_NOISE * math.log1p(-min(max(share - HARMLESS, 0.0), 0.99)) for share in side]
@@ -195,9 +193,9 @@ def starvation(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def judge(found: list[Estimate], starved: float = 0.0) -> list[Change]:
-    """Says which changes are there, with the rate of false discoveries held.
+    """Decides which changes are significant, at a limited false discovery rate.
 
-    `starved` is what a busy machine adds to the deviation of all.
+    `starved` is added to all deviations: see `starvation`.
     """
     spreads = [math.hypot(widened(one, found), starved) for one in found]
     chances = [
@@ -222,12 +220,11 @@ def judge(found: list[Estimate], starved: float = 0.0) -> list[Change]:
 
 
 def widened(one: Estimate, found: Sequence[Estimate]) -> float:
-    """The deviation of a name's ratio, with what the other names tell of the machine.
+    """The deviation of a name's ratio, including the effect of the machine seen in other names.
 
-    Few runs do not say how much runs differ. A change of the program changes some of its phases. A
-    slower machine changes all of them: by a share of their time, or, with cold caches, by some
-    microseconds each, which is much of a short phase. So where the other phases have moved, a phase
-    has to move by more than they did.
+    A change in the program affects some phases. A slower machine affects all of them: by a share of
+    their time, or, with cold caches, by some microseconds each, which is much for a short phase. So
+    if the other phases have moved, a phase must move by more than they did.
     """
     spread, before_ns = one.spread, max(one.before_ns, 1.0)
     others = [each for each in found if each.name not in (one.name, *WHOLE)]
@@ -242,7 +239,7 @@ def widened(one: Estimate, found: Sequence[Estimate]) -> float:
             )
     if one.name not in WHOLE:
         return spread
-    # What moves all phases moves the step by the sum of it.
+    # Noise in all phases adds up in the step.
     return max(spread, sum(widened(each, found) * each.before_ns for each in others) / before_ns)
 
 
@@ -251,6 +248,6 @@ def root_mean_square(values: list[float]) -> float:
 
 
 def weighted_median(values: list[tuple[float, float]]) -> float:
-    """Of values, each with its weight."""
+    """The median of pairs of a value and its weight."""
     left = sum(weight for _, weight in values) / 2
     return next(one for one, weight in sorted(values) if (left := left - weight) <= 0)

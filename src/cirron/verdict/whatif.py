@@ -1,8 +1,8 @@
-"""What mending something would give: the same steps, replayed with one part changed.
+"""What a fix would save: the same steps, replayed with one part changed.
 
-A replay adds up the parts of each step again. Its error is measured on the unchanged run: the parts
-of one half of the steps have to give the time that the other half took. Parts that went on at once,
-or that take another time later, show there. Above 5 % no number is given.
+A replay adds up the parts of each step. Its error is measured on the unchanged run: the parts of
+one half of the steps must predict the time of the other half. Parts that overlap, or that drift
+over time, increase the error. Above 5 % no gain is predicted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cirron.verdict.facts import MIN_STEPS
-from cirron.verdict.findings import Gain
+from cirron.verdict.findings import Gain, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,50 +22,52 @@ MAX_ERROR = 0.05
 NONE: Mapping[int, float] = MappingProxyType({})
 
 
-def replay(facts: Facts, change: Callable[[Step], float]) -> Gain | None:
-    """The gain if each step took what `change` says. None: the replay does not fit the run."""
+def replay(facts: Facts, change: Callable[[Step], float]) -> Prediction:
+    """The gain if each step took as long as `change` says, or why it cannot be predicted."""
     return lasting(facts, sum(max(change(step), 0.0) for step in facts.steps))
 
 
-def lasting(facts: Facts, total: float, rare: Mapping[int, float] = NONE) -> Gain | None:
-    """The gain if the steps took this long together. None: the replay does not fit the run.
-
-    They take no less than the device needs for them. `rare` is what some of the steps, by place,
-    take beyond the others.
-    """
+def lasting(facts: Facts, total: float) -> Prediction:
+    """The gain if all steps together took `total` ns. They take at least the device's time."""
     unchanged = sum(step.wall for step in facts.steps)
+    return without(facts, unchanged - max(total, min(facts.device_ns, unchanged)))
+
+
+def without(facts: Facts, ns: float, rare: Mapping[int, float] = NONE) -> Prediction:
+    """The gain if `ns` of the window, in steps or between them, were saved.
+
+    `rare` maps the index of a step to its time beyond the other steps.
+    """
+    if facts.window_ns < sum(step.wall for step in facts.steps):
+        return Prediction(None, "steps overlap in time")
     error = error_of(facts.steps, rare)
-    if facts.window_ns < unchanged or error is None or error > MAX_ERROR:
-        return None
-    saved = unchanged - max(total, min(facts.device_ns, unchanged))
-    return Gain(saved / facts.window_ns, saved / 1e9, error)
+    if error is None or error > MAX_ERROR:
+        known = "" if error is None or error > 1 else f" (replay error {100 * error:.0f}%)"
+        return Prediction(None, f"the step times vary too much{known}")
+    saved = min(ns, max(facts.window_ns - facts.device_ns, 0.0))
+    return Prediction(Gain(saved / facts.window_ns, saved / 1e9, error))
 
 
-def without(facts: Facts, ns: float, rare: Mapping[int, float] = NONE) -> Gain | None:
-    """The gain if so much of the window were not there."""
-    return lasting(facts, sum(step.wall for step in facts.steps) - ns, rare)
-
-
-# What a user may ask about.
+# The parts that `--what-if` accepts.
 PARTS = ("data_load", "forward", "backward", "optimizer_step", "self")
 
 
-def what_if(facts: Facts, part: str, factor: float) -> Gain | None:
-    """The gain if a part of each step took this many times what it does; a loss is below 0.
+def what_if(facts: Facts, part: str, factor: float) -> Prediction:
+    """The gain if a part of each step took `factor` times as long, or why it cannot be predicted.
 
-    None: too few steps have it, or the replay does not fit the run.
+    A factor above 1 gives a negative gain.
     """
     name = {"optimizer_step": "optimizer", "self": "own"}.get(part, part)
     if sum(getattr(step, name) is not None for step in facts.steps) < MIN_STEPS:
-        return None
+        return Prediction(None, f"fewer than {MIN_STEPS} steps have {part}")
     return replay(facts, lambda step: step.wall + (factor - 1) * (getattr(step, name) or 0))
 
 
 def error_of(steps: Sequence[Step], rare: Mapping[int, float] = NONE) -> float | None:
-    """How far the parts of each half of the steps are from the time of the other half, at worst.
+    """The larger error of predicting one half of the steps from the other.
 
-    What is done beside the training comes at its own times, so it is as it was; so is what a few
-    steps take beyond the others (`rare`): one of them more in a half is no error.
+    Work beside the training has a schedule of its own, so it is taken as it was. So is the extra
+    time of a few steps (`rare`): one more of them in a half is not an error.
     """
     half = len(steps) // 2
     apart = [step.beside + rare.get(at, 0.0) for at, step in enumerate(steps)]
@@ -81,7 +83,7 @@ def error_of(steps: Sequence[Step], rare: Mapping[int, float] = NONE) -> float |
 
 
 def parts(step: Step) -> int:
-    """A step as the sum of what it is made of: more than it took, where parts went on at once."""
+    """The sum of the parts of a step: more than its time if parts overlap."""
     phases = (step.data_load, step.forward, step.backward, step.optimizer)
     covered = sum(one for one in phases if one is not None) + step.own
     return max(covered, step.wall - step.beside)
@@ -95,11 +97,11 @@ def with_workers(
     handover: float,
     firsts: Sequence[int] = (),
 ) -> float:
-    """How long the steps take if workers load their batches, each `ahead` of them in advance.
+    """How long the steps take if workers load the batches, each up to `ahead` in advance.
 
-    As a DataLoader does it: batch i is loaded by worker i % workers, batches are taken in order,
-    and each one that is taken has the next one asked for. Taking one costs the step `handover`. At
-    `firsts`, where an epoch begins, nothing is loaded in advance.
+    As in a DataLoader, worker i % workers loads batch i, batches are taken in order, and each batch
+    that is taken requests another one. Taking a batch costs `handover`. At `firsts`, where an epoch
+    begins, nothing is loaded in advance.
     """
     begins = set(firsts)
     is_free = [0.0] * workers  # when each worker is
@@ -111,7 +113,7 @@ def with_workers(
         at = number - first
         worker, asked = at % workers, at - workers * ahead
         is_free[worker] = max(is_free[worker], taken[asked] if asked >= 0 else 0.0) + load
-        # The first batches of all are waited for in any case, once.
+        # The wait for the very first batches comes once, in any case.
         now = max(now, is_free[worker] if number >= workers else 0.0) + handover
         taken.append(now)
         now += work[number]

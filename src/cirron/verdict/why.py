@@ -1,24 +1,23 @@
-"""What a run was doing when it died, or does while it hangs: `why(run)`.
+"""What a run was doing when it died, or is doing while it hangs: `why(run)`.
 
-Ranks are put together by where they are: the open spans, the last step, the innermost call. The
-smallest group comes first: most often it is the cause, and the others wait for it. Ranks that have
-not come to the step that others are in are said apart: they never arrived.
+Ranks at the same place (open spans, last step, innermost call) form a group. The smallest group
+comes first: it is most often the cause, and the others wait for it. Ranks that never arrived at the
+last step are marked.
 
-Dumps of PyTorch's Flight Recorder say which collective each rank is in. They are pickles, and come
-from a run that may be anybody's: an unpickler that knows plain values alone reads them.
+Dumps of PyTorch's Flight Recorder tell which collective each rank is in. They are untrusted
+pickles, so an unpickler that accepts only plain values reads them.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-import pickletools
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cirron.runs import untrusted
-from cirron.verdict.endings import Ending, endings
+from cirron.verdict.endings import NOWHERE, endings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,24 +25,24 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run, Session
 
 MAX_DUMP_BYTES = 64 * 2**20
-MAX_FRAMES = 12
+MAX_FRAMES = 40
 DUMP = re.compile(r".*?(\d+)(?:\.pickle)?$")
 
 
 @dataclass
 class Group:
-    """Ranks that are at the same place."""
+    """Ranks at the same place."""
 
     ranks: list[int | None]
     state: str
     where: str
     last_step: int | None
     step_name: str  # `step`, or `batch`, of `ci.batches`
-    frame: str  # the innermost call of the program's own thread
+    frame: str  # the innermost call of the main thread
     has_arrived: bool  # at the last step that any rank has begun
     stack: list[str] = field(default_factory=list)
     collective: str | None = None
-    error: str = ""  # the exception or the signal that ended the first of them
+    error: str = ""  # the exception or signal that ended the first of them
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -74,7 +73,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
     collectives = {} if dumps is None else read_dumps(dumps, problems)
     members = [one for one in run.sessions if one.attempt == run.attempts[-1]]
     found = sorted(zip(members, endings(run), strict=True), key=lambda one: one[1].blamed)
-    latest = max((one.last_step for _, one in found if one.last_step is not None), default=None)
+    latest = max((one.position for _, one in found), default=NOWHERE)
     groups: dict[tuple[Any, ...], Group] = {}
     for session, ending in found:
         stack = stack_of(session)
@@ -82,7 +81,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
         collective = collectives.get(session.rank) if session.rank is not None else None
         kind = ending.error.partition(":")[0]
         frame = stack[-1] if stack else ""
-        key = (ending.state, kind, place, ending.last_step, frame, collective)
+        key = (ending.state, kind, place, ending.position, frame, collective)
         group = groups.get(key)
         if group is None:
             group = groups[key] = Group(
@@ -92,7 +91,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
                 last_step=ending.last_step,
                 step_name=ending.step_name,
                 frame=frame,
-                has_arrived=has_arrived(ending, latest),
+                has_arrived=ending.position in (latest, NOWHERE),
                 stack=stack[-MAX_FRAMES:],
                 collective=collective,
                 error=ending.error,
@@ -100,13 +99,9 @@ def why(run: Run, dumps: Path | None = None) -> Why:
         group.ranks.append(session.rank)
     for group in groups.values():
         group.ranks.sort(key=lambda rank: -1 if rank is None else rank)
-    # Of those that are as many, the one that ended first.
+    # Among groups of the same size, the one that ended first comes first.
     ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))
     return Why(run.id, run.state, ordered, problems)
-
-
-def has_arrived(ending: Ending, latest: int | None) -> bool:
-    return latest is None or ending.last_step is None or ending.last_step >= latest
 
 
 def stack_of(session: Session) -> list[str]:
@@ -116,28 +111,48 @@ def stack_of(session: Session) -> list[str]:
     return list(named[0].get("frames", [])) if named else []
 
 
-class _Plain(pickle.Unpickler):
-    """Reads plain values, and refuses whatever would call something."""
+# The operations of a pickle that build plain values. The others import, call or hash things.
+PLAIN = (
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE),
+    *(pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2),
+    *(pickle.LONG1, pickle.LONG4, pickle.BINFLOAT, pickle.SHORT_BINBYTES, pickle.BINBYTES),
+    *(pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.EMPTY_LIST, pickle.APPEND),
+    *(pickle.APPENDS, pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2),
+    *(pickle.TUPLE3, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.MEMOIZE),
+    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
+)
 
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not a plain value")
 
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to something outside of the file")
+OPERATIONS: dict[int, Any] = dict(pickle._Unpickler.dispatch)
 
 
-def check_memo(payload: bytes) -> None:
-    """Refuses a memo with numbers beyond the file: the unpickler would make room for all of them.
+class _Plain(pickle._Unpickler):
+    """Reads plain values.
 
-    Nine bytes can ask for 64 GB.
+    It is the unpickler in Python: nine bytes can make the one in C allocate 64 GB for its memo.
     """
-    for opcode, argument, _ in pickletools.genops(payload):
-        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(payload):
-            raise pickle.UnpicklingError("its memo is larger than the file")
+
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Any]] = {op[0]: OPERATIONS[op[0]] for op in PLAIN}
+
+    def load_setitem(self) -> None:
+        self._check(self.stack[-2:-1])
+        OPERATIONS[pickle.SETITEM[0]](self)
+
+    def load_setitems(self) -> None:
+        self._check(self.stack[::2])
+        OPERATIONS[pickle.SETITEMS[0]](self)
+
+    def _check(self, keys: list[Any]) -> None:
+        # The hash of a tuple that contains another one twice, and so on, would take years.
+        if not all(isinstance(key, (str, int)) for key in keys):
+            raise pickle.UnpicklingError("a key is neither a string nor a number")
+
+    dispatch |= {pickle.SETITEM[0]: load_setitem, pickle.SETITEMS[0]: load_setitems}
 
 
 def read_dumps(folder: Path, problems: list[str]) -> dict[int, str]:
-    """By rank, the collective that its Flight Recorder was in last."""
+    """The last collective of each rank, from its Flight Recorder dump."""
     found: dict[int, str] = {}
     for path in sorted(folder.iterdir()):
         match = DUMP.fullmatch(path.name)
@@ -145,22 +160,23 @@ def read_dumps(folder: Path, problems: list[str]) -> dict[int, str]:
             continue
         try:
             payload = untrusted.read_file(path, MAX_DUMP_BYTES)
-            check_memo(payload)
             content = _Plain(io.BytesIO(payload)).load()
             found[int(match[1])] = last_collective(content)
         except (untrusted.UnreadableError, OSError) as error:
             problems.append(f"{untrusted.shown(path.name)}: {error}")
-        except Exception as error:  # noqa: BLE001  protects from what unpickling may raise: anything
-            problems.append(f"{untrusted.shown(path.name)}: is no dump that can be read ({error})")
+        except KeyError:
+            problems.append(f"{untrusted.shown(path.name)}: contains more than plain values")
+        except Exception as error:  # noqa: BLE001  unpickling may raise anything
+            problems.append(f"{untrusted.shown(path.name)}: is not a readable dump ({error})")
     return found
 
 
 def last_collective(dump: Any) -> str:
-    """The first entry that is not done, or the last of all."""
+    """The first entry that has not completed, else the last one."""
     entries = [one for one in dump.get("entries", []) if isinstance(one, dict)]
     waiting = [one for one in entries if one.get("state") != "completed"] or entries[-1:]
     if not waiting:
         return "no collective"
-    first = waiting[0]
-    number = first.get("collective_seq_id", first.get("seq_id", "?"))
-    return f"{first.get('profiling_name', '?')} #{number} ({first.get('state', '?')})"
+    known = {key: one for key, one in waiting[0].items() if isinstance(one, (str, int))}
+    number = known.get("collective_seq_id", known.get("seq_id", "?"))
+    return f"{known.get('profiling_name', '?')} #{number} ({known.get('state', '?')})"

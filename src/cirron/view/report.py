@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cirron.verdict.endings import brief
 from cirron.view import text
 
 if TYPE_CHECKING:
     from cirron.verdict.diff import Diff
-    from cirron.verdict.findings import Finding, Gain, Report
+    from cirron.verdict.findings import Finding, Prediction, Report
     from cirron.verdict.ratios import Change
     from cirron.verdict.why import Why
 
 BAR = 24
 MAX_OTHERS = 4
-MAX_ABSTAINED = 6
 MAX_RATIO = 100  # a larger ratio of two times means that nothing is known
 
 
@@ -30,7 +30,9 @@ def render(report: Report) -> str:
         *told(verdict),
     ]
     if report.account:
-        lines += ["", "where the time went"]
+        rank = report.run.get("rank")
+        of_rank = "" if rank is None else f" on rank {rank}"
+        lines += ["", f"where the time went{of_rank}"]
         widest = max(len(part) for part, _, _ in report.account)
         for part, ns, share in report.account:
             mark = "  <--" if part == verdict.blames else ""
@@ -48,9 +50,10 @@ def render(report: Report) -> str:
         ]
     if report.abstained and verdict.kind != "not-enough-data":
         lines += ["", "not judged"]
-        lines += [
-            f"  {one.kind}: {text.plain(one.why, 200)}" for one in report.abstained[:MAX_ABSTAINED]
-        ]
+        reasons: dict[str, list[str]] = {}
+        for one in report.abstained:
+            reasons.setdefault(one.why, []).append(one.kind)
+        lines += [f"  {', '.join(kinds)}: {text.plain(why, 200)}" for why, kinds in reasons.items()]
     lines += ["", f"next: {following(report)}"]
     return "\n".join(lines)
 
@@ -88,10 +91,13 @@ def line(report: Report) -> str:
 def told(finding: Finding) -> list[str]:
     lines = [f"  why    {text.plain(one, 300)}" for one in finding.evidence]
     lines.append(f"  do     {text.plain(finding.advice, 300)}")
-    if finding.gain is not None:
+    found = finding.gain
+    if finding.no_gain:
+        lines.append(f"  gain   not predicted: {text.plain(finding.no_gain, 200)}")
+    elif found is not None:
         lines.append(
-            f"  gain   {100 * finding.gain.share:.0f}% of the time, {finding.gain.seconds:.3g} s of"
-            f" these steps (replay error {100 * finding.gain.replay_error:.1f}%)"
+            f"  gain   {100 * found.share:.0f}% of the time, {found.seconds:.3g} s of"
+            f" these steps (replay error {100 * found.replay_error:.1f}%)"
         )
     return lines
 
@@ -113,13 +119,11 @@ def following(report: Report) -> str:
     }.get(report.verdict.kind, steps)
 
 
-def what_if(part: str, factor: float, found: Gain | None) -> str:
+def what_if(part: str, factor: float, predicted: Prediction) -> str:
     """The predicted effect of changing one part of a step."""
+    found = predicted.gain
     if found is None:
-        return (
-            f"no prediction: too few steps have {part}, or the parts of the steps vary too much to"
-            " replay them"
-        )
+        return f"no prediction: {predicted.no_gain}"
     saved = f"{100 * abs(found.share):.1f}% of the time, {abs(found.seconds):.3g} s of these steps"
     return (
         f"{part} at {factor:g}x its time: {saved} {'more' if found.share < 0 else 'less'}"
@@ -129,7 +133,8 @@ def what_if(part: str, factor: float, found: Gain | None) -> str:
 
 MAX_TENSORS = 5
 MAX_RANKS = 16
-MAX_STACK = 8
+MAX_STACK = 8  # calls, besides the last one of the program's own before them
+LIBRARIES = ("/site-packages/", "/lib/python", "/cirron/")
 
 
 def reasons(found: Why) -> str:
@@ -153,10 +158,11 @@ def reasons(found: Why) -> str:
         where = f"in {text.plain(group.where, 300)}" if group.where else "no span was open"
         lines.append(f"  {where}")
         if group.error:
-            lines.append(f"  {text.plain(group.error, 300)}")
+            lines.append(f"  {text.plain(brief(group.error), 300)}")
         if group.collective is not None:
             lines.append(f"  collective: {text.plain(group.collective, 200)}")
-        lines += [f"    {text.plain(one, 200)}" for one in group.stack[-MAX_STACK:]]
+        own = [one for one in group.stack[:-MAX_STACK] if not any(map(one.__contains__, LIBRARIES))]
+        lines += [f"    {text.plain(one, 200)}" for one in own[-1:] + group.stack[-MAX_STACK:]]
     lines += [f"problem: {text.plain(one, 300)}" for one in found.problems]
     return "\n".join(lines)
 
@@ -179,6 +185,7 @@ def changes(found: Diff) -> str:
         )
     if not found.changes:
         lines.append("  no span name has enough spans in both runs")
+    lines += ["", f"result: {result(found)}", ""]
     for mark in found.marks:
         at = mark["parts_at"]
         where = "identical" if at is None else f"first differs in {place(at)}"
@@ -196,6 +203,19 @@ def changes(found: Diff) -> str:
             for one in found.tensors[:MAX_TENSORS]
         ]
     return "\n".join(lines)
+
+
+def result(found: Diff) -> str:
+    """The outcome of a comparison in one line."""
+    named = {
+        outcome: ", ".join(text.plain(one.name) for one in found.changes if one.outcome == outcome)
+        for outcome in ("slower", "faster", "unknown")
+    }
+    if named["slower"] or named["faster"]:
+        return "; ".join(f"{outcome}: {names}" for outcome, names in named.items() if names)
+    if named["unknown"] or not found.changes:
+        return "inconclusive: the runs vary too much, or have too few spans, to tell a change"
+    return "no change"
 
 
 def place(at: dict[str, int]) -> str:

@@ -74,6 +74,7 @@ def of_model(model: Any) -> dict[str, Any]:
             "model_class": inner.__class__.__name__,
             **count(inner),
             "model_compiled": is_compiled,
+            "model_threads": torch.get_num_threads(),
             "model_strategy": "+".join(strategies) or None,
         }
         distributed = torch.distributed

@@ -18,6 +18,8 @@ SELECT
         - COALESCE(try_sum(CASE WHEN in_step THEN end_ns - start_ns END), 0), 0) AS self_ns,
     try_sum(CASE WHEN in_step THEN gpu_ns END) AS gpu_ns,
     max(memory_peak_bytes) AS memory_peak_bytes,
+    COALESCE(try_sum(CASE WHEN name = 'forward' AND mode = 'eval' THEN end_ns - start_ns END), 0) AS evaluation_ns,
+    count(CASE WHEN name = 'forward' THEN 1 END) AS forwards,
     max(CASE WHEN is_training_step THEN name END) AS name,
     max(CASE WHEN is_training_step AND name = 'batch' THEN attrs END) AS attrs
 FROM spans

@@ -1,4 +1,4 @@
-"""The rules: one file a class of finding. Pure functions from facts to a finding, or to why not."""
+"""The rules, one file per class: pure functions from facts to a finding, or a reason for none."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 BOOSTERS = ("xgboost", "lightgbm")
 ESTIMATORS = ("sklearn", *BOOSTERS)  # frameworks whose training is a call of `fit`
-STARVED = "other work on the machine may be why: it had the processor"
-MOST = 0.65  # of the time: from here on it is no matter of what else the machine does
-MIN_LOOSE = 5  # a period of so many steps may be off by one
+STARVED = "the delay may come from other work on the machine: the training waited for a CPU"
+MOST = 0.65  # of the time: a larger delay does not come from other work on the machine
+MIN_LOOSE = 5  # a period of at least this many steps may be off by one
 
 Judged: TypeAlias = Finding | Abstained | None
 Rule: TypeAlias = "Callable[[Facts], Judged]"
 
 
 def percent(share: float) -> str:
-    """A share as people say it.
+    """A share as a percentage.
 
     >>> percent(0.314), percent(0.004)
     ('31%', '0.4%')
@@ -33,7 +33,7 @@ def percent(share: float) -> str:
 
 
 def ms(ns: float) -> str:
-    """A time of a step in milliseconds.
+    """A time in milliseconds.
 
     >>> ms(1_234_000), ms(45_600_000)
     ('1.23 ms', '45.6 ms')
@@ -43,7 +43,7 @@ def ms(ns: float) -> str:
 
 
 def longest(times: Sequence[float]) -> list[int]:
-    """Where those are that matter: half as long as the ones that have half of all, or longer.
+    """The indices of the long times: at least half as long as those that make up half of the sum.
 
     >>> longest([1, 80, 1, 3, 80, 1])
     [1, 4]
@@ -54,7 +54,7 @@ def longest(times: Sequence[float]) -> list[int]:
 
 
 def period_of(at: Sequence[int]) -> int | None:
-    """The distance between them, if nearly all have the same.
+    """The distance between indices, if it is nearly always the same.
 
     >>> period_of([9, 19, 29, 39]), period_of([9, 12, 40, 90]), period_of([1, 2, 4, 7, 9, 10])
     (10, None, None)

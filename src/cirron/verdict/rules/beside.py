@@ -1,7 +1,7 @@
-"""evaluation-, checkpoint-, snapshot- and logging-heavy: what is done beside training takes long.
+"""evaluation-, checkpoint-, snapshot- and logging-heavy: work beside the training takes too long.
 
-Share: that part of the window. From 10 % on it is a finding. The gain is that of doing it a tenth
-as often.
+It is a finding if it takes 10 % of the window or more. The gain is that of doing it a tenth as
+often.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from cirron.verdict.facts import Facts
 
 SHARE = 0.10
-LEFT = 0.1  # of it, if it is done a tenth as often
+LEFT = 0.1  # of its time remains if it is done a tenth as often
 ADVICE: dict[Class, tuple[str, str, str]] = {
     "evaluation-heavy": (
         "evaluation",
         "evaluate a tenth as often",
-        ", or on a part of the data, or in larger batches",
+        ", on less data, or in larger batches",
     ),
     "checkpoint-heavy": (
         "checkpoint",
         "save a tenth as often",
-        ", or beside the training (async)",
+        ", or asynchronously",
     ),
     "snapshot-heavy": (
         "snapshot",
-        "watch less: a part of the model, or longer epochs between the snapshots",
+        "watch only a part of the model, or take snapshots less often",
         "",
     ),
     "logging-heavy": (
         "logging",
         "log a tenth as often",
-        ", and nothing that waits for the device",
+        ", and avoid values that wait for the device",
     ),
 }
-# What sets how often, where a framework runs the loop.
+# The option of each framework that sets how often.
 LIGHTNING = {
     "evaluation": "val_check_interval, check_val_every_n_epoch",
     "checkpoint": "ModelCheckpoint's every_n_train_steps",
@@ -79,7 +79,7 @@ def rule_of(kind: Class) -> Rule:
             kind,
             f"{part} takes {percent(share)} of the time",
             share,
-            without(facts, (1 - LEFT) * ns),
+            *without(facts, (1 - LEFT) * ns),
             [f"{plural(count, 'time')} in {len(facts.steps)} steps, {ns / count / 1e9:.3g} s each"],
             advice + (f" ({option})" if option else "") + otherwise,
             part,

@@ -1,13 +1,15 @@
-"""compile-storm: functions are compiled again and again, after warm-up.
+"""compile-storm: functions are compiled again and again after warm-up.
 
-Compiles after warm-up, in at least 3 steps or between them, that take 5 % of the window or more. An
-evaluation that compiles at its first time is one of them, however many functions it has. The gain
-is all of it.
+It is a finding if compilations after warm-up, in 3 steps (or evaluations) or more, take 5 % of the
+window or more. A first evaluation that compiles many functions counts once. The gain is the time of
+all compilations, and of the tracing in the same steps.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
+from statistics import median
 from typing import TYPE_CHECKING
 
 from cirron.verdict.facts import MIN_STEPS
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 KIND: Class = "compile-storm"
 MIN_TIMES = 3
 SHARE = 0.05
-SAME = "the same arguments"  # as the hook of JAX says of what is no matter of shapes
+SAME = "the same arguments"  # the JAX hook's cause if shapes and types have not changed
 
 
 def judge(facts: Facts) -> Judged:
@@ -30,10 +32,14 @@ def judge(facts: Facts) -> Judged:
     ns = max(sum(one for _, one, _ in facts.compiles), facts.account.get("compile", 0))
     share = min(ns / facts.window_ns, 1.0)
     starts = [step.start for step in facts.steps]
-    at = {bisect(starts, start) for start, *_ in facts.compiles}  # the step after it
+    at = {bisect(starts, start) for start, *_ in facts.compiles}  # numbered from 1
     times = len(at)
     if times < MIN_TIMES or share < SHARE:
         return None
+    # A step that compiles also traces, which no span covers.
+    usual = [step.work for number, step in enumerate(facts.steps, 1) if number not in at]
+    typical = median(usual) if len(usual) >= MIN_STEPS else math.inf
+    tracing = {one - 1: max(facts.steps[one - 1].work - typical, 0.0) for one in at if one > 0}
     evidence = [
         f"{len(facts.compiles)} compiles after warm-up, in {times} of {len(starts)} steps, take"
         f" {percent(share)} of the time"
@@ -47,15 +53,15 @@ def judge(facts: Facts) -> Judged:
         KIND,
         "the model is compiled again and again",
         share,
-        without(facts, ns),
+        *without(facts, ns + sum(tracing.values()), tracing),
         evidence,
         "compile once for all trainings: a new model or step function for each fold or trial is"
-        " compiled anew; make one, and give it new weights"
+        " compiled again; reuse one, and give it new weights"
         if is_anew and is_at_starts
-        else "make what is compiled once, before the loop: a new lambda or partial in each step, or"
-        " another static argument, is compiled anew"
+        else "create the compiled function once, before the loop: a new lambda or partial, or"
+        " another value of a static argument, is compiled again"
         if is_anew
         else "keep shapes and types the same: pad or bucket the batches, drop_last=True,"
-        " mark what varies as dynamic",
+        " or mark dimensions that vary as dynamic",
         "compile",
     )

@@ -1,81 +1,120 @@
-"""died and hung: the run did not end by itself, or nothing has happened in it for long.
+"""died and hung: the run did not end by itself, or it stopped making progress.
 
-died: a process was killed, ended by a signal, or in an exception. hung: a running process has
-recorded nothing for `silence_after` (60 s) inside of a span; its black box says since when.
+died: a process was killed, or ended by a signal or an error.
+
+hung: a process recorded nothing for `silence_after` (60 s) inside a span. It is still running, or a
+signal ended it: a run that hangs is killed in the end.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cirron.verdict.endings import brief
 from cirron.verdict.findings import Finding
 from cirron.verdict.rules import memory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cirron.verdict.endings import Ending
     from cirron.verdict.facts import Facts
     from cirron.verdict.rules import Judged
 
-DEAD = ("killed", "signal", "exception")
 MAX_RANKS = 4
-OUT_OF_MEMORY = "; its memory went up all the time: it may have run out of it (dmesg says so)"
+MAX_ERROR = 100  # characters of an error in the summary, which is one line
+OUT_OF_MEMORY = "; its memory kept growing, so it may have run out of memory: check dmesg"
 NO_ANSWER = (
-    "; a loader worker does not answer: look at what __getitem__ waits for (locks, files, network);"
+    "; a loader worker does not answer: check what __getitem__ waits for (locks, files, network);"
     " DataLoader(timeout=60) raises an error instead"
 )
-MAX_ERROR = 100  # characters of an exception in the summary, which is one line
+UNEVEN = (
+    "; other ranks had ended before it: give every rank the same number of batches"
+    " (DistributedSampler, drop_last=True), or use DistributedDataParallel's join()"
+)
+NO_SPAN = "outside any span"
+STATES = {"killed": "ended without notice", "signal": "was ended", "exception": "failed"}
+
+
+def split(endings: Sequence[Ending]) -> tuple[list[Ending], list[Ending]]:
+    """The processes that died, the cause first, and those that hung.
+
+    Whoever ends a hanging run sends a signal to all ranks, also to those that do not hang.
+    """
+    hung = [one for one in endings if one.is_hung]
+    dead = [one for one in endings if one.state in STATES and one not in hung]
+    if hung:
+        dead = [one for one in dead if one.state != "signal"]
+    return sorted(dead, key=lambda one: one.blamed), hung
 
 
 def judge_death(facts: Facts) -> Judged:
-    dead = sorted((one for one in facts.endings if one.state in DEAD), key=lambda one: one.blamed)
+    dead, _ = split(facts.endings)
     if not dead:
         return None
-    first = dead[0]
-    # A KeyError has its text as repr, with newlines written out.
-    what = first.error.replace("\\n", "\n").partition("\n")[0][:MAX_ERROR]
+    first, count = dead[0], len(facts.endings)
+    who = "the run" if count == 1 else "a process" if first.rank is None else f"rank {first.rank}"
+    where = f"in {first.where}" if first.where else NO_SPAN
+    error = brief(first.error)
+    if len(error) > MAX_ERROR:
+        error = f"{error[:MAX_ERROR]}..."
     how = {
-        # Its black box may be a flush interval older.
-        "killed": "was killed, last seen",
-        "signal": f"ended by {what + ',' if what else 'a signal'}",
-        "exception": f"ended in {what + ',' if what else 'an error'}",
-    }
-    who = "a process" if first.rank is None else f"rank {first.rank}"
-    others = f", the first of {len(dead)} of {len(facts.endings)} processes"
+        "killed": f"was killed or crashed, last seen {where}",
+        "signal": f"was ended by {error or 'a signal'} {where}",
+        "exception": f"failed with {error or 'an error'} {where}",
+    }[first.state]
+    advice = {
+        "killed": "check the system log (dmesg) and the job scheduler for who ended it: out of"
+        " memory, a time limit, a crash in native code"
+        + (OUT_OF_MEMORY if isinstance(memory.judge(facts), Finding) else ""),
+        "signal": "check who sent the signal: a time limit, a scheduler, a user",
+        "exception": "fix the error; cirron why shows where each process was",
+    }[first.state]
+    ended = [one for one in facts.endings if one.state == "clean" and one.position < first.position]
     return Finding(
         "died",
-        f"{'the run' if len(facts.endings) == 1 else who} {how[first.state]}"
-        f" in {first.where or 'no open span'}" + (others if len(facts.endings) > 1 else ""),
+        f"{who} {how}" + (f"; first of {len(dead)} of {count} processes" if count > 1 else ""),
         None,
         None,
-        [told(one) for one in dead[:MAX_RANKS]],
-        "cirron why says what each process was doing"
-        + (OUT_OF_MEMORY if isinstance(memory.judge(facts), Finding) else ""),
+        "",
+        [told(one) for one in [*dead, *ended][:MAX_RANKS]],
+        advice + (UNEVEN if ended else ""),
         is_urgent=True,
     )
 
 
 def judge_hang(facts: Facts) -> Judged:
-    silent = [one for one in facts.endings if one.state == "running" and one.silent_s is not None]
-    if not silent:
+    _, hung = split(facts.endings)
+    if not hung:
         return None
-    longest = max(silent, key=lambda one: one.silent_s or 0)
+    # The others wait in backward for a rank that is behind them, or stuck in another place.
+    halted = [one for one in facts.endings if one in hung or one.state in ("running", "signal")]
+    halted.sort(key=lambda one: (one.position, one.where.endswith("backward")))
+    late, first = halted[0], next(one for one in halted if one in hung)
+    where = f"in {first.where}" if first.where else NO_SPAN
+    is_loading = first.where.endswith("data_load") and facts.workers
+    end = "" if first.state == "running" else f", then {brief(first.error) or 'it was killed'}"
     return Finding(
         "hung",
-        f"nothing has happened for {longest.silent_s:.0f} s in {longest.where or 'the program'}",
+        ("" if len(facts.endings) == 1 or first.rank is None else f"rank {first.rank}: ")
+        + f"nothing happened for {first.silent_s:.0f} s {where}{end}"
+        + ("" if late.position == first.position else f"; rank {late.rank} never got there"),
         None,
         None,
-        [told(one) for one in silent[:MAX_RANKS]],
-        "cirron why shows the stacks"
-        + (NO_ANSWER if longest.where.endswith("data_load") and facts.workers else ""),
+        "",
+        [told(one) for one in halted[:MAX_RANKS]],
+        "cirron why shows the stacks" + (NO_ANSWER if is_loading else ""),
         is_urgent=True,
     )
 
 
 def told(one: Ending) -> str:
-    rank = "" if one.rank is None else f"rank {one.rank} "
-    step = "" if one.last_step is None else f"; last {one.step_name} {one.last_step}"
-    error = f": {one.error}" if one.error else ""
-    is_late = one.silent_s is not None and one.state in DEAD
-    silent = f"; nothing happened for {one.silent_s:.0f} s before" if is_late else ""
-    state = "killed, last seen" if one.state == "killed" else one.state
-    return f"{rank}{state} in {one.where or 'no open span'}{step}{silent}{error}"
+    """How a process ended, in one line."""
+    who = "the process" if one.rank is None else f"rank {one.rank}"
+    state = STATES.get(one.state, "ended by itself" if one.state == "clean" else "is running")
+    where = f", last seen in {one.where}" if one.where else ""
+    epoch = "" if one.epoch is None else f" of epoch {one.epoch}"
+    step = "" if one.last_step is None else f"; last {one.step_name} {one.last_step}{epoch}"
+    silent = "" if one.silent_s is None else f"; nothing happened for {one.silent_s:.0f} s"
+    error = f": {brief(one.error)}" if one.error else ""
+    return f"{who} {state}{where}{step}{silent}{error}"

@@ -1,18 +1,16 @@
-"""host-bound: Python holds the step up, not the model.
+"""host-bound: Python delays the steps, not the model.
 
-Between steps: what no span covers there. From 20 % on it is a finding, without a gain: it may be
-needed. Below 65 %, other work on the machine may be why.
+Between steps: 20 % or more of the window is between steps, in nothing that was recorded or in a
+scope without steps. There is no gain: the work may be needed.
 
-In no phase: what no phase covers in the steps, where a step with a hiccup counts as three usual
-ones at most. From 20 % on it is a finding; the gain is a replay that leaves 7 % of the phases, what
-losses and metrics take. Where a Trainer runs the loop, its own calls are in no phase, too: it is a
-finding if the quickest tenth of the steps take more than 2 ms, which are left. On a GPU that time
-may be a wait for the device: it is Python's only if what was measured on the device in the phases
-fills less than half of the steps.
+In no phase: 20 % or more is inside steps, but in no phase. A single step counts as at most three
+typical ones. The gain is a replay that leaves 7 % of the time of the phases, for losses and
+metrics. The loop of a Trainer has an overhead of its own, which is left. On a GPU, the host may
+wait for the device: it is a finding only if the device's time fills less than 70 % of the work.
 
-Small operations: batches of at most 8 samples, and forward, backward and optimizer take less than
-150 us for each tensor of the model in the quickest tenth of the steps, about what calling the
-operations takes. No gain is given: how much larger a batch may be is not known.
+Small operations: batches have at most 8 samples, and forward, backward and optimizer take less than
+150 us per tensor of the model in the fastest tenth of the steps, about the cost of calling the
+operations. There is no gain: the largest possible batch is not known.
 """
 
 from __future__ import annotations
@@ -20,31 +18,42 @@ from __future__ import annotations
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from cirron.verdict.facts import MIN_STEPS
+from cirron.verdict.facts import CROWDED, MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding
 from cirron.verdict.rules import BOOSTERS, MOST, STARVED, Judged, ms, percent
 from cirron.verdict.whatif import replay
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cirron.verdict.facts import Facts, Step
 
 KIND: Class = "host-bound"
 SHARE = 0.20
 HICCUP = 3.0
-LEFT = 0.07  # of the phases: losses, zero_grad, logs
-# What the loop of a Trainer takes in each step by itself: Lightning's some 1 ms, transformers' 1.6.
+LEFT = 0.07  # of the time of the phases: losses, zero_grad, logs
+# The overhead of a Trainer's own loop per step: about 1 ms in Lightning, 1.6 ms in transformers.
 TRAINERS = ("transformers", "lightning", "pytorch_lightning")
 TRAINER_NS = 2_000_000
 GPU_BUSY = 0.7
+GROWTH = 1.5  # times as long in the last quarter of the steps as in the first
+# Usual causes of time that grows, of waiting, and of computing.
+GROWING = "a list or history that each step copies or goes through, a file that it rewrites"
+WAITING = "files, logging over a network, reading data in the loop, locks, sleep"
+COMPUTING = (
+    ".item(), prints, loops over parameters, metrics in Python, augmentation in the loop,"
+    " callbacks, tokenizing, an RL environment"
+)
 SMALL_BATCH = 8
+OUTSIDE = "forward outside steps"  # as the query `account` calls them
 CALLS = 0.7  # of the time, on a GPU
 CALL_NS = 150_000
-# What the time is between, and what may be there: in a loop, and of a booster; in each, between the
-# steps, and where they begin again.
+# What the time is between, and what may be there: for a loop, and for a booster; for each, between
+# steps, and between epochs.
 BETWEEN = (
     (
-        ("steps", "; batches that are loaded there: for batch in ci.batches(loader)"),
-        ("epochs", " (validation, saving, shuffling, making the loader)"),
+        ("steps", "; if batches are loaded there, write: for batch in ci.batches(loader)"),
+        ("epochs", " (validation, saving, shuffling, creating the loader)"),
     ),
     (
         ("boosting rounds", " (callbacks, metrics in Python)"),
@@ -60,13 +69,25 @@ def judge(facts: Facts) -> Judged:
     name, ns = max(facts.outside.items(), key=lambda one: one[1], default=("", 0))
     if ns >= max(SHARE, between) * facts.window_ns:
         share = ns / facts.window_ns
+        if name == OUTSIDE:
+            return Finding(
+                KIND,
+                f"forward passes outside the training steps take {percent(share)} of the time",
+                share,
+                None,
+                "the work may be needed",
+                [f"{ns / 1e9:.3g} s are in forward passes that no backward pass follows"],
+                "if they are an evaluation: do it less often, on less data, or in larger batches",
+                name,
+            )
         return Finding(
             KIND,
             f"{name} takes {percent(share)} of the time, between the steps",
             share,
             None,
-            [f"{ns / 1e9:.3g} s are in the scope {name}, which holds no step"],
-            f"do {name} less often, or beside the training",
+            "the work may be needed",
+            [f"the scope {name} takes {ns / 1e9:.3g} s and contains no step"],
+            f"do {name} less often, or asynchronously",
             name,
         )
     if between >= SHARE:
@@ -82,30 +103,43 @@ def judge(facts: Facts) -> Judged:
             f"the time is between the {where}",
             between,
             None,
-            [f"{percent(between)} of the time is between {where}, in nothing that was recorded"],
-            f'find it: with ci.scope("name"): around what is there{hint}',
+            "the work may be needed",
+            [f"{percent(between)} of the time is between {where}, and nothing was recorded there"],
+            f'to find it, wrap the code there in: with ci.scope("name"):{hint}',
             "between steps",
         )
     if not any(step.forward is not None for step in facts.steps):
-        return Abstained(KIND, "no phases were recorded: what a step is made of is not known")
+        return Abstained(KIND, "no phases were recorded, so the parts of a step are not known")
     usual = median(step.own for step in facts.steps)
     share = sum(min(step.own, HICCUP * usual) for step in facts.steps) / facts.window_ns
     least = TRAINER_NS if facts.framework in TRAINERS else 0
     if share < SHARE or quantiles((step.own for step in facts.steps), n=10)[0] < least:
         return judge_calls(facts)
     evidence = [
-        f"{percent(share)} of the time is in steps, in no phase: {ms(usual)} a step (median)"
+        f"{percent(share)} of the time is in steps, in no phase: {ms(usual)} per step (median)"
     ]
+    where, ns = facts.gap
+    if ns > facts.account["in no phase"] / 2:
+        evidence.append(f"most of it is {where}")
+    levels = [median(step.own for step in part) for part in quarters(facts.steps)]
+    is_growing = levels == sorted(levels) and levels[-1] > GROWTH * levels[0]
+    is_growing = is_growing and (facts.starved_share or 0.0) < CROWDED
+    if is_growing:
+        evidence.append(
+            f"it grows from {ms(levels[0])} to {ms(levels[-1])} (first and last quarter)"
+        )
     if facts.is_on_gpu:
         busy = facts.device_share
         if busy is None:
-            return Abstained(KIND, "the device's time was not measured: Python may wait for it")
+            return Abstained(KIND, "the device's time was not measured, and Python may wait for it")
         if busy >= GPU_BUSY:
             return Abstained(KIND, f"kernels fill {percent(busy)} of a step: the device is busy")
         evidence.append(f"kernels fill {percent(busy)} of a step (median): the device waits")
     loading = facts.account.get("data_load", 0) / facts.window_ns
-    if (facts.asleep_share or 0.0) - loading >= share / 2 and not facts.is_on_gpu:
-        evidence.append("the thread is asleep for most of it: it waits for a file, network or lock")
+    is_asleep = (facts.asleep_share or 0.0) - loading >= share / 2 and not facts.is_on_gpu
+    if is_asleep:
+        evidence.append("the thread sleeps for most of it: it waits instead of computing")
+    causes = GROWING if is_growing else WAITING if is_asleep else COMPUTING
     has_loader = any(step.data_load is not None for step in facts.steps)
 
     def mended(step: Step) -> float:
@@ -115,37 +149,40 @@ def judge(facts: Facts) -> Judged:
 
     return Finding(
         KIND,
-        "the GPU waits for the host" if facts.is_on_gpu else "Python takes time in the steps",
+        "the GPU waits for the host"
+        if facts.is_on_gpu
+        else "Python code in the steps takes the time",
         share,
-        replay(facts, mended),
+        *replay(facts, mended),
         evidence,
-        'find it: with ci.scope("name"): around parts of the loop. Usual causes: .item(), prints,'
-        " files, loops over parameters, metrics in Python, augmentation in the loop, callbacks,"
-        " tokenising, an RL environment"
+        f'to find it, wrap parts of the loop in: with ci.scope("name"): Usual causes: {causes}'
         + (", copies to and from the device (pin_memory, non_blocking)" if facts.is_on_gpu else "")
-        + (
-            "" if has_loader else "; batches that are loaded there: for batch in ci.batches(loader)"
-        ),
+        + ("" if has_loader else "; if batches are loaded there: for batch in ci.batches(loader)"),
         "in no phase",
     )
 
 
+def quarters(steps: Sequence[Step]) -> list[Sequence[Step]]:
+    size = len(steps) // 4
+    return [steps[at * size : (at + 1) * size] for at in range(4)]
+
+
 def judge_calls(facts: Facts) -> Judged:
-    """Whether the operations are so small that calling them is what takes the time."""
+    """Whether the operations are so small that calling them takes the time."""
     size, tensors = facts.loader.get("batch_size"), facts.model.get("tensors")
     if not isinstance(tensors, int) or facts.model.get("compiled"):
-        return None  # of many loops it is not known, and most are well
+        return None  # not known in many loops, and most of them are fine
     phases = [
         sum(one or 0 for one in (step.forward, step.backward, step.optimizer))
         for step in facts.steps
     ]
-    # On a GPU calls take no time of their own while it works: they are the host's time, or nothing.
+    # On a GPU, calls matter only if they take the host's time.
     is_small = (
         sum(phases) >= CALLS * facts.window_ns
         if facts.is_on_gpu
         else isinstance(size, int) and size <= SMALL_BATCH
     )
-    # The quicker steps: those that other work on the machine did not interrupt.
+    # The fastest steps: those that other work on the machine did not interrupt.
     each = quantiles(phases, n=10)[0] / max(tensors, 1)
     if not is_small or each > CALL_NS:
         return None
@@ -155,10 +192,12 @@ def judge_calls(facts: Facts) -> Judged:
         "the operations are so small that calling them takes the time",
         sum(phases) / facts.window_ns,
         None,
+        "the largest possible batch is not known",
         [
             f"{batches}forward, backward and optimizer take {each / 1e3:.0f} us for each of the"
-            f" model's {tensors} tensors"
+            f" {tensors} tensors of the model"
         ],
-        "larger batches cost next to nothing; or torch.compile, CUDA graphs, fused optimizers",
+        "use larger batches, which cost little more; or torch.compile, CUDA graphs, a fused"
+        " optimizer",
         "forward",
     )

@@ -1,17 +1,16 @@
 """input-bound: the steps wait for their data.
 
-Share: data_load of the window. From 10 % on it is a finding, if workers would give 10 %. The gain
-is a replay of a DataLoader with the workers that are advised. Without workers today, what each
-batch takes to load is known. With n of them that cannot keep up, a batch takes n steps to load.
-Loading that keeps a core busy gets no more cores than there are, and no number is given if it needs
-all of them.
+It is a finding if data_load takes 10 % of the window or more and the advised workers would save
+10 %. The gain is a replay of a DataLoader with these workers. Without workers, the time to load
+each batch is known. If n workers cannot keep up, a batch takes them n steps. If loading computes,
+there are at most as many workers as cores, and no gain if it needs all of them.
 
-On TensorFlow the step is compiled, and takes its data inside. There, a generator that needs 90 % of
-the median step to load a batch is a finding, without a gain.
+TensorFlow's compiled steps fetch their data inside the step. There, it is a finding, without a
+gain, if the loading thread needs 90 % of the median step for a batch.
 
-Cold start: of three epochs or more, what the first batch is waited for beyond the others, and the
-starting and stopping of workers. It takes 20 % or more, and more than the rest of the loading. The
-gain is all of it, where workers that are started anew can be kept.
+Slow starts: in three epochs or more, the wait for the first batch beyond the median, and starting
+and stopping workers, take 20 % or more, and more than the rest of the loading. The gain is all of
+it, if workers that are restarted can be kept.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 from cirron.verdict.facts import MIN_STEPS
-from cirron.verdict.findings import Abstained, Class, Finding
+from cirron.verdict.findings import Abstained, Class, Finding, Prediction
 from cirron.verdict.rules import MOST, STARVED, Judged, longest, ms, percent, period_of
 from cirron.verdict.whatif import lasting, with_workers, without
 from cirron.view.text import plural
@@ -34,24 +33,31 @@ if TYPE_CHECKING:
 KIND: Class = "input-bound"
 SHARE = 0.10
 MIN_GAIN = 0.10
-# Short epochs start slowly, in any training: more than the other waits has to be at their start.
+# Short epochs always start slowly, so their starts must take longer than all other waits.
 COLD = 0.20
 MIN_EPOCHS = 3
 UNSURE = 0.25
 SET_UP = "loader set-up"
-# With workers, the thread has to be asleep for so much of the time: else it does not wait for them,
-# but takes batches that are there, which costs, and more workers do not help.
+# With workers, the thread must be asleep for this share of the time. Otherwise the batches were
+# ready, and more workers do not help.
 ASLEEP = 0.20
-# Stalls: some steps wait this many times what the others do, and most of the waiting is theirs.
+# A stall is a wait of this many times the median.
 STALL = 4.0
 PEGGED = 0.9  # of the cores
-BUSY = 0.5  # of the loading: from here on it computes, below it waits for a disk or a network
-WAITING = 0.25  # of the time of workers is processor time: below it, they wait
+BUSY = 0.5  # of the loading time; below it, loading waits for a disk or a network
+WAITING = 0.25  # CPU time as a share of the workers' time; below it, they wait
 MAX_WORKERS = 8
-SATURATED = 0.9  # of a step is what a thread needs to load a batch: it has none in advance
-# Batches that a worker loads in advance: torch's default, and the most to advise.
+SATURATED = 0.9  # of a step, to load a batch: the loading thread never gets ahead
+# Batches that a worker loads in advance: torch's default, and the largest number to advise.
 AHEAD, MAX_AHEAD = 2, 64
-HANDOVER_NS = 300_000  # what it costs the training process to take a batch from a worker
+HANDOVER_NS = 300_000  # cost of taking a batch from a worker
+
+
+# Why no gain is predicted if the workers are kept already, and if they are restarted.
+FIRST_BATCH = (
+    "what the data set does there may be needed",
+    "the workers still have to load the first batch, and that time is not known",
+)
 
 
 class Plan(NamedTuple):
@@ -61,7 +67,7 @@ class Plan(NamedTuple):
     ahead: int
     left: float  # ns that the steps would take
     is_sure: bool = True
-    needed: int = 0  # workers to keep up; if loading computes, no more are advised than cores
+    needed: int = 0  # workers to keep up, which may be more than there are cores
     is_waiting: bool | None = None  # loading waits instead of computing; None: not known
 
 
@@ -70,11 +76,11 @@ def judge(facts: Facts) -> Judged:
     if not loads and facts.loading_ns:
         return judge_beside(facts)
     if not loads:
-        return Abstained(KIND, "no data_load was recorded: nothing here knows what loads the data")
+        return Abstained(KIND, "no data_load was recorded, so the time to load data is not known")
     if len(loads) < MIN_STEPS:
         return Abstained(KIND, "too few steps")
     typical = median(loads)
-    # What the first batch of an epoch is waited for longer, no worker loads in advance.
+    # No worker loads the first batch of an epoch in advance.
     late = {
         at: max((facts.steps[at].data_load or 0) - typical, 0.0) for at in facts.first_of_epochs
     }
@@ -85,15 +91,19 @@ def judge(facts: Facts) -> Judged:
     share = sum(loads) / facts.window_ns
     if total < SHARE * facts.window_ns:
         return None
-    limit = STALL * max(typical, 1)
-    waits = [0 if at in late else step.data_load or 0 for at, step in enumerate(facts.steps)]
-    stalls = [wait for wait in waits if wait > limit]
-    is_stalling = len(stalls) < 0.5 * len(loads) and sum(stalls) > 0.5 * total
-    at = longest([wait if wait > limit else 0 for wait in waits]) if is_stalling else []
-    every = period_of(at)  # other work on the machine has none
-    # Workers are short of a processor as much as the steps' own work is.
-    delay = sum(stalls) if is_stalling else min(total, sum(step.work for step in facts.steps))
     workers = facts.workers
+    waits = [0 if at in late else step.data_load or 0 for at, step in enumerate(facts.steps)]
+    stalls = stalls_of(waits)
+    # n workers that cannot keep up finish n batches at once: one long wait, then n - 1 short ones.
+    if workers and not stalls_of(
+        [sum(waits[at : at + workers]) for at in range(0, len(waits), workers)]
+    ):
+        stalls = []
+    is_stalling = bool(stalls)
+    at = longest([wait if wait >= min(stalls) else 0 for wait in waits]) if stalls else []
+    every = period_of(at)  # other work on the machine has no period
+    # Workers wait for a CPU as long as the work of the steps does.
+    delay = sum(stalls) if is_stalling else min(total, sum(step.work for step in facts.steps))
     may_be_starved = share < MOST and not every and (is_stalling or workers)
     if may_be_starved and facts.is_starved(delay, is_own_wait=not workers):
         return Abstained(KIND, STARVED)
@@ -104,8 +114,8 @@ def judge(facts: Facts) -> Judged:
     if saved < MIN_GAIN * facts.window_ns and not is_pegged(facts):
         return None
     evidence = [
-        f"data_load is {percent(share)} of the time: {ms(typical)} of a step of"
-        f" {ms(median(step.wall for step in facts.steps))} (median)"
+        f"data_load is {percent(share)} of the time: {ms(mean(loads))} of a step of"
+        f" {ms(facts.window_ns / len(facts.steps))} (mean)"
     ]
     if workers is not None:
         evidence.append(f"the loader has {plural(workers, 'worker')}")
@@ -114,24 +124,38 @@ def judge(facts: Facts) -> Judged:
             f"{len(at)} of {len(loads)} steps wait {ms(median(waits[one] for one in at))},"
             f" others {ms(typical)}" + (f"; every {every} steps" if every else "")
         )
-    # How much of a stall is hidden depends on when it comes: 41 % were predicted, 30 % measured.
-    is_sure = found.is_sure and not is_stalling and not is_pegged(facts)
+    unsure = (
+        "all cores are busy"
+        if is_pegged(facts)
+        else "it depends on when the stalls come"
+        if is_stalling
+        else ""
+        if found.is_sure
+        else "loading needs every core"
+    )
     return Finding(
         KIND,
-        "the steps wait for their data" + (", in stalls" if is_stalling else ""),
+        "the steps wait for their data" + (" now and then" if is_stalling else ""),
         share,
-        lasting(facts, found.left) if is_sure else None,
+        *(lasting(facts, found.left) if not unsure else Prediction(None, unsure)),
         evidence,
         advice(facts, is_stalling, found),
         "data_load",
     )
 
 
-def judge_beside(facts: Facts) -> Judged:
-    """Data that TensorFlow fetches inside of compiled steps, out of a thread that loads it.
+def stalls_of(waits: Sequence[int]) -> list[int]:
+    """The few long waits, if they make up most of the waiting."""
+    limit = STALL * max(median(waits), 1)
+    found = [wait for wait in waits if wait > limit]
+    is_stalling = len(found) < 0.5 * len(waits) and sum(found) > 0.5 * sum(waits)
+    return found if is_stalling else []
 
-    A thread that has batches in advance rests. If it never does, the steps wait for it. What they
-    take by themselves is not known: no gain.
+
+def judge_beside(facts: Facts) -> Judged:
+    """Data that a thread loads for TensorFlow's compiled steps.
+
+    A thread that is ahead of the steps rests. If it never rests, the steps wait for it.
     """
     if len(facts.steps) < MIN_STEPS:
         return Abstained(KIND, "too few steps")
@@ -144,52 +168,55 @@ def judge_beside(facts: Facts) -> Judged:
         "the steps wait for their data",
         min(each * len(facts.steps) / facts.window_ns, 1.0),
         None,
-        [f"the thread that loads it needs {ms(each)} a batch; a step takes {ms(usual)} (median)"],
+        "the steps' own time is not known",
+        [f"the loading thread needs {ms(each)} per batch; a step takes {ms(usual)} (median)"],
         advice(facts, False, Plan(min(facts.cores or 4, MAX_WORKERS), AHEAD, 0.0)),
         "in no phase",
     )
 
 
 def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: float) -> Judged:
-    """A loader that is slow at the start of each epoch."""
+    """Epochs that start slowly."""
     share = cold / facts.window_ns
     workers, set_up = facts.workers, facts.account.get(SET_UP, 0)
-    # Keeping the workers saves that time on a busy machine, too.
-    is_anew = bool(workers) and not facts.loader.get("persistent_workers")
+    # Keeping the workers saves that time on a busy machine, too. A loader that is made for each
+    # epoch cannot keep them.
+    is_kept = facts.loader.get("persistent_workers") and set_up < UNSURE * cold
+    is_anew = bool(workers) and not is_kept
     may_be_starved = share < MOST and not is_anew
     if may_be_starved and facts.is_starved(cold, is_own_wait=not workers):
         return Abstained(KIND, STARVED)
     wait = median(facts.steps[at].data_load or 0 for at in late)
     evidence = [
         f"{percent(share)} of the time is at the start of {plural(len(late), 'epoch')}",
-        f"their first batch is waited for {ms(wait)}, others {ms(typical)}",
+        f"their first batch takes {ms(wait)} to arrive, others {ms(typical)}",
     ]
     if set_up:
         each = ms(set_up / len(late))
         evidence.append(
-            f"starting and stopping {plural((workers or 0), 'worker')} takes {each} an epoch"
+            f"starting and stopping {plural((workers or 0), 'worker')} takes {each} per epoch"
         )
-    # Workers that are kept have to load the first batch, too: what that takes is not known, but
-    # not longer than they have for each.
+    # Workers that are kept must still load the first batch. That takes at most the time in which
+    # they load every other one.
     usual = mean(step.work for step in facts.steps)
     is_sure = is_anew and (workers or 0) * usual * len(late) < UNSURE * cold
     return Finding(
         KIND,
         "each epoch waits for its first batch",
         share,
-        without(facts, cold, late) if is_sure else None,
+        *(without(facts, cold, late) if is_sure else Prediction(None, FIRST_BATCH[is_anew])),
         evidence,
-        "keep the workers, with what they have opened: make the loader once, for all epochs:"
+        "create the loader once, before the epochs, and keep its workers:"
         f" {settings(facts, {'persistent_workers': True})}"
         if is_anew
-        else "look at what the data set does when an epoch begins (opening files, shuffling,"
-        " filling a buffer), and keep what it has made",
+        else "check what the data set does when an epoch begins (opening files, shuffling,"
+        " filling a buffer), and do it once",
         "data_load" if cold > 2 * set_up else SET_UP,
     )
 
 
 def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
-    """How many workers to try, and what they would give."""
+    """How many workers to try, and how long the steps would take."""
     now = facts.workers or 0
     cores = facts.cores or max(4, 2 * now)
     work = [step.wall - (step.data_load or 0) for step in facts.steps]
@@ -213,19 +240,19 @@ def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
     is_busy = busy_loading(facts) >= BUSY
     needed = min(math.ceil(mean(loads) / usual) + 1, MAX_WORKERS)
     workers = min(needed, cores) if is_busy else needed
-    # A stall is hidden if what was loaded before it lasts as long.
+    # A stall is hidden if the batches loaded before it last as long.
     longest = max(stalls, default=0)
     ahead = min(max(math.ceil(longest / usual / workers) + 1, AHEAD), MAX_AHEAD)
     total = with_workers(loads, work, workers, ahead, HANDOVER_NS, facts.first_of_epochs)
     if is_busy:
         wall = sum(step.wall for step in facts.steps)
         total = max(total, (facts.cpu_share or 0.0) * wall / cores)
-    # Two that compute on the two threads of one core take longer: how much is not known.
+    # Two workers on the two threads of one core take longer, by an unknown factor.
     return Plan(workers, ahead, total, not is_busy or workers < cores, needed, not is_busy)
 
 
 def busy_loading(facts: Facts) -> float:
-    """The share of the loading that keeps the thread busy, if the rest of the steps does so."""
+    """The share of the loading in which the thread computes, if it computes in the rest."""
     wall = sum(step.wall for step in facts.steps)
     loading = sum(step.data_load or 0 for step in facts.steps)
     if facts.asleep_share is not None:
@@ -236,10 +263,7 @@ def busy_loading(facts: Facts) -> float:
 
 
 def has_waiting_workers(facts: Facts) -> bool | None:
-    """Whether the loader's workers, which cannot keep up, wait for a disk or a network.
-
-    None: not known. On a busy machine they may wait for a processor.
-    """
+    """Whether the workers, which cannot keep up, wait for a disk or a network; None: not known."""
     if facts.children_share is None or not facts.workers:
         return None
     busy = facts.children_share / facts.workers
@@ -247,7 +271,7 @@ def has_waiting_workers(facts: Facts) -> bool | None:
 
 
 def is_pegged(facts: Facts) -> bool:
-    """Whether the process keeps all cores busy: then workers have none to run on."""
+    """Whether the process keeps all cores busy, so that none is left for workers."""
     if facts.cpu_share is None or facts.cores is None:
         return False
     return facts.cpu_share > PEGGED * facts.cores
@@ -257,20 +281,20 @@ def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
     workers = facts.workers
     if is_pegged(facts):
         return (
-            "make loading cheaper (cache, smaller or pre-decoded samples):"
-            " the processor is busy already, more workers will not help"
+            "make loading cheaper (cache, smaller or pre-decoded samples): all cores are busy, so"
+            " more workers will not help"
         )
     options: dict[str, int | bool] = {"num_workers": found.workers}
     if is_stalling:
         options["prefetch_factor"] = found.ahead
     if workers and is_stalling:
-        return f"the workers run dry at times: {settings(facts, options)}"
+        return f"load further ahead: {settings(facts, options)}"
     if workers == found.workers:
         return (
             f"make __getitem__ cheaper (cache, pre-decoded samples): the loader has"
-            f" {plural(workers, 'worker')}, and there are {plural(facts.cores or 0, 'core')}; "
+            f" {plural(workers, 'worker')} on {plural(facts.cores or 0, 'core')}; "
             + (
-                "more help only if they wait for a disk or a network"
+                "more will help only if they wait for a disk or a network"
                 if found.is_waiting is None
                 else "they compute, so more will not help"
             )
@@ -283,11 +307,11 @@ def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
     if facts.is_on_gpu and not facts.loader.get("pin_memory"):
         options["pin_memory"] = True
     how = (
-        "look at what the data set does at those steps, and let workers do it in advance"
+        "check what the data set does at those steps, and let workers do it in advance"
         if is_stalling
         else "load in workers"
     )
-    # Keras makes a loader of its own on torch, out of whatever it is given.
+    # On torch, Keras wraps whatever it is given in a loader of its own.
     is_stream = "sampler" not in facts.loader
     if facts.framework == "keras" and is_stream:
         return (
@@ -298,7 +322,7 @@ def advice(facts: Facts, is_stalling: bool, found: Plan) -> str:
     if workers is None:
         at_once = f"load {found.workers} batches at once, in threads or processes"
         return f"{at_once}, while the model works{shortage(facts, found)}"
-    shared = "; an IterableDataset has to share its samples out: get_worker_info()"
+    shared = "; an IterableDataset must split its samples among workers: get_worker_info()"
     options["persistent_workers"] = True
     told = f"{how}: {settings(facts, options)}{shortage(facts, found)}"
     return told + (shared if is_stream else "")
@@ -310,20 +334,20 @@ def shortage(facts: Facts, found: Plan) -> str:
         return ""
     cores = plural(facts.cores, "core")
     if found.is_waiting and found.workers > facts.cores:
-        return f" (more than the {cores}, since loading waits and does not compute)"
+        return f" (more than the {cores}: loading waits for a disk, a network or a lock)"
     if found.needed > found.workers:
-        computes = " loading computes and" if found.is_waiting is False else ""
-        return f"; {found.needed} would keep up, but{computes} there are {cores}"
+        computes = "loading computes and " if found.is_waiting is False else ""
+        return f" ({found.needed} would keep up, but {computes}there are only {cores})"
     return ""
 
 
 def option(facts: Facts, name: str) -> str:
-    """What an option of a DataLoader is called in this framework."""
+    """The name of a DataLoader option in this framework."""
     return f"dataloader_{name}" if facts.framework == "transformers" else name
 
 
 def settings(facts: Facts, options: Mapping[str, int | bool]) -> str:
-    """The options of a DataLoader, where this framework takes them."""
+    """The call that sets DataLoader options in this framework."""
     call = "TrainingArguments" if facts.framework == "transformers" else "DataLoader"
     given = (f"{option(facts, name)}={value}" for name, value in options.items())
     return f"{call}(..., {', '.join(given)})"

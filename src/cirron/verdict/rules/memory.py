@@ -1,10 +1,10 @@
-"""memory-growth: memory goes up and does not stop.
+"""memory-growth: memory keeps growing.
 
-The peaks of the steps, at least 2 in each quarter of them, or of the epochs, at least 4: the median
-up by 1 % in each quarter, by 10 % and 64 MiB from the first to the last, and in the last by half of
-the mean rise or more. The last step is left out: its memory may be that of the end, after the
-program has let go of all. Of fewer than 20 steps it has to be up by half. No gain is given. Up by
-half, it comes before all that is about speed: it will end the run.
+The median of the steps' peaks (at least 2 in each quarter of the steps; else those of at least 4
+epochs) grows by 1 % in each quarter, by 10 % and 64 MiB from the first quarter to the last, and in
+the last quarter by at least half of the mean growth. With fewer than 20 peaks, it must grow by
+half. The last step is left out: the program may have freed its memory by then. Memory that grows by
+half will end the run, so it takes precedence over rules about speed. There is no gain.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 KIND: Class = "memory-growth"
 MIN_STEPS, MIN_EPOCHS = 8, 4  # with a peak: two steps in each quarter, or an epoch
 GROWTH, RISE = 0.10, 0.01
-# Less may be ours: the records that are kept in memory take up to 32 MB, and as much waits.
+# Cirron itself keeps up to 32 MB of records in memory, and as much may wait to be written.
 MIN_GROWTH_BYTES = 64 * 2**20
 URGENT = 0.5
-MANY = 20  # steps with a peak; of fewer, which are seconds, a smaller growth is how a run begins
-LASTING = 0.5  # of the mean rise: what settles rises less and less
+MANY = 20  # steps with a peak; fewer cover seconds, in which every run grows at first
+LASTING = 0.5  # of the mean growth; memory that settles grows less and less
 
 
 def judge(facts: Facts) -> Judged:
@@ -51,23 +51,24 @@ def judge(facts: Facts) -> Judged:
         return None
     return Finding(
         KIND,
-        "memory goes up and does not stop",
+        "memory keeps growing",
         None,
         None,
+        "",
         [
-            f"peak memory of {len(peaks)} {what}: {levels[0] / 2**20:.0f} MiB at first,"
-            f" {levels[-1] / 2**20:.0f} MiB at last, up in each quarter"
+            f"peak memory of {len(peaks)} {what}: {levels[0] / 2**20:.0f} MiB in the first quarter,"
+            f" {levels[-1] / 2**20:.0f} MiB in the last, more in each"
         ],
-        "something keeps what each step makes: losses in a list (use .item() or .detach()), graphs,"
-        " growing caches",
+        "something keeps what each step creates: losses in a list (use .item() or .detach()),"
+        " graphs, growing caches",
         is_urgent=sum(rises) >= URGENT * first and len(facts.steps) >= known.MIN_STEPS,
     )
 
 
 def quarter(peaks: Sequence[tuple[int, int]]) -> list[list[float]]:
-    """The peaks in each quarter of the steps, those of each of its quarters as their median.
+    """The peaks in each quarter of the steps, as medians of four parts.
 
-    They are taken by the clock: where the steps are slow, there are more of them.
+    Peaks are measured by the clock, so slow steps have more of them.
     """
     cells: list[list[int]] = [[] for _ in range(16)]
     for at, memory in peaks:

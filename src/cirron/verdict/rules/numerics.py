@@ -1,8 +1,8 @@
 """numerics: the training is numerically sick.
 
-A loss that is not a number or not finite; a spike, 20 times the median of the 50 before; a loss
-that is 20 times what it was at first at the end; tensors
-that the snapshots call sick (NaN, dead, exploding, vanishing), by name. No gain is given.
+A loss is NaN or infinite; or it spikes to 20 times the median of the 50 values before; or it ends
+at 20 times its starting value; or snapshots report tensors as sick (NaN, dead, exploding,
+vanishing). There is no gain.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ KIND: Class = "numerics"
 PAST = 50
 SPIKE = 20.0
 NEW = 2.0
-FIRST = 5  # values that say where a loss began, and where it is at the end
-# Terms of a loss may well grow, such as the KL divergence of a VAE. A whole one must not.
+FIRST = 5  # values whose median is the start, or the end, of a loss
+# A term of a loss may grow, such as the KL divergence of a VAE. The whole loss must not.
 WHOLE = ("loss", "train_loss", "training_loss")
 MAX_NAMES = 5
 SMALL = {"dead", "vanishing"}  # a smaller learning rate does not help these
@@ -40,9 +40,9 @@ def judge(facts: Facts) -> Judged:
         if bad is not None:
             evidence.append(f"{name} is {bad.value} from {place(bad)} on")
         elif (spike := spike_of(values)) is not None:
-            evidence.append(f"{name} jumps to {spike.value:.4g} in {place(spike)}")
+            evidence.append(f"{name} jumps to {spike.value:.4g} at {place(spike)}")
         elif name.lower().rpartition("/")[2] in WHOLE and (growth := growth_of(values)) > SPIKE:
-            evidence.append(f"{name} grows: at the end it is {growth:.3g} times where it began")
+            evidence.append(f"{name} ends at {growth:.3g} times its starting value")
     if facts.sick:
         tensors: dict[str, str] = {}
         for tensor, epoch, what in facts.sick:
@@ -52,26 +52,26 @@ def judge(facts: Facts) -> Judged:
         evidence.append("sick tensors: " + ", ".join(named[:MAX_NAMES]) + more)
     if not evidence:
         return None
-    first = "lower the learning rate, clip gradients, look at the first bad batch"
+    first = "lower the learning rate, clip gradients, check the first bad batch"
     if "float16" in (facts.model.get("autocast"), facts.model.get("dtype")):
         first = (
-            f"compute in bfloat16, or scale the loss (GradScaler): float16 ends at 65,504; {first}"
+            f"use bfloat16, or scale the loss (GradScaler): float16 overflows at 65,504; {first}"
         )
     if facts.sick and len(evidence) == 1 and {what for *_, what in facts.sick} <= SMALL:
-        first = "look at activations, at the initialisation, at what is detached from the loss"
+        first = "check activations, initialization, and what is detached from the loss"
     if facts.sick:
-        advice = f"{first} and the layers named; cirron tensors shows their history"
+        advice = f"{first} and these layers; cirron tensors shows their history"
     else:
         advice = f"{first}; ci.watch(model) records weights and gradients, and names sick layers"
     summary = "the training is numerically sick"
-    return Finding(KIND, summary, None, None, evidence, advice, is_urgent=True)
+    return Finding(KIND, summary, None, None, "", evidence, advice, is_urgent=True)
 
 
 def spike_of(values: Sequence[Value]) -> Value | None:
-    """The first value far above all before it, and above where the loss began.
+    """The first value far above those before it, and above the starting value.
 
-    A loss that crosses 0 has no such thing. The losses of a GAN's two parts are far apart, and come
-    by turns: a value is no jump if there was one half as large.
+    A loss that crosses 0 has no spikes. The losses of a GAN's two parts alternate and may be far
+    apart, so a value is no spike if one of those before it was half as large.
     """
     began = median(one.value for one in values[:FIRST]) if values else 0.0
     for number in range(PAST, len(values)):
@@ -84,7 +84,7 @@ def spike_of(values: Sequence[Value]) -> Value | None:
 
 
 def growth_of(values: Sequence[Value]) -> float:
-    """How many times its first values a loss is at the end; 0 if it crosses 0, or has few."""
+    """The last values of a loss as a multiple of the first; 0 if it crosses 0 or has few values."""
     every = [one.value for one in values]
     if len(every) < PAST or min(every) <= 0:
         return 0.0
@@ -92,7 +92,7 @@ def growth_of(values: Sequence[Value]) -> float:
 
 
 def place(value: Value) -> str:
-    """Where in the training."""
+    """The position of a value in the training."""
     parts = [] if value.epoch is None else [f"epoch {value.epoch}"]
     parts += [] if value.step is None else [f"step {value.step}"]
     return ", ".join(parts) or "the run"

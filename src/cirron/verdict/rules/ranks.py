@@ -1,16 +1,15 @@
-"""slow-rank: ranks wait for one that is late, always the same or by turns.
+"""slow-rank: ranks wait for a late one, which is always the same or changes.
 
-In data-parallel training all ranks wait for the last one, in a collective: their steps take the
-same time, and the late rank is the one that waits least. So phases are compared, in the order in
-which they come: data_load, forward, what is in no phase, optimizer. A delay comes before the wait
-that it causes, so the first phase in which the ranks differ is the one. Backward is left out, since
-the collectives are in it: a delay there looks the same on all ranks, and this rule cannot tell.
+In data-parallel training, all ranks wait for the last one in a collective. Their steps take the
+same time, and the slow rank waits least. So phases are compared, in their order: data_load,
+forward, time in no phase, optimizer. A delay comes before the wait that it causes, so the cause is
+in the first phase in which the ranks differ. Backward is left out because it contains the
+collectives: a delay there looks the same on all ranks.
 
-Late: how much the longest of that phase takes beyond the mean of the others, in the median step. It
-has to be 10 % of a step. Persistent: the same rank is longest so often that a binomial test (times
-the number of ranks and phases) gives less than 1 in 1,000. By turns: no rank passes the test. The
-gain is a replay with the longest at the mean of the others, or by turns all at the mean of all, in
-which the next one is last.
+The slowest rank of that phase must take 10 % of a step more than the mean of the others, in the
+median step. It is one slow rank if a binomial test of "same rank last" (times the number of ranks
+and phases) gives less than 1 in 1,000; else the ranks take turns. The gain is a replay in which the
+slow rank takes the mean of the others, or all ranks take the mean of all.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ KIND: Class = "slow-rank"
 MIN_COMPARED = 20
 CHANCE = 1e-3
 LATE = 0.10  # of a step
-# In the order in which they come, with their names in the account.
+# In their order in a step, with their names in the account.
 PHASES = {
     "data_load": "data_load",
     "forward": "forward",
     "own": "in no phase",
     "optimizer": "optimizer_step",
 }
-LOCAL = ("data_load", "forward")  # what comes before the collectives, and has none in it
+LOCAL = ("data_load", "forward")  # before the collectives
 
 
 class Lag(NamedTuple):
@@ -49,13 +48,13 @@ class Lag(NamedTuple):
 
     phase: str
     late: float  # ns, median
-    slowest: int  # the rank that is longest most often
+    slowest: int  # the rank that is slowest most often
     times: int
-    chance: float  # of being it so often
+    chance: float  # of being slowest so often
 
     @property
     def where(self) -> str:
-        return "outside of phases" if self.phase == "own" else f"in {PHASES[self.phase]}"
+        return "outside the phases" if self.phase == "own" else f"in {PHASES[self.phase]}"
 
 
 def judge(facts: Facts) -> Judged:
@@ -74,13 +73,12 @@ def judge(facts: Facts) -> Judged:
             return found(facts, steps, lag, usual)
     return Abstained(
         KIND,
-        "outside of backward no rank is late; whether one is late inside of it this cannot tell,"
-        " since all wait there",
+        "no rank is late outside backward; inside it, this rule cannot tell: all ranks wait there",
     )
 
 
 def together(rows: Sequence[RankStep]) -> list[list[RankStep]]:
-    """The steps that all ranks have, one row a rank; none if only one rank has any."""
+    """The steps that all of several ranks have, one row per rank."""
     found: dict[tuple[int | None, int | None], list[RankStep]] = {}
     for one in rows:
         found.setdefault((one.epoch, one.number), []).append(one)
@@ -89,7 +87,7 @@ def together(rows: Sequence[RankStep]) -> list[list[RankStep]]:
 
 
 def compare(steps: Sequence[Sequence[RankStep]], phase: str) -> Lag:
-    """Who is longest in a phase, how often, and by how much."""
+    """Which rank is slowest in a phase, how often, and by how much."""
     longest: Counter[int] = Counter()
     lates = []
     world = len(steps[0])
@@ -103,10 +101,10 @@ def compare(steps: Sequence[Sequence[RankStep]], phase: str) -> Lag:
 
 
 def saved(steps: Sequence[Sequence[RankStep]], phase: str, is_persistent: bool) -> float:
-    """The share of the steps' time that goes if the ranks come to the collective evenly.
+    """The share of the steps' time that is saved if the ranks reach the collective together.
 
-    The last one sets the time, before and after. If one rank is slow, it gets as quick as the mean
-    of the others; by turns, all get the mean of all, since the work has to be done by somebody.
+    The last rank sets the time, before and after. One slow rank becomes as fast as the mean of the
+    others. If ranks take turns, all take the mean of all: the work is spread, not saved.
     """
     less = walls = 0.0
     for ranks in steps:
@@ -128,15 +126,15 @@ def persistent(
     times = percent(lag.times / len(steps))
     return Finding(
         KIND,
-        f"rank {lag.slowest} holds the others up",
+        f"rank {lag.slowest} slows the others down",
         lag.late / usual,
-        without(facts, saved(steps, lag.phase, is_persistent=True) * facts.window_ns),
+        *without(facts, saved(steps, lag.phase, is_persistent=True) * facts.window_ns),
         [
-            f"rank {lag.slowest} is the longest {lag.where} in {times} of {len(steps)} steps"
+            f"rank {lag.slowest} is the slowest {lag.where} in {times} of {len(steps)} steps"
             f" (by chance: {percent(1 / world)}; p < {CHANCE})",
-            f"it takes {ms(lag.late)} longer than the others there, of a step of {ms(usual)}",
+            f"it takes {ms(lag.late)} longer there than the others; a step takes {ms(usual)}",
         ],
-        f"look at its machine and its share of the data: cirron show --rank {lag.slowest}",
+        f"check its machine and its share of the data: cirron show --rank {lag.slowest}",
         name,
     )
 
@@ -145,23 +143,23 @@ def rotating(facts: Facts, steps: Sequence[Sequence[RankStep]], lag: Lag, usual:
     name = PHASES[lag.phase]
     return Finding(
         KIND,
-        "the ranks hold each other up by turns",
+        "the ranks slow each other down in turn",
         lag.late / usual,
-        without(facts, saved(steps, lag.phase, is_persistent=False) * facts.window_ns),
+        *without(facts, saved(steps, lag.phase, is_persistent=False) * facts.window_ns),
         [
-            f"in each step some rank takes {ms(lag.late)} longer than the others {lag.where}, of a"
-            f" step of {ms(usual)}",
-            f"no rank is it more often than chance has it (rank {lag.slowest}:"
+            f"in each step some rank takes {ms(lag.late)} longer than the others {lag.where}; a"
+            f" step takes {ms(usual)}",
+            f"no rank is slowest more often than by chance (rank {lag.slowest}:"
             f" {percent(lag.times / len(steps))} of {len(steps)} steps)",
         ],
-        "share the work out evenly in each step: batches of equal length (bucketing, packing),"
+        "give all ranks the same work in each step: batches of equal length (bucketing, packing),"
         " the same number of samples; no machine is to blame",
         name,
     )
 
 
 def tail(successes: int, trials: int, p: float) -> float:
-    """The chance of at least so many."""
+    """The probability of at least this many successes."""
     total = 0.0
     for count in range(successes, trials + 1):
         total += math.exp(

@@ -1,13 +1,13 @@
 """uneven-steps: some steps take much longer than the others, for no reason that another rule names.
 
-Long: the work of a step (without its wait for data, evaluations, checkpoints and compiles) is above
-three times the median. Of those, the longest: half as long as the ones that have half of the time,
-or longer. At least 3 of them, which together take 10 % of the window more than the median, are a
-finding; one or two that are longer than all others are left out. The gain is all of that.
+A step is long if its work (without data loading, evaluations, checkpoints and compilations) takes
+more than three times the median. Of the long steps, those count that are at least half as long as
+the ones that make up half of the time. It is a finding if there are 3 or more of them, and they
+take 10 % of the window beyond the median. One or two steps that are longer than all others are
+ignored. The gain is the time beyond the median.
 
-The rule abstains where other work on the machine had the processor for half as long or longer, and
-where the long steps take twice as long in each of forward, backward and optimizer: then the program
-does more passes there, as in a GAN that trains its parts by turns.
+The rule abstains if the training waited for a CPU for half of that time, unless the steps have a
+period; and if the long steps run more forward passes: a GAN, or an RL agent, does so by design.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ MIN_STEPS = 100
 RATIO = 3.0
 MIN_LONG = 3
 SHARE = 0.10
-PASSES = 2.0  # times the usual, in each phase: a step by design
+PASSES = 1.5  # times the usual number of forward passes: these steps do more by design
+REST = "in no phase"
 PARTS = {
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer_step",
-    "own": "in no phase",
+    "own": REST,
 }
-# What may be behind it, if it is in a phase, and if not.
+# Usual causes, if the extra time is in a phase, and if it is not.
 CAUSES = (
-    "a validation, longer samples or larger batches than the others', garbage collection",
+    "an evaluation, longer samples or larger batches than usual, garbage collection",
     "logging, saving, garbage collection",
 )
 
@@ -49,18 +50,18 @@ def judge(facts: Facts) -> Judged:
     typical = median(step.work for step in facts.steps)
     beyond = [step.work - typical if step.work > RATIO * typical else 0.0 for step in facts.steps]
     at = longest(beyond)
-    while at and len(at) < MIN_LONG:  # one or two that are far longer than all others
+    while at and len(at) < MIN_LONG:  # ignore one or two steps that are longer than all others
         beyond = [0.0 if number in at else one for number, one in enumerate(beyond)]
         at = longest(beyond)
     rare = {number: beyond[number] for number in at}
     share = sum(rare.values()) / facts.window_ns
     if share < SHARE:
         return None
-    every = period_of(at)  # other work on the machine has none
+    every = period_of(at)  # other work on the machine has no period
     if not every and facts.is_starved(share * facts.window_ns):
         return Abstained(KIND, STARVED)
     if has_more_passes(facts, at):
-        return Abstained(KIND, "the long steps have more forwards, backwards and optimizer steps")
+        return Abstained(KIND, "the long steps run more forward passes than the others")
     long = [facts.steps[number].work for number in at]
     excess = {
         part: sum(
@@ -79,25 +80,22 @@ def judge(facts: Facts) -> Judged:
     evidence = [
         f"{len(long)} of {len(facts.steps)} steps take {ms(median(long))}, others {ms(typical)}:"
         f" that is {percent(share)} of the time, most of it "
-        + (where if where == "in no phase" else f"in {where}")
+        + (where if where == REST else f"in {where}")
+        + (f", {facts.gap[0]}" if where == REST and facts.gap[1] > facts.account[REST] / 2 else "")
     ]
-    what = f"cirron show --name {where}" if inside else CAUSES[where == "in no phase"]
+    what = f"cirron show --name {where}" if inside else CAUSES[where == REST]
     return Finding(
         KIND,
         "some steps take far longer" + (f", one every {every}" if every else ""),
         share,
-        without(facts, sum(rare.values()), rare),
+        *without(facts, sum(rare.values()), rare),
         evidence,
-        f"look at what those steps do: {what}"
-        + ("" if every else ", or other work on the machine"),
+        f"check what those steps do: {what}" + ("" if every else ", or other work on the machine"),
         where,
     )
 
 
 def has_more_passes(facts: Facts, at: Sequence[int]) -> bool:
-    """Whether these steps take twice as long as the usual one in each phase."""
-    return all(
-        (usual := median(getattr(step, name) or 0 for step in facts.steps)) > 0
-        and median(getattr(facts.steps[number], name) or 0 for number in at) >= PASSES * usual
-        for name in ("forward", "backward", "optimizer")
-    )
+    """Whether these steps run more forward passes by design: a GAN, an RL agent."""
+    usual = median(step.forwards for step in facts.steps)
+    return median(facts.steps[number].forwards for number in at) >= PASSES * max(usual, 1)
