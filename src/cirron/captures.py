@@ -1,8 +1,7 @@
-"""CUDA graphs that another thread captures, and how ours stay out of them.
+"""Keeps cirron's CUDA calls out of CUDA graphs that another thread captures.
 
-While a thread captures a graph, a call of the driver from any other thread (an allocation, a look
-at an event) fails as a rule and ends the capture too. A thread can say that its calls are not the
-capture's business; ours do.
+While a thread captures a graph, a driver call from any other thread (an allocation, an event query)
+usually fails and ends the capture. Cirron's threads declare their calls as independent of it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 @functools.cache
 def exchange_mode() -> Any:
-    """The driver's function; one that does nothing where the driver is not CUDA's."""
+    """The driver's function, or one that does nothing without CUDA."""
     try:
         library = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
         return ctypes.PyDLL(library).cuThreadExchangeStreamCaptureMode
@@ -31,10 +30,10 @@ def exchange_mode() -> Any:
 
 @contextlib.contextmanager
 def beside() -> Iterator[None]:
-    """Within it, this thread's calls of the driver are allowed while another captures a graph."""
+    """Allows driver calls of this thread while another thread captures a graph."""
     mode = ctypes.c_int(RELAXED)
     reference = ctypes.byref(mode)
-    exchange_mode()(reference)  # has the mode before, now
+    exchange_mode()(reference)  # `mode` now has the previous mode
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Files that we make: new ones, never through a link, readable by their owner alone.
+"""Creates cirron's files: always new ones, never through a link, readable only by their owner.
 
-A folder that we made is listed in the file `.cirron-made` beside it. Files are removed only from
-such a folder, and only regular ones whose names have the exact form of ours.
+Folders that cirron created are listed in the file `.cirron-made` next to them. Files are removed
+only from such a folder, and only regular files whose names have exactly cirron's format.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 MADE = ".cirron-made"
 MADE_TEXT = ": made by cirron, which may remove the files that it wrote in there\n"
-MADE_BYTES = 65_536  # a larger one is not ours
-# What opening it gives where there is a link, a folder, a FIFO, or a file of another user.
+MADE_BYTES = 65_536  # a larger file is not cirron's
+# Errors of opening a link, a folder, a FIFO, or another user's file in its place.
 NOT_OUR_LIST = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM)
 TMP = ".tmp"
 
-# What is called how: batches, black boxes, the state of a sender, the folder of a span's snapshot.
+# The formats of file names: batches, black boxes, the state of a sender, the snapshots of a span.
 BATCH = re.compile(r"[0-9]{20}-[0-9a-f]{32}\.json")
 BLACK_BOX = re.compile(r"[0-9a-f]{32}-[0-9]{1,10}\.json")
 SENDER = re.compile(r"[0-9a-f]{16}")
 SPAN = re.compile(r"[0-9a-f]{32}")
 
-# Who may read what is written: the modes of folders and of files.
+# Modes of folders and files, by the setting `access`.
 MODES = {"private": (0o700, 0o600), "group": (0o750, 0o640), "all": (0o755, 0o644)}
 
 
 class Entry(NamedTuple):
-    """A file of ours in a folder."""
+    """A file of cirron's in a folder."""
 
     name: str
     size: int
@@ -47,19 +47,20 @@ class Entry(NamedTuple):
 
 
 class Folder:
-    """A folder below `.cirron`, and what its own files are called. Made on first use."""
+    """A folder in `.cirron`, and the format of its file names. Created on first use."""
 
     def __init__(self, path: Path, names: re.Pattern[str], access: str = "private") -> None:
         self.path = path
-        self.is_ours = False  # known once it was made or found
+        self.is_ours = False  # whether cirron created it; set by `make` and `find`
         self._names = names
         self._folder_mode, self._file_mode = MODES[access]
         self._is_wide = access != "private"
 
     def make(self) -> None:
-        """Makes the folder, and the one above it, unless it is there.
+        """Creates the folder and its parent, unless they exist.
 
-        The one above may be a link, to a larger disk, say; this one may not: no reader follows it.
+        The parent may be a link, for example to a larger disk. The folder itself may not: readers
+        do not follow it.
         """
         self._make(self.path.parent)
         self._refuse_link()
@@ -76,11 +77,11 @@ class Folder:
             raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
 
     def make_inside(self, name: str) -> None:
-        """Makes a folder in this one, unless it is there."""
+        """Creates a folder in this one, unless it exists."""
         self._make(self.path / name)
 
     def find(self) -> None:
-        """Finds out whether the folder, if it is there, is one that we made."""
+        """Finds out whether cirron created the folder."""
         self.is_ours = not os.path.islink(self.path) and self._is_listed()
 
     def _list(self) -> None:
@@ -90,7 +91,7 @@ class Folder:
             file = os.open(path, flags, self._file_mode)
         except OSError as error:
             if error.errno in NOT_OUR_LIST:
-                return  # files are written all the same, and only this process's are removed
+                return  # files are still written, and only this process's own are removed
             raise
         try:
             self._widen(file)
@@ -110,7 +111,7 @@ class Folder:
             try:
                 os.mkdir(path, self._folder_mode)
             except FileNotFoundError:
-                os.makedirs(path.parent, exist_ok=True)  # the user's, with the modes of their umask
+                os.makedirs(path.parent, exist_ok=True)  # the user's own folders, with their umask
                 os.mkdir(path, self._folder_mode)
         except FileExistsError:
             return False
@@ -119,7 +120,7 @@ class Folder:
         return True
 
     def put(self, name: str, pieces: list[bytes], *, durable: bool = False) -> None:
-        """Puts a file in place whole: a reader sees the old one, or none, or the new one."""
+        """Writes a file atomically: a reader sees the old file, none, or the complete new one."""
         partial = name + TMP
         file: int | None = self._create_partial(partial)
         try:
@@ -130,7 +131,7 @@ class Folder:
             if not system.CAN_RENAME_OPEN:
                 os.close(file)
                 file = None
-            # Before it is closed: a call of the system can take a busy program's thread 20 ms.
+            # Renamed before it is closed: with busy threads, a system call can take 20 ms.
             os.replace(self.path / partial, self.path / name)
         except OSError:
             with contextlib.suppress(OSError):
@@ -143,31 +144,31 @@ class Folder:
     def _create_partial(self, name: str) -> int:
         try:
             return self.create(name)
-        except FileNotFoundError:  # the folder was not made yet, or was removed since
+        except FileNotFoundError:  # the folder does not exist yet, or was removed
             self.make()
         except FileExistsError:  # left by a process that was killed, or planted
             os.unlink(self.path / name)
         return self.create(name)
 
     def create(self, name: str) -> int:
-        """A descriptor of a new file, which is the caller's to close."""
-        self._refuse_link()  # again: somebody may have moved the folder to a larger disk
+        """Creates a file; the caller closes the descriptor."""
+        self._refuse_link()  # again: the folder may have been replaced by a link
         file = system.create(self.path / name, self._file_mode)
         self._widen(file)
         return file
 
     def _widen(self, file: int) -> None:
-        """Gives a file the mode that was asked for, whatever the umask."""
+        """Gives a file the mode of the setting, regardless of the umask."""
         if self._is_wide and hasattr(os, "fchmod"):
             with contextlib.suppress(PermissionError):  # another user's
                 os.fchmod(file, self._file_mode)
 
     def read(self, name: str, limit: int = sys.maxsize) -> bytes:
-        """The content of a regular file, which must not be larger than this."""
+        """The content of a regular file, up to this size."""
         return system.read_regular(self.path / name, limit)
 
     def entries(self, suffix: str = "") -> Iterator[Entry]:
-        """The regular files whose names have the form of ours, in no order; `suffix` after it."""
+        """The regular files with names in cirron's format (plus `suffix`), in no order."""
         with self._opened() as folder, os.scandir(self.path if folder is None else folder) as found:
             for entry in found:
                 name = entry.name
@@ -179,11 +180,11 @@ class Folder:
                         yield Entry(name, status.st_size, status.st_mtime_ns)
 
     def is_name(self, name: str) -> bool:
-        """Whether a file of ours could have this name."""
+        """Whether this name has the format of cirron's files."""
         return self._names.fullmatch(name) is not None
 
     def remove(self, name: str) -> bool:
-        """Removes a file that `entries` gave, or that this process wrote. False: it was gone."""
+        """Removes a file from `entries`, or of this process. False: it did not exist."""
         try:
             with self._opened() as folder:
                 os.unlink(self.path / name if folder is None else name, dir_fd=folder)
@@ -193,7 +194,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
-        """The folder itself: a link put in its place meanwhile leads to nothing of the user's."""
+        """A descriptor of the folder: safe even if it is replaced by a link meanwhile."""
         folder = system.open_folder(self.path)
         try:
             yield folder

@@ -1,8 +1,8 @@
-"""The one place that catches our own mistakes.
+"""The one place that catches cirron's internal errors.
 
-Code of ours that runs inside somebody's training run is wrapped in `guard.quiet("what it does")`. A
-mistake there is counted, logged once per kind, and the run goes on with less telemetry. In tests it
-is re-raised, so that it cannot hide: `cirron.testing` and this project's own tests set `strict`.
+Code that runs inside a training run is wrapped in `guard.quiet("what it does")`. An error there is
+counted and logged once per kind, and the run continues with less telemetry. In tests it is raised
+again, so that it cannot hide: `cirron.testing` and this project's own tests set `strict`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
 strict = False
-# Says something elsewhere, where a handler of the user's that blocks holds up nobody. False: here.
+# Logs on another thread, where the user's handler may block. Returns False to log right here.
 relay: Callable[[Callable[[], None]], bool] | None = None
 errors: Counter[str] = Counter()
 
-# Of an exception, whatever its class would answer.
+# The traceback of an exception, bypassing its class.
 TRACE: Callable[[BaseException], TracebackType | None] = BaseException.__dict__[
     "__traceback__"
 ].__get__
 
 
 class quiet:  # noqa: N801  reads as a statement: with guard.quiet("drain"):
-    """Swallows, counts and logs an exception of ours; lets Ctrl-C and exits through."""
+    """Swallows, counts and logs an internal error; lets Ctrl-C and SystemExit through."""
 
     __slots__ = ("what",)
     swallows: type[BaseException] = Exception
@@ -43,7 +43,7 @@ class quiet:  # noqa: N801  reads as a statement: with guard.quiet("drain"):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        # Not isinstance(), which may ask a user's exception for its class.
+        # Not isinstance(), which may call `__class__` of a user's exception.
         if error is None or not issubclass(type(error), self.swallows):
             return False
         if strict or is_of_handler(codes_of(error)):
@@ -53,14 +53,14 @@ class quiet:  # noqa: N801  reads as a statement: with guard.quiet("drain"):
 
 
 class contained(quiet):  # noqa: N801  as above
-    """The same on a thread of ours, which nothing may end: not a foreign `SystemExit` either."""
+    """The same for cirron's own threads, which nothing may end, not even a SystemExit."""
 
     __slots__ = ()
     swallows = BaseException
 
 
 def codes_of(error: BaseException) -> list[CodeType]:
-    """The functions that an exception has come through, outermost first."""
+    """The functions in the traceback of an exception, outermost first."""
     codes = []
     trace = TRACE(error)
     while trace is not None:
@@ -72,7 +72,7 @@ def codes_of(error: BaseException) -> list[CodeType]:
 def is_of_handler(codes: list[CodeType]) -> bool:
     """Whether a signal handler of the program is among these functions.
 
-    What it raises while code of ours runs is for the program: a time limit, for one.
+    What it raises while cirron's code runs is meant for the program, such as a time limit.
     """
     import signal
 
@@ -82,10 +82,9 @@ def is_of_handler(codes: list[CodeType]) -> bool:
 
 
 def caught(what: str, error: BaseException) -> None:
-    """Counts a mistake and logs the first of its kind; raises it in tests.
+    """Counts an internal error and logs the first of its kind; raises it in tests.
 
-    What `quiet` does, for an `except` in code that runs at every step, where a `with` costs more
-    than the rest.
+    For code that runs at every step, where the `with` of `quiet` would cost too much.
     """
     if strict or is_of_handler(codes_of(error)):
         raise error
@@ -93,14 +92,14 @@ def caught(what: str, error: BaseException) -> None:
     errors[kind] += 1
     if errors[kind] == 1:
         warn(
-            "internal error in %s; your program is fine and goes on with less telemetry",
+            "internal error in %s; your program is fine and continues with less telemetry",
             what,
             error=error,
         )
 
 
 def warn(message: str, *args: object, error: BaseException | None = None) -> None:
-    """Says something to the user on the `cirron` logger."""
+    """Logs a warning on the `cirron` logger."""
     if relay is None or not relay(lambda: log(message, args, error)):
         log(message, args, error)
 

@@ -1,4 +1,4 @@
-"""How a thread spends its time, as the system counts it."""
+"""How a thread spends its time, as Linux counts it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cirron.record import clock
 
 
 class Scheduled:
-    """How this thread has spent its time since this was made: running, ready to run, or asleep."""
+    """How this thread has spent its time since a moment: running, waiting for a CPU, or asleep."""
 
     __slots__ = ("at", "children_ns", "spent", "thread")
 
@@ -20,8 +20,9 @@ class Scheduled:
         self.children_ns = system.children_ns()
 
     def since(self) -> dict[str, int]:
-        """`starved_ns`: others had the processor; `asleep_ns`; `children_ns`: what child processes
-        computed. Empty where nobody counts.
+        """`starved_ns`: waiting for a CPU; `asleep_ns`; `children_ns`: CPU time of child processes.
+
+        Empty if the system does not count them.
         """
         after = Scheduled()
         if self.spent is None or after.spent is None or after.thread != self.thread:

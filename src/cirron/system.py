@@ -1,7 +1,7 @@
-"""What differs between operating systems, in one place.
+"""Differences between operating systems, in one place.
 
-Tested on Linux. Where a system lacks something, a function answers None or does without, so that
-recording works everywhere and a reader knows less, not something wrong.
+Tested on Linux. If a system lacks something, a function returns None or does without it, so that
+recording works everywhere, with less information but no wrong information.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ try:
 except ImportError:  # Windows
     HAS_FCNTL = False
 
-# For files that we make and open: never through a link, never inherited by a program that is
-# started, never waiting for the other end of a FIFO, and bytes as they are.
+# Flags for all files: no links, not inherited by child programs, no waiting for the other end of a
+# FIFO, and no conversion of line endings.
 SAFE = (
     getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_CLOEXEC", 0)
@@ -29,25 +29,25 @@ SAFE = (
     | getattr(os, "O_BINARY", 0)
 )
 
-# This process has too much open, or the machine: not the file's fault, and over some time.
+# A temporary shortage of this process or machine, not a problem of the file.
 SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 CAN_RENAME_OPEN = os.name != "nt"
 
-# IOV_MAX, the most pieces that one call takes, is 1024 on Linux and on macOS.
+# IOV_MAX, the maximum number of pieces per call, is 1024 on Linux and macOS.
 MAX_PIECES = 1024
 
-# Whose processor time is asked for: each takes some 20 us.
+# Limit of child processes whose CPU time is read: each takes about 20 us.
 MAX_CHILDREN = 64
 
 
 def create(path: str | os.PathLike[str], mode: int) -> int:
-    """A descriptor of a new file; FileExistsError where there is anything, a link included."""
+    """Creates a file. Raises FileExistsError if anything exists there, even a link."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE, mode)
 
 
 def open_folder(path: str | os.PathLike[str]) -> int | None:
-    """A descriptor of a folder that is no link, for `scandir` and `dir_fd`; None on Windows."""
+    """Opens a folder that is not a link, for `scandir` and `dir_fd`; None on Windows."""
     if not hasattr(os, "O_DIRECTORY"):
         if os.path.islink(path):
             raise OSError(errno.ELOOP, "is a symbolic link", str(path))
@@ -56,18 +56,18 @@ def open_folder(path: str | os.PathLike[str]) -> int | None:
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file; OSError for a link, a folder, a FIFO or a device."""
+    """Opens a regular file. Raises OSError for a link, a folder, a FIFO or a device."""
     return _open_regular(path, flags)[0]
 
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
-    """The content of a regular file; OSError for anything else, and for a larger one."""
+    """The content of a regular file. Raises OSError for anything else, or a larger file."""
     file, size = _open_regular(path, os.O_RDONLY)
     try:
         if size > limit:
             raise OSError(errno.EFBIG, f"is larger than {limit} bytes", str(path))
         pieces = [os.read(file, size + 1)]
-        while len(pieces[-1]) > size:  # it has grown meanwhile
+        while len(pieces[-1]) > size:  # it has grown
             pieces.append(os.read(file, size + 1))
         return b"".join(pieces)
     finally:
@@ -88,7 +88,7 @@ def _open_regular(path: str | os.PathLike[str], flags: int) -> tuple[int, int]:
 def write_all(file: int, pieces: list[bytes]) -> None:
     """Writes the pieces with as few calls as possible.
 
-    Each call releases the interpreter lock, and a busy program takes 5 ms to give it back.
+    Each call releases the GIL, and getting it back from a busy thread takes 5 ms.
     """
     if not hasattr(os, "writev"):  # Windows
         left = memoryview(b"".join(pieces))
@@ -105,9 +105,9 @@ def write_all(file: int, pieces: list[bytes]) -> None:
 
 
 def lock(file: int) -> bool | None:
-    """Locks a file until it is closed, if only by a kill -9. False: another process has it.
+    """Locks a file until it is closed, even by kill -9. False: another process holds the lock.
 
-    None where there are no locks: on Windows, or on Lustre mounted without `-o flock`.
+    None if there are no locks: on Windows, or on Lustre mounted without `-o flock`.
     """
     if not HAS_FCNTL:
         return None
@@ -121,7 +121,7 @@ def lock(file: int) -> bool | None:
 
 
 def pipe_level(file: int) -> tuple[int, int] | None:
-    """How many bytes wait in a pipe, and how many it holds; None: not a pipe, or nobody says."""
+    """The number of bytes in a pipe, and its capacity; None: not a pipe, or unknown."""
     waiting = array.array("i", [0])
     try:
         if not stat.S_ISFIFO(os.fstat(file).st_mode):
@@ -133,16 +133,16 @@ def pipe_level(file: int) -> tuple[int, int] | None:
 
 
 def widen_pipe(file: int, size: int) -> None:
-    """Makes a pipe hold this much, where that is possible and allowed."""
+    """Sets the capacity of a pipe, if possible and allowed."""
     try:
         if stat.S_ISFIFO(os.fstat(file).st_mode):
             fcntl.fcntl(file, fcntl.F_SETPIPE_SZ, size)
-    except (OSError, AttributeError, NameError):  # a smaller one does, with less in it at once
+    except (OSError, AttributeError, NameError):  # a smaller pipe works too
         pass
 
 
 def process_start(pid: int) -> str | None:
-    """When a process began, as the kernel counts; tells a reused process id from the old one."""
+    """When a process started, in kernel ticks; distinguishes processes with the same id."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[19].decode()
@@ -151,21 +151,21 @@ def process_start(pid: int) -> str | None:
 
 
 def is_alive(pid: int, started: str | None = None) -> bool | None:
-    """Whether a process runs: this very one, not another that got its id, and not its remains.
+    """Whether a process runs: this one, not a later one with its id, and not a zombie.
 
-    None: nobody can tell.
+    None: unknown.
     """
-    if pid <= 0:  # to `os.kill` these are groups of processes
+    if pid <= 0:  # for `os.kill` these are process groups
         return False
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # After the program's name, which may hold anything, field 3 is the state, 22 the start.
+            # After the program's name, which may contain anything: field 3 (state), 22 (start).
             fields = file.read().rpartition(b")")[2].split()
         return fields[0] not in (b"Z", b"X") and started in (None, fields[19].decode())
     except (OSError, IndexError):
         if os.path.exists("/proc/self/stat"):
             return False
-    if os.name != "posix":  # on Windows `os.kill` would end the process
+    if os.name != "posix":  # on Windows, `os.kill` would end the process
         return None
     try:
         os.kill(pid, 0)
@@ -177,7 +177,7 @@ def is_alive(pid: int, started: str | None = None) -> bool | None:
 
 
 def resident_bytes() -> int | None:
-    """Memory that the process has in RAM now."""
+    """The resident memory of the process."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -186,12 +186,12 @@ def resident_bytes() -> int | None:
 
 
 def scheduled_ns() -> tuple[int, int] | None:
-    """How long this thread has run, and was ready to run while others had the processor."""
+    """How long this thread has run, and how long it has waited for a CPU."""
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
             ran, ready = map(int, file.read().split()[:2])
             return ran, ready
-    except (OSError, ValueError):  # not Linux, or a kernel that does not count
+    except (OSError, ValueError):  # not Linux, or not counted by the kernel
         return None
 
 
@@ -216,7 +216,7 @@ def children_ns() -> int:
 
 
 def peak_bytes() -> int | None:
-    """The most memory that the process has had in RAM."""
+    """The peak resident memory of the process."""
     try:
         import resource
     except ImportError:  # Windows
@@ -226,7 +226,7 @@ def peak_bytes() -> int | None:
 
 
 def raise_open_files(wanted: int) -> None:
-    """Lets this process have this many files and connections open, or as many as it may."""
+    """Raises the limit of open files and connections to this number, as far as allowed."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -238,7 +238,7 @@ def raise_open_files(wanted: int) -> None:
 
 
 def is_in_foreground() -> bool:
-    """Whether Ctrl-C in the terminal reaches this process, and those that it has started."""
+    """Whether Ctrl-C in the terminal reaches this process and its children."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:  # there is none

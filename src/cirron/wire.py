@@ -3,11 +3,11 @@
 The format is public and stable: writer and reader share these types, and golden files pin them.
 Readers ignore keys that they do not know. Strict JSON: no NaN or Infinity tokens.
 
-A batch file has a fixed layout, header first and then the three arrays, so that batches can be
-merged by joining the bytes of their arrays, with nothing decoded (see `sinks/spool.py`).
+A batch file has a fixed layout, the header and then three arrays, so that batches can be merged by
+joining the bytes of their arrays, without decoding (see `ship/keeper.py`).
 
-Spans and marks are made by the hundred thousand and hold no cycles, so the garbage collector is
-told not to track them (`gc=False`).
+There are hundreds of thousands of spans and marks, without cycles, so the garbage collector does
+not track them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCHEMA_VERSION = 1
-INTEGERS = range(-(2**63), 2**64)  # that the encoder can write
+INTEGERS = range(-(2**63), 2**64)  # what the encoder can write
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """The session's clock anchor: wall and monotonic time read together, and how far apart."""
+    """The session's clock anchor: wall and monotonic time read together, and the uncertainty."""
 
     wall_ns: int
     monotonic_ns: int
@@ -32,7 +32,7 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What runs, as far as it is known so far: later batches of a session may know more."""
+    """The program, as far as it is known: later batches of a session may know more."""
 
     script: str | None = None
     arguments: list[str] = []  # without secrets
@@ -42,13 +42,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpus: list[str] = []
     commit: str | None = None
     branch: str | None = None
-    dirty: bool | None = None  # files that git knows were changed since the commit
+    dirty: bool | None = None  # tracked files were changed since the commit
     tags: dict[str, str] = {}
     config: dict[str, Any] = {}  # without secrets
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wrote a batch: enough to tell apart, order and align the batches of many ranks."""
+    """Who wrote a batch: enough to identify, order and align the batches of many ranks."""
 
     id: str
     run_id: str
@@ -66,7 +66,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, gc=False):
-    """One span. `end_ns` is null only in the black box, which holds spans that are still open."""
+    """One span. `end_ns` is null only in the black box, for spans that are still open."""
 
     id: str
     name: str
@@ -117,7 +117,7 @@ class Stats(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct):
-    """The statistics of one tensor at an epoch boundary, and where its raw values are, if kept."""
+    """Statistics of one tensor at an epoch boundary, and the location of raw values, if kept."""
 
     id: str
     span_id: str
@@ -132,7 +132,7 @@ class Snapshot(msgspec.Struct):
 
 
 class Batch(msgspec.Struct, kw_only=True):
-    """A batch as a reader gets it. Batches of other writers may have no `session`."""
+    """A batch as a reader sees it. Batches of other writers may have no `session`."""
 
     schema_version: int
     sdk_version: str
@@ -157,7 +157,7 @@ class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Sections(msgspec.Struct):
-    """The encoded records of a batch: for each of its arrays, runs of records without brackets."""
+    """The encoded records of a batch: for each array, chunks of records without brackets."""
 
     spans: list[bytes] = []
     marks: list[bytes] = []
@@ -168,18 +168,18 @@ class Sections(msgspec.Struct):
 
 
 _KEYS = (b',"spans":[', b'],"marks":[', b'],"snapshots":[')
-_encoder = msgspec.json.Encoder(enc_hook=str)  # what slips through is text, and loses no batch
+_encoder = msgspec.json.Encoder(enc_hook=str)  # unknown types become text, so no batch is lost
 _spans_decoder = msgspec.json.Decoder(list[Span])
 _marks_decoder = msgspec.json.Decoder(list[Mark])
 _batch_decoder = msgspec.json.Decoder(Batch)
 
 
-# Where each array of a batch begins and ends, without its brackets.
+# Start and end of each array of a batch, without its brackets.
 Layout: TypeAlias = list[tuple[int, int]]
 
 
 def encode(value: Any) -> bytes:
-    """One JSON value. What cannot be encoded is mended rather than the rest lost."""
+    """One JSON value. Parts that cannot be encoded are replaced, so that the rest is not lost."""
     try:
         return _encoder.encode(value)
     except (ValueError, OverflowError):
@@ -209,7 +209,7 @@ def changed(session: Session, **fields: Any) -> Session:
     return msgspec.structs.replace(session, **fields)
 
 
-# A list of records, for whoever mends what it raises for.
+# Encodes a list of records; raises for lone surrogates and large integers.
 encode_list = _encoder.encode
 
 
@@ -229,7 +229,7 @@ def decode_marks(joined: bytes) -> list[Mark]:
 
 
 def encode_batch(header: Header, sections: Sections) -> tuple[list[bytes], Layout]:
-    """A whole batch, in pieces to be written one after the other, and where its arrays lie."""
+    """A whole batch, in pieces to be written in order, and the positions of its arrays."""
     head = encode(header)[:-1]
     pieces = [head]
     layout = []
@@ -250,26 +250,25 @@ def encode_batch(header: Header, sections: Sections) -> tuple[list[bytes], Layou
 
 
 def split_batch(payload: bytes, layout: Layout) -> Sections:
-    """The sections of a batch that `encode_batch` made, cut out without decoding."""
+    """The sections of a batch from `encode_batch`, without decoding."""
     return Sections(*([payload[first:last]] for first, last in layout))
 
 
 def cut_batch(payload: bytes) -> tuple[bytes, list[memoryview]] | None:
-    """The header and the arrays of a batch that `encode_batch` made, cut out without decoding.
+    """The header and the arrays of a batch from `encode_batch`, without decoding.
 
-    None: it is laid out in another way. What only looks alike shows when the pieces are decoded,
-    each by itself.
+    None: it has another layout. A file that only looks similar fails when the pieces are decoded.
     """
     starts = [payload.find(_KEYS[0]), *(payload.rfind(key) for key in _KEYS[1:])]
     if starts[0] < 0 or starts != sorted(starts) or not payload.endswith(b"]}"):
         return None
     ends = (starts[1] + 1, starts[2] + 1, len(payload) - 1)
     bounds = zip(starts, _KEYS, ends, strict=True)
-    view = memoryview(payload)  # a copy takes as long as half of decoding it
+    view = memoryview(payload)  # copying would take half as long as decoding
     arrays = [view[start + len(key) - 1 : end] for start, key, end in bounds]
     return payload[: starts[0]] + b"}", arrays
 
 
 def decode_batch(payload: bytes) -> Batch:
-    """A batch file's content, validated."""
+    """The content of a batch file, validated."""
     return _batch_decoder.decode(payload)

@@ -221,7 +221,7 @@ print(keeper.bytes, keeper.evicted_files, keeper.evicted_bytes)
     assert dropped_bytes > 0
     assert 0 < found[0]
     assert list(range(found[0], 1_000)) == found
-    assert 1 == len([line for line in ended.warnings if "its oldest files go" in line])
+    assert 1 == len([line for line in ended.warnings if "its oldest files are deleted" in line])
 
 
 def test_a_file_that_vanishes(scripts: Scripts) -> None:

@@ -502,3 +502,30 @@ time.sleep(600)
     )
 
     assert (-signal.SIGTERM, "ready\n", "") == ended
+
+
+def test_a_time_limit_while_garbage_is_collected(scripts: Scripts) -> None:
+    """An exception of a signal handler reaches the program, also during a garbage collection."""
+    ended = scripts.run("""
+        import gc, signal
+        import cirron as ci
+
+        def limit(*_):
+            raise TimeoutError
+
+        signal.signal(signal.SIGALRM, limit)
+        gc.set_threshold(5)
+        ci.profile()
+        caught = 0
+        for _ in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005)
+                for _ in range(100_000):
+                    cycle = []
+                    cycle.append(cycle)
+            except TimeoutError:
+                caught += 1
+        print(caught)
+    """)
+
+    assert (0, "300\n", "") == ended

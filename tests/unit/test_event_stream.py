@@ -322,7 +322,7 @@ class TestPipe:
         thread.join(10)
 
         assert not thread.is_alive()
-        assert ["nobody reads the pipe"] == [str(error) for error in pipe.errors]
+        assert ["the pipe is not being read"] == [str(error) for error in pipe.errors]
         assert len(lines) > pipe.read().count("\n")
 
     def test_the_program_prints_meanwhile(self, pipe: Pipe) -> None:

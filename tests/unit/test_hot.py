@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import gc
 import logging
+import sys
 import threading
 import tracemalloc
 from collections import Counter
@@ -19,6 +20,7 @@ from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator
+    from types import FrameType
 
 
 @pytest.fixture
@@ -122,7 +124,9 @@ class TestScope:
         with scope:
             pass
 
-        with pytest.raises(ci.ScopeReusedError, match=r"'once' was entered before; call ci\.scope"):
+        with pytest.raises(
+            ci.ScopeReusedError, match=r"'once' was already entered; call ci\.scope"
+        ):
             scope.__enter__()
         assert ["once"] == tree(recorded)
 
@@ -456,7 +460,8 @@ class TestDepth:
             self.nest(66)
 
         assert [
-            "cirron: scope 'x' is nested deeper than 64 and was dropped, as all deeper ones will be"
+            "cirron: scope 'x' is nested deeper than 64 levels: it was dropped,"
+            " as all deeper ones will be"
         ] == [record.getMessage() for record in caplog.records]
 
     def test_a_new_profiler_counts_from_0(self) -> None:
@@ -838,6 +843,52 @@ class TestLoops:
         ):
             wrapper(5)
         assert 0 == ci.trace(format="dict")["span_count"]
+
+
+class RecordAnywhere:
+    """Records at each call that the hot path makes, as a signal handler might."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._is_here = False
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+        if frame.f_code.co_filename == hot.__file__ and not self._is_here:
+            self._is_here = True
+            with ci.scope("handler"):
+                ci.mark("count", self.count)
+            self.count += 1
+            self._is_here = False
+
+
+def test_a_signal_handler_may_record_at_any_moment(recorded: testing.Captured) -> None:
+    """What interrupts the hot path can record there: nothing fails, and no record is an orphan."""
+    handler = RecordAnywhere()
+    sys.setprofile(handler)
+    try:
+        for _ in ci.epochs(range(2)):
+            for _ in ci.batches(range(2)):
+                with ci.scope("inner", a=1):
+                    ci.mark("loss", 0.5)
+        step = hot.begin("step", 0, None, hot.Step)
+        hot.within(step, "forward", None, hot.OwnSpan, 0, lambda: None, (), {})
+        step = hot.follow(step, 1)
+        hot.end_phase(hot.begin_phase(step, "backward"))
+        inserted = hot.insert(hot.innermost(), "evaluation", None, start=hot.now())
+        hot.suspend(inserted)
+        hot.release(inserted)
+        hot.close(step)
+    finally:
+        sys.setprofile(None)
+
+    names = Counter(span.name for span in recorded.spans)
+    assert handler.count == names.pop("handler") == len(recorded.marks) - 4
+    assert {"epoch": 2, "batch": 4, "inner": 4, "step": 2, "forward": 1, "backward": 1} == {
+        name: count for name, count in names.items() if name != "evaluation"
+    }
+    ids = {None, *(span.id for span in recorded.spans)}
+    assert ids >= {span.parent_id for span in recorded.spans}
+    assert {"root", *ids} >= {mark.span_id for mark in recorded.marks}
 
 
 def test_nested_loops(recorded: testing.Captured) -> None:

@@ -69,7 +69,7 @@ def test_an_unknown_rank_is_never_the_local_rank(
 def test_a_rank_that_is_no_number(caplog: pytest.LogCaptureFixture) -> None:
     """A rank that is not a number is unknown, with a warning."""
     assert identity.identify({"RANK": "first"}, ANCHOR).rank is None
-    assert "RANK='first' is not a number; it is taken as unknown" in caplog.text
+    assert "RANK='first' is not a number and is ignored" in caplog.text
 
 
 @pytest.mark.parametrize(

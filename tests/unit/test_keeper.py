@@ -117,7 +117,7 @@ class TestCap:
             rig.keeper.evicted_bytes,
             rig.keeper.bytes,
         )
-        assert 1 == caplog.text.count("its oldest files go")
+        assert 1 == caplog.text.count("its oldest files are deleted")
 
     def test_the_newest_stays(self, tmp_path: Path) -> None:
         """A batch that is larger than the cap is kept until the next one comes."""

@@ -1,5 +1,4 @@
-"""What runs on the user's thread, and the step that takes it off that thread.
+"""What runs on the user's thread.
 
-`hot.py` records, `clock.py` tells time and names things, `value.py` takes a mark's value,
-`collect.py` is where the background thread picks the records up.
+`hot.py` records, `clock.py` reads clocks and creates ids, `value.py` reads the value of a mark.
 """

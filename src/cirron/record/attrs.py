@@ -1,9 +1,8 @@
-"""Attributes of any kind, as they are when a span closes. Runs on the user's thread.
+"""Copies attributes of any type when a span closes. Runs on the user's thread.
 
-What can still change is copied, within limits on depth, items and bytes, and without a call of any
-method of the user's: classes are asked by `type`, containers are read by the methods of their
-built-in base. An object that only its own methods could describe is kept as `Foreign`; the
-background thread asks for its text.
+Mutable values are copied, within limits on depth, items and bytes. No method of the user's classes
+is called: `type` gives the class, and containers are read with the methods of their built-in base.
+Other objects are kept as `Foreign`, and a background thread calls `str` on them.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_NESTING = 6
-MAX_ITEMS = 1_000  # of all containers of a record together
+MAX_ITEMS = 1_000  # in all containers of a record together
 MAX_TEXT_BYTES = 16_384  # of one string
-MAX_BYTES = 65_536  # of a record's attributes together, about
-MAX_KEY = 256  # characters; a string of so many is within the limits, too
+MAX_BYTES = 65_536  # of all attributes of a record, approximately
+MAX_KEY = 256  # characters; strings up to this length need no further check
 MAX_IN_TEXT = 20  # items of a set
-MAX_FEW = 32  # so many short attributes are within the limits together
+MAX_FEW = 32  # up to this many short attributes need no further check
 
-FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of the last
+FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of Deferred
 PLAIN_KEYS = frozenset((int, float, bool, type(None)))
 SCALARS = (bool, int, float, str)
-# Not from `types`, which nothing else here needs.
+# Not from `types`, which would have to be imported.
 FunctionType, MappingProxyType, SimpleNamespace = (
     type(lambda: None),
     type(type.__dict__),
@@ -40,8 +39,8 @@ FunctionType, MappingProxyType, SimpleNamespace = (
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 SEQUENCES: tuple[Any, ...] = (list, tuple, deque, *VIEWS)
 
-# The leaves of these modules never change, and their text calls nobody else: but for a time with a
-# time zone of the user's.
+# Values of these modules are immutable, and `str` of them calls no user code, except of a time with
+# a user-defined time zone.
 SAFE_MODULES = frozenset(
     ("datetime", "decimal", "enum", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
 )
@@ -49,18 +48,18 @@ NUMPY = frozenset(("numpy",))
 TORCH = frozenset(("torch", "torch.nn.parameter"))
 JAX = frozenset(("jaxlib._jax", "jaxlib.xla_extension"))
 
-# Of a class, whatever its metaclass would answer:
+# Attributes of a class, bypassing its metaclass:
 NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
 MODULE: Callable[[type], Any] = type.__dict__["__module__"].__get__
-# Of an exception:
+# Arguments of an exception, bypassing its class:
 ARGS: Callable[[BaseException], tuple[Any, ...]] = BaseException.__dict__["args"].__get__
 
-as_text = 0  # values that JSON could not hold
-cut = 0  # values that were shortened to keep the limits
+as_text = 0  # values recorded as text, because JSON has no such type
+cut = 0  # values that were shortened
 
 
 class Foreign:
-    """An object whose text is not known yet."""
+    """An object whose text is not known yet; see `ship/texts.py`."""
 
     __slots__ = ("value",)
 
@@ -69,10 +68,10 @@ class Foreign:
 
 
 def settle(attrs: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a record as they are now: the same dict where nothing in it can change."""
+    """The attributes of a record as they are now: the same dict if all values are immutable."""
     global as_text, cut
-    if len(attrs) <= MAX_FEW:
-        for key in attrs:  # its items() would be a call more
+    if type(attrs) is dict and len(attrs) <= MAX_FEW:
+        for key in attrs:  # without the call of items()
             if type(key) is not str or len(key) > MAX_KEY:
                 break
             value = attrs[key]
@@ -94,34 +93,36 @@ def settle(attrs: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_fixed(kind: type) -> bool:
-    """Whether what is of this class cannot change; one with a metaclass is not asked for a hash."""
+    """Whether values of this class are immutable. Does not call `__hash__` of a metaclass."""
     return type(kind) is type and kind in FIXED
 
 
 def is_of(kind: type, modules: frozenset[str]) -> bool:
-    """Whether a class is one of these modules' own, and does not only say so."""
+    """Whether a class is really defined in one of these modules."""
     module = MODULE(kind)
     is_named = type(module) is str and module in modules
     return is_named and vars(sys.modules[module]).get(NAME(kind)) is kind
 
 
 def preview(attrs: dict[str, Any]) -> dict[str, Any]:
-    """The same of a span that is still open: what it costs is counted when it closes."""
+    """The attributes of an open span; counters are updated only when it closes."""
     return Copier().attrs(attrs)
 
 
 def name_of(value: object) -> str:
-    """`<Name>`, for a value that cannot be described otherwise."""
+    """`<ClassName>`, for a value that cannot be described otherwise."""
     return f"<{clip(NAME(type(value)))}>"
 
 
 def describe_error(kind: type[BaseException], error: BaseException | None, limit: int) -> str:
-    """`Kind: text` of an exception, which may hold anything, and whose `__str__` may raise it."""
+    """`Class: text` of an exception, whose `__str__` may raise anything."""
     try:
         text = "" if error is None else str.__str__(text_of(error))
-    except BaseException as raised:  # protects the run from a method of the user's
+    except BaseException as raised:  # protects the run from a user's method
         trace = TRACE(raised)
-        is_just_now = trace is None or trace.tb_next is None  # one from below is its own
+        is_just_now = (
+            trace is None or trace.tb_next is None
+        )  # else it was raised by `__str__` itself
         if is_just_now if issubclass(type(raised), KeyboardInterrupt) else is_for_program(raised):
             raise
         text = ""
@@ -135,7 +136,7 @@ def text_of(error: BaseException) -> str:
 
 
 def is_short(error: BaseException) -> bool:
-    """Whether it has a text of its own, or was given nothing but texts and numbers."""
+    """Whether it defines `__str__`, or its arguments are only strings and numbers."""
     has_own = type(type.__getattribute__(type(error), "__str__")) is FunctionType
     return has_own or all(type(arg) is str or is_fixed(type(arg)) for arg in ARGS(error))
 
@@ -152,7 +153,9 @@ class Copier:
         self.bytes = MAX_BYTES
 
     def attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """All of a record's attributes; one that uses up the limits leaves its neighbours short."""
+        """All attributes of a record, which share the limits."""
+        if not issubclass(type(attrs), dict):  # assigned by the program
+            attrs = {"attrs": attrs}
         found: dict[str, Any] = {}
         for key, value in dict.items(attrs):
             if len(found) == MAX_ITEMS:
@@ -163,7 +166,7 @@ class Copier:
         return found
 
     def value(self, value: Any, nesting: int) -> Any:
-        """The value, a copy of it, or `Foreign`; never raises for a value of any kind."""
+        """The value, a copy of it, or a `Foreign`; never raises because of the value."""
         kind = type(value)
         if kind is str:
             return self._string(value)
@@ -172,7 +175,9 @@ class Copier:
             return value
         try:
             return self._other(value, kind, nesting)
-        except BaseException as error:  # protects the run: a list that another thread changes
+        except (
+            BaseException
+        ) as error:  # protects the run, e.g. from a list that another thread changes
             if is_for_program(error):
                 raise
             return self._text(name_of(value))
@@ -201,7 +206,7 @@ class Copier:
         for raw in (bytes, bytearray):
             if issubclass(kind, raw):
                 return self._text(repr(raw(raw.__getitem__(value, slice(64)))))
-        # The texts of these are made by C, which holds the interpreter lock until the end of it.
+        # `str` of these runs in C and holds the GIL until it is done.
         if kind is MappingProxyType:
             from gc import get_referents
 
@@ -223,10 +228,10 @@ class Copier:
             return self._array(value, kind, nesting)
         if is_of(kind, TORCH):
             return self._tensor(value, kind)
-        if is_of(kind, JAX) and hasattr(kind, "shape"):  # its text would wait for the device
+        if is_of(kind, JAX) and hasattr(kind, "shape"):  # `str` would wait for the device
             return self._text(f"{NAME(kind)}(shape={value.shape}, dtype={value.dtype})")
-        # The text of another tensor may wait for a device, or for other ranks, and a thread that is
-        # inside of torch when the process ends takes it down.
+        # `str` of other tensors may wait for a device or other ranks, and a thread that is in torch
+        # when the process exits can crash it.
         if issubclass(kind, getattr(sys.modules.get("torch"), "Tensor", ())):
             return self._text(name_of(value))
         self.bytes -= 64
@@ -254,7 +259,7 @@ class Copier:
         return found
 
     def _group(self, items: Iterable[Any], count: int, nesting: int) -> str:
-        """The text of a set: of its first items, since JSON has no sets."""
+        """The text of a set, with its first items."""
         first = [self.value(item, nesting) for item in islice(items, MAX_IN_TEXT)]
         shown = list(map(show, first))
         more = [f"... {count - MAX_IN_TEXT} more"] if count > MAX_IN_TEXT else []
@@ -296,19 +301,19 @@ class Copier:
         return name
 
     def _array(self, value: Any, kind: type, nesting: int) -> Any:
-        """A NumPy scalar or array: its values, where they are few."""
+        """A NumPy scalar or array: its values if there are few, else shape and dtype."""
         if not hasattr(kind, "tolist") or value.dtype.hasobject:
             return Foreign(value)
         if value.dtype.kind in "mM" and value.ndim == 0:  # a time
             return self._text(str(value))
         if value.size <= MAX_ITEMS and value.nbytes <= 4 * MAX_BYTES:
             plain = value.tolist()
-            # Python has no scalar for a long double, which comes back as it is.
+            # `tolist` returns a long double unchanged.
             return self._text(str(plain)) if type(plain) is kind else self.value(plain, nesting)
         return self._text(f"{kind.__name__}(shape={value.shape}, dtype={value.dtype})")
 
     def _tensor(self, value: Any, kind: type) -> Any:
-        """A torch tensor, by its shape: its values may still be on their way."""
+        """The shape of a torch tensor: its values may not be computed yet."""
         if kind.__name__ not in ("Tensor", "Parameter"):  # dtype, device, Size: immutable
             return self._text(str(value))
         shape = tuple(value.shape)

@@ -1,7 +1,7 @@
-"""Time and names. The only module that reads a clock or a random number.
+"""Time and ids. The only module that reads a clock or a random number.
 
-Durations come from one monotonic clock. Wall time is read once, as an anchor, and every wall-clock
-figure is derived from it, so a clock that is set back never makes a child leave its parent.
+Durations come from one monotonic clock. Wall time is read once, as an anchor, and all wall-clock
+times are derived from it, so a child never leaves its parent even if the clock is set back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Anchor:
 def read_anchor(
     now: Callable[[], int] = now, wall: Callable[[], int] = wall, tries: int = 5
 ) -> Anchor:
-    """Reads both clocks several times and keeps the reading with the least time in between."""
+    """Reads both clocks several times and keeps the reading with the smallest gap."""
     best: Anchor | None = None
     for _ in range(tries):
         before = now()
@@ -54,9 +54,9 @@ def random_id() -> str:
 
 
 class Ids:
-    """Ids of one process: a random half, and a counter. A fork begins new ones, and keeps the old.
+    """The ids of one process: a random prefix and a counter. A forked child has its own prefix.
 
-    `inherited` lists, newest first, up to which number ids are an ancestor's, and its random half.
+    `inherited` lists, newest first, the last number of each ancestor and that ancestor's prefix.
     """
 
     __slots__ = ("inherited", "prefix")
@@ -66,7 +66,7 @@ class Ids:
         self.inherited: list[tuple[int, str]] = []
 
     def hex(self, sequence: int) -> str:
-        """The id, 32 hex digits, of the record with this number."""
+        """The id of the record with this number, as 32 hex digits."""
         prefix = self.prefix
         for last, older in self.inherited:
             if sequence > last:
@@ -75,7 +75,7 @@ class Ids:
         return f"{prefix}{sequence:016x}"
 
     def forked(self, last: int) -> Ids:
-        """The ids of a child that was forked after number `last` was given out."""
+        """The ids of a child that was forked after number `last` was used."""
         child = Ids()
         child.inherited = [(last, self.prefix), *self.inherited]
         return child
@@ -85,7 +85,7 @@ ids = Ids()
 
 
 def use_ids(new: Ids) -> Ids:
-    """Makes these the ids of the process; returns those before."""
+    """Replaces the ids of the process; returns the previous ones."""
     global ids
     old, ids = ids, new
     return old

@@ -1,20 +1,19 @@
 """The hot path: `scope`, `mark`, `epochs`, `batches`. Runs on the user's thread.
 
-The public names are these functions themselves. Each does the least that a record needs and leaves
-the rest (ids as text, wall time, encoding) to the background thread:
+The public names are these functions themselves. Each does only what must be done immediately, and
+leaves the rest (ids as text, wall time, encoding) to the background thread:
 
 - An open span is an object in `opened`, where the background thread finds it. When it closes, it
   leaves a tuple in the ring: (sequence, parent's sequence, name, index, attrs, start, end, thread).
-  A mark leaves (sequence, span's sequence, name, value, kind, attrs, time). Tuples of plain values,
-  because the garbage collector stops tracking those: a backlog costs it nothing.
-- A span's marks are in the ring before the span is, since they were made before it closed.
-- The innermost open span lives in a ContextVar, so threads and asyncio tasks are kept apart. A
-  context that has none starts under `root`, the session's span.
+  A mark leaves (sequence, span's sequence, name, value, kind, attrs, time). The garbage collector
+  stops tracking tuples of plain values, so a backlog costs it nothing.
+- A span's marks come before it in the ring, because they were made before it closed.
+- The innermost open span is in a ContextVar, separately for each thread and asyncio task. A context
+  without one starts under `root`, the session's span.
 
-State is module globals, because reading one is the cheapest thing Python does. Only `attach` writes
-them, and only `session.py` and `testing.py` call it; but those of a device's clock are written by
-`use_device_clock` and `keeps_names` by `keep_names`, which hooks call, and `at_epoch_end` by
-`tell_epoch_ends` too.
+State is in module globals, because reading one is the cheapest operation in Python. `attach`, which
+`session/` and `testing.py` call, replaces all of them. Hooks change some through
+`use_device_clock`, `keep_names`, `watch_losses` and `tell_epoch_ends`.
 """
 
 from __future__ import annotations
@@ -46,66 +45,66 @@ if TYPE_CHECKING:
     Phase: TypeAlias = tuple[int, str, "Settled | None", int]  # number, name, attrs, start
 
     class DeviceClock(Protocol):
-        """Measures what a device does during a span. None of its methods waits, or raises."""
+        """Measures what a device does during a span. Its methods never block or raise."""
 
         def start(self, span: Span) -> bool:
-            """False: this one is not measured, and need not be stopped."""
+            """Starts measuring. False: this span is not measured, and need not be stopped."""
 
         def stop(self, span: Span) -> None:
-            """Adds to the attributes what is known, and `value.Deferred` for what is not yet."""
+            """Adds the measurements to the attributes, as `value.Deferred` if not known yet."""
 
         def drop(self, span: Span) -> None:
             """Forgets a span that leaves no record."""
 
         def settle(self) -> None:
-            """Makes sure that what was given becomes known, though nothing may follow."""
+            """Makes sure that all values become known even if nothing else is recorded."""
 
         def copy(self, scalar: Any) -> value.Deferred | None:
-            """The scalar's value, as it is now, if it is this device's."""
+            """The current value of a scalar, if it is on this device."""
 
         def keep(self, scalar: Any) -> value.Deferred | None:
-            """The same of a scalar that nobody will change, without a copy."""
+            """The same, without a copy, for a scalar that will not change."""
 
 
 MAX_DEPTH = 64
 MAX_NAME = 1_000  # characters; the rest of a longer name is cut off
-MAX_MARKED = 1_000  # names of marks that a span keeps
+MAX_MARKED = 1_000  # mark names that a span remembers
 LOOPS = {"epoch": "epochs", "batch": "batches"}
 STEPS = frozenset(("step", "batch"))
 
-# Records that wait while nobody profiles; a profiler brings a larger ring. When a ring is full its
-# oldest records go, and the collector counts them: sequence numbers given out, less records seen.
+# Size of the ring without a session; a session has a larger one. A full ring drops its oldest
+# records, and the collector counts them: sequence numbers used, minus records seen.
 IDLE_RING = 100_000
 
 _current: ContextVar[Span | None] = ContextVar("cirron_span", default=None)
 _get = _current.get
 _set = _current.set
 _reset = _current.reset
-current = _get  # of the calling context: the innermost span, which may have ended; None: the root
+current = _get  # the innermost span of this context, which may have ended; None: the root
 
 ring: deque[Record] = deque(maxlen=IDLE_RING)
 append: Callable[[Record], None] = ring.append
 opened: set[Span] = set()
 sequence = itertools.count(1)
 now: Callable[[], int] = clock.now
-root: Span  # set below, once there is a Span
+root: Span  # set below
 off = False
 too_deep = 0
-undone = 0  # spans that took a number and left no record
+undone = 0  # spans that used a number and left no record
 names_cut = 0  # names that were longer than MAX_NAME
 at_epoch_end: Callable[[Span], None] | None = None  # called while the epoch is still open
 device_clock: DeviceClock | None = None
-# The losses that hooks have seen in steps that are open, with their times; None: the program or
-# its framework marks the step's loss itself.
+# Losses seen by hooks in open steps, with their times; None: the program or its framework marks the
+# loss of the step itself.
 losses: dict[Span, tuple[tuple[Any, int], ...] | None] = {}
 watches_losses = False
-keeps_names = False  # whether a span keeps the names of its marks
-hears_marks = False  # either of these two: `mark` asks once
-span_type: type[Span]  # what `scope` makes; set below
+keeps_names = False  # whether spans remember the names of their marks
+hears_marks = False  # watches_losses or keeps_names
+span_type: type[Span]  # the class that `scope` creates; set below
 
 
 class ThisThread(_local):
-    """The thread's identity as one number object, which every span of the thread shares."""
+    """The thread's ident, as one object that all spans of the thread share."""
 
     def __init__(self) -> None:
         self.ident = get_ident()
@@ -116,7 +115,7 @@ _this_thread = ThisThread()
 
 
 class Span:
-    """A named stretch of time: what `ci.scope` returns."""
+    """A named period of time; returned by `ci.scope`."""
 
     __slots__ = (
         "attrs",
@@ -135,25 +134,25 @@ class Span:
     name: str
     index: int | None
     attrs: dict[str, Any] | None
-    parent: Span  # of a root, itself
+    parent: Span  # of the root: itself
     depth: int
     thread: int
     sequence: int
-    under: int  # the number that what is recorded in it has for its parent's: its own
+    under: int  # the parent number of records made in it: its own sequence
     start: int  # monotonic ns
     end: int  # monotonic ns; 0 while the span is open, -1 before it is entered
     token: Token[Span | None]
-    device: Any  # what a device's clock keeps here; not set before it does
-    # The names of its marks, each with the logger that it came from, if it came from one; not set
-    # before there is a mark while `keeps_names`.
+    device: Any  # set by the device clock
+    # The names of its marks, each with the logger that it came from, if any; not set before the
+    # first mark while `keeps_names`.
     marked: dict[str, str | None]
-    phase: Phase | None = None  # that a step is in; other spans are in none
-    phase_kind: type[OwnSpan] | None = None  # the class of its span
+    phase: Phase | None = None  # the current phase; only steps have one
+    phase_kind: type[OwnSpan] | None = None  # the class of the phase's span
 
     def __enter__(self) -> Span:
         if self.end != -1:
             raise errors.ScopeReusedError(
-                f"the scope {self.name!r} was entered before; call ci.scope() anew for each use"
+                f"the scope {self.name!r} was already entered; call ci.scope() again for each use"
             )
         parent = _get()
         if parent is None:
@@ -166,10 +165,11 @@ class Span:
             return _drop_deep(self)
         self.thread = _this_thread.ident
         self.sequence = next(sequence)
+        # It is open only once it is complete: a signal handler may record at any of these calls.
         self.token = _set(self)
-        self.end = 0
         self.start = now()
-        opened.add(self)  # last: from here on another thread may look at it
+        self.end = 0
+        opened.add(self)  # last: now other threads can see it
         return self
 
     def __exit__(
@@ -188,7 +188,7 @@ class Span:
         self.end = end = now()
         attrs = self.attrs
         if attrs is not None:
-            # `settle` for short scalars, in place: its call would cost as much as an attribute.
+            # `settle` for short scalars, inlined: its call would cost as much as an attribute.
             for key in attrs:
                 if type(key) is str and len(key) <= MAX_KEY:
                     item = attrs[key]
@@ -206,11 +206,11 @@ class Span:
         if _get() is self:
             try:
                 _reset(self.token)
-            except ValueError:  # entered in another context, of which this one is a copy
+            except ValueError:  # entered in a context that this one is a copy of
                 _leave(self)
         else:
             _leave(self)
-        # `record_of`, in place: a call would cost as much again as the tuple
+        # `record_of`, inlined: the call would double the cost of the tuple.
         append(
             (
                 self.sequence,
@@ -223,10 +223,10 @@ class Span:
                 self.thread,
             )
         )
-        opened.discard(self)  # last: interrupted before it, the span is there twice, not missing
+        opened.discard(self)  # last: if interrupted before, the span is recorded twice, not lost
 
     def __call__(self, function: F) -> F:
-        """Makes a decorator of the scope: each call of the function gets a span of its own."""
+        """Uses the scope as a decorator: each call of the function gets its own span."""
         from cirron.record.wrap import in_scope
 
         if not callable(function):
@@ -250,11 +250,11 @@ class Span:
         return f"<cirron scope {self.name}{index}, {state}>"
 
 
-Span.under = Span.sequence  # type: ignore[misc]  # one more name of the same slot
+Span.under = Span.sequence  # type: ignore[misc]  # an alias of the slot
 
 
 class DeviceSpan(Span):
-    """A scope while a device's clock is there. Without one, nobody pays for asking."""
+    """A scope while there is a device clock; other programs do not pay for the check."""
 
     __slots__ = ()
 
@@ -279,7 +279,7 @@ span_type = Span
 
 
 class OwnSpan(Span):
-    """A span that a loop of ours or a hook opened, which knows where it ends; not `ci.scope`'s."""
+    """A span that a hook or one of cirron's loops opened, not `ci.scope`."""
 
     __slots__ = ()
 
@@ -287,8 +287,8 @@ class OwnSpan(Span):
 class Step(OwnSpan):
     """A step of a loop, which can be in a phase (`within`).
 
-    A phase becomes a span only if it is looked at: memory that a step touches between calls of
-    native code is cold, and to make a span current and `opened` took most of what a phase cost.
+    A phase becomes a span object only when needed: between calls of native code the caches are
+    cold, and making a span current and `opened` was most of the cost of a phase.
     """
 
     __slots__ = ("phase", "phase_kind")
@@ -298,19 +298,19 @@ class Step(OwnSpan):
 
     @property
     def under(self) -> int:  # type: ignore[override]
-        """The phase's number, for what its own thread records in it."""
+        """The number of the phase, for records of the step's own thread."""
         phase = self.phase
         return self.sequence if phase is None or self.thread != get_ident() else phase[0]
 
 
 class Settled(dict[str, "Any"]):
-    """Attributes of a hook's own, plain and never changed: many spans may share them."""
+    """Attributes from a hook: plain values that never change, so spans may share the dict."""
 
     __slots__ = ()
 
 
 class NullSpan:
-    """What `ci.scope` returns when profiling is off: accepts everything, records nothing."""
+    """What `ci.scope` returns while profiling is off: accepts everything, records nothing."""
 
     __slots__ = ()
     id = ""
@@ -334,13 +334,13 @@ class NullSpan:
 
 
 NULL_SPAN = NullSpan()
-# Entering returns the one instance through a C function, 40 ns less than a Python method: "off"
-# may cost at most half of a bare context manager.
+# Entering returns the instance through a C function, 40 ns faster than a Python method: "off" may
+# cost at most half as much as a bare context manager.
 NullSpan.__enter__ = itertools.repeat(NULL_SPAN).__next__
 
 
 def scope(name: str, index: int | None = None, **attrs: Any) -> Span:
-    """Opens a span round a block, or round each call of a function that it decorates.
+    """Opens a span around a block, or around each call of a decorated function.
 
     >>> with ci.scope("postprocess", variant="beam-search"):
     ...     output = beam_search(logits)
@@ -362,9 +362,8 @@ def scope(name: str, index: int | None = None, **attrs: Any) -> Span:
 def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
     """Attaches a value to the innermost open scope.
 
-    `value` is a float, int, bool or str, or a scalar with `.item()`; one that is still on a device
-    is not waited for. `kind` is "point" for a value of a series, "summary" for the one value that
-    the scope stands for.
+    `value` is a float, int, bool or str, or a scalar with `.item()`; a value on a device is not
+    waited for. `kind` is "point" for a value of a series, "summary" for a final value of the scope.
 
     >>> ci.mark("loss", loss.item())
     """
@@ -388,7 +387,7 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
 
 
 def epochs(iterable: Iterable[T]) -> Iterator[T]:
-    """Passes the items through, each inside an `epoch` scope numbered from 0.
+    """Yields the items, each inside an `epoch` scope numbered from 0.
 
     >>> for epoch in ci.epochs(range(20)):
     ...     train_one_epoch(epoch)
@@ -397,9 +396,9 @@ def epochs(iterable: Iterable[T]) -> Iterator[T]:
 
 
 def batches(iterable: Iterable[T]) -> Iterator[T]:
-    """Passes the items through, each inside a `batch` scope numbered from 0.
+    """Yields the items, each inside a `batch` scope numbered from 0.
 
-    Over a torch DataLoader the time spent waiting for each batch is its `data_load_ns` attribute.
+    With a torch DataLoader, the attribute `data_load_ns` is the time spent waiting for the batch.
 
     >>> for batch in ci.batches(loader):
     ...     loss = train_step(batch)
@@ -408,11 +407,11 @@ def batches(iterable: Iterable[T]) -> Iterator[T]:
 
 
 class Loop:
-    """The iterator behind `epochs` and `batches`; has a length where its iterable has one.
+    """The iterator behind `epochs` and `batches`; has a length if its iterable has one.
 
-    A `for` loop gets a generator, which Python resumes faster than a `__next__` of ours. Nobody
-    else holds it, so that leaving the loop early closes it at once, scope included, even while
-    this object lives on, in a progress bar, say. The items that are left go to the next loop.
+    A `for` loop gets a generator, which is faster than a `__next__` in Python. Only the loop holds
+    it, so leaving the loop early closes it and its scope immediately, even if this object lives on,
+    for example in a progress bar. The remaining items go to the next loop.
     """
 
     __slots__ = ("_items", "_iterable", "_name", "_stepped", "_timed")
@@ -424,11 +423,11 @@ class Loop:
             items = iter(iterable)
         except TypeError:
             if hasattr(type(iterable), "__iter__"):
-                raise  # its own error
+                raise  # an error inside its `__iter__`
             raise errors.not_iterable(f"ci.{LOOPS[name]}", iterable) from None
         self._items = enumerate(_fetch(items) if timed else items)
         self._timed = timed
-        self._stepped: Generator[Any, None, None] | None = None  # what `next()` goes through
+        self._stepped: Generator[Any, None, None] | None = None  # used by `next()`
 
     def __iter__(self) -> Iterator[Any]:
         if self._stepped is not None:
@@ -442,14 +441,14 @@ class Loop:
         return next(self._stepped)
 
     def __len__(self) -> int:
-        return len(self._iterable)  # type: ignore[arg-type]  # a TypeError says it has none
+        return len(self._iterable)  # type: ignore[arg-type]  # raises TypeError if it has none
 
     def __bool__(self) -> bool:
-        return True  # as of any iterator, also of one that has no length
+        return True  # like any iterator, even without a length
 
 
 def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[T, None, None]:
-    # `Span.__enter__` and `Span.__exit__` in place: each call makes a tenth of an iteration.
+    # `Span.__enter__` and `Span.__exit__`, inlined: each call is a tenth of an iteration.
     waiting_since = now()
     is_epoch = name == "epoch"
     for index, item in items:
@@ -473,9 +472,10 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
             continue
         span.thread = _this_thread.ident
         span.sequence = number = next(sequence)
+        span.end = -1
         span.token = _set(span)
-        span.end = 0
         start = span.start = now()
+        span.end = 0
         opened.add(span)
         if device_clock is not None:
             device_clock.start(span)
@@ -505,7 +505,7 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
 
 
 def _fetch(items: Iterator[T]) -> Iterator[T]:
-    """The items of a DataLoader; says while it fetches one that the batch is `ci.batches`'s."""
+    """The items of a DataLoader; `is_fetching` is set while `ci.batches` waits for one."""
     thread = _this_thread
     while True:
         thread.is_fetching = True
@@ -519,7 +519,7 @@ def _fetch(items: Iterator[T]) -> Iterator[T]:
 
 
 def _is_data_loader(iterable: object) -> bool:
-    # Whoever has a DataLoader has imported this module; nobody else should have to.
+    # A program with a DataLoader has imported this module; others should not have to.
     module = sys.modules.get("torch.utils.data")
     loader = getattr(module, "DataLoader", None)
     return loader is not None and isinstance(iterable, loader)
@@ -529,7 +529,7 @@ def _as_name(where: str, name: Any) -> str:
     global names_cut
     if not issubclass(type(name), str):
         raise errors.not_a_name(where, name)
-    plain = str.__str__(name)  # of a subclass, which no encoder knows (numpy.str_, an enum)
+    plain = str.__str__(name)  # the encoder does not know subclasses (numpy.str_, an enum)
     if len(plain) > MAX_NAME:
         names_cut += 1
         plain = plain[:MAX_NAME]
@@ -563,17 +563,17 @@ def _hear(span: Span, name: str) -> None:
 
 
 def _open_ancestor(span: Span) -> Span:
-    """The nearest span above that is still open: a child never begins after its parent's end."""
+    """The nearest open ancestor: a child never begins after the end of its parent."""
     while span.end and span.parent is not span:
         span = span.parent
     return root if span.end or span is IDLE_ROOT else span
 
 
 def _leave(span: Span) -> None:
-    """Closes out of order: when `span` is above the current one, its parent becomes current.
+    """Closes out of order: if `span` is an ancestor of the current one, its parent becomes current.
 
-    Otherwise this context never entered the span (a generator that is collected elsewhere, say),
-    and its current span is none of our business.
+    Otherwise this context never entered the span, for example because a generator is closed
+    elsewhere, and its current span does not change.
     """
     current = _get()
     while current is not None and current is not span:
@@ -589,7 +589,7 @@ def _note_error(span: Span, kind: type[BaseException], error: BaseException | No
 
 
 def _drop_deep(span: Span) -> Span:
-    """Leaves the span unrecorded: it is never current, and leaving it does nothing."""
+    """Drops a span that is too deep: it never becomes current, and closing it does nothing."""
     global too_deep
     too_deep += 1
     span.sequence = 0
@@ -598,7 +598,7 @@ def _drop_deep(span: Span) -> Span:
         from cirron import guard
 
         guard.warn(
-            "scope %r is nested deeper than %d and was dropped, as all deeper ones will be",
+            "scope %r is nested deeper than %d levels: it was dropped, as all deeper ones will be",
             span.name,
             MAX_DEPTH,
         )
@@ -606,7 +606,7 @@ def _drop_deep(span: Span) -> Span:
 
 
 class State:
-    """Where records go and where time comes from: everything that `attach` sets."""
+    """Where records go and where time comes from: everything that `attach` replaces."""
 
     __slots__ = (
         "append",
@@ -639,7 +639,7 @@ class State:
         self.off = off
         self.now = now
         self.sequence = globals()["sequence"] if sequence is None else sequence
-        self.undone = undone if sequence is None else 0  # of the numbers of that sequence
+        self.undone = undone if sequence is None else 0  # belongs to the sequence
         self.at_epoch_end = at_epoch_end
 
     def replaced(self, **changes: Any) -> State:
@@ -651,7 +651,7 @@ class State:
 
 
 def attach(state: State) -> State:
-    """Makes this the state of the hot path, and returns the one before."""
+    """Replaces the state of the hot path; returns the previous one."""
     module = globals()
     old = State(ring)
     for name in State.__slots__:
@@ -661,20 +661,20 @@ def attach(state: State) -> State:
 
 
 def tell_epoch_ends(call: Callable[[Span], None]) -> None:
-    """Has `call` told of each epoch of `ci.epochs` that is about to end, from now on."""
+    """From now on, calls `call` before the end of each epoch of `ci.epochs`."""
     global at_epoch_end
     at_epoch_end = call
 
 
 def use_device_clock(clock: DeviceClock | None) -> None:
-    """Has spans measured by this clock too, from now on."""
+    """From now on, measures spans with this clock too."""
     global device_clock, span_type
     device_clock = clock
     span_type = Span if clock is None else DeviceSpan
 
 
 def keep_names(is_on: bool) -> None:
-    """Has spans keep the names of their marks, from now on, or no longer."""
+    """Sets whether spans remember the names of their marks."""
     global keeps_names, hears_marks
     keeps_names = is_on
     hears_marks = is_on or watches_losses
@@ -687,9 +687,10 @@ def begin(
     kind: type[OwnSpan] = OwnSpan,
     at: int = 0,
 ) -> Span:
-    """`scope(...).__enter__()` in one call, for loops and hooks, now or `at` a time: a call makes a
-    tenth of an iteration, and between calls of native code, with nothing of ours in the processor's
-    caches, it costs several times as much.
+    """`scope(...).__enter__()` in one call, for loops and hooks, now or at time `at`.
+
+    A call is a tenth of an iteration, and several times as much between calls of native code, when
+    the CPU caches are cold.
     """
     span = kind()
     span.name = name
@@ -706,20 +707,19 @@ def begin(
         return _drop_deep(span)
     span.thread = _this_thread.ident
     span.sequence = next(sequence)
+    span.end = -1
     span.token = _set(span)
-    span.end = 0
     span.start = at or now()
+    span.end = 0
     opened.add(span)
-    # A step that is not measured has none of its phases measured.
+    # The phases of a step are measured only if the step is.
     if device_clock is not None and (parent.name not in STEPS or getattr(parent, "device", None)):
         device_clock.start(span)
     return span
 
 
 def close(span: Span, at: int = 0) -> None:
-    """Ends a span that `begin` opened, now or `at` a time; not after its parent, should that have
-    ended before.
-    """
+    """Ends a span that `begin` opened, now or at time `at`, or when its parent ended."""
     if span.end:  # dropped, or recorded by a shutdown
         _leave(span)
         return
@@ -755,7 +755,7 @@ def close(span: Span, at: int = 0) -> None:
 
 
 def fail(span: Span, error: BaseException) -> None:
-    """Ends a span in an exception."""
+    """Ends a span with an exception."""
     if not span.end:
         _note_error(span, type(error), error)
         close(span)
@@ -772,7 +772,7 @@ def within(
     kwargs: dict[str, Any],
     fail: Callable[[Span, BaseException], None] = fail,
 ) -> Any:
-    """Calls a function in a phase of a step: `begin_phase` and `end_phase`, in place."""
+    """Calls a function in a phase of a step: `begin_phase` and `end_phase`, inlined."""
     inside = step
     if device_clock is None or not getattr(step, "device", None):
         number = next(sequence)
@@ -784,7 +784,7 @@ def within(
         inside = begin_phase(step, name, attrs, kind, at)
     try:
         result = function(*args, **kwargs)
-    except BaseException as error:  # passes on, with the span closed
+    except BaseException as error:  # raised again, after closing the span
         fail(open_phase(inside), error)
         raise
     if step.phase is phase and phase is not None and not step.end and _get() is step:
@@ -798,9 +798,9 @@ def within(
 def begin_phase(
     step: Span, name: str, attrs: Settled | None = None, kind: type[OwnSpan] = OwnSpan, at: int = 0
 ) -> Span:
-    """Begins a phase, now or `at` a time, of a step that is current and in none.
+    """Begins a phase, now or at time `at`, of a step that is current and not in a phase.
 
-    What it returns is what ends it: the step, or where a device measures it, a span.
+    Returns what `end_phase` takes: the step, or a span if a device measures it.
     """
     step.phase_kind = kind  # type: ignore[misc]  # of a step it is a slot
     step.phase = (next(sequence), name, attrs, at or now())  # type: ignore[misc]
@@ -814,7 +814,7 @@ def begin_phase(
 def end_phase(span: Span) -> None:
     """Ends a phase."""
     phase = span.phase
-    # Else it is a span, a shutdown has recorded it, or a scope that was opened in it is open.
+    # Else it is a span, a shutdown has recorded it, or a scope inside it is still open.
     if phase is not None and not span.end and _get() is span:
         number, name, attrs, start = phase
         append((number, span.sequence, name, None, attrs, start, now(), span.thread))
@@ -824,11 +824,11 @@ def end_phase(span: Span) -> None:
 
 
 def open_phase(span: Span) -> Span:
-    """Makes a span of the phase that a step is in; of a span, itself."""
+    """Turns the current phase of a step into a span; returns other spans unchanged."""
     phase = phase_of(span)
     if phase is None:
         return span
-    _set(span)  # what was opened in it, and was not closed, is left
+    _set(span)  # leaves scopes that were opened in it and not closed
     phase.token = _set(phase)
     if not phase.end:
         opened.add(phase)
@@ -837,7 +837,7 @@ def open_phase(span: Span) -> Span:
 
 
 def phase_of(span: Span) -> Span | None:
-    """The phase that a step is in as a span, for who looks at it."""
+    """The current phase of a step as a span, for readers of open spans."""
     phase, kind = span.phase, span.phase_kind
     if phase is None or kind is None:
         return None
@@ -856,7 +856,7 @@ def phase_of(span: Span) -> Span | None:
 
 
 def follow(span: Span, index: int) -> Span:
-    """Ends a span, and begins another one of its kind in its place, at the same time."""
+    """Ends a span and begins the next one of its kind, at the same time."""
     parent = span.parent
     kind: Any = span.__class__
     is_measured = device_clock is not None and getattr(span, "device", None) is not None
@@ -877,7 +877,7 @@ def follow(span: Span, index: int) -> Span:
     thread = following.thread = span.thread
     number = span.sequence
     following.sequence = next(sequence)
-    following.token = span.token  # what was current before both
+    following.token = span.token  # refers to what was current before both
     following.end = 0
     _set(following)
     span.end = at = following.start = now()
@@ -890,7 +890,7 @@ def follow(span: Span, index: int) -> Span:
 
 
 def drop(span: Span) -> None:
-    """Ends a span without a record: what it was opened for did not come about."""
+    """Ends a span without a record, because what it stands for did not happen."""
     global undone
     if not span.end:
         if device_clock is not None:
@@ -903,7 +903,7 @@ def drop(span: Span) -> None:
 
 
 def watch_losses(is_on: bool) -> None:
-    """Has steps get the losses that hooks see, unless they are marked by somebody else."""
+    """Sets whether steps get the losses that hooks see, unless the program marks its own."""
     global watches_losses, hears_marks
     watches_losses = is_on
     hears_marks = is_on or keeps_names
@@ -911,7 +911,7 @@ def watch_losses(is_on: bool) -> None:
 
 
 def own_loss(span: Span) -> None:
-    """Leaves the loss of the step that this span is in to whoever marks it."""
+    """Notes that the program marks the loss of the step around this span itself."""
     while span.name not in STEPS and span.parent is not span:
         span = span.parent
     if span.name in STEPS and watches_losses:
@@ -919,13 +919,13 @@ def own_loss(span: Span) -> None:
 
 
 def mark_losses(span: Span) -> None:
-    """Marks what was noted of a span that is about to end."""
+    """Marks the losses of a span that is about to end."""
     for loss, at in losses.pop(span, None) or ():
         append((next(sequence), span.sequence, "loss", loss, "point", None, at))
 
 
 def suspend(span: Span, at: int = 0) -> None:
-    """Ends a span that `begin` opened, before it is known what it is under; then `release` it.
+    """Ends a span from `begin` whose parent is not known yet; `release` records it.
 
     It stays in `opened`, where `ci.trace()`, the black box and a shutdown find it.
     """
@@ -937,7 +937,7 @@ def suspend(span: Span, at: int = 0) -> None:
 
 
 def release(span: Span, parent: Span | None = None) -> None:
-    """Records a span that was suspended, under another one if that is given."""
+    """Records a suspended span, under another parent if that is given."""
     if span in opened:  # else a shutdown has recorded it
         if parent is not None:
             span.parent = parent
@@ -954,7 +954,7 @@ def insert(
     *,
     start: int,
 ) -> Span:
-    """Opens a span under `above`, since `start`, and puts what is open under that inside of it."""
+    """Opens a span under `above` that began at `start`, and moves its open children into it."""
     inside = innermost()
     _set(above)
     span = begin(name, index, attrs, kind)
@@ -971,13 +971,13 @@ def insert(
 
 
 def innermost() -> Span:
-    """The scope that a new one would be under."""
+    """The scope that would be the parent of a new one."""
     span = _get()
     return root if span is None else _open_ancestor(span)
 
 
 def find_handmade(name: str) -> Span | None:
-    """The innermost open scope of this name, if it is one that the user opened with `ci.scope`."""
+    """The innermost open scope of this name, if the user opened it with `ci.scope`."""
     span = _get()
     while span is not None and span.parent is not span:
         if not span.end and span.name == name:
@@ -987,7 +987,7 @@ def find_handmade(name: str) -> Span | None:
 
 
 def open_names(but: Span | None = None) -> set[str]:
-    """The names of the scopes that are open in the calling context, one of them left out."""
+    """The names of the open scopes of the calling context, except `but`."""
     names = set()
     span = _get()
     while span is not None and span.parent is not span:
@@ -998,17 +998,17 @@ def open_names(but: Span | None = None) -> set[str]:
 
 
 def is_fetching() -> bool:
-    """Whether `ci.batches` is asking for the next batch, in this thread."""
+    """Whether `ci.batches` is waiting for the next batch in this thread."""
     frame: FrameType | None = sys._getframe(1)
     while not _this_thread.is_fetching and frame is not None:
         if frame.f_code is _spans.__code__ and frame.f_locals["name"] == "batch":
-            return True  # of something around a loader: a progress bar, a generator
+            return True  # from a wrapper of a loader: a progress bar, a generator
         frame = frame.f_back
     return _this_thread.is_fetching
 
 
 def record_of(span: Span) -> Closed:
-    """What a span leaves in the ring."""
+    """The record of a span."""
     parent = span.parent
     above, phase = parent.sequence, parent.phase
     if phase is not None and phase[0] < span.sequence and span.thread == parent.thread:
@@ -1026,7 +1026,7 @@ def record_of(span: Span) -> Closed:
 
 
 def new_root(name: str, attrs: Attrs, depth: int, number: int) -> Span:
-    """An open span that has no parent and is in no context."""
+    """An open span without a parent, which is not current in any context."""
     span = Span()
     span.name = name
     span.index = None
@@ -1040,30 +1040,30 @@ def new_root(name: str, attrs: Attrs, depth: int, number: int) -> Span:
     return span
 
 
-# What spans are under while there is no session: number 0, which no record has.
+# The parent of spans without a session: number 0, which no record has.
 IDLE_ROOT = root = new_root("", None, depth=0, number=0)
 
 
 def leave_context() -> Span | None:
-    """Forgets the calling context's open span, so that what follows starts under the root."""
+    """Makes the root current in this context; returns what was current."""
     span = _get()
     _set(None)
     return span
 
 
 def enter_context(span: Span | None) -> None:
-    """Makes a span current again that `leave_context` returned."""
+    """Makes a span from `leave_context` current again."""
     _set(span)
 
 
 def _forked() -> None:
-    """In a forked child: the numbers so far, and the scopes that are open, are the parent's."""
+    """In a forked child: earlier numbers and open scopes belong to the parent."""
     clock.use_ids(clock.ids.forked(given_out()))
-    use_device_clock(None)  # a device that the parent uses is not the child's
+    use_device_clock(None)  # the child cannot use the parent's device
     for span in opened - {root}:
         span.end = now()
     opened.clear()
-    if root is IDLE_ROOT:  # a session brings a ring of its own
+    if root is IDLE_ROOT:  # a session has its own ring
         ring.clear()
 
 
@@ -1078,10 +1078,10 @@ def depth() -> int:
 
 
 def expected() -> int:
-    """How many records all the numbers given out so far should leave."""
+    """How many records the sequence numbers used so far should leave."""
     return given_out() - undone
 
 
 def given_out() -> int:
-    """How many sequence numbers have been handed out so far."""
-    return int(repr(sequence)[6:-1]) - 1  # "count(42)"; pickling it is gone in Python 3.14
+    """How many sequence numbers have been used so far."""
+    return int(repr(sequence)[6:-1]) - 1  # "count(42)"; Python 3.14 cannot pickle it

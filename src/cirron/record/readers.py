@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cirron.record.hot import DeviceClock
     from cirron.record.value import Reader
 
-# Libraries whose objects answer at once. Others may fail or hang when they are asked for anything.
+# Libraries whose objects answer immediately. Attributes of others may fail or hang.
 LIBRARIES = ("cupy", "decimal", "jax", "jaxlib", "mlx", "pandas", "polars", "tinygrad", "xarray")
 
 
@@ -176,7 +176,7 @@ class TorchReader:
         return lost()
 
     def take_distributed(self, value: Any, device_clock: DeviceClock | None) -> Any:
-        """The local part of a DTensor, where that is the whole value. No other rank is asked."""
+        """The local part of a DTensor, if that is the whole value. Does not contact other ranks."""
         with self._no_functions():
             check_size(value.shape)
             if not all(placement.is_replicate() for placement in value.placements):

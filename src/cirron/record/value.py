@@ -1,10 +1,9 @@
-"""Takes the value of a mark without waiting for a device. Runs on the user's thread.
+"""Reads the value of a mark without waiting for a device. Runs on the user's thread.
 
-A value that the host already has becomes a plain Python scalar at once, so that what the user
-changes in place afterwards does not change the record. A value that a device still computes is kept
-as `Deferred`, and the background resolver asks for it. So is the time that a device took for a
-span. A value that nobody can have, as while a function is traced, is a `Deferred` that is lost.
-`readers.py` knows the scalars of each library.
+A value in host memory becomes a plain Python scalar immediately, so that later changes in place do
+not change the record. A value that a device is still computing becomes a `Deferred`, which the
+background resolver reads later; so does the device time of a span. A value that does not exist, as
+while a function is traced, becomes a lost `Deferred`. `readers.py` knows each library's scalars.
 """
 
 from __future__ import annotations
@@ -24,40 +23,39 @@ if TYPE_CHECKING:
 
     Reader: TypeAlias = Callable[[Any, DeviceClock | None], Any]
 
-HERE = os.path.join(os.path.dirname(__file__), "")  # where frames are ours
+HERE = os.path.join(os.path.dirname(__file__), "")  # cirron's own frames
 
 MAX_TEXT_BYTES = 256
 
-# How often a device is asked whether it is done. Nobody is in a hurry, and each time costs training
-# the interpreter lock for a moment.
+# How often a device is polled. There is no hurry, and each poll takes the GIL from training.
 POLL_S = 0.02
 
-# Who takes the scalars of a library, while its hooks are in.
+# Readers that hooks have installed, by library.
 TAKERS: dict[str, Callable[[Any], Deferred]] = {}
 
-MAX_READERS = 500  # types that are remembered; of others the reader is found each time
+MAX_READERS = 500  # cached types; for others, the reader is looked up each time
 
 
 class NotAScalarError(Exception):
-    """The value is no scalar; the caller knows the mark's name and makes the message."""
+    """The value is not a scalar. The caller knows the mark's name and raises the final error."""
 
 
 class Polled:
-    """The source of a value that can be asked without waiting for it."""
+    """The source of a value, which can be polled without blocking."""
 
     __slots__ = ()
 
     def poll(self) -> Any:
-        """The value, or None while it is not there. Raises if it never will be."""
+        """The value, or None if it is not ready. Raises if it never will be."""
         raise NotImplementedError
 
 
 class Deferred:
-    """A value that somebody has to wait for. `value` is set before `is_ready` is."""
+    """A value that may not be ready yet. `value` is set before `is_ready`."""
 
     __slots__ = ("is_lost", "is_ready", "source", "value")
-    is_awaited = False  # somebody does already, and to poll it is not to wait
-    is_batched = False  # it is cheaper to get several of its kind at once
+    is_awaited = False  # another thread is already waiting; polling does not block
+    is_batched = False  # reading several at once is cheaper
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -66,20 +64,20 @@ class Deferred:
         self.is_lost = False
 
     def resolve(self) -> None:
-        """Waits for the value. Afterwards it is ready, or lost if it could not be had.
+        """Waits for the value. Afterwards it is ready, or lost if reading it failed.
 
-        Several threads may ask at once: the source is only let go once the value is there.
+        Several threads may call this at once: the source is released only after the value is set.
         """
         while not self.poll():
             time.sleep(POLL_S)
 
     def poll(self) -> bool:
-        """Whether it is ready by now. Waits for it where its source cannot be asked."""
+        """Whether it is ready. Blocks if the source cannot be polled."""
         source = self.source
         if self.is_ready:
             return True
         try:
-            if issubclass(type(source), Polled):  # isinstance() may ask the source for its class
+            if issubclass(type(source), Polled):  # isinstance() may call its `__class__`
                 found = source.poll()
                 if found is None:
                     return self.is_ready
@@ -95,19 +93,19 @@ class Deferred:
         return True
 
     def give_up(self) -> None:
-        """Waits no longer: it is lost, unless it is there."""
+        """Stops waiting: the value is lost if it is not ready."""
         if not self.is_ready:
             self.is_lost = self.is_ready = True
             self.source = None
 
     def resolve_all(self, others: list[Deferred]) -> None:
-        """Waits for this value, and for others that are there at about the same time."""
+        """Waits for this value, and for others that become ready at about the same time."""
         for deferred in (self, *others):
             deferred.resolve()
 
 
 class Several(Deferred):
-    """Values in the order in which they come."""
+    """Several values, in the order in which they become ready."""
 
     __slots__ = ()
 
@@ -117,9 +115,9 @@ class Several(Deferred):
 
 
 def capture(value: Any, device_clock: DeviceClock | None = None) -> Any:
-    """A plain scalar, or `Deferred`; raises `NotAScalarError` for what is plainly something else.
+    """A plain scalar, or a `Deferred`. Raises `NotAScalarError` if it is clearly not a scalar.
 
-    Nothing else is raised, whatever the value does: then it is lost.
+    Raises nothing else, whatever the value's methods do: the value is lost then.
     """
     try:
         kind = type(value)  # `value.__class__` may be a property that fails
@@ -135,12 +133,12 @@ def capture(value: Any, device_clock: DeviceClock | None = None) -> Any:
         return lost()
 
 
-# TensorFlow's AutoGraph would rewrite it, so that `float(value)` became part of the user's graph.
+# Else TensorFlow's AutoGraph rewrites it, and `float(value)` becomes part of the user's graph.
 capture.autograph_info__ = True  # type: ignore[attr-defined]
 
 
 def learn(kind: type) -> Reader:
-    """The function that takes values of this type."""
+    """Looks up the reader for values of this type."""
     from cirron.record import readers
 
     reader = readers.reader_of(kind)
@@ -154,34 +152,34 @@ def keep(value: Any, device_clock: DeviceClock | None) -> Any:
 
 
 def is_for_program(error: BaseException) -> bool:
-    """Whether an exception was meant for the program, and not made by the value that was asked.
+    """Whether an exception was meant for the program, and not raised by the value's own methods.
 
-    That is Ctrl-C, and what a signal handler or another thread raises here in the meantime.
+    That is Ctrl-C, and what a signal handler or another thread raises here.
     """
     import threading
 
-    kind = type(error)  # not isinstance(), which may ask the exception for its class
+    kind = type(error)  # isinstance() may call its `__class__`
     if issubclass(kind, KeyboardInterrupt):
         return threading.current_thread() is threading.main_thread()
     codes = guard.codes_of(error)
-    if codes[-1].co_filename.startswith(HERE):  # native code, or nothing of the value's at all
+    if codes[-1].co_filename.startswith(HERE):  # native code, or none of the value's code
         return not issubclass(kind, Exception)
     return guard.is_of_handler(codes)
 
 
 def lost() -> Deferred:
-    """A value that nobody can have."""
+    """A value that cannot be read."""
     found = Deferred(None)
     found.give_up()
     return found
 
 
 def plain(value: Any) -> float | int | bool | str:
-    """The Python scalar for what `.item()` gave, or for a subclass of a scalar."""
+    """The Python scalar for the result of `.item()`, or for a subclass of a scalar."""
     kind = type(value)
     if kind is bool:
         return bool(value)
-    if issubclass(kind, int):  # whatever a subclass makes of int(), float() and str()
+    if issubclass(kind, int):  # a subclass may override int(), float() and str()
         return int.__int__(value)
     if issubclass(kind, float):
         return float.__float__(value)
@@ -205,5 +203,5 @@ def clip(text: str, limit: int = MAX_TEXT_BYTES) -> str:
     return text[:limit].encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
 
 
-# How the values of a type are taken. Each type is looked up in `readers.py` once.
+# Readers by type. Each type is looked up in `readers.py` once.
 READERS: dict[type, Reader] = {bool: keep, float: keep, int: keep}

@@ -1,9 +1,9 @@
-"""Puts a span round each call of a function, whatever kind of function it is.
+"""Puts a span around each call of a function, coroutine or generator.
 
 The span of a coroutine lasts until it returns, that of a generator until it is exhausted, closed or
-dropped. It is the innermost one only while the function's own code runs: what the consumer of a
-stream does between two items is not inside it, and streams that take turns, or that are resumed in
-one thread after another, stay apart.
+dropped. It is current only while the function's own code runs: what the consumer of a stream does
+between two items is not inside it, and interleaved streams, or streams resumed by several threads,
+do not mix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def in_scope(function: Any, open_scope: Callable[[], hot.Span]) -> Any:
-    """The function, each call of it inside the scope that `open_scope` makes."""
+    """Wraps a function so that each call is inside a scope from `open_scope`."""
 
     def begin(args: object, kwargs: object) -> Call | None:
         return None if hot.off else Call(open_scope().__enter__())
@@ -34,29 +34,29 @@ def in_scope(function: Any, open_scope: Callable[[], hot.Span]) -> Any:
 
 
 class Call:
-    """One call: its span, and the places where an heir can see what comes of it."""
+    """One call and its span. Subclasses override methods to see the result."""
 
     __slots__ = ("_inner", "_outer", "span")
 
     def __init__(self, span: hot.Span) -> None:
         self.span = span
         self._inner: hot.Span | None = span  # current while the function runs
-        self._outer: hot.Span | None = None  # current where it was called from
+        self._outer: hot.Span | None = None  # current in the caller
 
     def returned(self, value: Any) -> Any:
-        """Ends the call of a plain or async function; what it returns is what the caller gets."""
+        """Ends the call of a plain or async function; returns what the caller gets."""
         self.close()
         return value
 
     def yielded(self, item: Any) -> None:
-        """Sees an item of a stream on its way out."""
+        """Called for each item of a stream."""
 
     def exhausted(self, value: Any) -> None:
-        """Ends a stream that came to its end; a generator may have returned a value."""
+        """Ends a stream that is exhausted; `value` is what a generator returned."""
         self.close()
 
     def failed(self, error: BaseException) -> None:
-        """Ends the call in an exception; `GeneratorExit` is that of a stream left half-way."""
+        """Ends the call with an exception; `GeneratorExit` if a stream was not exhausted."""
         if self.span.parent.end:
             self._rise()
         hot.fail(self.span, error)
@@ -67,17 +67,17 @@ class Call:
         hot.close(self.span)
 
     def _rise(self) -> None:
-        """A stream may outlive the scope that it was begun in, and is then under the next one."""
+        """Moves the span of a stream that outlives its parent under the next open ancestor."""
         parent = self.span.parent
         while parent.end and parent.parent is not parent:
             parent = parent.parent
         self.span.parent = parent
 
-    # -- running in turns -------------------------------------------------------------------
+    # -- pausing and resuming ---------------------------------------------------------------
 
     def set_aside(self) -> None:
-        """Makes current again what was so before the call."""
-        if not self.span.end:  # else it was too deep to be current
+        """Makes the span before the call current again."""
+        if not self.span.end:  # else it was too deep, and never current
             before = self.span.token.old_value
             hot.enter_context(None if before is Token.MISSING else before)
 
@@ -91,7 +91,7 @@ class Call:
 
 
 class Unseen(Call):
-    """A call while profiling is off."""
+    """Stands in for a call while profiling is off."""
 
     __slots__ = ()
 
@@ -115,7 +115,7 @@ UNSEEN = Unseen()
 
 
 def in_call(function: Any, begin: Begin) -> Any:
-    """The function, with `begin` called at the start of each call; it says None to stay out."""
+    """Wraps a function so that `begin` is called for each call; None: do not record the call."""
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(in_call(function.__func__, begin))
 
@@ -126,15 +126,15 @@ def in_call(function: Any, begin: Begin) -> Any:
         return call
 
     for is_kind, wrapped in KINDS.items():
-        if is_kind(function) or is_kind(function.__call__):  # an object may be what is called
+        if is_kind(function) or is_kind(function.__call__):  # an instance with `__call__`
             return wrapped(function, begin_aside)
     return _plain(function, begin)
 
 
 def follow(value: Any, call: Call) -> Any:
-    """What stands in for a generator or coroutine that a call has returned; the call lasts as long.
+    """Replaces a generator or coroutine that a call has returned; the call lasts as long as it.
 
-    It is of the same type, and the call is set aside until somebody runs it.
+    The replacement has the same type. The call is paused until it runs.
     """
 
     def begin(args: object, kwargs: object) -> Call:
@@ -142,7 +142,7 @@ def follow(value: Any, call: Call) -> Any:
         return call
 
     stand_in = RETURNED[type(value)](lambda: value, begin)()
-    # Python runs no code of a generator that is dropped before it was begun.
+    # Python runs no code of a generator that is dropped before it was started.
     never_begun = weakref.finalize(stand_in, call.failed, GeneratorExit())
     never_begun.atexit = False
     call.set_aside()
@@ -216,7 +216,7 @@ def _stream(function: Any, begin: Begin) -> Any:
 
 
 def _stream_async(function: Any, begin: Begin) -> Any:
-    # As above; off as well, since Python has no `yield from` for these.
+    # As above; also used while profiling is off, because there is no async `yield from`.
     @functools.wraps(function)
     async def stream_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         call = begin(args, kwargs) or UNSEEN

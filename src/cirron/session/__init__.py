@@ -1,7 +1,7 @@
 """`profile()`, `shutdown()`, `flush()`, `health()`, `trace()`, `watch()`: the public calls.
 
-The owner of the process's one session. How a session is put together is in `compose.py`, what
-befalls the process in `lifecycle.py`.
+Holds the one session of this process. `compose.py` builds a session; `lifecycle.py` handles exit,
+signals and forks.
 """
 
 from __future__ import annotations
@@ -44,42 +44,319 @@ if TYPE_CHECKING:
 
 FORMATS = ("tree", "dict", "json", "df")
 
-# A handler waits this long for the worker before the signal takes its course.
+# How long a signal handler waits for the worker before the signal has its usual effect.
 SIGNAL_WAIT_S = 3.0
-# `ci.flush()` blocks; a disk that hangs must not make it block for ever.
+# `ci.flush()` blocks, but not forever if the disk hangs.
 FLUSH_WAIT_S = 60.0
 
 _lock = threading.RLock()
 _memory = Memory()
-_idle_state = hot.State(hot.ring, opened=hot.opened)  # where records go while nobody profiles
+_idle_state = hot.State(hot.ring, opened=hot.opened)  # where records go without a session
 _idle = Collector(_idle_state, _memory, clock.read_anchor())
 _profiler: Profiler | None = None
-_owner = 0  # the process that made it
+_owner = 0  # the process that created it
 _session: Session | None = None
-_memory_is_old = False  # it holds a session that has ended
-_recorded: Recorded | None = None  # by the session that has ended last
-_is_automatic = False  # `cirron run` began it: the program's own call replaces it
-_to_watch: list[Callable[[], Any]] = []  # given to `ci.watch()` before there was a session
+_memory_is_old = False  # it holds records of a session that has ended
+_recorded: Recorded | None = None  # of the last session that has ended
+_is_automatic = False  # started by `cirron run`: the program's own call replaces it
+_to_watch: list[Callable[[], Any]] = []  # passed to `ci.watch()` before there was a session
+
+
+def _begin(
+    values: settings.Settings,
+    flags: Mapping[str, Any],
+    frameworks: tuple[str, ...] | None,
+    sinks: tuple[Emitter, ...],
+    *,
+    enabled: bool,
+) -> Profiler:
+    global _profiler, _session, _owner, _memory_is_old, _is_automatic
+    with _lock:
+        if _profiler is not None and _owner != os.getpid():  # inherited by a fork
+            _end("clean")
+        if _profiler is not None and _is_automatic:  # the program's own settings take precedence
+            automatic = _session
+            is_empty = automatic is not None and automatic.is_empty
+            _end("clean")
+            if automatic is not None and is_empty:
+                with guard.quiet("start"):
+                    automatic.remove()
+        if _profiler is not None:
+            guard.warn(
+                "ci.profile() was called again; the running profiler continues unchanged."
+                " Call ci.shutdown() first to start another"
+            )
+            return _profiler
+        _profiler = Profiler(flags, enabled=enabled)
+        _owner = os.getpid()
+        _is_automatic = False
+        if _memory_is_old:
+            _memory.clear()
+            _memory_is_old = False
+        if not enabled:
+            hot.attach(hot.State(deque(maxlen=0), opened=hot.opened, off=True))
+            return _profiler
+        with guard.quiet("start"):
+            _idle.drain()
+            renew(values.overhead)
+            session = Session(values, frameworks, _memory, _process.watch_child, sinks, flags)
+            session.start()
+            _session = session
+            for model in _take_waiting():
+                session.watch(model)
+            session.hooks.install()
+            _process.watch()
+        return _profiler
+
+
+def begin_by_itself() -> None:
+    """For `cirron run`: starts profiling, until the program calls `ci.profile()` itself."""
+    global _is_automatic
+    with _lock:
+        if _profiler is None:
+            profile()
+            _is_automatic = True
+
+
+def shutdown() -> None:
+    """Ends the session: closes the root scope, stores everything, stops the background thread.
+
+    `ci.profile()` may be called again afterwards. A second call of `ci.shutdown()` does nothing.
+    """
+    _finish("clean")
+
+
+def _finish(how: str, detail: str | None = None) -> None:
+    """Ends the session, and prints a summary of the run."""
+    session = _session
+    _end(how, detail)
+    if session is not None and session.pid == os.getpid():
+        from cirron.session import closing
+
+        with guard.quiet("report"):
+            if closing.speaks(session, how):
+                closing.say(session, how)
+
+
+def _end(how: str, detail: str | None = None) -> None:
+    global _profiler, _session, _memory_is_old, _recorded
+    with _lock:
+        if _profiler is None:
+            return
+        _profiler = None
+        if _session is not None:
+            with guard.quiet("hooks"):
+                _session.hooks.uninstall()  # they close their own spans
+        hot.attach(_idle_state)
+        _memory_is_old = True
+        try:
+            with guard.quiet("shutdown"):
+                if _session is not None:
+                    _session.end(how, detail)  # a signal handler still finds the session, and waits
+                    _recorded = _session.recorded if _session.pid == os.getpid() else None
+                _process.unwatch()
+        finally:
+            _session = None
+
+
+def flush() -> Flushed:
+    """Blocks until everything recorded before the call is on disk; returns the result.
+
+    >>> ci.flush().ok
+    True
+    """
+    session = _session
+    if session is None or session.pid != os.getpid():
+        return Flushed(ok=True, on_disk=0, sent=0, held=0, lost=0, why=None)
+    if hot.device_clock is not None:
+        hot.device_clock.settle()
+    return session.flush(clock.now() + int(FLUSH_WAIT_S * 1e9))
+
+
+def watch(model: Any) -> None:
+    """Takes a snapshot of the model's weights and gradients at the end of each epoch.
+
+    May be called for several models. Not needed for Keras and the Trainer of transformers: their
+    hooks know the model.
+
+    >>> ci.profile(snapshots="stats")
+    >>> ci.watch(model)
+    """
+    if not hot.off and not hooks.is_installed("numpy"):
+        raise errors.missing("ci.watch()", "numpy")
+    with _lock:
+        session = _session
+        if session is not None and session.pid in (0, os.getpid()):
+            session.watch(model)
+        elif not hot.off:
+            model = stand_in(model, [known() for known in _to_watch])
+            check(model)
+            if all(known() is not model for known in _to_watch):
+                _to_watch.append(refer(model))
+
+
+def _take_waiting() -> list[Any]:
+    waiting = [model for known in _to_watch if (model := known()) is not None]
+    _to_watch.clear()
+    return waiting
+
+
+def health() -> dict[str, Any]:
+    """Counters and state of the profiler; never raises."""
+    found: dict[str, Any] = {
+        "enabled": _profiler is not None and _profiler.enabled,
+        "frameworks_installed": [],
+        "transport": "file_only",
+        "scope_depth": 0,
+        "mark_drop_count": 0,
+        "record_drop_count": 0,
+        "spool_drop_count": 0,
+        "spool_bytes": 0,
+        "flush_latency_ns": None,
+    }
+    with guard.quiet("health"):
+        found["scope_depth"] = hot.depth()
+        found["errors"] = dict(guard.errors)
+        session = _session
+        if session is not None and session.pid == os.getpid():
+            found["transport"] = session.sinks.transport
+            found["frameworks_installed"] = session.hooks.installed
+            found["session_id"] = session.identity.id
+            found["run_id"] = session.identity.run_id
+            found["rank"] = session.identity.rank
+            found["flusher_alive"] = session.flusher.is_alive
+            found.update(session.counters())
+    return found
+
+
+def trace(format: str = "tree", name: str | None = None, last: int | None = None) -> Any:
+    """The tree of this process's spans, from memory.
+
+    `format` is "tree" (prints it, or shows it in a notebook cell), "dict", "json" or "df" (a pandas
+    DataFrame, one row per span). `name` selects spans of that name with their descendants, `last`
+    the spans that closed last.
+
+    >>> ci.trace(name="epoch")
+    """
+    if format not in FORMATS:
+        raise errors.one_of("format", format, FORMATS)
+    if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 0):
+        raise errors.out_of_range("last", last, "it must be a whole number, 0 or more")
+    if name is not None and not isinstance(name, str):
+        raise errors.out_of_range("name", name, "it must be the name of a scope")
+    found = tree.select(_collect(), name=name, last=last)
+    if format == "dict":
+        return tree.to_dict(found)
+    if format == "json":
+        return tree.to_json(found)
+    if format == "df":
+        return tree.to_frame(found)
+    from cirron.view import notebook, text
+
+    if hot.off:
+        text.print_safely("profiling is off: ci.profile(enabled=False) or CIRRON_ENABLED=0")
+        return None
+    if notebook.in_notebook():
+        return notebook.TraceView(found)
+    text.print_safely(text.render(found))
+    return None
+
+
+def report() -> Report:
+    """The verdict on the session so far: why it is slow, what to do, and the expected gain.
+
+    Prints it, or shows it in a notebook cell. Never raises: if there is no verdict, it says why.
+
+    >>> ci.report().verdict.kind
+    'input-bound'
+    """
+    from cirron.session import closing
+    from cirron.view import notebook, text
+
+    session = _session
+    recorded, opened = None if hot.off else _recorded, []
+    with guard.quiet("report"):
+        flush()
+        if session is not None and session.pid == os.getpid():
+            recorded, collector = session.recorded, session.collector
+            opened = [collector.open_record(span) for span in collector.open_spans()]
+    found = closing.judge(recorded, opened)
+    if not notebook.in_notebook() and not hasattr(sys, "ps1"):  # a prompt shows return values
+        text.print_safely(repr(found))
+    return found
+
+
+def _collect() -> tree.Tree:
+    session = _session
+    memory, collectors = _memory, [_idle]
+    if session is not None and session.pid == os.getpid():
+        memory = session.memory
+        collectors.append(session.collector)
+    spans: list[wire.Span] = []
+    held: list[wire.Span] = []
+    for collector in collectors:
+        collector.drain()
+        collector.settle()
+        spans += [collector.open_record(span) for span in collector.open_spans()]
+        held += collector.held_records()
+    closed: list[wire.Span] = []
+    marks: list[wire.Mark] = []
+    for span_bytes, mark_bytes in memory.chunks():
+        closed += wire.decode_spans(span_bytes)
+        marks += wire.decode_marks(mark_bytes)
+    anchor = _idle.anchor if session is None else session.anchor
+    found = tree.build(closed + held, marks, spans, now_ns=anchor.at(clock.now()))
+    found.is_partial = memory.evicted_bytes > 0
+    return found
+
+
+# -- signals and forks -----------------------------------------------------------------------
+
+
+def _on_signal(name: str, *, is_fatal: bool) -> None:
+    """Lets the worker store all records before the signal has its usual effect.
+
+    Runs in a signal handler: the interrupted code may hold any lock, so this takes none. It only
+    waits for the worker, within a time limit.
+    """
+    session = _session
+    if session is None or session.pid != os.getpid():
+        return
+    if session.black_box is not None:
+        at_ns = session.anchor.at(clock.now())
+        session.black_box.signals.append({"name": name, "at_ns": at_ns})
+    if is_fatal:
+        hot.attach(_idle_state)
+        session.end("signal", name)
+    else:
+        session.store(clock.now() + int(SIGNAL_WAIT_S * 1e9))
+
+
+def _after_fork() -> None:
+    """In a forked child: replaces locks, and the records that the parent will write."""
+    global _lock, _memory, _idle, _recorded
+    _lock = threading.RLock()
+    _memory = Memory()
+    _idle = Collector(_idle_state, _memory, clock.read_anchor())
+    _recorded = None
+    if _session is not None:
+        _process.leave_to_child()
+        _session.start_in_child()
+
+
+_process = Process(on_exit=_finish, on_signal=_on_signal, after_fork=_after_fork)
+
+
+# -- as objects ------------------------------------------------------------------------------
 
 
 class Calls:
     """The public functions of a running session, as methods."""
 
-    def flush(self) -> Flushed:
-        """Blocks until what was recorded is on disk; says what became of it."""
-        return flush()
-
-    def health(self) -> dict[str, Any]:
-        """Counters and state; never raises."""
-        return health()
-
-    def trace(self, format: str = "tree", name: str | None = None, last: int | None = None) -> Any:
-        """The session's tree, as `ci.trace()`."""
-        return trace(format, name, last)
-
-    def report(self) -> Report:
-        """The verdict so far, as `ci.report()`."""
-        return report()
+    flush = staticmethod(flush)
+    health = staticmethod(health)
+    trace = staticmethod(trace)
+    report = staticmethod(report)
 
 
 class Profiler(Calls):
@@ -90,7 +367,7 @@ class Profiler(Calls):
         self.enabled = enabled
 
     def shutdown(self) -> None:
-        """Ends the session, as `ci.shutdown()`, unless it has ended and another one runs."""
+        """Ends this profiler's session, like `ci.shutdown()`."""
         if _profiler is self:
             shutdown()
 
@@ -99,7 +376,7 @@ class Profiler(Calls):
 
 
 class Cirron(Calls):
-    """A set of settings to profile with, for self-hosted endpoints and for tests.
+    """A profiler with explicit settings, for self-hosted endpoints and tests.
 
     >>> cirron = ci.Cirron(api_endpoint="http://localhost:8000", api_key="secret")
     >>> cirron.profile()
@@ -132,6 +409,7 @@ class Cirron(Calls):
         self._given = settings.check(given)
         self._sinks = check_sinks(sinks)
 
+    shutdown = staticmethod(shutdown)
     scope = staticmethod(hot.scope)
     mark = staticmethod(hot.mark)
     epochs = staticmethod(hot.epochs)
@@ -139,7 +417,7 @@ class Cirron(Calls):
 
     @property
     def settings(self) -> settings.Settings:
-        """What `profile()` would use now."""
+        """The settings that `profile()` would use."""
         return settings.resolve(self._given)
 
     def profile(
@@ -159,10 +437,9 @@ class Cirron(Calls):
     ) -> Profiler:
         """Starts profiling this process. Call it once; the handle may be ignored.
 
-        Everything is checked before anything is touched: a bad argument raises `ValueError` and
-        names the valid ones. A second call logs a warning and returns the first handle. `sinks` are
-        destinations of your own: objects with `emit(batch) -> Outcome`. `tags` and `config` are
-        recorded, and tell runs apart.
+        An invalid argument raises `ValueError` with the valid values, and changes nothing. A second
+        call logs a warning and returns the first handle. `sinks` are your own destinations: objects
+        with `emit(batch) -> Outcome`. `tags` and `config` are recorded with the run.
 
         >>> ci.profile(output=["spool", "stdout"], tags=["baseline"], config={"lr": 0.1})
         """
@@ -186,13 +463,9 @@ class Cirron(Calls):
         own = (*self._sinks, *check_sinks(sinks))
         return _begin(values, flags, wanted, own, enabled=on and values.enabled)
 
-    def shutdown(self) -> None:
-        """Ends the session, as `ci.shutdown()`."""
-        shutdown()
-
 
 def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
-    """The user's sinks, or an error that says what one is."""
+    """The user's sinks, checked."""
     sinks = [] if given is None else given
     if not isinstance(sinks, (list, tuple)) or not all(map(is_sink, sinks)):
         rule = (
@@ -204,293 +477,8 @@ def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
 
 
 def is_sink(given: object) -> bool:
-    """Whether this is an object, not a class, with the one method that a sink needs."""
+    """Whether this is an instance with the one method that a sink needs."""
     return not isinstance(given, type) and callable(getattr(given, "emit", None))
-
-
-def _begin(
-    values: settings.Settings,
-    flags: Mapping[str, Any],
-    frameworks: tuple[str, ...] | None,
-    sinks: tuple[Emitter, ...],
-    *,
-    enabled: bool,
-) -> Profiler:
-    global _profiler, _session, _owner, _memory_is_old, _is_automatic
-    with _lock:
-        if _profiler is not None and _owner != os.getpid():  # inherited by a fork
-            _end("clean")
-        if _profiler is not None and _is_automatic:  # what the program asks for counts
-            automatic = _session
-            is_empty = automatic is not None and automatic.is_empty
-            _end("clean")
-            if automatic is not None and is_empty:
-                with guard.quiet("start"):
-                    automatic.remove()
-        if _profiler is not None:
-            guard.warn(
-                "ci.profile() was called again; the profiler that runs goes on as it is."
-                " Call ci.shutdown() first to start another"
-            )
-            return _profiler
-        _profiler = Profiler(flags, enabled=enabled)
-        _owner = os.getpid()
-        _is_automatic = False
-        if _memory_is_old:
-            _memory.clear()
-            _memory_is_old = False
-        if not enabled:
-            hot.attach(hot.State(deque(maxlen=0), opened=hot.opened, off=True))
-            return _profiler
-        with guard.quiet("start"):
-            _idle.drain()
-            renew(values.overhead)
-            session = Session(values, frameworks, _memory, _process.watch_child, sinks, flags)
-            session.start()
-            _session = session
-            for model in _take_waiting():
-                session.watch(model)
-            session.hooks.install()
-            _process.watch()
-        return _profiler
-
-
-def begin_by_itself() -> None:
-    """For `cirron run`: profiles as `ci.profile()` does, until the program calls that itself."""
-    global _is_automatic
-    with _lock:
-        if _profiler is None:
-            profile()
-            _is_automatic = True
-
-
-def shutdown() -> None:
-    """Ends the session: closes the root scope, stores everything, stops the background thread.
-
-    `ci.profile()` may be called anew afterwards. A second call does nothing.
-    """
-    _finish("clean")
-
-
-def _finish(how: str, detail: str | None = None) -> None:
-    """Ends the session for good, and says how the run went."""
-    session = _session
-    _end(how, detail)
-    if session is not None and session.pid == os.getpid():
-        from cirron.session import closing
-
-        with guard.quiet("report"):
-            if closing.speaks(session, how):
-                closing.say(session, how)
-
-
-def _end(how: str, detail: str | None = None) -> None:
-    global _profiler, _session, _memory_is_old, _recorded
-    with _lock:
-        if _profiler is None:
-            return
-        _profiler = None
-        if _session is not None:
-            with guard.quiet("hooks"):
-                _session.hooks.uninstall()  # what they have open is theirs to close
-        hot.attach(_idle_state)
-        _memory_is_old = True
-        try:
-            with guard.quiet("shutdown"):
-                if _session is not None:
-                    _session.end(how, detail)  # a signal meanwhile finds the session, and waits too
-                    _recorded = _session.recorded if _session.pid == os.getpid() else None
-                _process.unwatch()
-        finally:
-            _session = None
-
-
-def flush() -> Flushed:
-    """Blocks until what was recorded before the call is on disk; says what became of it.
-
-    >>> ci.flush().ok
-    True
-    """
-    session = _session
-    if session is None or session.pid != os.getpid():
-        return Flushed(ok=True, on_disk=0, sent=0, held=0, lost=0, why=None)
-    if hot.device_clock is not None:
-        hot.device_clock.settle()
-    return session.flush(clock.now() + int(FLUSH_WAIT_S * 1e9))
-
-
-def watch(model: Any) -> None:
-    """Takes a snapshot of the model's weights and gradients at the end of each epoch.
-
-    May be called for several models. Not needed for Keras and for the Trainer, which tell by
-    themselves what they train.
-
-    >>> ci.profile(snapshots="stats")
-    >>> ci.watch(model)
-    """
-    if not hot.off and not hooks.is_installed("numpy"):
-        raise errors.missing("ci.watch()", "numpy")
-    with _lock:
-        session = _session
-        if session is not None and session.pid in (0, os.getpid()):
-            session.watch(model)
-        elif not hot.off:
-            model = stand_in(model, [known() for known in _to_watch])
-            check(model)
-            if all(known() is not model for known in _to_watch):
-                _to_watch.append(refer(model))
-
-
-def _take_waiting() -> list[Any]:
-    waiting = [model for known in _to_watch if (model := known()) is not None]
-    _to_watch.clear()
-    return waiting
-
-
-def health() -> dict[str, Any]:
-    """Counters and state of the profiler, for people and for monitoring; never raises."""
-    found: dict[str, Any] = {
-        "enabled": _profiler is not None and _profiler.enabled,
-        "frameworks_installed": [],
-        "transport": "file_only",
-        "scope_depth": 0,
-        "mark_drop_count": 0,
-        "record_drop_count": 0,
-        "spool_drop_count": 0,
-        "spool_bytes": 0,
-        "flush_latency_ns": None,
-    }
-    with guard.quiet("health"):
-        found["scope_depth"] = hot.depth()
-        found["errors"] = dict(guard.errors)
-        session = _session
-        if session is not None and session.pid == os.getpid():
-            found["transport"] = session.sinks.transport
-            found["frameworks_installed"] = session.hooks.installed
-            found["session_id"] = session.identity.id
-            found["run_id"] = session.identity.run_id
-            found["rank"] = session.identity.rank
-            found["flusher_alive"] = session.flusher.is_alive
-            found.update(session.counters())
-    return found
-
-
-def trace(format: str = "tree", name: str | None = None, last: int | None = None) -> Any:
-    """The tree of this process's spans, from memory.
-
-    `format` is "tree" (prints it, or shows it in a notebook cell), "dict", "json" or "df" (a pandas
-    DataFrame, one row a span). `name` keeps spans of that name and what is inside them, `last` the
-    ones that closed last.
-
-    >>> ci.trace(name="epoch")
-    """
-    if format not in FORMATS:
-        raise errors.one_of("format", format, FORMATS)
-    if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 0):
-        raise errors.out_of_range("last", last, "it must be a whole number, 0 or more")
-    if name is not None and not isinstance(name, str):
-        raise errors.out_of_range("name", name, "it must be the name of a scope")
-    found = tree.select(_collect(), name=name, last=last)
-    if format == "dict":
-        return tree.to_dict(found)
-    if format == "json":
-        return tree.to_json(found)
-    if format == "df":
-        return tree.to_frame(found)
-    from cirron.view import notebook, text
-
-    if hot.off:
-        text.print_safely("profiling is off: by ci.profile(enabled=False), or by CIRRON_ENABLED=0")
-        return None
-    if notebook.in_notebook():
-        return notebook.TraceView(found)
-    text.print_safely(text.render(found))
-    return None
-
-
-def report() -> Report:
-    """The verdict on the session so far: why it is slow, what to do about it and what that gives.
-
-    Prints it, or shows it in a notebook cell. Never raises: where there is no verdict it says why.
-
-    >>> ci.report().verdict.kind
-    'input-bound'
-    """
-    from cirron.session import closing
-    from cirron.view import notebook, text
-
-    session = _session
-    recorded, opened = None if hot.off else _recorded, []
-    with guard.quiet("report"):
-        flush()
-        if session is not None and session.pid == os.getpid():
-            recorded, collector = session.recorded, session.collector
-            opened = [collector.open_record(span) for span in collector.open_spans()]
-    found = closing.judge(recorded, opened)
-    if not notebook.in_notebook() and not hasattr(sys, "ps1"):  # a prompt shows what is returned
-        text.print_safely(repr(found))
-    return found
-
-
-def _collect() -> tree.Tree:
-    session = _session
-    memory, collectors = _memory, [_idle]
-    if session is not None and session.pid == os.getpid():
-        memory = session.memory
-        collectors.append(session.collector)
-    spans: list[wire.Span] = []
-    held: list[wire.Span] = []
-    for collector in collectors:
-        collector.drain()
-        collector.settle()
-        spans += [collector.open_record(span) for span in collector.open_spans()]
-        held += collector.held_records()
-    closed: list[wire.Span] = []
-    marks: list[wire.Mark] = []
-    for span_bytes, mark_bytes in memory.chunks():
-        closed += wire.decode_spans(span_bytes)
-        marks += wire.decode_marks(mark_bytes)
-    anchor = _idle.anchor if session is None else session.anchor
-    found = tree.build(closed + held, marks, spans, now_ns=anchor.at(clock.now()))
-    found.is_partial = memory.evicted_bytes > 0
-    return found
-
-
-# -- what befalls the process ----------------------------------------------------------------
-
-
-def _on_signal(name: str, *, is_fatal: bool) -> None:
-    """Has the worker store what there is, before the signal takes its course.
-
-    Runs in a signal handler: the interrupted code may hold any lock, so this takes none, and only
-    waits, not for long, for the worker.
-    """
-    session = _session
-    if session is None or session.pid != os.getpid():
-        return
-    if session.black_box is not None:
-        at_ns = session.anchor.at(clock.now())
-        session.black_box.signals.append({"name": name, "at_ns": at_ns})
-    if is_fatal:
-        hot.attach(_idle_state)
-        session.end("signal", name)
-    else:
-        session.store(clock.now() + int(SIGNAL_WAIT_S * 1e9))
-
-
-def _after_fork() -> None:
-    """In a forked child: nothing of the parent's is written twice, and no lock is inherited."""
-    global _lock, _memory, _idle, _recorded
-    _lock = threading.RLock()
-    _memory = Memory()
-    _idle = Collector(_idle_state, _memory, clock.read_anchor())
-    _recorded = None
-    if _session is not None:
-        _process.leave_to_child()
-        _session.start_in_child()
-
-
-_process = Process(on_exit=_finish, on_signal=_on_signal, after_fork=_after_fork)
 
 
 profile = Cirron().profile

@@ -1,7 +1,7 @@
-"""The composition root: one session of this process, built out of the stages.
+"""The composition root: builds a session from its stages.
 
-A session is built whole and then attached; taking it down is bounded in time; a forked child gets
-stages of its own on its first record.
+A session is built completely before it is attached. Ending it has a time limit. A forked child
+builds its own stages at its first record.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ if TYPE_CHECKING:
 
 ROOT = "cirron.session"
 
-# Of the time that an exit or a flush may take, what is kept for storing records when snapshots
+# The part of the time limit of an exit or a flush that is reserved for storing records if snapshots
 # take long.
 STORE_NS = 1_000_000_000
 
-# What a flush waits for lanes and for the black box, once the spool has its batches.
+# How long a flush waits for lanes and the black box after the spool has its batches.
 SETTLE_NS = 1_000_000_000
-# And for what is to be said: a handler of the user's may block.
+# How long it waits for warnings: the user's logging handler may block.
 SPEAK_S = 0.3
-# What the end of a short program waits for git to say whether files were changed.
+# How long the end of a short program waits for `git status`.
 DESCRIBE_NS = 500_000_000
 
 
 class Session:
-    """One profiled stretch of the process's life."""
+    """One profiling session of this process."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class Session:
     ) -> None:
         self.settings = values
         self.user_sinks = user_sinks
-        self._on_child = on_child  # called in a forked child that begins to record
+        self._on_child = on_child  # called in a forked child that starts to record
         self.memory = memory
         self.anchor = clock.read_anchor()
         self._identity = identity.identify(os.environ, self.anchor)
         self._rank = self._identity.rank, self._identity.world_size
         self._handed_down = identity.HandedDown()
-        # One process of a run is enough: a thousand ranks share a file system.
+        # Only one process of a run calls git: a thousand ranks share a file system.
         self.is_first = self._identity.rank in (None, 0) and not identity.is_child(os.environ)
         self._program = program.Description(values.tags, config, os.environ, runs_git=self.is_first)
         self._describer = Worker(self._program.find_out, "cirron-program")
@@ -92,7 +92,7 @@ class Session:
         )
         self.hooks = hooks.Hooks(values, frameworks, self.taker)
         self.root: hot.Span | None = None
-        self.pid = 0  # of the process whose stages these are; 0 while there are none
+        self.pid = 0  # of the process that owns the stages; 0: there are none
         self.state: hot.State
         self.collector: Collector
         self.sinks: Sinks
@@ -101,7 +101,7 @@ class Session:
 
     @property
     def identity(self) -> wire.Session:
-        """Who records, as far as it is known by now."""
+        """Who records, as far as it is known."""
         self.rank()
         rank, world_size = self._rank
         return wire.changed(
@@ -109,7 +109,7 @@ class Session:
         )
 
     def rank(self) -> int | None:
-        """The rank of this process, which torch may tell later, and may then forget."""
+        """The rank of this process. torch may provide it later, and then forget it."""
         self._rank = identity.distributed() or self._rank
         return self._rank[0]
 
@@ -123,7 +123,7 @@ class Session:
         self.root = hot.new_root(ROOT, attrs, depth=1, number=next(hot.sequence))
         self.state = self._new_state()
         self.state.opened.add(self.root)
-        self.state.opened |= hot.opened  # scopes that are open already end in this session
+        self.state.opened |= hot.opened  # scopes that are already open end in this session
         hot.opened.clear()
         self._given_before = hot.expected() - len(self.state.opened)
         self._too_deep = hot.too_deep
@@ -136,14 +136,14 @@ class Session:
         hot.attach(self.state)
 
     def start_in_child(self) -> None:
-        """After a fork: nothing is made until the child opens a scope or marks a value.
+        """After a fork: nothing is built until the child opens a scope or marks a value.
 
-        Scopes that were open are the parent's to close; what the child records is under the root.
+        The parent closes the scopes that were open. The child's records are under the root.
         """
         for sink in self.sinks.all:
             sink.after_fork()
         self.is_first = False
-        self.user_sinks = ()  # belong to the process that gave them
+        self.user_sinks = ()  # they belong to the parent
         speaker.after_fork()
         turns.restore()
         self.state = self._new_state()
@@ -152,13 +152,13 @@ class Session:
         self.memory = Memory()
         self.taker.after_fork()
         self._program.after_fork()
-        self._describer = Worker(self._program.find_out, "cirron-program")  # it is not started
+        self._describer = Worker(self._program.find_out, "cirron-program")  # not started
         self.pid = 0
         self._starting = threading.Lock()
         opened = self.state.opened
 
         class FirstOpened(set[hot.Span]):
-            """In place of the set of open spans, until there is one."""
+            """Stands in for the set of open spans until the child opens its first one."""
 
             def add(_, span: hot.Span) -> None:  # noqa: N805  `self` is the session
                 opened.add(span)
@@ -187,12 +187,12 @@ class Session:
 
     def _folder(self) -> Path:
         folder = Path(self.settings.output_dir)
-        with contextlib.suppress(FileNotFoundError):  # no working directory: the spool will say so
+        with contextlib.suppress(FileNotFoundError):  # no working directory: the spool will warn
             folder = folder.absolute()  # the program may change it
         return folder
 
     def _build(self) -> None:
-        """Makes the stages and starts them; no disk is touched, each thread makes its folder."""
+        """Builds and starts the stages. Does not touch the disk: each thread creates its folder."""
         values = self.settings
         self.pid = os.getpid()
         self._batch_prefix = clock.random_id()[:16]
@@ -232,15 +232,15 @@ class Session:
         self.flusher.start()
         if self.flusher.problem is not None:
             guard.warn(
-                "%s; training goes on, records wait in memory, and are stored by ci.flush(), or at"
-                " the end, if one can be started then",
+                "%s; training goes on, records stay in memory, and ci.flush() or the end of the"
+                " session stores them if a thread can be started then",
                 self.flusher.problem,
             )
         if self.black_box is not None:
             self.black_box.start()
 
     def header(self) -> wire.Header:
-        """The head of a batch that is sealed now."""
+        """The header of a batch that is sealed now."""
         return wire.Header(
             schema_version=wire.SCHEMA_VERSION,
             sdk_version=__version__,
@@ -255,7 +255,7 @@ class Session:
         hot.tell_epoch_ends(self.taker.take)
 
     def _deliver(self, taken: Taken) -> None:
-        if not self.pid:  # a forked child, whose first record is this epoch's
+        if not self.pid:  # a forked child whose first record is this snapshot
             self._begin_in_child()
         self.collector.add_snapshots(taken.snapshots, taken.marks, taken.files)
 
@@ -271,11 +271,11 @@ class Session:
     # -- ending -----------------------------------------------------------------------------
 
     def end(self, how: str, detail: str | None = None) -> None:
-        """Closes the root, stores everything, stops the worker; not later than `exit_timeout`."""
+        """Closes the root, stores everything and stops the worker, within `exit_timeout`."""
         deadline = clock.now() + int(self.settings.exit_timeout * 1e9)
         self._handed_down.take_back(os.environ)
         if self.pid != os.getpid():
-            return  # a forked child that recorded nothing has nothing to end
+            return  # a forked child that recorded nothing
 
         error = lifecycle.last_error() if how == "exception" else None
 
@@ -286,18 +286,18 @@ class Session:
         if self.root is not None and self.root in self.state.opened:
             spent = time.process_time_ns() - self._cpu_start_ns
             self.root.set(framework=self.hooks.imported, cpu_ns=spent, **self._scheduled.since())
-            if how != "clean":  # for who has no black box: a server
+            if how != "clean":  # for a server, which has no black box
                 self.root.set(ended=how)
         if not self._describer.wait_for_end(min(deadline - STORE_NS, clock.now() + DESCRIBE_NS)):
             self._program.give_up()
         self._program.look_again()
         if not self.taker.stop(deadline - STORE_NS):
-            guard.warn("a snapshot was not finished within exit_timeout, and is lost")
+            guard.warn("a snapshot is lost: it was not finished within exit_timeout")
         left = 0
         if not self.flusher.stop(deadline, before_closing):
             left = max(0, self.collector.unstored(self.flusher.records))
         if self.sinks.spool is not None:
-            left += self.sinks.spool.held_records  # by a disk that hangs
+            left += self.sinks.spool.held_records  # if the disk hangs
         if left:
             problem = self.flusher.problem
             why = f"within exit_timeout={self.settings.exit_timeout:g}s"
@@ -310,18 +310,18 @@ class Session:
 
     @property
     def recorded(self) -> Recorded:
-        """Where its records are."""
+        """Where the records of this session are."""
         folder = None if self.sinks.spool is None else self._folder()
         return Recorded(folder, self.header(), self.memory)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was recorded but the root."""
+        """Whether nothing but the root was recorded."""
         recorded = self.collector.seen + self.collector.pending
         return not recorded and self.state.opened <= {self.root}
 
     def remove(self) -> None:
-        """Removes what an empty session that has ended left on disk."""
+        """Removes the files of an empty session that has ended."""
         for folder, part in (
             (self.sinks.folder, f"-{self._batch_prefix}"),
             (self.sinks.boxes, f"{self._identity.id}-"),
@@ -331,10 +331,10 @@ class Session:
                     if part in entry.name:
                         folder.remove(entry.name)
 
-    # -- what is known ----------------------------------------------------------------------
+    # -- flushing and counters --------------------------------------------------------------
 
     def flush(self, deadline_ns: int) -> Flushed:
-        """Has everything stored that was recorded before the call, and says what became of it."""
+        """Stores everything that was recorded before the call, and returns the result."""
         is_settled = self.taker.settle(deadline_ns - STORE_NS)
         in_time = self.store(deadline_ns)
         for sink in self.sinks.all:
@@ -350,9 +350,9 @@ class Session:
         return stored._replace(ok=False, why=why)
 
     def store(self, deadline_ns: int) -> bool:
-        """Has the records and the present state written to disk. False: not by the deadline.
+        """Writes the records and the current state to disk. False: not by the deadline.
 
-        It takes no lock that the code could hold which a signal has interrupted.
+        Takes no lock that code interrupted by a signal could hold.
         """
         in_time = self.flusher.flush((deadline_ns - clock.now()) / 1e9)
         for sink in self.sinks.all:
@@ -363,7 +363,7 @@ class Session:
         return in_time
 
     def stored(self, dropped: int | None = None) -> Flushed:
-        """Where the session's records are, and what keeps them from where they should be."""
+        """Where the session's records are, and why some are not on disk."""
         lost = self.collector.dropped() if dropped is None else dropped
         lost += self.collector.encoder.failed
         on_disk = held = 0
@@ -379,7 +379,7 @@ class Session:
         return Flushed(why is None, on_disk, self.sinks.sent_records, held, lost, why)
 
     def counters(self) -> dict[str, Any]:
-        """What was lost, and what it all cost."""
+        """What was lost, and the cost of recording."""
         dropped = self.collector.dropped()
         stored = self.stored(dropped)
         lag_ns = max(self.collector.lag_ns(), self.sinks.lag_ns(self.anchor.at(clock.now())))
@@ -413,26 +413,26 @@ class Session:
 
 
 class Recorded(NamedTuple):
-    """Where the records of a session are, also after its end."""
+    """Where the records of a session are, even after its end."""
 
-    folder: Path | None  # None: in memory alone
+    folder: Path | None  # None: only in memory
     header: wire.Header
     memory: Memory
 
 
 class Flushed(NamedTuple):
-    """What became of the session's records so far; `ci.flush()` returns it."""
+    """Where the session's records are so far; `ci.flush()` returns it."""
 
-    ok: bool  # all that was recorded before the call is where it should be
+    ok: bool  # everything recorded before the call is stored
     on_disk: int
     sent: int
-    held: int  # in memory, for a disk that refuses
+    held: int  # in memory, because writing failed
     lost: int
-    why: str | None  # what is wrong, where something is
+    why: str | None  # the problem, if there is one
 
 
 class Sinks:
-    """Where batches go: the spool first, since it is the truth; what may block in lanes."""
+    """The sinks: the spool first, as the source of truth; those that may block, in lanes."""
 
     def __init__(
         self,
@@ -449,7 +449,7 @@ class Sinks:
         self.boxes = files.Folder(root / "blackbox", files.BLACK_BOX, values.access)
         self.transport = "file_only"
         self.max_batch_bytes = min(MAX_BATCH_BYTES, max(values.spool_max_bytes // 8, 1))
-        self._sender: Any = None  # what counts as sent is its
+        self._sender: Any = None  # the sink that counts sent records
         is_spooled = "spool" in values.output
         streaming = any(os.environ.get(name) for name in ("CIRRON_RUN_ID", "CIRRON_DEPLOYMENT_ID"))
         outbox: Any = None

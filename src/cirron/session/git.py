@@ -1,9 +1,8 @@
-"""Which commit the program's code is at, and whether it was changed since.
+"""The commit of the program's code, and whether files were changed since.
 
-The commit is read from git's files. Only for changes `git status` is asked, within a time limit.
-It takes no locks, runs no hook or monitor, and gets an environment of its own. Where the repository
-belongs to another user nothing is read: that user's settings could make git run programs. Runs on a
-background thread.
+The commit is read from git's files. Only changes need `git status`, which runs with a time limit,
+without locks, hooks or monitors, and with its own environment. Nothing is read if the repository
+belongs to another user, whose settings could make git run programs. Runs on a background thread.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Mapping
 
-MAX_BYTES = 2**20  # of HEAD and the like
+MAX_BYTES = 2**20  # of files such as HEAD
 MAX_PACKED_BYTES = 64 * 2**20
 STATUS_S = 5.0
-# HOME and XDG_CONFIG_HOME lead git to the user's settings, such as line endings.
+# HOME and XDG_CONFIG_HOME are needed for the user's settings, such as line endings.
 PASSED_ON = ("PATH", "HOME", "XDG_CONFIG_HOME", "SYSTEMROOT")
 
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
 class Repository(NamedTuple):
-    """A working copy, and where git keeps what it knows."""
+    """A working copy, and the folders of git."""
 
     top: str
-    folder: str  # its own: HEAD
-    common: str  # of all working copies: branches
+    folder: str  # of this working copy: HEAD
+    common: str  # shared by all working copies: branches
 
 
 def find(start: str) -> Repository | None:
-    """The repository that holds this folder, if it is the user's own."""
+    """The repository that contains this folder, if it belongs to the user."""
     here = Path(os.path.realpath(start))
     top = next((str(at) for at in (here, *here.parents) if os.path.lexists(at / ".git")), None)
     if top is None:
@@ -62,7 +61,7 @@ def find(start: str) -> Repository | None:
 
 
 def commit(repository: Repository) -> tuple[str | None, str | None]:
-    """The commit that is checked out, and the branch; None where there is none, or nobody says."""
+    """The commit that is checked out, and the branch; None if there is none, or unknown."""
     with contextlib.suppress(OSError, ValueError):
         head = _read(os.path.join(repository.folder, "HEAD"))
         if not head.startswith("ref: "):
@@ -89,7 +88,7 @@ def _ref(repository: Repository, name: str) -> str | None:
 
 
 class Status:
-    """One `git status`, which may be given up."""
+    """One `git status`, which can be aborted."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -97,8 +96,8 @@ class Status:
         self._is_given_up = False
 
     def ask(self, repository: Repository, timeout_s: float = STATUS_S) -> bool | None:
-        """Whether files that git knows were changed; None: nobody can tell in time."""
-        import shutil  # here, on the background thread: these two take as long as all of ours
+        """Whether tracked files were changed; None: unknown, or not in time."""
+        import shutil  # here, on the background thread: these imports are slow
         import subprocess
 
         git = shutil.which("git", path=self._environ.get("PATH"))
@@ -106,7 +105,7 @@ class Status:
             return None
         environ = {name: self._environ[name] for name in PASSED_ON if name in self._environ}
         command = [git, "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "status"]
-        # The branch's line comes first, so that an answer is told from none.
+        # The line of the branch comes first, which proves that there was an answer.
         command += ["--porcelain", "--branch", "--untracked-files=no", "--ignore-submodules=dirty"]
         try:
             with subprocess.Popen(  # noqa: S603  nothing in it comes from outside
@@ -118,20 +117,20 @@ class Status:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the program
             ) as self._process:
-                if self._is_given_up:  # in between
+                if self._is_given_up:  # before the process was started
                     self.give_up()
                 try:
                     answer, _ = self._process.communicate(timeout=timeout_s)
                 except subprocess.TimeoutExpired:
                     self.give_up()
                     return None
-        except (OSError, ValueError, RuntimeError):  # git has gone, or the interpreter is going
+        except (OSError, ValueError, RuntimeError):  # git was removed, or Python is exiting
             return None
         lines = answer.splitlines()
         return len(lines) > 1 if lines and lines[0].startswith(b"## ") else None
 
     def give_up(self) -> None:
-        """Ends git, with what it has started."""
+        """Kills git and its children."""
         self._is_given_up = True
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(OSError):
@@ -142,10 +141,10 @@ class Status:
 
 
 def may_have_children() -> bool:
-    """Whether a child of ours would go unnoticed.
+    """Whether the program would not notice a child process.
 
-    Not where the program has a handler for the end of a child: it would be called for ours. The one
-    of torch is fine: it looks at the loader's own workers. gevent's processes need its event loop.
+    It would if it has a handler for SIGCHLD, except torch's, which checks only the loader's own
+    workers. Under gevent, child processes need its event loop.
     """
     handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     is_noticed = callable(handler) and not getattr(handler, "__module__", "").startswith("torch.")
@@ -157,5 +156,5 @@ def _read(path: str, limit: int = MAX_BYTES) -> str:
 
 
 def _is_ours(path: str) -> bool:
-    """Whether it belongs to this user, or nobody can tell (Windows)."""
+    """Whether it belongs to this user, or that is unknown (Windows)."""
     return not hasattr(os, "getuid") or os.stat(path).st_uid == os.getuid()

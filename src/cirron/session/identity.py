@@ -1,9 +1,8 @@
 """Who is recording: session, run, attempt, host, rank. From the environment, with no communication.
 
-Every rank of a job computes the same run id on its own, and the children of a process that records
-get its run id in their environment. A rank that nobody told is unknown, never 0: on several nodes
-`LOCAL_RANK` alone does not say which of the ranks this is. torch.distributed knows best, as soon as
-it is initialised.
+Every rank of a job computes the same run id by itself, and child processes get the run id through
+their environment. A rank that is not given is unknown, never 0: with several nodes, `LOCAL_RANK` is
+not enough. torch.distributed takes precedence as soon as it is initialised.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from cirron.record import clock
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-# The run that a process belongs to whose parent records. `CIRRON_RUN_ID` is the user's or the
-# platform's, and has batches sent to stdout.
+# The run id for child processes. `CIRRON_RUN_ID` is set by the user or the platform, and also sends
+# batches to stdout.
 PARENT_RUN = "CIRRON_PARENT_RUN"
 
-# For each fact, where it is looked for, best first.
+# The variables for each value, in order of precedence.
 RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -49,10 +48,10 @@ def identify(environ: Mapping[str, str], anchor: clock.Anchor) -> wire.Session:
 
 
 def run_id(environ: Mapping[str, str]) -> str | None:
-    """The id that all ranks of a job share and that survives its restarts; None: make one up.
+    """The id that all ranks of a job share, also after restarts; None: generate one.
 
-    A job of SLURM that a process submits gets the environment of that process, and is no part of
-    its run. What torchrun says is for its own children: in theirs the launcher is another process.
+    A SLURM job inherits the environment of the process that submits it, but is a separate run, so
+    SLURM's id comes first. torchrun's id holds only for its direct children.
     """
     if given := environ.get("CIRRON_RUN_ID"):
         return given
@@ -67,8 +66,8 @@ def run_id(environ: Mapping[str, str]) -> str | None:
         return None
     if elastic != "none":
         return f"torchelastic-{elastic}"
-    # torchrun without --rdzv-id calls every run "none". On one node its own process tells runs
-    # apart; on several, the address where the ranks meet is all that they have in common.
+    # Without --rdzv-id, torchrun calls every run "none". On one node, its process identifies the
+    # run; on several nodes, the ranks share only the rendezvous address.
     if environ.get("GROUP_WORLD_SIZE", "1") == "1":
         launcher = os.getppid()
         return f"torchrun-{socket.gethostname()}-{launcher}-{system.process_start(launcher)}"
@@ -76,22 +75,22 @@ def run_id(environ: Mapping[str, str]) -> str | None:
 
 
 def is_child(environ: Mapping[str, str]) -> bool:
-    """Whether another process of the run records, which this one is a child of.
+    """Whether this is a child of another process that records the run.
 
-    `cirron run` gives the run its id, and records nothing itself.
+    `cirron run` sets the run id but records nothing itself.
     """
     return PARENT_RUN in environ and environ.get(autostart.VARIABLE) != str(os.getppid())
 
 
 def attempt(environ: Mapping[str, str]) -> int:
-    """How often the job was restarted: by SLURM in thousands, by torchrun in ones."""
+    """How often the job was restarted: restarts by SLURM count as 1000, by torchrun as 1."""
     slurm = first_number(environ, ("SLURM_RESTART_COUNT",)) or 0
     elastic = first_number(environ, ("TORCHELASTIC_RESTART_COUNT",)) or 0
     return slurm * 1000 + elastic
 
 
 class HandedDown:
-    """The run's id in the environment, for the children of this process."""
+    """Sets the run id in the environment, for child processes."""
 
     def __init__(self) -> None:
         self._run_id = ""
@@ -99,15 +98,15 @@ class HandedDown:
         self._pid = 0
 
     def give(self, environ: MutableMapping[str, str], run_id: str) -> None:
-        """Puts it there."""
+        """Sets the variable."""
         self._before = environ.get(PARENT_RUN)
         self._run_id = environ[PARENT_RUN] = run_id
         self._pid = os.getpid()
 
     def take_back(self, environ: MutableMapping[str, str]) -> None:
-        """Makes the environment as it was, unless the program has changed it since.
+        """Restores the environment, unless the program has changed it since.
 
-        In a forked child it stays: that is what it is for.
+        A forked child keeps the variable.
         """
         if environ.get(PARENT_RUN) == self._run_id and self._pid == os.getpid():
             if self._before is None:
@@ -117,7 +116,7 @@ class HandedDown:
 
 
 def distributed() -> tuple[int, int] | None:
-    """The rank and the world size, if torch.distributed is initialised now."""
+    """The rank and the world size, if torch.distributed is initialised."""
     torch: Any = sys.modules.get("torch.distributed")
     try:
         if torch is not None and torch.is_initialized():
@@ -128,7 +127,7 @@ def distributed() -> tuple[int, int] | None:
 
 
 def surroundings(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the session's span says of the machine, without asking any framework."""
+    """The machine's attributes for the session's span, without using a framework."""
     gpus = visible_gpus(environ)
     return {
         "device": "cuda" if gpus else "cpu",
@@ -139,14 +138,14 @@ def surroundings(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def cores() -> int | None:
-    """How many processors this process may run on."""
+    """How many CPUs this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
 def visible_gpus(environ: Mapping[str, str], driver: str = "/proc/driver/nvidia/gpus") -> int:
-    """How many NVIDIA devices this process may use, as far as the driver's files tell."""
+    """How many NVIDIA devices this process may use, according to the driver's files."""
     try:
         present = len(os.listdir(driver))
     except OSError:
@@ -158,12 +157,12 @@ def visible_gpus(environ: Mapping[str, str], driver: str = "/proc/driver/nvidia/
 
 
 def first_number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    """The first of these variables that is set, as a number; None when it is not one."""
+    """The first of these variables that is set, as a number; None if it is not a number."""
     for name in names:
         text = environ.get(name)
         if not text:
             continue
-        # A batch script, outside of srun, has SLURM_PROCID=0 and is no rank of anything.
+        # A batch script outside srun has SLURM_PROCID=0 but is not a rank.
         if name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS") and not environ.get(
             "SLURM_STEP_ID"
         ):
@@ -171,6 +170,6 @@ def first_number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | No
         try:
             return int(text)
         except ValueError:
-            guard.warn("%s=%r is not a number; it is taken as unknown", name, text)
+            guard.warn("%s=%r is not a number and is ignored", name, text)
             return None
     return None

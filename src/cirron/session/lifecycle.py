@@ -1,7 +1,7 @@
-"""What befalls the process: its end, signals, and forks. Tells the session, and changes nothing.
+"""Exit, signals and forks: notifies the session, and does not change the program's behaviour.
 
-A signal ends the program the way it would have without us: same exit status, same exception, the
-user's own handler called. The handler only lets the session's worker finish first.
+A signal has the same effect as without cirron: same exit status, same exception, and the user's own
+handler is called. Cirron's handler only lets the worker finish first.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import atexit
 import builtins
 import contextlib
 import functools
+import gc
 import os
 import signal
 import sys
 import threading
 import time
+from collections import defaultdict
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cirron.hooks.patch import Patches
@@ -24,21 +27,50 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-# Of an exception's text in the black box: a compiler's or a server's may be megabytes.
+# Limit of an exception's text in the black box: that of a compiler or server may be megabytes.
 MAX_DETAIL_BYTES = 4096
 
-# After this long without its handler, a signal was missed.
+# If the handler was not called within this time, the signal was missed.
 MISSED_S = 0.05
 
 
+# Python 3.11 may collect garbage inside `ContextVar.set`. A finalizer that opens a scope then sets
+# the same variable and frees the mapping that the outer call is still reading, which crashes Python
+# unless another context refers to that mapping. So a copy of the context is kept from the start of
+# each collection to the start of the next. Only C code does this: Python would call signal handlers
+# in a callback written in Python, and ignore their exceptions.
+_contexts: defaultdict[tuple[()], Context] = defaultdict(copy_context)
+
+
+class Drop(tuple[()]):
+    """Reading `start`, the name of a phase of the garbage collector, drops the last copy."""
+
+    start = property(_contexts.pop)
+
+
+class Keep(tuple[()]):
+    """Reading `start` makes a copy. The key of both classes in `_contexts` is `()`."""
+
+    start = property(_contexts.__getitem__)
+
+
+# Called with the phase and a dict.
+KEEPERS = (functools.partial(getattr, Drop()), functools.partial(getattr, Keep()))
+
+
+def keep_contexts() -> None:
+    _contexts[()] = copy_context()
+    gc.callbacks.extend(KEEPERS)
+
+
 class OnSignal(Protocol):
-    """Told of a signal; `is_fatal` when the process ends as soon as this returns."""
+    """Called for a signal; `is_fatal`: the process ends when this returns."""
 
     def __call__(self, name: str, *, is_fatal: bool) -> None: ...
 
 
 class Process:
-    """Watches this process for the session."""
+    """Notices the exit, the signals and the forks of this process."""
 
     def __init__(
         self,
@@ -53,7 +85,7 @@ class Process:
         self._finalizer: Any = None
         self._is_handling = False
         self._patches = Patches()
-        # Where the program began, and the status of its last `sys.exit`.
+        # The outermost frame of the program, and the status of its last `sys.exit`.
         self._outermost: FrameType | None = None
         self._status: object = None
         self._after_fork = after_fork
@@ -68,9 +100,11 @@ class Process:
     def watch(self) -> None:
         """Registers for exit and signals."""
         atexit.register(self._exit)
+        if sys.version_info < (3, 12):
+            keep_contexts()
         # Python forgets the status before it calls `atexit`.
         self._note_status(sys, "exit")
-        if hasattr(builtins, "exit"):  # `quit` is of the same class; not so under `python -S`
+        if hasattr(builtins, "exit"):  # `quit` has the same class; missing under `python -S`
             self._note_status(type(builtins.exit), "__call__")
         if threading.current_thread() is threading.main_thread():
             self._outermost = find_outermost()
@@ -79,19 +113,20 @@ class Process:
             return  # Python lets only the main thread set handlers
         for number in (signal.SIGTERM, signal.SIGINT):
             current = signal.getsignal(number)
-            # Left alone: an ignored signal; a handler that was set outside Python (None); and
-            # Python's own for Ctrl-C, whose KeyboardInterrupt reaches `_exit` if nobody catches
-            # it. asyncio.run() looks for exactly that one before it installs its own. And ours,
-            # which the program may have kept and put back: it knows what was before it.
+            # Not replaced: an ignored signal; a handler that was set outside Python (None);
+            # Python's own handler for Ctrl-C, because an uncaught KeyboardInterrupt reaches
+            # `_exit`, and asyncio.run() installs its own only in place of that one; and cirron's
+            # handler, which the program may have saved and restored.
             if current in (signal.SIG_IGN, None, signal.default_int_handler, self._handle):
                 continue
             self._previous[number] = current
-            with contextlib.suppress(ValueError):  # of a subinterpreter it lets no thread
+            with contextlib.suppress(ValueError):  # not in a subinterpreter
                 signal.signal(number, self._handle)
 
     def unwatch(self) -> None:
-        """Puts back what `watch` replaced, unless somebody has replaced it since."""
+        """Restores what `watch` replaced, unless it was replaced again since."""
         atexit.unregister(self._exit)
+        gc.callbacks[:] = [one for one in gc.callbacks if one not in KEEPERS]
         self._patches.undo()
         self._outermost = self._status = None
         if self._finalizer is not None:
@@ -105,25 +140,25 @@ class Process:
                 del self._previous[number]
 
     def watch_multiprocessing(self) -> None:
-        """Children of `multiprocessing` leave by `os._exit`, past atexit; it has its own list."""
+        """Children of `multiprocessing` end with `os._exit`: atexit is not called, this list is."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             self._finalizer = util.Finalize(None, self._exit, exitpriority=100)
 
     def leave_to_child(self) -> None:
-        """In a forked child: until it records something, SIGTERM ends it as it would any process.
+        """In a forked child: gives SIGTERM its default effect until the child records something.
 
-        A handler of Python's is not called when the signal comes in the moment before the thread
-        waits for a lock of the system: a Pool's worker would never end, one in a thousand.
+        Python does not call a handler if the signal arrives just before the thread waits for a
+        system lock: one in a thousand workers of a Pool would never end.
         """
         if self._is_handled_for_us_alone():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _hold_back(self) -> None:
-        """Before a fork: SIGTERM waits until the child can be ended by it.
+        """Before a fork: blocks SIGTERM until the child has its default handler.
 
-        Python forgets a signal that has come to a child by then. On a busy machine a Pool has done
-        its work, and ends its workers, before the last of them has run at all.
+        Python drops a signal that reaches a child before that. On a busy machine, a Pool may have
+        finished and be ending its workers before the last of them has run at all.
         """
         if self._is_handled_for_us_alone():
             held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
@@ -142,7 +177,7 @@ class Process:
             self._masks.clear()
 
     def watch_child(self) -> None:
-        """In a forked child that records: its end, and its SIGTERM, which must not be missed."""
+        """In a forked child that records: notices its exit and SIGTERM."""
         self.watch_multiprocessing()
         if threading.current_thread() is not threading.main_thread():
             return
@@ -152,21 +187,21 @@ class Process:
             self._listen()
 
     def _is_handled_for_us_alone(self) -> bool:
-        """Whether SIGTERM would have its default effect but for our handler."""
+        """Whether SIGTERM would have its default effect without cirron's handler."""
         return (
             self._previous.get(signal.SIGTERM) == signal.SIG_DFL
             and signal.getsignal(signal.SIGTERM) == self._handle
         )
 
     def _listen(self) -> None:
-        """Has a thread send SIGTERM once more to one that sleeps through it."""
+        """Starts a thread that sends SIGTERM again if the main thread misses it."""
         try:
             heard, told = os.pipe()
-        except OSError:  # too much is open: a SIGTERM may be missed for as long as a call blocks
+        except OSError:  # no free descriptor: SIGTERM may be delayed by a blocking call
             return
         os.set_blocking(told, False)
         if (before := signal.set_wakeup_fd(told, warn_on_full_buffer=False)) != -1:
-            signal.set_wakeup_fd(before)  # somebody else listens, asyncio for one
+            signal.set_wakeup_fd(before)  # already in use, for example by asyncio
             os.close(heard)
             os.close(told)
             return
@@ -184,12 +219,14 @@ class Process:
         threading.Thread(target=listen, name="cirron-signals", daemon=True).start()
 
     def _note_status(self, owner: Any, name: str) -> None:
-        """Has a function that raises SystemExit note the status that it is called with."""
+        """Wraps a function that raises SystemExit, to remember the exit status."""
         raise_exit = getattr(owner, name)
 
         @functools.wraps(raise_exit)
         def leave(*given: Any, **named: Any) -> Any:
-            if threading.current_thread() is threading.main_thread():  # others end alone
+            if (
+                threading.current_thread() is threading.main_thread()
+            ):  # in others it ends only the thread
                 self._outermost = find_outermost()
                 self._status = next(
                     iter((*given[isinstance(owner, type) :], *named.values())), None
@@ -225,9 +262,9 @@ def find_outermost() -> FrameType:
 def was_left_by_error(frame: FrameType) -> bool:
     """Whether an exception has left this frame, which was the outermost one.
 
-    If the process ends while it runs, as a forked child does, nothing has left it.
+    False if the process ends while the frame still runs, as a forked child does.
     """
-    import opcode  # at the end only: they would be most of what importing us takes
+    import opcode  # here, because it would dominate the import time of cirron
 
     last = opcode.opname[frame.f_code.co_code[frame.f_lasti]]
     return frame is not find_outermost() and not last.startswith("RETURN")
@@ -236,14 +273,14 @@ def was_left_by_error(frame: FrameType) -> bool:
 def status_raised(frame: FrameType) -> object:
     """The status of a `raise SystemExit(3)` that has left the frame of the script.
 
-    The exception is gone by now; what is left is the place, and the source there. None: it is not
-    written there, as in `raise SystemExit(main())`.
+    The exception is gone by now, so the status is read from the source at that position. None: it
+    is not a constant, as in `raise SystemExit(main())`.
     """
     import ast
     import itertools
     import linecache
 
-    with contextlib.suppress(Exception):  # there may be no source, or any other text in its place
+    with contextlib.suppress(Exception):  # the source may be missing, or different
         places = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
         line, end_line, column, end_column = next(places)
         lines = linecache.getlines(frame.f_code.co_filename)[(line or 1) - 1 : end_line]
@@ -256,11 +293,11 @@ def status_raised(frame: FrameType) -> object:
 
 
 def how_it_ends(status: object = None) -> tuple[str, str | None]:
-    """Why the interpreter is going down, as far as Python tells; `status` is that of `sys.exit`."""
+    """Why the interpreter exits, as far as Python tells; `status` is that of `sys.exit`."""
     error = last_error()
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
-        return "clean", None  # a prompt goes on after an exception; its last one is not the end
-    # Not isinstance(), which may ask the exception for its class.
+        return "clean", None  # a prompt continues after an exception
+    # Not isinstance(), which may call `__class__` of the exception.
     if error is None or issubclass(kind := type(error), SystemExit):
         status = getattr(error, "code", status)
         if status is None or (isinstance(status, int) and status == 0):
@@ -272,6 +309,6 @@ def how_it_ends(status: object = None) -> tuple[str, str | None]:
 
 
 def last_error() -> BaseException | None:
-    """The error that ends the program, if one does."""
-    # A child of `multiprocessing` is still handling its exception; the others have printed it.
+    """The error that ends the program, if there is one."""
+    # A child of `multiprocessing` is still handling its exception; elsewhere it was printed.
     return getattr(sys, "last_value", None) or sys.exc_info()[1]

@@ -1,7 +1,7 @@
-"""What runs: script, arguments, folder, versions, GPUs, commit, tags and configuration.
+"""Describes the program: script, arguments, folder, versions, GPUs, commit, tags, configuration.
 
-`Description` copies on the user's thread what may change, and finds out the rest on a background
-thread. Nothing is imported for it, and no device is asked: names of GPUs are in the driver's files.
+`Description` copies what may change on the user's thread, and finds the rest on a background
+thread. It imports no package and queries no device: the driver's files have the names of GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DRIVER = "/proc/driver/nvidia/gpus"
 
-# Packages whose version is recorded where the program has imported them, besides the frameworks.
+# Packages whose version is recorded if the program has imported them, besides the frameworks.
 PACKAGES = (
     *hooks.PRECEDENCE,
     "accelerate",
@@ -39,12 +39,12 @@ PACKAGES = (
     "torchvision",
 )
 
-MAX_BYTES = 2**16  # of the driver's file about a device
+MAX_BYTES = 2**16  # of the driver's file for a device
 MAX_INT = 2**63
 
 
 class Description:
-    """The facts about a program, which become more while it runs."""
+    """The facts about a program; more become known while it runs."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class Description:
         *,
         runs_git: bool,
     ) -> None:
-        argv = getattr(sys, "argv", None) or [""]  # an interpreter inside another program has none
-        if "ipykernel" in sys.modules:  # its script is the kernel's
+        argv = getattr(sys, "argv", None) or [""]  # an embedded interpreter has none
+        if "ipykernel" in sys.modules:  # sys.argv is the kernel's
             argv = [environ.get("JPY_SESSION_NAME", "")]
-        # One record for all, so that they have the limits of attributes together.
+        # Copied together, so that they share the limits of attributes.
         self._given = attrs.preview(
             {"argv": list(argv), "tags": dict(tags), "config": dict(config)}
         )
@@ -71,11 +71,11 @@ class Description:
 
     @property
     def known(self) -> wire.Program:
-        """What is known by now."""
+        """What is known so far."""
         return wire.Program(**self._facts)
 
     def find_out(self) -> None:
-        """Finds out what takes a moment, the quickest first. On a thread that may wait."""
+        """Finds the facts that take time, the quickest first. Runs on a background thread."""
         script, *arguments = [str(plain(one)) for one in self._given["argv"]]
         self._facts |= {
             "script": masking.plain(script) or None,
@@ -98,15 +98,15 @@ class Description:
                 self._facts["dirty"] = self._status.ask(repository)
 
     def look_again(self) -> None:
-        """Notes what the program has imported meanwhile. Takes microseconds."""
+        """Updates the versions of imported packages. Takes microseconds."""
         self._facts["versions"] = versions()
 
     def give_up(self) -> None:
-        """Waits for git no longer."""
+        """Aborts git."""
         self._status.give_up()
 
     def after_fork(self) -> None:
-        """In a forked child: what is known stays; git, if it still runs, is the parent's child."""
+        """In a forked child: keeps the facts; a running git is the parent's child."""
         self._status = git.Status(self._environ)
 
 
@@ -117,9 +117,9 @@ def versions() -> dict[str, str]:
 
 
 def gpus(environ: Mapping[str, str], driver: str = DRIVER) -> list[str]:
-    """The names of the NVIDIA devices that this process may use, as the driver's files tell.
+    """The names of the NVIDIA devices that this process may use, from the driver's files.
 
-    Empty where devices differ and are chosen by their number: CUDA numbers them its own way.
+    Empty if different devices are selected by number: CUDA numbers them in its own order.
     """
     present: list[tuple[str, str]] = []  # id and name
     with contextlib.suppress(OSError, ValueError):
@@ -139,7 +139,7 @@ def gpus(environ: Mapping[str, str], driver: str = DRIVER) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """A settled value as JSON holds it; an object of another class by its name."""
+    """A settled value for JSON; other objects by the name of their class."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What processes that are gone have left to send, and whether the endpoint answers."""
+"""Sends what dead processes left behind, and checks whether the endpoint answers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def send(
     wait_s: float,
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, object]:
-    """Sends what waits below this folder, until all is sent, the endpoint refuses, or time is up.
-
-    `told` hears of how many batches are sent, of how many.
+    """Sends what is pending in this folder, until everything is sent, the endpoint refuses, or the
+    time is up. `told` is called with the numbers of sent and of all batches.
     """
     outbox = DiskOutbox(root, clock.random_id()[:16])
     sink = HttpSink(endpoint, api_key, outbox, sdk_version=__version__)
@@ -37,7 +36,7 @@ def send(
     closing.start()
     while closing.is_alive:
         told(sink.sent, sink.sent + len(outbox))
-        sink.tick()  # cuts off a request that takes too long
+        sink.tick()  # aborts a request that takes too long
         sleep(LOOK_S)
     found = sink.health()
     return {
@@ -50,7 +49,7 @@ def send(
     }
 
 
-# What a person can do about an answer; anything else is about the address.
+# What to do about an answer; for any other, check the address.
 MENDS = {
     Verdict.BAD_KEY: "export CIRRON_API_KEY=...",
     Verdict.BAD_PROXY: "export HTTPS_PROXY=http://name:password@host:port",
@@ -60,9 +59,9 @@ MENDS = {
 
 
 def reach(endpoint: str, api_key: str | None, *, wait_s: float = 5.0) -> tuple[str, str] | None:
-    """What keeps batches from being taken there, and what mends it; None: nothing.
+    """Why the endpoint would not accept batches, and what to do about it; None: it would.
 
-    A batch of nothing is sent: a server that refuses it for that is there, and takes the key.
+    Sends an empty batch: a server that refuses it as invalid is there, and accepts the key.
     """
     from cirron.ship.connection import Connection
 

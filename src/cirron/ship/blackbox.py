@@ -1,10 +1,10 @@
-"""The black box: what this process is doing now, on disk, for when it cannot say so any more.
+"""The black box: a file that says what this process is doing, in case it is killed.
 
-A small file, rewritten at each flush interval: the open spans of every thread, the last step,
-memory, and the stacks of all threads after a long silence inside one scope. It is closed with how
-the process ended; one that is not closed belongs to a process that was killed, or that still runs.
+The small file is rewritten at each flush interval. It has the open spans of every thread, the last
+step, memory, and the stacks of all threads after a long silence inside one scope. The last write
+says how the process ended. Without that, the process was killed or is still running.
 
-It has a thread to itself, which nothing else can hold up, and reads only what the collector has.
+It has its own thread, which nothing else can delay, and reads only the collector's state.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from cirron.ship.collect import Collector
 
 MAX_OPEN = 1_000  # a server with more requests in flight than this shows the oldest
-MAX_HELD = 1_000  # spans that have closed and wait for their GPU time, so no batch has them yet
-# Of what the open spans hold, and of the stacks, about. Past it spans are there without attributes
-# and values: which ones are open says more than what the outer ones hold.
+MAX_HELD = 1_000  # closed spans that wait for their GPU time, so no batch contains them yet
+# Approximate limit for the open spans, and for the stacks. Above it, spans are listed without
+# attributes and values: which spans are open matters more.
 MAX_BYTES = 2**20
 LEFT_OUT = {"...": "left out"}
-MAX_PATH = 500  # characters of a file's name in a stack: its end
+MAX_PATH = 500  # last characters of a file name in a stack
 MAX_SIGNALS = 100  # the newest
 OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STACKS_EVERY_NS = 10_000_000_000
-LATE = 1.5  # flush intervals after which it is written although no flush has woken it
+LATE = 1.5  # flush intervals after which it is written even without a flush
 
 
 class BlackBox:
-    """One process's file."""
+    """The file of one process."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class BlackBox:
         self.name = f"{session.id}-{os.getpid()}.json"
         self.problem: str | None = None  # why the last write failed, if it did
         self._folder = folder
-        self.session = session  # as it is known by now
+        self.session = session  # as far as it is known
         self._collector = collector
         self._anchor = anchor
         self._interval_s = interval_s
@@ -78,30 +78,30 @@ class BlackBox:
     # -- called from other threads ----------------------------------------------------------
 
     def start(self) -> None:
-        """Writes the first state at once: a process that dies in its first second has one too."""
+        """Starts the thread, which writes the first state immediately."""
         self._worker.start()
 
     def wake(self) -> None:
-        """Has the state written anew, soon."""
+        """Makes the thread write the state again."""
         self._worker.wake()
 
     def refresh(self, deadline_ns: int) -> None:
-        """Waits until the file is as new as this call, not past the deadline."""
+        """Waits until the file shows a state from after this call, or until the deadline."""
         wanted = self._begun + 1
         self._worker.wake()
         while self._written < wanted and self._worker.is_alive and clock.now() < deadline_ns:
             sleep(0.001)
 
     def freeze(self, error: BaseException | None = None) -> None:
-        """Keeps what is going on, for the last write: what is open is about to be closed.
+        """Keeps the current state for the last write, before open spans are closed.
 
-        And where the threads are, or where the error that ends the program was raised.
+        Includes the stacks of all threads, or where the error that ends the program was raised.
         """
         self._frozen = self._doing(clock.now())
         self._frozen["stacks"] = all_stacks() if error is None else raised_at(error)
 
     def close(self, deadline_ns: int, how: str, detail: str | None = None) -> bool:
-        """Has the last state written: how the process ended. False: not by the deadline."""
+        """Makes the thread write how the process ended. False: not by the deadline."""
         self._ended = {"how": how, "detail": detail, "at_ns": self._anchor.at(clock.now())}
         self._worker.stop()
         return self._worker.wait_for_end(deadline_ns)
@@ -119,7 +119,7 @@ class BlackBox:
             self.write(self._ended)
 
     def write(self, ended: dict[str, Any] | None = None) -> None:
-        """Replaces the file by the present state."""
+        """Replaces the file with the current state."""
         now = clock.now()
         content = {
             "schema_version": wire.SCHEMA_VERSION,
@@ -141,7 +141,7 @@ class BlackBox:
             self.problem = error.strerror or str(error)
 
     def _doing(self, now: int) -> dict[str, Any]:
-        """What is open, the last step, and where the threads are if they have been silent."""
+        """The open spans, the last step, and the stacks if the threads have been silent."""
         spans = self._collector.open_spans()
         silent_since = self._silent_since(spans, now)
         if silent_since is None:
@@ -175,7 +175,7 @@ class BlackBox:
         return found
 
     def _step(self, last: hot.Closed | None, spans: list[hot.Span]) -> dict[str, Any] | None:
-        """The newest step: one that is open, or else the one that closed last."""
+        """The newest open step, or else the one that closed last."""
         open_step = next((span for span in reversed(spans) if span.name in hot.STEPS), None)
         record = last if open_step is None else hot.record_of(open_step)
         if record is None:
@@ -190,7 +190,7 @@ class BlackBox:
         }
 
     def _latest(self, number: int) -> dict[str, Any]:
-        """The last value of each of a span's marks."""
+        """The latest value of each mark of a span."""
         found = {}
         for name, value in list(self._collector.latest.get(number, {}).items()):
             _, plain, nonfinite = typed(value)
@@ -198,11 +198,11 @@ class BlackBox:
         return found
 
     def _silent_since(self, spans: list[hot.Span], now: int) -> int | None:
-        """Since when the most silent thread inside a scope has recorded nothing, if long ago."""
+        """When the thread that has been silent longest last recorded, if that is long ago."""
         last_closed = self._collector.last_activity
         active: dict[int, int] = {}
         for span in spans:
-            if span.depth > 1:  # all but the session's own
+            if span.depth > 1:  # not the session itself
                 active[span.thread] = max(
                     span.start,
                     active.get(span.thread, 0),
@@ -216,7 +216,7 @@ class BlackBox:
 
 
 def within(limit: int, entries: Iterable[Any]) -> list[Any]:
-    """As many of them as take that many bytes."""
+    """The first entries, up to this many bytes."""
     found = []
     for entry in entries:
         limit -= len(wire.encode(entry))
@@ -227,7 +227,7 @@ def within(limit: int, entries: Iterable[Any]) -> list[Any]:
 
 
 def all_stacks() -> list[dict[str, Any]]:
-    """The stacks of the program's threads, innermost call last, without our own calls there."""
+    """The stacks of the program's threads, innermost call last, without cirron's own calls."""
     names = thread_names()
     found = []
     left = MAX_BYTES
@@ -238,7 +238,7 @@ def all_stacks() -> list[dict[str, Any]]:
         )
         inner = itertools.dropwhile(lambda frame: frame.filename.startswith(OUR_FOLDER), frames)
         calls = list(map(_told, inner))
-        # Ours are named so, and wait: what is left of their calls is how threads begin.
+        # Cirron's own threads have these names.
         is_ours = names.get(thread, "").startswith("cirron-")
         if calls and not is_ours and thread != threading.get_ident():
             left -= 400 + sum(map(len, calls))
@@ -251,7 +251,7 @@ def all_stacks() -> list[dict[str, Any]]:
 
 
 def raised_at(error: BaseException) -> list[dict[str, Any]]:
-    """The calls of the main thread in which an error was raised, innermost last."""
+    """The stack of the main thread where an error was raised, innermost call last."""
     frames = traceback.StackSummary.extract(
         traceback.walk_tb(guard.TRACE(error)), limit=-64, lookup_lines=False
     )
@@ -264,5 +264,5 @@ def _told(frame: traceback.FrameSummary) -> str:
 
 
 def thread_names() -> dict[int | None, str]:
-    """What threads are called, by their idents."""
+    """The names of threads by ident."""
     return {thread.ident: clip(thread.name) for thread in threading.enumerate()}

@@ -1,8 +1,8 @@
-"""Takes records out of the ring, matches marks with spans, and encodes what is complete.
+"""Takes records out of the ring, matches marks with spans, and encodes them.
 
-Runs on the background thread, or on the caller's for `ci.trace()`; a lock lets in one at a time,
-for one slice of records. A slice is small enough that the interpreter lock is never held for long.
-A record that cannot be encoded loses itself only, and is counted.
+Runs on the background thread, or on the caller's thread for `ci.trace()`. A lock admits one thread
+at a time, for one slice of records. Slices are small, so the GIL is never held for long. A record
+that cannot be encoded is dropped and counted, without affecting others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from cirron import system
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
 from cirron.record.value import Deferred, Polled, Several
-from cirron.ship.encode import MAX_MARK_IDS, Encoder, keys_of, transpose, weigh, weigh_all
+from cirron.ship.encode import (
+    MAX_MARK_IDS,
+    Encoder,
+    keys_of,
+    span_columns,
+    transpose,
+    weigh,
+    weigh_all,
+)
 from cirron.ship.threads import new_lock, sleep
 
 if TYPE_CHECKING:
@@ -29,33 +37,33 @@ if TYPE_CHECKING:
 # About 1.5 ms of work (bench/gil.py measures it).
 SLICE = 800
 
-# Names of marks whose latest value is kept for an open span, for the black box and for printing.
+# Mark names per open span whose latest value is kept, for the black box and the live lines.
 MAX_LATEST = 100
 
-# Spans that marks are kept for. Past this, those that are closed are forgotten.
+# Spans whose marks are remembered. Above this, closed spans are forgotten.
 MAX_MARKED = 100_000
 
-# Marks whose value a device still has. Past this the oldest are given up, and counted.
+# Marks that wait for a value from a device. Above this, the oldest are dropped and counted.
 MAX_WAITING = 50_000
-# How often those are looked through while records come in.
+# How often they are checked while records arrive.
 WAITING_LOOK_NS = 50_000_000
 
-# A slice ends early once its attributes may have this size, which bounds what is written at once.
+# A slice ends early when its attributes reach about this size.
 MAX_SLICE_BYTES = 2**20
-# And a slice of many records takes fewer where the last ones were long.
+# A long slice takes fewer records if the last ones were large.
 MAX_BULK_BYTES = 8 * 2**20
 
-# How often a step says how much memory the process has.
+# How often a step records the memory of the process.
 WEIGH_NS = 250_000_000
 
-# Attributes that a device still measures when the span ends.
+# Attributes that may become known only after the span ends.
 DEVICE_TIMES = frozenset(("gpu_ns", "device_ns"))
 
-# A span that waits for its GPU time is written without it after this long, or when so many wait
-# behind it: a device that hangs must not keep what led up to it off the disk.
+# A span that waits for its GPU time is written without it after this long, or when this many spans
+# wait behind it: if a device hangs, the records of what led up to it must reach the disk.
 HOLD_NS = 30_000_000_000
 MAX_HELD = 100_000
-# With more records than this in the ring, the black box does not look for those that just closed.
+# With more records than this in the ring, the black box does not search it for closed spans.
 MAX_LOOK = 10_000
 
 # How long `ci.trace()` waits for devices, and `ci.health()` for the lock.
@@ -68,16 +76,16 @@ _NO_MARKS: list[str] = []
 
 
 class Line(NamedTuple):
-    """A closed span for people: what a sink prints."""
+    """A closed span as a printing sink shows it."""
 
     name: str
-    number: int | None  # the span's index; a tuple has a method of that name
+    number: int | None  # the span's index; `index` is a method of tuples
     wall_ns: int
     latest: dict[str, Any]  # the last value of each mark
 
 
 class Chunk(NamedTuple):
-    """Encoded records; and lines, where somebody prints them."""
+    """Encoded records, and lines if a sink prints them."""
 
     spans: bytes
     marks: bytes
@@ -88,7 +96,7 @@ class Chunk(NamedTuple):
 
 
 class Collector:
-    """One ring's reader: what is open, what is complete, and what was lost."""
+    """Reads one ring, and counts what was lost."""
 
     def __init__(
         self,
@@ -109,12 +117,12 @@ class Collector:
         self.last_activity: dict[int, int] = {}  # thread -> when it last closed a span
         self.seen = 0  # records that were taken out of the ring
         self.steps = 0  # of those, steps
-        self.lost_values = 0  # marks whose value could not be had
-        self._weighed_ns = anchor.monotonic_ns  # when the process's memory was last looked at
-        self._oldest_ns = 0  # when the first record was made that is encoded and not yet taken
+        self.lost_values = 0  # marks whose value could not be read
+        self._weighed_ns = anchor.monotonic_ns  # when the memory of the process was last read
+        self._oldest_ns = 0  # time of the oldest record that is encoded and not yet taken
         self._as_text_before = attributes.as_text
         self.on_deferred: Callable[[Deferred], None] | None = None
-        # Of spans that have marks, until they close, by the span's sequence:
+        # For open spans with marks, by the span's sequence number:
         self.mark_ids: defaultdict[int, list[str]] = defaultdict(list)
         self.latest: dict[int, dict[str, Any]] = {}
         self.marked_at: dict[int, int] = {}
@@ -126,13 +134,13 @@ class Collector:
         self._keep_chunks = keep_chunks
         self._keep_lines = keep_lines
         self._chunks: list[Chunk] = []
-        self._waiting: deque[hot.Mark] = deque()  # marks whose value a device still has
-        self._looked_ns = 0  # when they were last looked through
+        self._waiting: deque[hot.Mark] = deque()  # marks that wait for their value
+        self._looked_ns = 0  # when they were last checked
         self._held: deque[hot.Closed] = deque()  # spans, from the first whose GPU time is not there
         self._snapshots: list[wire.Snapshot] = []
         self._snapshot_marks: list[wire.Mark] = []
         self._files: list[tuple[Path, str]] = []
-        self._given_before = given_before  # sequence numbers that are not this ring's
+        self._given_before = given_before  # sequence numbers used before this ring
         self._was_full = False
         self._record_bytes = 1  # of the last chunk's records, each
         self._rest: list[hot.Record] = []  # taken out of the ring, for the next slice
@@ -146,22 +154,22 @@ class Collector:
             return self._step(limit)
 
     def drain(self) -> None:
-        """Takes everything that was recorded before the call, whoever goes on recording."""
+        """Takes everything that was recorded before the call."""
         target = self.seen + self.pending
         while self.seen < target and self.step():
             pass
 
     @property
     def pending(self) -> int:
-        """Records that nothing was done with yet."""
+        """Records that have not been processed yet."""
         return len(self._ring) + len(self._rest)
 
     def unstored(self, handed_on: int) -> int:
-        """Records that are neither handed on nor lost."""
+        """Records that were neither passed on nor lost."""
         return self.seen + self.pending - handed_on - self.lost_values - self.encoder.failed
 
     def lag_ns(self) -> int:
-        """The age of the oldest record that was not handed on yet."""
+        """The age of the oldest record that has not been passed on yet."""
         try:
             in_ring = self._ring[0][6]  # a span's end, a mark's time
         except IndexError:
@@ -170,26 +178,24 @@ class Collector:
         return max(0, self._now() - oldest) if oldest else 0
 
     def _step(self, limit: int) -> int:
-        # In bulk, by functions of C: Python does not take the interpreter lock away inside of
-        # them, so that a program with many busy threads leaves this one turns that are long enough.
+        # In bulk, by C functions: Python does not switch threads inside them, so this thread gets
+        # enough done per turn even if many other threads are busy.
         ring = self._ring
         limit = min(limit, max(SLICE, MAX_BULK_BYTES // self._record_bytes))
         count = 0 if self._rest else min(len(ring), limit)
         records = self._rest or list(starmap(ring.popleft, repeat((), count)))
         if ring.maxlen is not None and len(ring) + count >= ring.maxlen:
-            self._was_full = True  # or may have been, while we took records out
+            self._was_full = True  # or may have been
         if records and not self._oldest_ns:
             self._oldest_ns = records[0][6]
         late = self._take_ready() if self._waiting else []
         if not (records or late or self._held or self._snapshots):
-            return 0  # as at most looks
+            return 0  # the usual case
         self._rest = []
-        closed, marks = by_kind(records)
-        columns, mark_columns = transpose(closed), transpose(marks)
+        closed, columns, marks, mark_columns = by_kind(records)
         if weigh_all(columns[4]) + weigh_all(mark_columns[5]) > MAX_SLICE_BYTES:
             records = self._cut(records)
-            closed, marks = by_kind(records)
-            columns, mark_columns = transpose(closed), transpose(marks)
+            closed, columns, marks, mark_columns = by_kind(records)
         self.seen += len(records)
         if closed:
             self.last_activity.update(zip(columns[7], columns[6], strict=True))
@@ -211,7 +217,7 @@ class Collector:
         return self.pending
 
     def _weigh(self, closed: list[hot.Closed]) -> None:
-        """Notes on the newest step what memory the process has now, unless a device counts it."""
+        """Adds the memory of the process to the newest step, unless a device reports its own."""
         self._weighed_ns = self._now()
         size = system.resident_bytes() if hot.device_clock is None else None
         if size is not None:
@@ -221,7 +227,7 @@ class Collector:
             closed[at] = (*record[:4], attrs, *record[5:])
 
     def _take_known(self, marks: list[hot.Mark]) -> list[hot.Mark]:
-        """The marks whose value is known; for that of the others somebody has to wait."""
+        """The marks whose value is known; the others wait."""
         known = []
         for mark in marks:
             value = mark[3]
@@ -236,7 +242,7 @@ class Collector:
         return known
 
     def _cut(self, records: list[hot.Record]) -> list[hot.Record]:
-        """As many of them as have attributes of `MAX_SLICE_BYTES`; the rest is kept."""
+        """The first records, up to `MAX_SLICE_BYTES` of attributes; the rest is kept for later."""
         weight = 0
         for number, record in enumerate(records, start=1):
             attrs = record[4] if len(record) == 8 else record[5]
@@ -248,7 +254,7 @@ class Collector:
         return records
 
     def _ask_for_times(self, closed: list[hot.Closed]) -> bool:
-        """Whether some of the spans wait for the time that a device took; it is asked for."""
+        """Requests missing device times. Returns whether some of the spans have to wait for one."""
         times = []
         for record in closed:
             if record[4] is not None and not DEVICE_TIMES.isdisjoint(record[4]):
@@ -270,7 +276,7 @@ class Collector:
             self.on_deferred(mark[3])
 
     def _let_through(self, closed: list[hot.Closed]) -> list[hot.Closed]:
-        """The spans that need wait no longer, in the order in which they closed."""
+        """The spans that are ready to be written, in the order in which they closed."""
         held = self._held
         held.extend(closed)
         too_old = self._now() - HOLD_NS
@@ -291,7 +297,7 @@ class Collector:
         self._looked_ns = now
         ready: list[hot.Mark] = []
         waiting: deque[hot.Mark] = deque()
-        for mark in self._waiting:  # each is asked once: another thread makes them ready
+        for mark in self._waiting:  # `is_ready` is read once: another thread sets it
             (ready if mark[3].is_ready else waiting).append(mark)
         self._waiting = waiting
         known = [mark for mark in ready if not mark[3].is_lost]
@@ -299,15 +305,15 @@ class Collector:
         return known
 
     def waiting_values(self) -> list[Deferred]:
-        """The values that marks and spans still wait for."""
+        """The values that marks and spans are waiting for."""
         with self.lock:
             return [mark[3] for mark in self._waiting] + self._held_times()
 
     def settle(self, timeout_s: float = SETTLE_S) -> None:
-        """Waits, not for ever, for what devices still compute, and takes it in."""
+        """Waits for values from devices, within a time limit, and collects them."""
         deadline = clock.now() + int(timeout_s * 1e9)
         for value in self.waiting_values():
-            # Where a thread asks for the values, this one does not ask a source that may block.
+            # If the resolver thread reads the values, do not poll a source that may block.
             may_block = type(value) is Deferred and not isinstance(value.source, Polled)
             is_asked = may_block and self.on_deferred is not None
             while not (value.is_ready if is_asked else value.poll()) and clock.now() < deadline:
@@ -315,7 +321,7 @@ class Collector:
         self.step()
 
     def let_go(self) -> None:
-        """Takes in what has come, and the spans whose GPU time has not come without it."""
+        """Collects what is ready, and stops waiting for GPU times."""
         with self.lock:
             for gpu_time in self._held_times():
                 gpu_time.give_up()
@@ -326,10 +332,10 @@ class Collector:
         return [gpu_time for gpu_time in found if gpu_time is not None]
 
     def held_records(self, newest: int = MAX_HELD) -> list[wire.Span]:
-        """The wire form of spans that are over and not recorded yet, or the newest of them.
+        """The wire form of spans that have ended but are not recorded yet, or of the newest ones.
 
-        They wait for their GPU time, or to be put under a parent (`hot.suspend`), or they closed
-        after the worker had taken the spans inside them.
+        They wait for their GPU time or for their parent (`hot.suspend`), or they closed after the
+        worker had taken their children.
         """
         suspended = [hot.record_of(span) for span in self._unrecorded() if span.end]
         ring = self._ring.copy() if len(self._ring) < MAX_LOOK else ()
@@ -338,12 +344,12 @@ class Collector:
             return self._peek([*self._held, *closed, *suspended][-newest:])
 
     def note_open(self) -> None:
-        """Notes what is open before records are taken: their parents may close in the meantime."""
+        """Remembers what is open before records are taken: parents may close in the meantime."""
         self._open_before = {span.sequence for span in self._opened.copy()}
 
     def _peek(self, closed: list[hot.Closed]) -> list[wire.Span]:
-        """The wire form of spans whose time has not come: no object is asked for its text yet."""
-        columns = transpose(closed)
+        """The wire form of spans that are not due yet; does not call `str` on objects."""
+        closed, columns = span_columns(closed)
         mark_ids = [list(self.mark_ids.get(number, _NO_MARKS)) for number in columns[0]]
         self.encoder.asks = False
         try:
@@ -357,9 +363,9 @@ class Collector:
         marks: list[wire.Mark] | None = None,
         files: list[tuple[Path, str]] | None = None,
     ) -> None:
-        """Takes records that do not come through the ring; the next step encodes them.
+        """Takes records that do not go through the ring; the next step encodes them.
 
-        The files belong to them; each comes with the key that a server knows it by.
+        `files` are their raw values, each with its key on the server.
         """
         with self.lock:
             self._snapshots += snapshots
@@ -367,9 +373,9 @@ class Collector:
             self._files += files or []
 
     def close_open(self) -> None:
-        """Ends what is still open, outermost last, and says that it was cut short."""
+        """Ends the spans that are still open, outermost last, and marks them as truncated."""
         for span in reversed(self._unrecorded()):
-            if not span.end:  # else it is suspended, or was interrupted while it closed
+            if not span.end:  # else it is suspended, or a signal interrupted its closing
                 hot.mark_losses(span)
                 if span is not self._root:
                     span.set(truncated=True)
@@ -378,7 +384,7 @@ class Collector:
             self._ring.append(hot.record_of(span))
 
     def give_up(self) -> None:
-        """Takes in what has come, and waits for nothing any more."""
+        """Collects what is ready, and gives up on everything else."""
         self.let_go()
         with self.lock:
             for mark in self._waiting:
@@ -408,13 +414,13 @@ class Collector:
         return sorted(spans, key=lambda span: span.sequence)
 
     def dropped(self) -> int:
-        """Records that a full ring pushed out: numbers given out, less those that were seen.
+        """Records that a full ring dropped: sequence numbers used, minus records seen.
 
-        Right while the background thread is stuck, too: the ring is full then.
+        Correct even if the background thread is stuck: the ring is full then.
         """
         if not self._was_full and len(self._ring) != self._ring.maxlen:
             return 0
-        is_locked = self.lock.acquire(timeout=LOCK_S)  # else the count may be off by a slice
+        is_locked = self.lock.acquire(timeout=LOCK_S)  # else the count may be off by one slice
         try:
             accounted = self.seen + self.pending + len(self._opened)
             return max(0, hot.expected() - self._given_before - accounted)
@@ -440,14 +446,14 @@ class Collector:
         encoder = self.encoder
         snapshots, self._snapshots = self._snapshots, []
         files, self._files = self._files, []
-        # Marks first: a span lists those that came before its end, which are all of its own.
+        # Marks first: a span lists its marks, all of which were made before it ended.
         mark_records, self._snapshot_marks = self._snapshot_marks, []
         if marks:
             ids = encoder.ids_of(mark_columns[0])
             self._list(mark_columns[1], ids)
             mark_records += encoder.marks(mark_columns, ids)
             self._remember_latest(columns[0], marks)
-        if late:  # they were listed when they began to wait
+        if late:  # they were listed when they started to wait
             late_columns = transpose(late)
             mark_records += encoder.marks(late_columns, encoder.ids_of(late_columns[0]))
             self._remember_latest(columns[0], [mark for mark in late if mark[1] in self.mark_ids])
@@ -476,8 +482,8 @@ class Collector:
             self._record_bytes = max(1, size // max(1, chunk.records))
 
     def _remember_latest(self, closed: Sequence[int], marks: list[hot.Mark]) -> None:
-        """Keeps what the black box and the printing sinks want to know of marks."""
-        # A span that opened and closed within the slice, as most do, only those who print care for.
+        """Keeps the latest values of marks for the black box and the printing sinks."""
+        # Most spans open and close within one slice: only printing sinks need their values.
         gone = set() if self._keep_lines else set(closed)
         for _, span, name, value, _, _, time_ns in marks:
             if span and span not in gone:
@@ -488,14 +494,14 @@ class Collector:
                 self.marked_at[span] = time_ns
 
     def _list(self, spans: Sequence[int], ids: list[str]) -> None:
-        """Notes the ids of marks for when their spans close."""
+        """Remembers the ids of marks until their spans close."""
         lists = self.mark_ids
         deque(map(list.append, map(lists.__getitem__, spans), ids), maxlen=0)
         if max(map(len, map(lists.__getitem__, spans))) > 2 * MAX_MARK_IDS:
             for listed in lists.values():
-                del listed[: -MAX_MARK_IDS - 1]  # one more tells that there were more
-        lists.pop(0, None)  # of marks outside any span
-        if len(lists) > MAX_MARKED:  # a task that outlives its span marks it all the same
+                del listed[: -MAX_MARK_IDS - 1]  # one more shows that the list was cut
+        lists.pop(0, None)  # marks outside any span
+        if len(lists) > MAX_MARKED:  # a task may mark a span that has ended
             is_open = {span.sequence for span in self._unrecorded()}
             for of_spans in (lists, self.latest, self.marked_at):
                 for number in of_spans.keys() - is_open:
@@ -513,19 +519,17 @@ class Collector:
         return record
 
 
-def by_kind(records: list[Any]) -> tuple[list[hot.Closed], list[hot.Mark]]:
-    """The spans, of eight fields, and the marks, of seven."""
+def by_kind(records: list[Any]) -> tuple[list[hot.Closed], Columns, list[hot.Mark], Columns]:
+    """The spans, of eight fields, and the marks, of seven, each with their columns."""
     lengths = bytes(map(len, records))
-    if 7 not in lengths:
-        return records, []
-    return (
-        list(compress(records, lengths.translate(_IS_SPAN))),
-        list(compress(records, lengths.translate(_IS_MARK))),
-    )
+    marks = list(compress(records, lengths.translate(_IS_MARK)))
+    if marks:
+        records = list(compress(records, lengths.translate(_IS_SPAN)))
+    return *span_columns(records), marks, transpose(marks)
 
 
 def gpu_time_of(record: hot.Closed) -> Deferred | None:
-    """The time that a device took for a span, while it is not known."""
+    """The device time of a span, if it is still unknown."""
     attrs = record[4] or _NO_ATTRS
     for name in DEVICE_TIMES:
         found = attrs.get(name)

@@ -1,11 +1,10 @@
-"""A connection to an endpoint, directly or through a proxy. Whatever goes wrong is a reply.
+"""A connection to an endpoint, directly or through a proxy. Every failure becomes a reply.
 
-A request has a deadline as a whole, which `cut_if_late`, called by another thread, enforces: an
-endpoint that sends a byte a second holds up no more than the sender's thread, and not for long.
-Replies quote nothing that a server sent: it may be the key.
+A request has a deadline as a whole, which another thread enforces with `cut_if_late`: an endpoint
+that sends one byte a second delays only the sender's thread, and not for long. Replies do not quote
+what a server sent, because that could be the key.
 
-urllib3 connects, and speaks TLS and to proxies. It is imported with this module, which is imported
-at the first request.
+urllib3 does connecting, TLS and proxies. It is imported with this module, at the first request.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
     Body: TypeAlias = bytes | Iterable[bytes]
 
 PORTS = {"http": 80, "https": 443}
-# On top of `request_s`, a request may take as long as its body does at half a megabit a second.
+# On top of `request_s`, a request may take as long as sending its body at half a megabit a second.
 SLOWEST_BYTES_PER_S = 64 * 1024
-# The body of an answer says nothing that we use; this much is read to keep the connection.
+# The body of an answer is not used; this much is read so that the connection can be reused.
 BODY_BYTES = 64 * 1024
 
-# What Python's names for it do not say; the first that fits.
+# Plain words for some errors; the first match counts.
 WORDS = {
     TimeoutError: "timed out",
     RemoteDisconnected: "it hung up without an answer",
@@ -55,7 +54,7 @@ TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3})\b")  # http.clie
 
 
 class Reply(NamedTuple):
-    """How a request ended. Status 0: there was no answer; 407: a proxy is in the way."""
+    """How a request ended. Status 0: no answer; 407: a proxy refused."""
 
     status: int
     reason: str
@@ -63,7 +62,7 @@ class Reply(NamedTuple):
 
 
 class Response(HTTPResponse):
-    """Skips every interim answer, such as 103 Early Hints; http.client skips 100 only."""
+    """Skips all interim answers, such as 103 Early Hints; http.client skips only 100."""
 
     def _read_status(self) -> tuple[str, int, str]:
         version, status, reason = super()._read_status()  # type: ignore[misc]
@@ -71,7 +70,7 @@ class Response(HTTPResponse):
 
 
 class Connection:
-    """Stays open from one request to the next."""
+    """A connection that is reused for later requests."""
 
     def __init__(
         self, endpoint: str, *, connect_s: float, request_s: float, now: Callable[[], int]
@@ -102,13 +101,13 @@ class Connection:
     # -- any thread -------------------------------------------------------------------------
 
     def cut_if_late(self) -> None:
-        """Ends a request that is past its deadline."""
+        """Aborts a request that is past its deadline."""
         cut_at_ns = self._cut_at_ns
         if cut_at_ns is not None and self._now() > cut_at_ns:
             self._cut()
 
     def stop(self) -> None:
-        """Ends the request that is under way, and all after it."""
+        """Aborts the current request, and all later ones."""
         self._is_stopped = True
         self._cut()
 
@@ -137,14 +136,14 @@ class Connection:
             if self._is_cut:
                 return Reply(0, f"no answer within {allowed_s:.0f} s")
             refused = TUNNEL_REFUSED.match(str(error))
-            if refused is not None:  # which says nothing of the endpoint
+            if refused is not None:  # an error of the proxy, not of the endpoint
                 return Reply(407 * (refused[1] == "407"), f"HTTP {refused[1]}{self._via}")
             return Reply(0, describe(error) + self._via)
         finally:
             self._cut_at_ns = None
 
     def close(self) -> None:
-        """The next request connects anew."""
+        """Closes the connection; the next request opens a new one."""
         connection, self._connection = self._connection, None
         twin, self._twin = self._twin, None
         if connection is not None:
@@ -157,10 +156,10 @@ class Connection:
         if self._proxy is not None and self._scheme == "http":
             target = f"http://{self._authority}{target}"
             headers = headers | self._login
-        # A server that refuses a body may answer and hang up before it has all of it.
+        # A server that refuses a body may answer and hang up before it has received all of it.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.request(method, target, body, headers)
-        # Not urllib3's own, which logs what it cannot parse.
+        # Not urllib3's method, which logs what it cannot parse.
         response = PlainConnection.getresponse(connection)
         is_accepted = 200 <= response.status < 300
         if not is_accepted or response.will_close or not self._read_body(response):
@@ -169,21 +168,21 @@ class Connection:
         return Reply(response.status, f"HTTP {response.status}{self._via}", retry_after)
 
     def _read_body(self, response: HTTPResponse) -> bool:
-        """Whether the connection can be used again."""
+        """Reads the body. Returns whether the connection can be reused."""
         expected = response.length
         try:
-            # Not `read`, which takes a chunk of size -1 for one without end.
+            # Not `read`, for which a chunk of size -1 has no end.
             found = response.readinto(bytearray(BODY_BYTES))
         except (OSError, HTTPException, ValueError) as error:
             if self._is_cut or isinstance(error, TimeoutError):
-                return False  # too slow is still what it said
+                return False  # the status is valid, even if the body is slow
             raise
         if expected is not None and found < min(expected, BODY_BYTES):
-            raise IncompleteRead(b"")  # trouble, and the same batch again does no harm
+            raise IncompleteRead(b"")  # sending the batch again does no harm
         return response.isclosed()
 
     def _connect(self) -> HTTPConnection:
-        """The connection that is open, or a new one."""
+        """The open connection, or a new one."""
         if self._connection is not None and self._connection.is_connected:
             return self._connection
         self.close()
@@ -197,7 +196,7 @@ class Connection:
         connection.response_class = Response
         connection._new_conn = partial(self._open, host, port)  # type: ignore[method-assign]
         if self._proxy is not None and self._scheme == "https":
-            # The key is for the endpoint: a proxy sees a tunnel, and its own login.
+            # The proxy sees only the tunnel and its own login, not the key.
             connection.set_tunnel(self._host, self._port, self._login, scheme)
         self._connection = connection
         connection.connect()
@@ -205,7 +204,7 @@ class Connection:
         return connection
 
     def _open(self, host: str, port: int) -> socket.socket:
-        """A socket, and a twin of it by which another thread can shut it, in a handshake too."""
+        """A socket, and a duplicate through which another thread can shut it down at any time."""
         options = HTTPConnection.default_socket_options
         found = create_connection((host, port), self._connect_s, socket_options=options)
         try:
@@ -219,10 +218,10 @@ class Connection:
 
 
 def find_proxy(scheme: str, host: str, port: int) -> Url | None:
-    """The proxy for an address, from the environment as other programs read it.
+    """The proxy for an address, from the environment.
 
-    `urllib.request` reads it: HTTPS_PROXY, HTTP_PROXY (not in a CGI script), ALL_PROXY, NO_PROXY.
-    An address of this machine needs none. ValueError: what is given is no address of a proxy.
+    `urllib.request` reads HTTPS_PROXY, HTTP_PROXY (not in a CGI script), ALL_PROXY and NO_PROXY.
+    Addresses of this machine need no proxy. Raises ValueError for an invalid proxy address.
     """
     proxies = getproxies_environment()
     given = proxies.get(scheme) or proxies.get("all")
@@ -251,7 +250,7 @@ def is_within(host: str, network: str) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """The kind of an error and the system's words for it, with nothing that came from a server."""
+    """The kind of an error and the system's text for it, without anything that a server sent."""
     for kind, words in WORDS.items():
         if isinstance(error, kind):
             return words

@@ -1,6 +1,6 @@
-"""Waits for the values that devices still compute, on a thread that starts when there are any.
+"""Waits for values from devices, on a separate thread that is started on first use.
 
-Not the flusher's thread: a device that hangs would stop the recording just when it is needed.
+The flusher's thread must not wait: a hanging device would stop the recording just when it matters.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from cirron.ship.threads import Worker, sleep
 if TYPE_CHECKING:
     from cirron.record.value import Deferred
 
-# What the resolver may take at the end, when nobody waits for values any more.
+# How long the end of the session waits for the resolver.
 STOP_NS = 500_000_000
 
-# More than the collector waits for (`MAX_WAITING`): what is pushed out here it has given up.
+# Above the collector's own limit (`MAX_WAITING`), so it has given up on what is dropped here.
 MAX_ASKED = 100_000
 
 
 class Resolver:
-    """Gets values in the order in which they are asked for."""
+    """Reads values in the order in which they were requested."""
 
     def __init__(self) -> None:
         self._asked: deque[Deferred] = deque(maxlen=MAX_ASKED)
         self._worker: Worker | None = None
 
     def ask(self, value: Deferred) -> None:
-        """Gets the value soon."""
+        """Requests a value."""
         self._asked.append(value)
         if self._worker is None:
             self._worker = Worker(self._run, "cirron-values")
@@ -37,7 +37,7 @@ class Resolver:
         self._worker.wake()
 
     def settle(self, values: list[Deferred], timeout_s: float) -> bool:
-        """Waits, not for ever, until the values are there; False: there were none to wait for."""
+        """Waits for the values, within a time limit. False: there were none to wait for."""
         deadline = clock.now() + int(timeout_s * 1e9)
         for value in values:
             while not value.is_ready and clock.now() < deadline:
@@ -45,10 +45,10 @@ class Resolver:
         return bool(values)
 
     def stop(self, deadline_ns: int) -> None:
-        """Has the thread end once it has tried all that it was asked for.
+        """Ends the thread after it has tried everything that was requested.
 
-        It is waited for, unless a device keeps it: at the end of the process it must not be inside
-        of a driver.
+        Waits for it, unless a device blocks it: it should not be inside a driver when the process
+        exits.
         """
         if self._worker is not None:
             self._worker.stop()
@@ -60,7 +60,7 @@ class Resolver:
         while True:
             while self._asked:
                 value = self._asked.popleft()
-                if value.is_ready:  # it was given up meanwhile
+                if value.is_ready:  # the collector has given up on it
                     continue
                 together = [value]
                 while self._asked and value.is_batched and self._asked[0].is_batched:

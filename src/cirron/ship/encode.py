@@ -1,70 +1,72 @@
-"""Records as the wire has them: made in bulk by functions of C, the unusual ones by hand.
+"""Encodes records for the wire: ordinary ones in bulk by C functions, unusual ones one by one.
 
-Python does not take the interpreter lock away inside a function of C: a program with many busy
-threads leaves the background thread turns that are long enough.
+Python does not switch threads inside a C function, so the background thread gets enough done per
+turn even if many other threads are busy.
 """
 
 from __future__ import annotations
 
 import array
 import math
+import operator
 import os
 import struct
 from itertools import chain, repeat
-from operator import add
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cirron import wire
 from cirron.record import attrs as attributes
 from cirron.record import clock
+from cirron.record.hot import MAX_NAME
 from cirron.record.value import Deferred
 from cirron.ship.texts import Texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    Columns: TypeAlias = tuple[Any, ...]  # records by their fields, each in a list
+    Columns: TypeAlias = tuple[Any, ...]  # one list per field
 
-# A span that gets marks for hours lists only the newest of their ids; every mark names its span.
+# A span with more marks lists only the newest ids; every mark names its span.
 MAX_MARK_IDS = 1_000
 
-# Parents whose ids are kept as text.
+# Cached ids of parents.
 MAX_PARENTS = 10_000
 
-# Attributes that have a field of their own in the record.
+# Attributes with their own field in the record.
 GAUGES = frozenset(("cpu_ns", "gpu_ns", "memory_peak_bytes"))
 
-# The values that JSON has, and what those of marks are called.
+# Types that JSON has, and their names as the type of a mark's value.
 TYPES = {float: "float", int: "int", bool: "bool", str: "string"}
 
 _NO_ATTRS: dict[str, Any] = {}
 _NO_MARKS: list[str] = []
 _PLAIN = frozenset((str, bool, type(None)))
 _SCALARS = frozenset((*TYPES, type(None)))
+_INDICES = frozenset((int, type(None)))
 MAX_INT = 2**63 - 1
 
 
 class Encoder:
-    """Makes the wire form of one process's records. One that fails loses itself only."""
+    """Makes the wire form of a process's records. A record that fails affects no other."""
 
     def __init__(self, anchor: clock.Anchor, rank: Callable[[], int | None]) -> None:
         self.failed = 0  # records that could not be encoded
         self.texts_made = 0
-        self.asks = True  # objects of the user's for their texts
+        self.asks = True  # whether `str` is called on the user's objects
         self.texts = Texts()
         self.ids = clock.ids
         self._parents = ParentIds(self.ids)
         self._offset = anchor.wall_ns - anchor.monotonic_ns
-        self._rank = rank  # it may become known later
+        self._rank = rank  # may become known later
         self._pid = os.getpid()
 
     def encoded(self, records: list[Any]) -> bytes:
-        """Joined by commas."""
+        """The records as JSON, joined by commas."""
         if not records:
             return b""
         try:
             return wire.encode_records(records)
-        except Exception:  # noqa: BLE001  protects all the others from a record that JSON refuses
+        except Exception:  # noqa: BLE001  protects the others from a record that cannot be encoded
             good = []
             for record in records:
                 try:
@@ -76,15 +78,15 @@ class Encoder:
     # -- spans --------------------------------------------------------------------------------
 
     def encoded_spans(self, columns: Columns, mark_ids: Iterable[list[str]]) -> tuple[bytes, int]:
-        """The spans encoded, and how many there are."""
+        """The encoded spans, and their number."""
         attrs = columns[4]
         is_plain = are_plain(values_of(attrs)) and GAUGES.isdisjoint(keys_of(attrs))
         if is_plain and are_short(mark_ids):
             try:
-                # One chain of C, which no other thread can interrupt.
+                # One chain of C calls, which no other thread can interrupt.
                 made = self._made_spans(columns, mark_ids, filled(attrs))
                 (encoded,) = map(wire.encode_list, map(list, (made,)))
-            except (ValueError, OverflowError):  # a name that has to be mended
+            except (ValueError, OverflowError):  # a name with lone surrogates
                 pass
             else:
                 return encoded[1:-1], len(columns[0])
@@ -92,7 +94,7 @@ class Encoder:
         return self.encoded(spans), len(spans)
 
     def spans(self, columns: Columns, mark_ids: Iterable[list[str]]) -> list[wire.Span]:
-        """The wire form of spans; `mark_ids` are those of their marks."""
+        """The wire form of spans, given the ids of their marks."""
         spans = list(self._made_spans(columns, mark_ids, repeat(_NO_ATTRS)))
         if not are_short(mark_ids):
             for span in spans:
@@ -114,9 +116,9 @@ class Encoder:
             hex_of(self.ids.prefix, numbers),
             names,
             map(self._parents.__getitem__, parents),
-            readable(indices),
-            map(add, starts, offset),
-            map(add, ends, offset),
+            indices,
+            map(operator.add, starts, offset),
+            map(operator.add, ends, offset),
             *repeat(repeat(None), len(GAUGES)),
             threads,
             repeat(self._pid),
@@ -149,14 +151,14 @@ class Encoder:
             map(TYPES.get, map(type, values)),
             values,
             filled(attrs) if is_plain else repeat(_NO_ATTRS),
-            map(add, times, repeat(self._offset)),
+            map(operator.add, times, repeat(self._offset)),
             kinds,
         )
         marks = list(made)
         return marks if is_plain else self._guarded(self._fill_mark, marks, attrs)
 
     def ids_of(self, numbers: Sequence[int]) -> list[str]:
-        """The ids of records, none of which is the root."""
+        """The ids of records other than the root."""
         inherited = self.ids.inherited
         if inherited and min(numbers) <= inherited[0][0]:
             return list(map(self.ids.hex, numbers))
@@ -190,7 +192,7 @@ class Encoder:
         return {key: self.plain(value) for key, value in attrs.items()}
 
     def plain(self, value: Any) -> Any:
-        """A settled value (`record/attrs.py`) as JSON can hold it."""
+        """A settled value (`record/attrs.py`) in a form that JSON can hold."""
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -214,7 +216,7 @@ class Encoder:
 
 
 class ParentIds(dict[int, str | None]):
-    """The ids of parents by their numbers, found once."""
+    """A cache of parents' ids by sequence number."""
 
     def __init__(self, ids: clock.Ids) -> None:
         self._of = ids.hex
@@ -226,32 +228,61 @@ class ParentIds(dict[int, str | None]):
         return found
 
 
+def span_columns(closed: list[Any]) -> tuple[list[Any], Columns]:
+    """Spans, and their columns. A name or index that the program set to another type is fixed."""
+    columns = transpose(closed)
+    names, indices = columns[2:4]
+    kinds = set(map(type, indices))
+    try:
+        are_names = len("".join(names)) <= MAX_NAME * len(names)
+    except TypeError:
+        are_names = False
+    if are_names and kinds <= _INDICES and (int not in kinds or fit(filter(None, indices))):
+        return closed, columns
+    fixed = [(*one[:2], as_name(one[2]), as_index(one[3]), *one[4:]) for one in closed]
+    return fixed, transpose(fixed)
+
+
+def as_name(name: Any) -> str:
+    """A valid name of a span."""
+    is_text = issubclass(type(name), str)
+    return str.__str__(name)[:MAX_NAME] if is_text else attributes.name_of(name)
+
+
+def as_index(index: Any) -> int | None:
+    """A valid index of a span, within 64 bits."""
+    try:
+        return max(-MAX_INT, min(operator.index(index), MAX_INT))
+    except Exception:  # noqa: BLE001  protects the other records from a user's method
+        return None
+
+
 def transpose(records: list[Any]) -> Columns:
-    """Records of one kind by their fields."""
+    """The columns of records of one kind."""
     if not records:
         return ((),) * 8
     width = len(records[0])
-    fields = list(chain.from_iterable(records))  # `zip` would keep an iterator of each alive
+    fields = list(chain.from_iterable(records))  # `zip` would keep an iterator per record
     return tuple(fields[at::width] for at in range(width))
 
 
 def values_of(attrs: Columns) -> list[Any]:
-    """The values of all attributes of records."""
+    """All attribute values of the records."""
     return list(chain.from_iterable(map(dict.values, filter(None, attrs))))
 
 
 def keys_of(attrs: Columns) -> set[str]:
-    """The names of all attributes of records."""
+    """All attribute names of the records."""
     return set().union(*filter(None, attrs))
 
 
 def filled(attrs: Columns) -> Iterable[dict[str, Any]]:
-    """The attributes of records, also of those that have none."""
+    """The attributes of the records, {} for those without any."""
     return [one or _NO_ATTRS for one in attrs] if any(attrs) else repeat(_NO_ATTRS)
 
 
 def are_plain(values: Collection[Any]) -> bool:
-    """Whether JSON holds all of these values as they are."""
+    """Whether JSON can hold all of these values unchanged."""
     kinds = set(map(type, values))
     if not kinds <= _SCALARS:
         return False
@@ -261,7 +292,7 @@ def are_plain(values: Collection[Any]) -> bool:
 
 
 def fit(integers: Iterable[int]) -> bool:
-    """Whether a reader of JSON can hold all of them."""
+    """Whether all of them fit into 64 bits, which JSON readers support."""
     try:
         array.array("q", integers)
     except OverflowError:
@@ -270,25 +301,18 @@ def fit(integers: Iterable[int]) -> bool:
 
 
 def are_short(mark_ids: Iterable[list[str]]) -> bool:
-    """Whether all of the spans can list all of their marks."""
+    """Whether no span has too many marks to list."""
     return not isinstance(mark_ids, list) or max(map(len, mark_ids), default=0) <= MAX_MARK_IDS
 
 
-def readable(indices: Sequence[int | None]) -> Sequence[int | None]:
-    """The indices, each cut to what a reader of JSON can hold."""
-    if fit(filter(None, indices)):
-        return indices
-    return [index if index is None else max(-MAX_INT, min(index, MAX_INT)) for index in indices]
-
-
 def hex_of(prefix: str, numbers: Sequence[int]) -> list[str]:
-    """Each number as 16 hex digits behind the prefix."""
+    """Each number as 16 hex digits after the prefix."""
     digits = struct.pack(f">{len(numbers)}Q", *numbers).hex(",", 8)
     return f"{prefix}{digits.replace(',', f',{prefix}')}".split(",") if digits else []
 
 
 def weigh_all(attrs: Columns) -> int:
-    """About how many bytes the settled attributes of records take."""
+    """The approximate size of the settled attributes of records, in bytes."""
     values = values_of(attrs)
     texts = [one for one in values if type(one) is str]
     others = [one for one in values if type(one) in (list, dict)]
@@ -297,7 +321,7 @@ def weigh_all(attrs: Columns) -> int:
 
 
 def weigh(value: Any) -> int:
-    """About how many bytes a settled value takes."""
+    """The approximate size of a settled value, in bytes."""
     kind = type(value)
     if kind is str:
         return len(value)
@@ -307,13 +331,13 @@ def weigh(value: Any) -> int:
 
 
 def large(value: int) -> str:
-    """An integer that JSON readers could not hold, as text."""
+    """The text of an integer that is too large for JSON readers."""
     bits = value.bit_length()
     return str(value) if bits <= 256 else f"<int of {bits} bits>"
 
 
 def typed(value: Any) -> tuple[str, Any, str | None]:
-    """A mark's value as the wire has it: its type, the value, and which non-finite it was."""
+    """A mark's value on the wire: its type, the value, and the name of a non-finite value."""
     kind = value.__class__
     if kind is float:
         return ("float", value, None) if value - value == 0 else ("float", None, str(value))
@@ -325,7 +349,7 @@ def typed(value: Any) -> tuple[str, Any, str | None]:
 
 
 def as_float(value: int) -> float:
-    """The nearest float of an integer that JSON readers could not hold."""
+    """The nearest float of an integer that is too large for JSON readers."""
     try:
         return float(value)
     except OverflowError:

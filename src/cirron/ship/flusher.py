@@ -1,9 +1,9 @@
 """The one background worker of a session: drains the ring, seals batches, hands them to the sinks.
 
-It wakes at every flush interval, and looks in more often so that a burst is taken up before the
-ring is full. Work is cut into slices with a pause in between, because this thread holds the same
-interpreter lock as training. When it is behind it takes longer slices and no pauses, and what it
-has is sealed when the interval is over, not when the ring is empty.
+It flushes once per flush interval and polls the ring in between, so that a burst does not fill the
+ring. It works in slices with pauses, because it competes with training for the GIL. When it falls
+behind, it takes longer slices and no pauses. A batch is sealed when the interval is over, not when
+the ring is empty.
 """
 
 from __future__ import annotations
@@ -28,42 +28,41 @@ if TYPE_CHECKING:
     from cirron.ship.collect import Collector
     from cirron.ship.sinks.base import Sink
 
-# How often the ring is looked at between flushes. At a million records a second, about the most
-# that Python can produce, a tenth of the ring fills in this time. Each look takes the interpreter
-# lock from training.
+# How often the ring is polled between flushes. At a million records a second, about the most that
+# Python can produce, a tenth of the ring fills in this time. Each poll takes the GIL from training.
 LOOK_S = 0.1
 
-# Long enough for a waiting thread to wake and take the interpreter lock (about 50 us); `sleep(0)`
-# is not: this thread would have it back before the other one is awake.
+# Long enough for a waiting thread to wake up and take the GIL (about 50 us). `sleep(0)` is not:
+# this thread would take it back before the other one is awake.
 PAUSE_S = 0.0001
 
-# With so many records in the ring, the worker is behind, and pauses no more.
+# With more records than this in the ring, the worker is behind and does not pause.
 BEHIND = 10 * SLICE
-# Where the worker had to wait longer than two threads may keep the lock, it is crowded out. Short
-# slices get nowhere then: they grow with what waits, since each of the few calls of C that work one
-# off is a turn that busy threads cannot cut short; but not far, since the garbage collector visits
-# what is alive in one. With so many to take, all threads get shorter turns.
+# If the worker waited for the GIL longer than two threads may hold it, it is crowded out. Slices
+# then grow with the backlog, because busy threads cannot interrupt the few C calls that process a
+# slice. They are limited, because the garbage collector visits all live records of a slice. With a
+# large backlog, the worker also shortens the turns of all threads.
 CROWDED_TURNS = 2
-CROWDED_NS = 1_000_000_000  # for which it is then taken to be
+CROWDED_NS = 1_000_000_000  # how long it counts as crowded afterwards
 BEHIND_IF_CROWDED = 2 * SLICE
 MAX_SLICE = 5 * SLICE
 HURRY_NS = 800_000_000
-# And batches are so many times larger: writing a file takes four calls of the system, each of
-# which gives the lock away to every busy thread.
+# A worker that is behind seals batches this many times larger: writing a file takes four system
+# calls, each of which gives the GIL to every busy thread.
 BEHIND_BATCH = 2
 
-# A batch is sealed early at this size, which keeps files, requests and lines handy.
+# A batch is sealed early at this size, to keep files, requests and lines small.
 MAX_BATCH_BYTES = 2 * 2**20
 
-# How long a flush waits for values that a device still computes; the end at most half of its time.
+# How long a flush waits for values from a device; the last flush, at most half of the time left.
 VALUES_S = 2.0
 
-# What the sinks may take at the end; a network that hangs should not hold up the exit for longer.
+# How long closing a sink may take: a hanging network must not delay the exit for longer.
 CLOSE_NS = 2_000_000_000
 
 
 class Flusher:
-    """Owns the thread. `header` makes the head of a batch."""
+    """Owns the thread. `header` creates the header of a batch."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class Flusher:
         each_tick: Callable[[], None] = lambda: None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
-        self.latency_ns: int | None = None  # of the last flush, from waking to stored
+        self.latency_ns: int | None = None  # duration of the last flush
         self.cpu_ns = 0  # spent by this thread so far
         self.records = 0  # handed to the sinks so far
         self._collector = collector
@@ -86,8 +85,8 @@ class Flusher:
         self._max_batch_bytes = max_batch_bytes
         self._before_closing: Callable[[], None] = lambda: None
         self._tick_ns = 0  # when the next flush is due
-        self._crowded_ns = -CROWDED_NS  # when it last was
-        self._is_crowded = False  # other threads keep the interpreter lock busy
+        self._crowded_ns = -CROWDED_NS  # when it was last crowded out
+        self._is_crowded = False  # by other threads
         self._waiters: deque[_thread.LockType] = deque()
         self._deadline_ns = 0
         self._worker = Worker(self._run, "cirron-flush")
@@ -105,26 +104,26 @@ class Flusher:
 
     @property
     def problem(self) -> str | None:
-        """Why there is no thread, while there is none."""
+        """Why the thread could not be started."""
         return self._worker.problem
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until all that was recorded before the call is handed on. False: not in time."""
+        """Waits until everything recorded before the call has reached the sinks. False: timeout."""
         if threading.get_ident() == self._worker.ident:
-            return False  # a signal or a hook inside the worker itself
+            return False  # called by a signal handler or a hook in the worker itself
         done = new_lock()
         done.acquire()
         self._waiters.append(done)
         self._worker.start()  # if it could not be started before
         self._worker.wake()
-        if self._worker.is_stopping:  # it may have released its last waiter
+        if self._worker.is_stopping:  # it may already have released its last waiter
             return self._worker.wait_for_end(clock.now() + int(timeout_s * 1e9))
         return self._worker.is_alive and done.acquire(timeout=max(0.0, timeout_s))
 
     def stop(self, deadline_ns: int, before_closing: Callable[[], None] = lambda: None) -> bool:
-        """One last flush, then the sinks close and the thread ends. False: not by the deadline.
+        """Flushes, closes the sinks and ends the thread. False: not by the deadline.
 
-        On the worker's thread, `before_closing` is called while spans are still open.
+        The worker calls `before_closing` while spans are still open.
         """
         self._deadline_ns = deadline_ns
         self._before_closing = before_closing
@@ -137,8 +136,8 @@ class Flusher:
         try:
             with guard.contained("starting the sinks"):
                 for sink in self._sinks:
-                    sink.start()  # unless it has been
-                    sink.tick()  # makes folders, and begins with what an earlier run left to send
+                    sink.start()  # if it could not be started before
+                    sink.tick()
             self._set_tick()
             while not self._worker.is_stopping:
                 if not self._is_behind(self._collector.pending):
@@ -172,7 +171,7 @@ class Flusher:
             turns.shorten()
 
     def _note_wait(self, waited_ns: int) -> None:
-        """Finds out whether the worker is crowded out, from what it just waited for the lock."""
+        """Updates whether the worker is crowded out, given how long it just waited for the GIL."""
         now = clock.now()
         if waited_ns / 1e9 > CROWDED_TURNS * sys.getswitchinterval():
             self._crowded_ns = now
@@ -215,11 +214,11 @@ class Flusher:
             self._each_tick()
 
     def _drain(self) -> None:
-        """Takes what is there now, slice by slice; a batch that grows large is sealed early."""
+        """Collects what is in the ring now, in slices; seals a batch early if it grows large."""
         collector = self._collector
         collector.note_open()
         left = collector.pending
-        target = collector.seen + left  # what is there now: others may record faster than we drain
+        target = collector.seen + left  # no more than that: threads may record faster
         limit = self._max_batch_bytes
         while True:
             is_behind = self._is_behind(left)
@@ -228,7 +227,7 @@ class Flusher:
             left = collector.step(min(left, MAX_SLICE) if is_long else SLICE)
             self._note_wait(clock.now() - began - time.thread_time_ns() + began_cpu)
             is_done = not left or collector.seen >= target
-            is_due = not is_done and clock.now() >= self._tick_ns  # else the flush is next
+            is_due = not is_done and clock.now() >= self._tick_ns  # else a flush follows
             is_full = collector.pending_bytes > limit * (BEHIND_BATCH if is_behind else 1)
             if is_due or is_full:
                 self._seal()

@@ -1,10 +1,11 @@
-"""Keeps the folder in order, on a thread of its own: a disk that is slow to list, or a long list,
-holds up nothing.
+"""Maintains the folder: merges small files, and enforces the limits.
 
-Small batch files are merged as they age: the merged file is put in place first, naming the batches
-that it replaces, and only then are those removed, so a reader finds every record, and can tell the
-copies. Past the cap the oldest batches go; past their number the black boxes of dead processes. All
-that only in folders that we made (`files.Folder.is_ours`); elsewhere only what this process wrote.
+It has its own thread, because listing a large folder or a slow disk takes time. Small batch files
+are merged as they age. The merged file names the batches that it replaces and is written before
+they are removed, so a reader finds every record and recognises copies. Above the size limit, the
+oldest batches are removed; above their own limit, the black boxes of dead processes. This happens
+only in folders that cirron created (`files.Folder.is_ours`). Elsewhere, only files of this process
+are removed.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ if TYPE_CHECKING:
 
     from cirron.files import Entry, Folder
 
-# 64 files of one second become one of a minute, 64 of those one of an hour: a day leaves some 150.
+# 64 one-second files become one of a minute, 64 of those one of an hour: about 150 files a day.
 MERGE_FILES = 64
-# Larger files are left alone: at the default cap that makes at most a thousand.
+# Larger files are not merged: at the default limit, there are at most a thousand of them.
 SMALL_BYTES = 2**20
 MERGE_BYTES = 4 * 2**20
-# Other processes write here too, so the folder is measured again every so many flushes, and once
-# this process has written this part of the cap.
+# Other processes write here too, so the folder is measured again after this many flushes, and after
+# this process has written 1/MEASURE_PART of the limit.
 MEASURE_EVERY = 30
 MEASURE_PART = 16
 STALE_TMP_NS = 3600 * 10**9
-# Black boxes that stay, the newest ones; and after how long a silent one counts as dead whose
-# process cannot be asked, since it ran on another host.
+# Black boxes that are kept. One of another host, whose process cannot be checked, counts as dead
+# after this long without an update.
 MAX_BOXES = 1_000
 SILENT_NS = 600 * 10**9
 BOXES_EVERY = 600
-PAUSE_S = 0.001  # after so many black boxes are read, since each takes the interpreter lock:
+PAUSE_S = 0.001  # pause after this many black boxes, because reading them takes the GIL:
 PAUSE_EVERY = 100
 MAX_BOX_BYTES = 16 * 2**20  # a larger one is not read
-LAST_NS = 500_000_000  # what the end of a session may wait for the thread
+LAST_NS = 500_000_000  # how long the end of a session waits for the thread
 
 
 class Part(NamedTuple):
-    """A file that this process wrote and may merge, and where its sections lie in it."""
+    """A file that this process wrote and may merge, and the positions of its sections."""
 
     name: str
     batch_id: str
@@ -56,7 +57,7 @@ class Part(NamedTuple):
 
 
 class BoxHead(msgspec.Struct):
-    """What tells whether the process of a black box is gone."""
+    """The part of a black box that tells whether its process is gone."""
 
     session: wire.Session
     pid: int
@@ -69,7 +70,7 @@ _box_heads = msgspec.json.Decoder(BoxHead)
 
 
 class Keeper:
-    """Of one spool, and the black boxes beside it. `is_pending` names are not merged yet."""
+    """Maintains one spool and its black boxes. Files that are still pending are not merged."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Keeper:
         is_own: Callable[[str], bool] = lambda name: False,
         is_pending: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        self.bytes = 0  # of the spool, as last measured, and what was written since
+        self.bytes = 0  # of the spool: as last measured, plus what was written since
         self.evicted_files = 0
         self.evicted_bytes = 0
         self.problem: str | None = None
@@ -95,9 +96,9 @@ class Keeper:
         self._is_pending = is_pending
         self._new: deque[Part] = deque()
         self._levels: list[list[Part]] = [[], [], []]
-        self._unmeasured_bytes = max_bytes  # the folder was not measured yet
+        self._unmeasured_bytes = max_bytes  # the folder has not been measured yet
         self._ticks = 0
-        self._boxes_tick = 0  # when black boxes are looked at next
+        self._boxes_tick = 0  # when black boxes are next checked
         self._worker = Worker(self._run, "cirron-keeper")
 
     # -- the spool's thread -----------------------------------------------------------------
@@ -106,7 +107,7 @@ class Keeper:
         self._worker.start()
 
     def add(self, batch: Sealed) -> None:
-        """Notes a file that was written."""
+        """Registers a file that was written."""
         self.bytes += batch.size
         self._unmeasured_bytes += batch.size
         if batch.size < SMALL_BYTES:
@@ -115,12 +116,12 @@ class Keeper:
             self._worker.wake()
 
     def tick(self) -> None:
-        """Has the thread look after the folder."""
+        """Wakes the thread at a flush."""
         self._ticks += 1
         self._worker.wake()
 
     def close(self, deadline_ns: int) -> None:
-        """One last look, and the thread ends."""
+        """Maintains the folder once more, and ends the thread."""
         self._worker.stop()
         self._worker.wait_for_end(min(deadline_ns, clock.now() + LAST_NS))
 
@@ -133,7 +134,7 @@ class Keeper:
         self.keep(is_last=True)
 
     def keep(self, *, is_last: bool = False) -> None:
-        """Looks after the folder once."""
+        """Maintains the folder once."""
         actions = [self._merge, self._keep_cap]
         if is_last or self._ticks >= self._boxes_tick:
             self._boxes_tick = self._ticks + BOXES_EVERY
@@ -142,11 +143,11 @@ class Keeper:
         self.problem = next((problem for problem in problems if problem is not None), None)
 
     def _attempt(self, action: Callable[[], None]) -> str | None:
-        """Why it failed, if it did."""
-        with guard.contained("keeping the folder in order"):
+        """Runs an action; returns why it failed, if it did."""
+        with guard.contained("maintaining the folder"):
             try:
                 action()
-            except FileNotFoundError:  # the folder was not made yet, or was removed
+            except FileNotFoundError:  # the folder does not exist yet, or was removed
                 pass
             except OSError as error:
                 return error.strerror or str(error)
@@ -164,11 +165,11 @@ class Keeper:
                 self._merge_group(group, level)
 
     def _ripe(self, parts: list[Part]) -> list[Part]:
-        """The oldest parts that are worth a merge now: enough of them, or enough bytes."""
+        """The oldest parts, if there are enough files or bytes for a merge."""
         total = 0
         for count, part in enumerate(parts, start=1):
             if self._is_pending(part.name):
-                return []  # it is sent as it is, under the id that it has
+                return []  # it has to be sent under its own id first
             total += part.size
             if count == MERGE_FILES or (total >= MERGE_BYTES and count > 1):
                 return parts[:count]
@@ -215,13 +216,13 @@ class Keeper:
             self._measure()
 
     def _measure(self) -> None:
-        self._spool.find()  # again: somebody may have put a link in its place
+        self._spool.find()  # again: it may have been replaced by a link
         if self._spool.is_ours:
             remove_stale(self._spool)
         self._unmeasured_bytes = 0
         entries = sorted(self._spool.entries())
         self.bytes = sum(entry.size for entry in entries)
-        for entry in entries[:-1]:  # the newest stays, however large
+        for entry in entries[:-1]:  # the newest is kept, however large
             if self.bytes <= self._max_bytes:
                 return
             if (self._spool.is_ours or self._is_own(entry.name)) and self._spool.remove(entry.name):
@@ -233,7 +234,7 @@ class Keeper:
         self.evicted_bytes += entry.size
         if self.evicted_files == 1:
             guard.warn(
-                "%s is larger than spool_max_bytes=%d: its oldest files go",
+                "%s is larger than spool_max_bytes=%d: its oldest files are deleted",
                 self._spool.path,
                 self._max_bytes,
             )
@@ -267,7 +268,7 @@ class Keeper:
 
 
 def remove_stale(folder: Folder) -> None:
-    """Removes what processes left that died while writing a file."""
+    """Removes temporary files of processes that died while writing."""
     for tmp in folder.entries(files.TMP):
         if clock.wall() - tmp.modified_ns > STALE_TMP_NS:
             folder.remove(tmp.name)

@@ -1,9 +1,9 @@
-"""A lane: a sink that may block, with a thread and a bounded queue of its own.
+"""A lane: a thread and a bounded queue for a sink that may block.
 
-Whoever reads a pipe may stop reading it, a logging handler may wait for a lock, a sink of the
-user's may do anything: none of them holds up the spool, the black box, a fork or the exit. Past its
-limit the oldest batches go, and are counted. Of a sink of the user's, `emit` is called, and at the
-end `close`, if it has one: both on the lane's thread.
+The reader of a pipe may stop reading, a logging handler may wait for a lock, a user's sink may do
+anything. None of them may delay the spool, the black box, a fork or the exit. When the queue is
+full, the oldest batches are dropped and counted. A user's sink gets calls of `emit`, and of `close`
+at the end if it has that method, both on the lane's thread.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 * 2**20
 
-# At the end, or at a flush, a sink that has finished nothing for this long is not waited for.
+# Neither a flush nor the exit waits for a sink that has finished nothing for this long.
 STALL_NS = 300_000_000
 
 
 class Lane(Sink):
-    """Hands batches to a sink, in order, on a thread of its own."""
+    """Passes batches to a sink, in order, on a separate thread."""
 
     def __init__(self, sink: Emitter, name: str, max_bytes: int = MAX_BYTES) -> None:
         self.name = name
-        self.dropped = 0  # batches: pushed out, refused by the sink, or left at the end
+        self.dropped = 0  # batches dropped from the queue, refused by the sink, or left at the end
         self.sent_records = 0
         self._sink = sink
         self._max_bytes = max_bytes
         self._queue: deque[Sealed] = deque()
         self._queued_bytes = 0
         self._is_busy = False
-        self._finished = 0  # batches, for better or worse
-        self._stalled_at = -1  # how many were, when it was last found to stand still
+        self._finished = 0  # batches that were sent or dropped by the sink
+        self._stalled_at = -1  # `_finished` when the sink was last found stalled
         self._deadline_ns = 0
         self._lock = new_lock()
         self._worker = Worker(self._run, f"cirron-{name}")
@@ -68,7 +68,7 @@ class Lane(Sink):
             if self._finished != finished:
                 finished, since_ns = self._finished, now
             elif now - since_ns > STALL_NS:
-                self._stalled_at = finished  # not waited for again until it moves on
+                self._stalled_at = finished  # not waited for again until it makes progress
             if now > deadline_ns:
                 break
             sleep(0.001)

@@ -1,10 +1,10 @@
-"""What still has to be sent, oldest first, and what happens to it when a process dies.
+"""What still has to be sent, oldest first, and who sends it when a process dies.
 
-The spool holds the batches. All that `DiskOutbox` adds is one small file per process with the name
-of the last batch that is done: batches are sent in the order of their names, so those with later
-names still have to be sent. `MemoryOutbox` is for runs without a spool. Neither opens a socket.
+The spool holds the batches. `DiskOutbox` adds one small file per process with the name of the last
+batch that is done: batches are sent in the order of their names, so those with later names still
+have to be sent. `MemoryOutbox` is for runs without a spool. Neither opens a socket.
 
-The spool's thread calls `open` and `put`, the keeper's `is_pending`, the sender's the rest.
+The spool's thread calls `open` and `put`, the keeper calls `is_pending`, the sender the rest.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
     from cirron.ship.sinks.base import Sealed
 
-# Payloads kept in memory: at 2 MB a batch, the most that the flusher seals, half a minute of it; at
-# the 1 KB a second of an ordinary loop, 18 hours.
+# Limit of payloads in memory: half a minute at the most that the flusher seals (2 MB batches), 18
+# hours at the 1 KB a second of an ordinary loop.
 MAX_MEMORY_BYTES = 64 * 2**20
-# Batches that wait on disk, at about 250 bytes of memory each: 28 hours at one a second.
+# Limit of batches on disk that wait, at about 250 bytes of memory each: 28 hours at one a second.
 MAX_ITEMS = 100_000
-# A spool file that is larger is no batch of ours.
+# Cirron writes no larger spool files.
 MAX_FILE_BYTES = 64 * 2**20
-# Dead processes that are taken over at a time: each costs a descriptor, of which there may be 1024.
+# Dead processes that are taken over at a time: each takes a file descriptor.
 MAX_ADOPTED = 64
-# Where there are no locks, a process whose file was not touched for a day counts as dead. A wrong
-# guess costs a second copy, which the server drops by its batch id.
+# On systems without file locks, a process counts as dead if its file was not touched for a day. A
+# wrong guess sends a batch twice, and the server drops the copy.
 UNTOUCHED_NS = 24 * 3600 * 10**9
 
 # Sorts before the name of every batch.
 NOTHING_DONE = f"{0:020d}-{0:032x}.json"
 
-# The only files that are ever sent besides batches: raw values, by the end of their address.
+# The only files that are sent besides batches: raw values of snapshots.
 BLOB = re.compile(
     r"file:.*/(snapshots/[0-9a-f]{32}/(?:weights|gradients)(?:-[0-9]{1,4})?\.safetensors)", re.S
 )
@@ -57,36 +57,36 @@ class Item(msgspec.Struct, eq=False):
     size: int
     sender: Sender | None = None
     records: int = 0  # of this process
-    pieces: list[bytes] | None = None  # where there is no file
-    is_taken: bool = False  # by the server; not that it has taken the blobs
-    blobs: list[str] | None = None  # that the server lacks; None: it has never had the batch
+    pieces: list[bytes] | None = None  # if there is no file
+    is_taken: bool = False  # the server has the batch, but maybe not its blobs
+    blobs: list[str] | None = None  # blobs to send; None: the batch was never accepted
 
     @property
     def batch_id(self) -> str:
-        """The id that a server drops a second copy by."""
+        """The id by which a server recognises a second copy."""
         return self.name[21:53]
 
 
 class MemoryOutbox:
-    """A queue that nothing overtakes: the head stays the head until it is done or given up.
+    """A queue of batches in memory, sent strictly in order.
 
-    Payloads are in memory. Past `max_bytes` the oldest go, but not the one that is being sent.
+    Above `max_bytes`, the oldest are dropped, except the one that is being sent.
     """
 
     def __init__(self, max_bytes: int = MAX_MEMORY_BYTES) -> None:
         self.max_bytes = max_bytes
-        self.dropped = 0  # batches that were given up because too many waited
+        self.dropped = 0  # batches dropped because the queue was full
         self.rejected = 0  # batches that the server refused
-        self.unreadable = 0  # batches whose file was gone, or not to be read
+        self.unreadable = 0  # batches whose file was missing or unreadable
         self.pending_bytes = 0  # before compression
         self._held_bytes = 0  # of that, in memory
-        self._queue: deque[Item] = deque()  # what dead processes left goes first
-        self._out: Item | None = None  # the head, once it was asked for: it may be under way
+        self._queue: deque[Item] = deque()  # batches of dead processes come first
+        self._out: Item | None = None  # the head, which may be being sent
         self._last = ""  # the name of the newest
         self._lock = new_lock()
 
     def put(self, batch: Sealed) -> Outcome:
-        """Takes a batch, once: a second time changes nothing. They come in order."""
+        """Adds a batch. Batches come in order; adding one again has no effect."""
         with self._lock:
             if batch.file_name <= self._last:
                 return Outcome.HELD
@@ -96,7 +96,7 @@ class MemoryOutbox:
             return self._append(batch)
 
     def adopt(self) -> int:
-        """Takes over what dead processes left; how many batches that was."""
+        """Takes over the batches of dead processes; returns how many."""
         return 0
 
     def head(self) -> Item | None:
@@ -106,27 +106,27 @@ class MemoryOutbox:
             return self._out
 
     def read(self, item: Item) -> bytes | None:
-        """The batch as JSON; None when it need not be sent after all. OSError: it is unreadable."""
+        """The batch as JSON; None if it need not be sent. Raises OSError if it is unreadable."""
         return b"".join(item.pieces or ())
 
     def open_blob(self, key: str) -> int:
-        """A descriptor of a file with raw values, for the caller to close; or OSError."""
+        """Opens a file with raw values; the caller closes the descriptor. Raises OSError."""
         raise FileNotFoundError(errno.ENOENT, "no such file", key)
 
     def done(self, item: Item) -> None:
-        """It was sent."""
+        """Removes a batch that was sent."""
         self._finish(item)
 
     def reject(self, item: Item) -> None:
-        """The server refused it for good: it is not tried again."""
+        """Removes a batch that the server refused for good."""
         self.rejected += self._finish(item)
 
     def drop(self, item: Item) -> None:
-        """It cannot be read: it is skipped, so that those behind it can go."""
+        """Removes a batch that cannot be read, so that later ones can be sent."""
         self.unreadable += self._finish(item)
 
     def close(self) -> None:
-        """What is left is lost, counted and said: there is no later process for it."""
+        """Drops what is left, with a count and a warning: no later process could send it."""
         with self._lock:
             lost = len(self)
             self._clear()
@@ -139,7 +139,7 @@ class MemoryOutbox:
             )
 
     def after_fork(self) -> None:
-        """In a forked child: what waits here is the parent's to send."""
+        """In a forked child: the parent sends these batches."""
         self._lock = new_lock()
         self._clear()
 
@@ -159,13 +159,13 @@ class MemoryOutbox:
                 self.dropped += 1
                 return Outcome.DROPPED
             self._held_bytes += batch.size
-            item.pieces = batch.pieces  # not joined: the spool holds these too, if there is one
+            item.pieces = batch.pieces  # not joined: the spool shares them
         self._queue.append(item)
         self.pending_bytes += batch.size
         return Outcome.HELD
 
     def _finish(self, item: Item) -> bool:
-        """Whether it was still waiting."""
+        """Removes the head. False: it is no longer the head."""
         with self._lock:
             if not self._queue or self._queue[0] is not item:
                 return False
@@ -176,7 +176,7 @@ class MemoryOutbox:
             return True
 
     def _drop_oldest(self) -> bool:
-        """Gives up the oldest batch that is not just being sent; False: there is none."""
+        """Drops the oldest batch that is not being sent. False: there is none."""
         place = 1 if self._queue and self._queue[0] is self._out else 0
         if len(self._queue) <= place:
             return False
@@ -193,10 +193,10 @@ class MemoryOutbox:
 
 
 class DiskOutbox(MemoryOutbox):
-    """Spool files: those of the batches whose ids begin with `prefix`, and of dead processes.
+    """A queue of spool files: this process's (ids begin with `prefix`), and dead processes'.
 
-    Past `max_items` the oldest are given up: they stay in the spool, and are not sent. What the
-    disk refuses is sent from memory; past `max_held_bytes` of that, the newest is given up.
+    Above `max_items`, the oldest stay in the spool and are not sent. Batches that could not be
+    written are sent from memory; above `max_held_bytes`, the newest of them is dropped.
     """
 
     def __init__(
@@ -219,15 +219,15 @@ class DiskOutbox(MemoryOutbox):
         self._is_closed = False
 
     def open(self) -> None:
-        """Makes sure that a later process finds what this one leaves. OSError: it will not.
+        """Makes sure that a later process will find unsent batches. Raises OSError if it will not.
 
-        Called before each batch is stored: somebody may have removed the folder.
+        Called before each write, because the folder may have been removed.
         """
         with self._lock:
             self._sender.open()
 
     def put(self, batch: Sealed) -> Outcome:
-        """Takes a batch that the spool has had its turn with."""
+        """Adds a batch after the spool has written it, or tried to."""
         name = batch.file_name
         is_stored = os.path.lexists(self._spool / name)
         with self._lock:
@@ -247,10 +247,10 @@ class DiskOutbox(MemoryOutbox):
         return super().head()
 
     def adopt(self) -> int:
-        """Takes over from dead processes, so many at a time; how many batches that was.
+        """Takes over from dead processes, `MAX_ADOPTED` at a time; returns the number of batches.
 
-        A process's lock goes to one other. Its file says all along what is left, and goes when
-        nothing is, so the next process can take over from this one.
+        Only one process gets the lock of a dead one. The file always says what is left and is
+        removed when nothing is, so another process can take over from this one.
         """
         taken = self._take_over()
         self._has_more_dead = len(taken) == MAX_ADOPTED
@@ -279,9 +279,9 @@ class DiskOutbox(MemoryOutbox):
         taken: dict[str, Sender] = {}
         with contextlib.suppress(OSError):
             self._folder.find()
-            if not self._folder.is_ours:  # the files may be a user's, and ours are removed
+            if not self._folder.is_ours:  # the files in it may be the user's
                 return taken
-            for entry in self._folder.entries(files.TMP):  # a process died while making its file
+            for entry in self._folder.entries(files.TMP):  # a process died while creating its file
                 if clock.wall() - entry.modified_ns > UNTOUCHED_NS:
                     self._folder.remove(entry.name)
             for entry in self._folder.entries():
@@ -298,29 +298,29 @@ class DiskOutbox(MemoryOutbox):
         with open(system.open_regular(self._spool / item.name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_FILE_BYTES:
-                raise OSError(errno.EFBIG, "larger than a batch can be")
+                raise OSError(errno.EFBIG, "too large for a batch")
             payload = file.read(size)
         header = payload[: payload.find(b',"spans":[')]
         if f'"batch_id":"{item.batch_id}"'.encode() not in header:
-            raise OSError(errno.EINVAL, "not the batch that its name says")
-        # A merged file is made of batches that are done. It can look new after a power failure.
+            raise OSError(errno.EINVAL, "its batch id does not match its name")
+        # A merged file consists of batches that were sent. After a power failure it can look new.
         return None if b'"merged":[' in header else payload
 
     def open_blob(self, key: str) -> int:
         path = self._root / key
         if os.path.realpath(path) != os.path.join(os.path.realpath(self._root), *key.split("/")):
-            raise OSError(errno.ELOOP, "reached through a link")
+            raise OSError(errno.ELOOP, "its path contains a link")
         file = system.open_regular(path)
         if os.fstat(file).st_nlink > 1:
             os.close(file)
-            raise OSError(errno.EMLINK, "has another name too")
+            raise OSError(errno.EMLINK, "is a hard link")
         return file
 
     def close(self) -> None:
-        """What is left stays for a later process."""
+        """Leaves unsent batches to a later process."""
         with self._lock:
             left = sum(item.sender is self._sender for item in self._queue)
-            # Once: the sender's thread and who waits for it both close.
+            # Warn once: both the sender's thread and its caller close the outbox.
             is_first, self._is_closed = not self._is_closed, True
             if left and self._sender.file is None and is_first:
                 guard.warn(
@@ -334,7 +334,7 @@ class DiskOutbox(MemoryOutbox):
 
     def after_fork(self) -> None:
         super().after_fork()
-        self._sender.close(remove=False)  # our descriptor; the parent's keeps the lock
+        self._sender.close(remove=False)  # the parent's own descriptor keeps the lock
         close_all(self._dead, remove=False)
 
     def _enforce_cap(self) -> None:
@@ -351,7 +351,7 @@ class DiskOutbox(MemoryOutbox):
 
 
 class Sender:
-    """How far one process's batches are done, in a file that is locked while the process lives."""
+    """The progress of one sending process, in a file that it keeps locked while it lives."""
 
     def __init__(self, folder: files.Folder, prefix: str) -> None:
         self.prefix = prefix
@@ -362,13 +362,13 @@ class Sender:
         self._path = folder.path / prefix
 
     def open(self) -> None:
-        """Puts the file in place, locked before it can be seen; anew if somebody removed it."""
+        """Creates the file, locked before others can see it; again if it was removed."""
         if self.file is not None and os.fstat(self.file).st_nlink:
             if self._is_locked is None:
-                os.utime(self._path)  # says that this process lives
+                os.utime(self._path)  # shows that this process is alive
             return
         self.close(remove=False)
-        # Without locks it may as well be seen; Windows cannot rename a file that is open.
+        # Without locks there is no need for that, and Windows cannot rename an open file.
         name = self.prefix + files.TMP if system.HAS_FCNTL else self.prefix
         self._folder.make()
         self._folder.remove(name)
@@ -385,35 +385,35 @@ class Sender:
             raise
 
     def take(self) -> bool:
-        """Takes over from a dead process. False: it lives, or another process was faster."""
-        with contextlib.suppress(OSError):  # it is gone, or another user's
+        """Takes over from a dead process. False: it is alive, or another process was faster."""
+        with contextlib.suppress(OSError):  # it was removed, or belongs to another user
             self.file = system.open_regular(self._path, os.O_RDWR)
             self._is_locked = system.lock(self.file)
             status = os.fstat(self.file)
             is_old = clock.wall() - status.st_mtime_ns > UNTOUCHED_NS
             is_dead = is_old if self._is_locked is None else self._is_locked
-            # Another process may have finished and removed it since it was opened here.
+            # Another process may have removed it after it was opened here.
             if is_dead and os.path.samestat(status, os.lstat(self._path)):
                 found = os.read(self.file, len(NOTHING_DONE)).decode("ascii", "replace")
-                if self.is_waiting(found):  # else it is damaged, and all of them go once more
+                if self.is_waiting(found):  # else it is damaged, and everything is sent again
                     self.watermark = found
                 return True
         self.close(remove=False)
         return False
 
     def is_waiting(self, name: str) -> bool:
-        """Whether this is a batch of that process, and not done."""
+        """Whether this is an unsent batch of that process."""
         is_its_own = files.BATCH.fullmatch(name) is not None and name[21:37] == self.prefix
         return is_its_own and name > self.watermark
 
     def advance(self, name: str) -> None:
-        """Notes that this batch is done, and so are those before it."""
+        """Records that this batch and all before it are done."""
         self.watermark = name
-        with contextlib.suppress(OSError):  # at worst it is sent again, and dropped by the server
+        with contextlib.suppress(OSError):  # at worst it is sent again, and the server drops it
             self._write()
 
     def close(self, *, remove: bool) -> None:
-        """Lets go of the file, and removes it when all is done."""
+        """Closes the file, and removes it if everything is done."""
         file, self.file = self.file, None
         if file is not None:
             os.close(file)
@@ -422,20 +422,20 @@ class Sender:
                     self._folder.remove(self.prefix)
 
     def _write(self) -> None:
-        """In place: a full disk allows that."""
+        """Overwrites the file in place, which works on a full disk."""
         if self.file is not None:
             os.lseek(self.file, 0, os.SEEK_SET)
             os.write(self.file, f"{self.watermark}\n".encode())
 
 
 def close_all(senders: dict[str, Sender], *, remove: bool) -> None:
-    """Lets go of dead processes; `remove` when nothing of theirs is left."""
+    """Closes the files of dead processes; removes them if nothing is left to send."""
     while senders:
         senders.popitem()[1].close(remove=remove)
 
 
 def size_of(path: Path) -> int:
-    """The size of a file; 0 when it is gone."""
+    """The size of a file, 0 if it does not exist."""
     try:
         return path.lstat().st_size
     except OSError:
@@ -443,12 +443,16 @@ def size_of(path: Path) -> int:
 
 
 def blob_keys(payload: bytes) -> tuple[list[str], int]:
-    """The keys of the files that belong to a batch, and how many it names that are not ours."""
+    """The keys of the blobs of a batch, and the number of blob addresses that are not cirron's."""
     if b'"blob_uri":"file' not in payload:
         return [], 0
     try:
         snapshots = wire.decode_batch(payload).snapshots
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # planted; the server's to judge
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        RecursionError,
+    ):  # planted
         return [], 1
     addresses = {snapshot.blob_uri or "" for snapshot in snapshots} - {""}
     found = [match[1] for address in addresses if (match := BLOB.fullmatch(address))]

@@ -1,8 +1,8 @@
-"""The text of objects that only their own methods can describe.
+"""Calls `str` on the user's objects.
 
-`str(value)` is the user's code: it may raise anything, or never return. So it runs on a thread of
-its own, each object once, and is waited for a moment. A class that takes longer is described by its
-name from then on, and after a few such classes no object is asked any more.
+`str(value)` is user code: it may raise anything, or never return. It is called once per object, on
+a separate thread, with a time limit. Objects of a class that takes longer are described by the name
+of the class from then on. After a few such classes, `str` is not called at all.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ MAX_STUCK = 3
 
 
 class Texts:
-    """Asks for one text at a time; the collector's lock sees to that."""
+    """Gets one text at a time; the collector's lock ensures that."""
 
     def __init__(self) -> None:
         self._asker: Asker | None = None
         self._stuck = 0
-        self._slow: list[weakref.ref[type]] = []  # not a set: a metaclass may have its own hash
+        self._slow: list[weakref.ref[type]] = []  # not a set: a metaclass may define __hash__
 
     def of(self, value: Any) -> str:
-        """`str(value)`, or `<Name>` where that fails or takes long."""
+        """`str(value)`, or `<ClassName>` if that fails or takes too long."""
         kind = type(value)
         if self._stuck >= MAX_STUCK or any(slow() is kind for slow in self._slow):
             return name_of(value)
         if self._asker is None:
             self._asker = Asker()
         text = self._asker.ask(value)
-        if text is None:  # it still runs: this thread of ours is lost to it
+        if text is None:  # it is still running, and blocks that thread
             self._asker.worker.stop()
             self._asker = None
             self._stuck += 1
@@ -61,7 +61,7 @@ class Asker:
         self._has_started = self.worker.start()
 
     def ask(self, value: Any) -> str | None:
-        """None: it takes longer than `WAIT_S`."""
+        """The text, or None if it takes longer than `WAIT_S`."""
         if not self._has_started:
             return name_of(value)
         self._value, self._text = value, None
@@ -75,7 +75,7 @@ class Asker:
             if value is not None:
                 try:
                     text = clip(str.__str__(str(value)))
-                except BaseException:  # noqa: BLE001  protects the recording from the user's method
+                except BaseException:  # noqa: BLE001  protects the recording from user code
                     text = name_of(value)
                 del value
                 self._text = text

@@ -1,5 +1,5 @@
-"""Threads of ours: real ones even where gevent has replaced Python's, woken and awaited by bare
-locks, which are safe in a signal handler, where the interrupted code may hold any other lock.
+"""Cirron's threads: real ones even if gevent has replaced Python's. They are woken and awaited with
+bare locks, which are safe in a signal handler, where the interrupted code may hold any other lock.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from cirron.record import clock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Whoever waits for a thread's end looks this often whether it has come.
+# How often a wait for the end of a thread checks whether it has ended.
 LOOK_S = 0.1
 
 
 def real(module: str, name: str) -> Any:
-    """A function of the standard library itself, not what gevent has put in its place.
+    """A function of the standard library itself, not gevent's replacement.
 
-    A thread that is a greenlet never runs while another greenlet computes.
+    A greenlet in place of a thread would not run while another greenlet computes.
     """
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None:
@@ -34,25 +34,25 @@ def real(module: str, name: str) -> Any:
 
 
 def new_lock() -> _thread.LockType:
-    """A lock of the operating system."""
+    """A real lock, even under gevent."""
     lock: _thread.LockType = real("_thread", "allocate_lock")()
     return lock
 
 
 def sleep(seconds: float) -> None:
-    """Lets other threads run."""
+    """Sleeps, and lets other threads run."""
     real("time", "sleep")(seconds)
 
 
 class Worker:
-    """A daemon thread that runs a function once; the function sleeps by `rest`."""
+    """A daemon thread that runs a function once; the function sleeps with `rest`."""
 
     def __init__(self, run: Callable[[], None], name: str) -> None:
         self.ident: int | None = None
         self.has_started = False
         self.is_stopping = False
         self.has_ended = False
-        self.problem: str | None = None  # why it could not be started, while it cannot
+        self.problem: str | None = None  # why it could not be started
         self._run = run
         self._name = name
         self._wake = new_lock()
@@ -62,9 +62,9 @@ class Worker:
         self._may_start = new_lock()
 
     def start(self) -> bool:
-        """Starts it, once. False: Python starts no more threads: too many run, or it is ending."""
+        """Starts the thread, once. False: Python cannot start one (a limit, or it is exiting)."""
         if not self._may_start.acquire(blocking=False):
-            return True  # somebody has
+            return True  # already started
         self.has_started = True
         try:
             if real("_thread", "start_new_thread") is _thread.start_new_thread:
@@ -95,7 +95,7 @@ class Worker:
         return self.has_started and not self.has_ended
 
     def wake(self) -> None:
-        """Ends a `rest`, the present one or the next."""
+        """Ends the current `rest`, or the next one."""
         try:
             self._wake.release()
         except RuntimeError:  # it is awake already
@@ -107,37 +107,37 @@ class Worker:
         self.wake()
 
     def wait_for_end(self, deadline_ns: int) -> bool:
-        """False: it has not ended by the deadline.
+        """Waits for the end of the thread. False: it has not ended by the deadline.
 
-        Waits in short turns and trusts the flag, not the lock: a signal may come just when this
-        thread has the lock, and its handler waits here too.
+        It polls the flag and does not rely on the lock: a signal may arrive while this thread holds
+        the lock, and its handler waits here too.
         """
         while self.has_started and not self.has_ended:
             left_s = (deadline_ns - clock.now()) / 1e9
             if left_s <= 0:
                 return False
             if self._ended.acquire(timeout=min(left_s, LOOK_S)):
-                self._ended.release()  # for whoever else waits
+                self._ended.release()  # for other waiters
         return True
 
     # -- called from the thread itself ------------------------------------------------------
 
     def rest(self, seconds: float) -> None:
-        """Waits until it is woken, not for longer than this."""
+        """Waits until woken, or for this long."""
         self._wake.acquire(timeout=max(0.0, seconds))
 
 
 class Turns:
-    """How long a busy thread keeps the interpreter lock when others want it: Python says 5 ms.
+    """Python's switch interval: how long a busy thread keeps the GIL when others want it (5 ms).
 
-    Where several are busy, a thread of ours waits for the turn of each, at every call of the
-    system. While it has much to do, the turns are shorter.
+    If several threads are busy, cirron's thread waits for each of them after every system call.
+    The interval is therefore shortened while the backlog is large.
     """
 
     SHORT_S = 0.001
 
     def __init__(self) -> None:
-        self._before_s = 0.0  # what they were; 0: they are not changed
+        self._before_s = 0.0  # the original interval; 0: not changed
 
     def shorten(self) -> None:
         if not self._before_s and sys.getswitchinterval() > self.SHORT_S:
@@ -145,7 +145,7 @@ class Turns:
             sys.setswitchinterval(self.SHORT_S)
 
     def restore(self) -> None:
-        """Makes them as they were, unless the program has set them since."""
+        """Restores the interval, unless the program has changed it since."""
         before_s, self._before_s = self._before_s, 0.0
         if before_s and abs(sys.getswitchinterval() - self.SHORT_S) < 1e-6:
             sys.setswitchinterval(before_s)
@@ -155,7 +155,7 @@ turns = Turns()
 
 
 class Ours(threading.local):
-    """Whether this thread is one of ours."""
+    """Whether the current thread is one of cirron's."""
 
     is_here = False
 
@@ -164,9 +164,9 @@ _ours = Ours()
 
 
 class Speaker:
-    """Says what our threads have to say, on a thread of its own.
+    """Logs the warnings of cirron's threads, on a separate thread.
 
-    A logging handler is the user's: it may block, and must not hold up the recording.
+    Logging handlers belong to the user. They may block, and must not delay the recording.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class Speaker:
         self._is_busy = False
 
     def relay(self, say: Callable[[], None]) -> bool:
-        """False: the caller is no thread of ours, and says it itself."""
+        """Queues a message. False: this is not a thread of cirron, and logs directly."""
         if not _ours.is_here:
             return False
         if self._worker is None or not self._worker.is_alive:
@@ -187,13 +187,13 @@ class Speaker:
         return True
 
     def settle(self, timeout_s: float) -> None:
-        """Waits until all is said, not for longer than this."""
+        """Waits until all messages are logged, or for this long."""
         deadline_ns = clock.now() + int(timeout_s * 1e9)
         while (self._messages or self._is_busy) and clock.now() < deadline_ns:
             sleep(0.001)
 
     def after_fork(self) -> None:
-        """In a forked child: the thread, and what it had to say, are the parent's."""
+        """In a forked child: the thread and its messages belong to the parent."""
         self.__init__()  # type: ignore[misc]
 
     def _run(self) -> None:
@@ -204,7 +204,7 @@ class Speaker:
                 self._is_busy = True
                 with contextlib.suppress(IndexError):
                     say = self._messages.popleft()
-                    _ours.is_here = False  # what it says is said here
+                    _ours.is_here = False  # log directly from here
                     with guard.contained("warning"):
                         say()
             self._is_busy = False

@@ -1,6 +1,6 @@
-# What `cirron run` puts before everything else on PYTHONPATH. Any Python may read it, one without
-# cirron or of another version too: so no syntax that is new, and nothing that can fail. The
-# program's own sitecustomize, if it has one, is the one that stays imported.
+# `cirron run` puts this folder first on PYTHONPATH. Any Python may run this file, even an old one,
+# or one without cirron, so it has no new syntax, and nothing that can fail. If the program has its
+# own sitecustomize, that one stays imported.
 import os
 import sys
 
@@ -17,7 +17,7 @@ except ImportError as error:
 finally:
     try:
         from cirron import autostart
-    except Exception:  # noqa: BLE001  protects a program whose Python has no cirron, or an older one
+    except Exception:  # noqa: BLE001  protects a program without cirron, or with an old one
         pass
     else:
         autostart.begin()

@@ -583,3 +583,59 @@ def test_a_worker_that_dies_is_told(scripts: Scripts) -> None:
     assert (0, "True True\n", "") == ended
     assert list(range(800)) == [span.index for span in scripts.spans("span")]
     assert "clean" == scripts.state()
+
+
+def test_what_a_program_sets_on_a_span(scripts: Scripts) -> None:
+    """A program that sets a span's own fields to anything spoils no other record, and no file."""
+    ended = scripts.run("""
+        import cirron as ci
+        import numpy as np
+
+        ci.profile()
+        for field, given in [
+            ("name", 5), ("name", []), ("name", "x" * 10**6), ("index", "seven"), ("index", 10**40),
+            ("index", np.int64(7)), ("attrs", [1, 2]), ("attrs", {(1, 2): 3}),
+        ]:
+            with ci.scope("before"), ci.scope("set") as span:
+                setattr(span, field, given)
+                ci.trace(format="dict")
+        with ci.scope("step"):
+            pass
+        print(ci.flush().ok, ci.health()["errors"])
+    """)
+
+    assert (0, "True {}\n", "") == ended
+    assert 8 == len(scripts.spans("before"))
+    assert 1 == len(scripts.spans("<int>")) == len(scripts.spans("<list>"))
+    assert 1 == len(scripts.spans("x" * 1000)) == len(scripts.spans("step"))
+    assert [None, 2**63 - 1, 7, None, None] == [span.index for span in scripts.spans("set")]
+    assert [{"attrs": [1, 2]}, {"<tuple>": 3}] == [s.attrs for s in scripts.spans("set")[3:]]
+
+
+def test_a_finalizer_that_opens_a_scope(scripts: Scripts) -> None:
+    """The garbage collector may run a finalizer inside any call of ours, and that may record."""
+    ended = scripts.run("""
+        import gc
+        import cirron as ci
+
+        class Cyclic:
+            def __init__(self):
+                self.itself = self
+
+            def __del__(self):
+                with ci.scope("finalizer"):
+                    ci.mark("value", 1)
+
+        ci.profile()
+        callbacks = len(gc.callbacks)
+        for _ in range(3000):
+            Cyclic()
+            with ci.scope("span"):
+                pass
+        gc.collect()
+        ci.shutdown()
+        print(callbacks - len(gc.callbacks) <= 1)
+    """)
+
+    assert (0, "True\n", "") == ended
+    assert 3000 == len(scripts.spans("span")) == len(scripts.spans("finalizer"))

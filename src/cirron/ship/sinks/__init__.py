@@ -1,1 +1,1 @@
-"""Where batches go. One file a destination, one method to implement: `emit` (see `base.py`)."""
+"""Where batches go: one file per destination, one method to implement: `emit` (see `base.py`)."""

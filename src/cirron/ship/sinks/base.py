@@ -1,6 +1,6 @@
-"""The contract between the flusher and a destination. All of it runs on background threads.
+"""The interface between the flusher and a destination. Everything runs on background threads.
 
-A destination of your own needs one method, `emit(batch) -> Outcome`; see `ci.profile(sinks=[...])`.
+Your own sink needs one method, `emit(batch) -> Outcome`; see `ci.profile(sinks=[...])`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class Outcome(enum.Enum):
     """What became of a batch."""
 
-    DONE = "done"  # it is where it should be
-    HELD = "held"  # not yet; the sink keeps it and tries again
-    DROPPED = "dropped"  # it is lost, and counted
+    DONE = "done"  # delivered
+    HELD = "held"  # not yet delivered; the sink keeps it and tries again
+    DROPPED = "dropped"  # lost, and counted
 
 
 class Blob(NamedTuple):
-    """A file that belongs to a batch: where it lies, and the key a server knows it by."""
+    """A file that belongs to a batch: its path, and its key on the server."""
 
     path: Path
     key: str
@@ -50,17 +50,17 @@ class Sealed:
         self.pieces, self.layout = wire.encode_batch(header, sections)
         self.size = sum(map(len, self.pieces))
         self.records = records  # spans, marks and snapshots in it
-        self.lines = lines  # its spans, for sinks that print them
+        self.lines = lines  # its spans, if a sink prints them
         self.blobs = blobs
 
     @property
     def payload(self) -> bytes:
-        """The whole batch as one JSON text; a file is written from the pieces, without it."""
+        """The whole batch as one JSON text. Files are written from `pieces` instead."""
         return b"".join(self.pieces)
 
     @property
     def batch_id(self) -> str:
-        """The id that a server drops a second copy by."""
+        """The id by which a server recognises a second copy."""
         return self.header.batch_id
 
     @property
@@ -74,42 +74,40 @@ class Sealed:
 
 
 class Emitter(Protocol):
-    """What a sink must have."""
+    """What a sink has to implement."""
 
     def emit(self, batch: Sealed) -> Outcome:
-        """Takes a batch. What can go wrong outside is an outcome, not an exception."""
+        """Takes a batch. A failure of the destination is an outcome, not an exception."""
 
 
 class Sink:
-    """A destination of ours; what it does not need it inherits.
+    """Base class of cirron's own sinks.
 
-    The flusher calls `emit` and `tick`, so neither may wait for anything: what blocks has a thread
-    of its own, or is put into a `Lane`.
+    The flusher calls `emit` and `tick`, which must not block. A sink that may block has its own
+    thread, or is put into a `Lane`.
     """
 
-    is_patient = False  # at the end it may take all the time that there is
+    is_patient = False  # closing it may take until the exit deadline
 
     def start(self) -> None:
-        """Starts its thread, if it has one: at the end of the process it is too late for that."""
+        """Starts its thread, if it has one. At the end of the process, that would be too late."""
 
     def emit(self, batch: Sealed) -> Outcome:
         """Takes a batch."""
         raise NotImplementedError
 
     def tick(self) -> None:
-        """Called at every flush interval, batch or no batch: try again, tidy up."""
+        """Called at every flush interval, with or without a batch: retry, clean up."""
 
     def settle(self, deadline_ns: int) -> bool:
-        """Waits until what it was given is out. False: it is not, by the deadline, or nothing
-        moves.
-        """
+        """Waits until its batches are delivered. False: not by the deadline, or no progress."""
         return True
 
     def close(self, deadline_ns: int) -> None:
-        """Finishes by the deadline (on the monotonic clock) and lets go of everything."""
+        """Finishes by the deadline (on the monotonic clock) and releases its resources."""
 
     def after_fork(self) -> None:
-        """In a forked child: lets go of what is the parent's; nothing else is called after it."""
+        """In a forked child: releases what belongs to the parent. No other call follows."""
 
     def health(self) -> dict[str, object]:
         """Its counters, for `ci.health()`."""

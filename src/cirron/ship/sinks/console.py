@@ -1,4 +1,4 @@
-"""One line a closed span, for people: on a stream (`stdout`) or on a logger (`log`)."""
+"""Prints one line per closed span, on a stream (`stdout`) or a logger (`log`)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def to_logger() -> Console:
     logger = logging.getLogger(LOGGER)
 
     def write(line: str) -> None:
-        with stream.logging:  # a fork meanwhile would leave the child a handler's stream locked
+        with stream.logging:  # a fork now would leave the handler's lock held in the child
             logger.info("%s", line)
 
     return Console(write)

@@ -1,11 +1,10 @@
-"""One JSON line a batch on standard output, for the platform that runs the process and reads it.
+"""One JSON line per batch on standard output, for the platform that runs the process.
 
-A line is one write and one flush, so lines of several threads do not run into each other. What we
-cannot see: whether somebody else's last write ended its line. A program that prints without a
-newline at the end (a progress bar) puts its text in front of ours; a reader looks for
-`{"__cirron_event__"` anywhere in a line.
+Each line is one write and one flush, so lines of several threads do not mix. A program that prints
+without a final newline (a progress bar) puts its text in front of the JSON. Readers therefore look
+for `{"__cirron_event__"` anywhere in a line.
 
-Runs in a lane, on a thread of its own, which counts what the stream does not take.
+Runs in a lane, which counts the batches that the stream does not accept.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class EventStream(Sink):
     def _write(self, text: str) -> None:
         try:
             self._stream.write(text)
-        except UnicodeEncodeError:  # LANG=C: the same JSON in ASCII. Nothing was written yet
+        except UnicodeEncodeError:  # LANG=C: write ASCII; nothing was written yet
             self._stream.write(
                 re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text)
             )

@@ -1,10 +1,10 @@
 """Sends batches over HTTP: `POST <endpoint>/api/traces`, then the batch's blobs.
 
-`emit` and `tick` never wait for the network, `close` until its deadline. A thread of its own,
-"cirron-http", takes the oldest batch from the outbox and tries until the server has it or refuses
-it; nothing overtakes it.
+`emit` and `tick` never wait for the network; `close` does, until its deadline. The thread
+"cirron-http" takes the oldest batch from the outbox and retries until the server accepts or refuses
+it, so batches are sent in order.
 
-What an answer means, when to try again and what to say is decided here, in one place.
+This module decides what an answer means, when to retry and when to warn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cirron.ship.outbox import Item, MemoryOutbox
     from cirron.ship.sinks.base import Sealed
 
-# Below this, gzip saves less than one packet.
+# Compressing less than this does not save a packet.
 GZIP_BYTES = 1024
 # 1 MB of spans: level 1 takes 3.7 ms for a ratio of 7.7, level 6 takes 7.2 ms for 8.7.
 GZIP_LEVEL = 1
@@ -38,29 +38,29 @@ BLOCK_BYTES = 64 * 1024
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 60.0
 LONGEST_RETRY_AFTER_S = 120.0
-SETTING_PAUSE_S = 300.0  # a wrong key or address is put right by a person, if at all
-MISTAKE_PAUSE_S = 5.0  # of ours
-PAUSE_LOOK_S = 0.05  # how often a pause at the end looks whether time is up
+SETTING_PAUSE_S = 300.0  # for a wrong key or address, which only a person can correct
+MISTAKE_PAUSE_S = 5.0  # after an internal error
+PAUSE_LOOK_S = 0.05  # how often a pause during `close` checks the deadline
 
-# So often is a blob tried before its batch goes along again, to tell whether it is the blob or the
-# server: two minutes of pauses. If the batch is taken, the blob is given up. Until a blob is taken,
-# later ones have one try each, so that they hold up no batch.
+# After this many failures of a blob (two minutes), its batch is sent again, to find out whether the
+# blob or the server is the problem. If the server accepts the batch, the blob is given up. Until a
+# blob is accepted, later ones get one try each, so that they do not delay batches.
 BLOB_TRIES = 10
 
-# While closing: with the pauses above, an endpoint that is down holds up the exit for 1.5 s.
+# Tries during `close`: an endpoint that is down delays the exit by 1.5 s.
 LAST_TRIES = 3
 
 
 class Verdict(enum.Enum):
-    """What an answer means for the batch; the value is the one warning that it is worth."""
+    """What an answer means for the batch. The value is the warning, which is logged once."""
 
     ACCEPTED = "sending to %s works again (%d batches to go)"
     REFUSED = (
-        "%s refused a batch (%s), and would again: it is not sent any more, and stays in the spool."
+        "%s refused a batch (%s): it stays in the spool and is not sent again."
         " A newer cirron may help: pip install -U cirron"
     )
     UNREADABLE = "a batch for %s cannot be read from the spool (%s): it is skipped"
-    BLOB_LOST = "raw values of a snapshot were not sent to %s (%s), and are not tried again"
+    BLOB_LOST = "raw values of a snapshot were not sent to %s (%s), and will not be"
     BUSY = "%s asks to wait (%s); batches are kept and sent later"
     FAILING = "%s has a problem (%s); batches are kept and sent later"
     UNREACHABLE = (
@@ -87,35 +87,35 @@ class Verdict(enum.Enum):
     )
 
 
-# A person's turn. A blob is given up instead: its batch went through with the same settings.
+# A person has to act. A blob is given up instead: its batch was accepted with the same settings.
 SETTING = (Verdict.BAD_KEY, Verdict.WRONG_ADDRESS, Verdict.MOVED, Verdict.BAD_PROXY)
 
-# What a status says, where its hundred does not (see `judge`). A 4xx that is not here is about this
-# batch, and final: 400, 406, 413, 415, 422, ...
+# Exceptions from the general rule (see `judge`). Any other 4xx is about this batch, and final: 400,
+# 406, 413, 415, 422, ...
 MEANINGS = {
     401: Verdict.BAD_KEY,
-    402: Verdict.BAD_KEY,  # the account is to be put right
+    402: Verdict.BAD_KEY,  # payment required
     403: Verdict.BAD_KEY,
     404: Verdict.WRONG_ADDRESS,
     405: Verdict.WRONG_ADDRESS,
     407: Verdict.BAD_PROXY,
-    408: Verdict.BUSY,  # it was too slow to take the batch
-    409: Verdict.ACCEPTED,  # it has this batch already; its blobs may be missing
-    410: Verdict.WRONG_ADDRESS,  # moved away for good
-    421: Verdict.BUSY,  # the wrong one of several servers: the next connection may find the right
+    408: Verdict.BUSY,  # the server waited too long for the request
+    409: Verdict.ACCEPTED,  # the server already has this batch, but maybe not its blobs
+    410: Verdict.WRONG_ADDRESS,  # gone
+    421: Verdict.BUSY,  # misdirected: the next connection may reach another server
     423: Verdict.BUSY,  # locked for now
-    424: Verdict.BUSY,  # something behind it failed
+    424: Verdict.BUSY,  # something behind the server failed
     425: Verdict.BUSY,  # too early
-    426: Verdict.WRONG_ADDRESS,  # it wants another protocol, such as https
+    426: Verdict.WRONG_ADDRESS,  # another protocol is required, such as https
     429: Verdict.BUSY,
     499: Verdict.BUSY,  # nginx: the connection was lost
-    501: Verdict.WRONG_ADDRESS,  # it knows no POST: no server of ours
-    505: Verdict.WRONG_ADDRESS,  # it wants another version of HTTP
+    501: Verdict.WRONG_ADDRESS,  # no POST: not a cirron server
+    505: Verdict.WRONG_ADDRESS,  # another version of HTTP is required
 }
 
 
 class Answer(NamedTuple):
-    """What became of a try."""
+    """The result of a try."""
 
     verdict: Verdict
     reason: str = ""
@@ -126,7 +126,7 @@ ACCEPTED = Answer(Verdict.ACCEPTED)
 
 
 class HttpSink(Sink):
-    """Hands batches to the sender. Cap and policy when full are the outbox's."""
+    """Sends batches from an outbox, which has the limit and the policy when it is full."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class HttpSink(Sink):
     ) -> None:
         self.sent = 0  # batches that the server has
         self.sent_records = 0  # of this process, in batches that the server has
-        self.blobs_lost = 0  # refused, gone from the disk, or not ours to send
+        self.blobs_lost = 0  # refused, missing, or not cirron's files
         self.last_error: str | None = None
         self._endpoint, self._host = endpoint, urlsplit(endpoint).hostname
         self._headers = {
@@ -157,7 +157,7 @@ class HttpSink(Sink):
         self._random = fraction if random is None else random
         self._sleep = sleep
         self._said: set[Verdict] = set()
-        self._is_in_trouble = False  # and said so
+        self._is_in_trouble = False  # and there was a warning
         self._failures = 0  # in a row
         self._blob_failures = 0  # in a row
         self._reset()
@@ -174,14 +174,14 @@ class HttpSink(Sink):
         self._worker.start()
 
     def emit(self, batch: Sealed) -> Outcome:
-        """Notes that a batch has to be sent."""
+        """Puts a batch into the outbox."""
         outcome = self._outbox.put(batch)
         self._worker.start()
         self._worker.wake()
         return outcome
 
     def tick(self) -> None:
-        """Sees to it that no request takes for ever."""
+        """Aborts a request that takes too long."""
         self._worker.start()
         if self._connection is not None:
             self._connection.cut_if_late()
@@ -197,7 +197,7 @@ class HttpSink(Sink):
         self._outbox.close()
 
     def health(self) -> dict[str, object]:
-        """Counters, and the last thing that went wrong."""
+        """Counters, and the last error."""
         return {
             "http_sent": self.sent,
             "http_sent_records": self.sent_records,
@@ -211,7 +211,7 @@ class HttpSink(Sink):
         }
 
     def after_fork(self) -> None:
-        """In a forked child: threads, locks, the connection and the outbox are the parent's."""
+        """In a forked child: the thread, the connection and the outbox belong to the parent."""
         self._reset()
         self._outbox.after_fork()
 
@@ -222,7 +222,7 @@ class HttpSink(Sink):
             self._outbox.adopt()
         is_going_on = True
         while is_going_on and not self._is_stopped:
-            is_going_on = not self._worker.is_stopping  # unless the next line gets past it
+            is_going_on = not self._worker.is_stopping  # if the next line fails
             is_mistaken = True
             with guard.contained("sending a batch"):
                 is_going_on = self._take_turn()
@@ -231,10 +231,10 @@ class HttpSink(Sink):
                 self._pause(MISTAKE_PAUSE_S)
         if self._connection is not None:
             self._connection.close()
-        self._outbox.close()  # again, when `close` could not wait: nothing is kept from others
+        self._outbox.close()  # again, in case `close` could not wait: releases the locks
 
     def _take_turn(self) -> bool:
-        """Tries to send the oldest batch, or waits for one; False: there is no more to do."""
+        """Tries to send the oldest batch, or waits for one. False: there is nothing left to do."""
         item = self._outbox.head()
         if item is None:
             if self._worker.is_stopping:
@@ -249,7 +249,7 @@ class HttpSink(Sink):
         return self._rest(answer)
 
     def _pause(self, pause_s: float) -> None:
-        """Waits so long, or until the end: new batches do not shorten it."""
+        """Waits this long, or until the end; new batches do not shorten it."""
         if self._sleep is not None:
             self._sleep(pause_s)
             return
@@ -262,8 +262,8 @@ class HttpSink(Sink):
             self._worker.rest(min(left_s, PAUSE_LOOK_S) if was_stopping else left_s)
 
     def _send(self, item: Item) -> Answer:
-        """Sends what the server does not have yet. ACCEPTED: there is nothing more to do for it."""
-        takes_batches = not item.is_taken  # just now
+        """Sends what the server does not have yet. ACCEPTED: the item is finished."""
+        takes_batches = not item.is_taken  # the server has just accepted it, below
         if not item.is_taken:
             answer = self._send_batch(item)
             if answer.verdict is not Verdict.ACCEPTED:
@@ -278,7 +278,7 @@ class HttpSink(Sink):
         while item.blobs:
             answer = self._send_blob(item, item.blobs[0])
             if answer.verdict in (Verdict.BUSY, Verdict.FAILING, Verdict.UNREACHABLE):
-                is_asked_to_wait = answer.verdict is Verdict.BUSY  # and will be taken
+                is_asked_to_wait = answer.verdict is Verdict.BUSY
                 self._blob_failures += not is_asked_to_wait
                 if is_asked_to_wait or not takes_batches or self._blob_failures <= BLOB_TRIES:
                     self._note(answer)
@@ -340,18 +340,18 @@ class HttpSink(Sink):
             self._connection = Connection(
                 self._endpoint, connect_s=self._connect_s, request_s=self._request_s, now=self._now
             )
-        if self._is_stopped:  # before `close` could stop it
+        if self._is_stopped:  # `close` came before the connection existed
             self._connection.stop()
         its_own = {"X-Cirron-Batch-Id": item.batch_id, "Content-Length": str(size)}
         reply = self._connection.request(method, path, self._headers | its_own | headers, body)
-        if method == "PUT" and reply.status == 409:  # it keeps other content under this key
+        if method == "PUT" and reply.status == 409:  # the key exists with other content
             return Answer(Verdict.REFUSED, reply.reason)
         return judge(reply)
 
     def _rest(self, answer: Answer) -> bool:
-        """Waits before the next try; False when there will be none."""
+        """Waits before the next try. False: there will be none."""
         pause_s = self._pause_s(answer)
-        is_hopeless = answer.verdict in (Verdict.BUSY, *SETTING)  # in the seconds that an exit has
+        is_hopeless = answer.verdict in (Verdict.BUSY, *SETTING)  # within the seconds of an exit
         if not self._worker.is_stopping:
             self._pause(pause_s)
             return not is_hopeless or not self._worker.is_stopping
@@ -368,19 +368,19 @@ class HttpSink(Sink):
 
         if answer.verdict in SETTING:
             return SETTING_PAUSE_S
-        # Not its jitter: that is from `random`, whose state belongs to the user's training. And not
-        # a longer history: past 1,023 failures the pause is more than a float can hold.
+        # Without its jitter, which uses `random`: that state belongs to the user's training. The
+        # history is limited, because above 1,023 failures the pause would overflow a float.
         past = (RequestHistory(None, None, None, None, None),) * min(self._failures + 1, 16)
         retry = Retry(backoff_factor=FIRST_PAUSE_S / 2, backoff_max=LONGEST_PAUSE_S, history=past)
         if answer.retry_after is not None:
-            with contextlib.suppress(HTTPError, ValueError, OverflowError):  # it makes no sense
-                # A little later, so that a thousand ranks do not come at once.
+            with contextlib.suppress(HTTPError, ValueError, OverflowError):  # invalid
+                # A little later, so that a thousand ranks do not retry at the same moment.
                 asked_s = retry.parse_retry_after(answer.retry_after) * (1 + self._random() / 10)
                 return min(max(asked_s, FIRST_PAUSE_S), LONGEST_RETRY_AFTER_S)
         return retry.get_backoff_time() * (1 + self._random()) / 2
 
     def _note(self, answer: Answer) -> None:
-        """Keeps what went wrong for `health()`, and says it once of each kind."""
+        """Keeps the error for `health()`, and warns once per kind."""
         self.last_error = answer.reason
         if answer.verdict not in self._said:
             self._said.add(answer.verdict)
@@ -390,7 +390,7 @@ class HttpSink(Sink):
 
 
 def judge(reply: Reply) -> Answer:
-    """What a reply means."""
+    """The meaning of a reply."""
     by_hundred = {2: Verdict.ACCEPTED, 3: Verdict.MOVED, 4: Verdict.REFUSED}
     verdict = MEANINGS.get(reply.status) or by_hundred.get(reply.status // 100, Verdict.FAILING)
     if not reply.status:
@@ -399,18 +399,18 @@ def judge(reply: Reply) -> Answer:
 
 
 def unreadable(error: OSError) -> Answer:
-    """What it means that a file cannot be read."""
+    """The answer for a file that cannot be read."""
     verdict = Verdict.UNREACHABLE if error.errno in system.SHORTAGE else Verdict.UNREADABLE
     return Answer(verdict, error.strerror or type(error).__name__)
 
 
 def blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The file in blocks, and no more of it than was announced."""
+    """The file in blocks, up to the announced size."""
     while size > 0 and (block := file.read(min(size, BLOCK_BYTES))):
         size -= len(block)
         yield block
 
 
 def fraction() -> float:
-    """A number from 0 to 1. Not from `random`, whose state belongs to the user's training."""
+    """A number from 0 to 1, without `random`, whose state belongs to the user's training."""
     return int(clock.random_id()[:8], 16) / 2**32

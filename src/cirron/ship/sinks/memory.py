@@ -1,7 +1,6 @@
-"""What `ci.trace()` reads: the newest records, as encoded bytes, in this process.
+"""What `ci.trace()` reads: the newest records of this process, as encoded bytes.
 
-Bytes rather than objects: a hundred thousand spans kept as objects would be walked by every full
-garbage collection of the user's program.
+They are bytes because every full garbage collection would visit a hundred thousand span objects.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from cirron.ship.threads import new_lock
 
 # About 100,000 spans, or 60,000 with a mark each.
 MAX_BYTES = 32 * 2**20
-# While more records than this wait in the ring, which are memory too, this store takes a quarter.
+# With more records than this in the ring, which also take memory, the limit is a quarter of that.
 BACKLOG = 250_000
 
 
 class Memory:
-    """A bounded store of encoded spans and marks; the oldest go first, and are counted in bytes."""
+    """A bounded store of encoded spans and marks; the oldest are dropped first."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -27,7 +26,7 @@ class Memory:
         self._lock = new_lock()
 
     def add(self, spans: bytes, marks: bytes, backlog: int = 0) -> None:
-        """Keeps the records of a chunk, at the cost of the oldest ones."""
+        """Adds the records of a chunk, and drops the oldest above the limit."""
         limit = self.max_bytes if backlog < BACKLOG else self.max_bytes // 4
         with self._lock:
             self._chunks.append((spans, marks))
@@ -39,7 +38,7 @@ class Memory:
                 self.evicted_bytes += size
 
     def chunks(self) -> list[tuple[bytes, bytes]]:
-        """All that is kept, oldest first."""
+        """All chunks, oldest first."""
         with self._lock:
             return list(self._chunks)
 

@@ -1,9 +1,9 @@
-"""The spool: one JSON file a batch, on disk. The truth that everything else is made from.
+"""The spool: one JSON file per batch, on disk. The source of truth for everything else.
 
-A file is written beside its final name and renamed, so a `*.json` is always whole. It has a thread
-of its own: a disk that hangs, or a busy program that takes the interpreter lock at each call of the
-system, does not stop the collecting. Batches that wait are held within a bound; past it the oldest
-go, and are counted. Nothing here reads or lists the folder: that is the keeper's work.
+A file is written under a temporary name and renamed, so a `*.json` file is always complete. The
+spool has its own thread, so that a hanging disk, or busy threads that take the GIL at each system
+call, do not stop the collector. Batches wait for the disk in memory, up to a limit; above it, the
+oldest are dropped and counted. Only the keeper reads or lists the folder.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from cirron.ship.keeper import Keeper
     from cirron.ship.sinks.base import Sealed
 
-# Held while the disk refuses or hangs, which should not become a full memory.
+# Limit of the batches in memory while the disk fails or hangs.
 MAX_HELD_BYTES = 64 * 2**20
-# What the sender may take at the end: a network that hangs should not hold up the exit for longer.
+# How long closing the sender may take: a hanging network must not delay the exit for longer.
 SEND_NS = 2_000_000_000
 
 
 class Spool(Sink):
-    """Writes batches to a folder, then hands each to the sender, if there is one.
+    """Writes batches to a folder, then passes each to the sender, if there is one.
 
-    The sender gets a batch once it is on disk, or once the disk has refused it. `announce` is
-    called before a batch is written: a process that dies at any moment leaves word of it.
+    The sender gets a batch after the write has succeeded or failed. `announce` is called before
+    each write, so that a later process knows of the batch even if this one dies at once.
     """
 
     is_patient = True
@@ -50,7 +50,7 @@ class Spool(Sink):
         self.written_records = 0
         self.held_records = 0
         self.lost_records = 0
-        self.problem: str | None = None  # why the disk refuses, while it does
+        self.problem: str | None = None  # why the last write failed
         self._lost_batches = 0
         self._lost_bytes = 0
         self._keeper = keeper
@@ -61,9 +61,9 @@ class Spool(Sink):
         self._held: deque[Sealed] = deque()
         self._held_bytes = 0
         self._emitted = 0  # batches
-        self._finished = 0  # of them, written or lost
+        self._finished = 0  # batches that were written or lost
         self._lock = new_lock()
-        self._rounds = 0  # times that the thread has tried to write all there was
+        self._rounds = 0  # how often the thread has tried to write everything
         self._worker = Worker(self._run, "cirron-spool")
 
     # -- the flusher's thread ---------------------------------------------------------------
@@ -84,10 +84,10 @@ class Spool(Sink):
             while self._held_bytes > MAX_HELD_BYTES and len(self._held) > 1:
                 self._give_up()
             is_first_loss = is_first_loss and self._lost_batches > 0
-        if is_first_loss and self.problem is None:  # else that was said
+        if is_first_loss and self.problem is None:  # else there was a warning already
             guard.warn(
-                "%s is written more slowly than records arrive: the oldest are dropped once %d MB"
-                " wait. ci.health() counts them (records_lost)",
+                "%s is written more slowly than records arrive: above %d MB in memory, the oldest"
+                " are dropped. ci.health() counts them (records_lost)",
                 self.folder.path,
                 MAX_HELD_BYTES // 2**20,
             )
@@ -100,8 +100,8 @@ class Spool(Sink):
             self._sender.tick()
 
     def settle(self, deadline_ns: int) -> bool:
-        """False: the disk has refused it, or hangs."""
-        wanted, rounds = self._emitted, self._rounds + 2  # the present round may miss the last
+        """Waits until all batches are written. False: the disk fails or hangs."""
+        wanted, rounds = self._emitted, self._rounds + 2  # the current round may miss the last one
         while self._finished < wanted and self._worker.is_alive and clock.now() < deadline_ns:
             if self.problem is not None and self._rounds >= rounds:
                 break
@@ -110,15 +110,15 @@ class Spool(Sink):
         return self._finished >= wanted
 
     def close(self, deadline_ns: int) -> None:
-        """What a disk refuses is lost then; what one that hangs has not taken stays held."""
+        """Writes what is left. If the disk fails, it is lost; if the disk hangs, it stays held."""
         self._worker.stop()
-        # A disk that hangs may write what it has after all: that stays held.
+        # A hanging disk may still write it.
         if self._worker.wait_for_end(deadline_ns) and self._held:
             left = self.held_records
             with self._lock:
                 while self._held:
                     self._give_up()
-            guard.warn("%d records are lost: %s stayed unwritable", left, self.folder.path)
+            guard.warn("%d records are lost: %s is still not writable", left, self.folder.path)
         self._keeper.close(deadline_ns)
         if self._sender is not None:
             self._sender.close(min(deadline_ns, clock.now() + SEND_NS))
@@ -161,13 +161,13 @@ class Spool(Sink):
                 self._worker.rest(3600.0)
 
     def _write_held(self) -> None:
-        """Writes what is held; where the disk refuses, it is tried again at the next wake."""
+        """Writes all batches; after an error, the rest is tried again at the next wake-up."""
         try:
             if not self._is_made:
                 self.folder.make()
                 self._is_made = True
             while (batch := self._first()) is not None:
-                with contextlib.suppress(OSError):  # at worst it is sent by this process alone
+                with contextlib.suppress(OSError):  # at worst, no later process will send it
                     self._announce()
                 self.folder.put(batch.file_name, batch.pieces)
                 self._keeper.add(batch)
@@ -175,15 +175,15 @@ class Spool(Sink):
                 with self._lock:
                     if self._held and self._held[0] is batch:
                         self._release()
-                    else:  # it was given up meanwhile, too early
+                    else:  # it was counted as lost in the meantime
                         self._count_lost(batch, -1)
                     self.written_records += batch.records
             self.problem = None
         except OSError as error:
             if self.problem is None:
                 guard.warn(
-                    "cannot write to %s (%s); training goes on, records are held in memory (up to"
-                    " %d MB) and tried again. Another folder: ci.profile(path=...)",
+                    "cannot write to %s (%s); training goes on, records are kept in memory (up to"
+                    " %d MB) and written later. Another folder: ci.profile(path=...)",
                     self.folder.path,
                     error.strerror or error,
                     MAX_HELD_BYTES // 2**20,
@@ -195,7 +195,7 @@ class Spool(Sink):
                 self._hand_on(batch)
 
     def _hand_on(self, batch: Sealed) -> None:
-        """Gives a batch to the sender, once: they come in order."""
+        """Passes a batch to the sender, once; batches come in order."""
         if self._sender is not None and batch.file_name > self._handed_on:
             self._handed_on = batch.file_name
             self._sender.emit(batch)

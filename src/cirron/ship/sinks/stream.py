@@ -1,10 +1,9 @@
-"""Writing from a background thread to a stream that is the program's too.
+"""Writes from a background thread to a stream that the program uses too.
 
-Two things must not happen. A process that forks while a thread is inside a write leaves its child a
-stream whose lock nobody will ever release: so a fork waits a moment for our write. And a write that
-blocks because nobody reads the pipe keeps the stream's lock: the program would hang at its next
-print, and abort at its end. So we write only what the pipe has room for, or when it is empty, which
-it is while somebody reads it.
+If the process forked during a write, the lock of the stream would stay held in the child, so a fork
+waits a moment for the write. If a write blocked because the pipe is not read, it would hold the
+lock: the program would hang at its next print, and abort at exit. A line is therefore written only
+if the pipe has room for it, or is empty, which it is while it is being read.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 
 FORK_WAIT_S = 0.1
 POLL_S = 0.01
-# What the program itself may have in the stream's buffer, which goes out with our line.
+# What the program may have in the buffer of the stream, which is flushed together with the line.
 BUFFERED_BYTES = 8192
-# A pipe of ours should hold, as far as the system allows: the largest that it grants to anybody.
+# The size that a pipe is set to: the largest that Linux allows every user.
 PIPE_BYTES = 2**20
-# A line that fits into such a pipe with what else may be in it.
+# A line of this size fits into such a pipe, along with other data.
 MAX_LINE_BYTES = 2**19
 
 
@@ -34,7 +33,7 @@ class ForkLock:
 
     def __init__(self) -> None:
         self._lock = new_lock()
-        self._forking = 0  # the thread that has the lock for a fork
+        self._forking = 0  # the thread that holds the lock for a fork
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -52,12 +51,12 @@ class ForkLock:
             self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        self._lock = new_lock()  # who holds the old one may have stayed in the parent
+        self._lock = new_lock()  # the old one may be held by a thread of the parent
         self._forking = 0
 
 
 writing = ForkLock()
-# Logging handlers have one of their own: they are the user's, and may block.
+# A separate lock for logging handlers, which belong to the user and may block.
 logging = ForkLock()
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
@@ -70,36 +69,36 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 
 class Stream:
-    """The stream that was stdout when profiling began. It is the program's: never closed."""
+    """The stream that was stdout when profiling began. It belongs to the program: never closed."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
         self._is_closed = False
-        self._is_read = False  # somebody has emptied the pipe since we wrote to it
+        self._is_read = False  # the pipe was emptied after the last write
         try:
             self._descriptor: int | None = file.fileno()
-        except (OSError, ValueError, AttributeError):  # a notebook's, a test's
+        except (OSError, ValueError, AttributeError):  # in a notebook or a test
             self._descriptor = None
         else:
             system.widen_pipe(self._descriptor, PIPE_BYTES)
 
     def write(self, text: str) -> None:
-        """Writes a text whole, and waits until there is room for it, or until `close`."""
+        """Waits until there is room for the whole text, or until `close`, and writes it."""
         if self._descriptor is not None:
             self._wait_for_room(self._descriptor, len(text.encode()))
         self._write(text)
 
     def close(self) -> None:
-        """Ends a wait for room; what waited is not written."""
+        """Ends a wait for room; the waiting text is not written."""
         self._is_closed = True
 
     def _wait_for_room(self, descriptor: int, size: int) -> None:
         while (level := system.pipe_level(descriptor)) is not None:
             waiting, capacity = level
-            # Up to half of each of its pages may be unused.
+            # Up to half of each page of the pipe may be unused.
             if 2 * waiting + size + BUFFERED_BYTES <= capacity or (not waiting and self._is_read):
                 return
-            if not waiting:  # it is too long for the pipe: find out whether somebody reads it
+            if not waiting:  # the text is too long: find out whether the pipe is being read
                 self._write("\n")
             self._wait_until_empty(descriptor)
             self._is_read = True
@@ -107,7 +106,7 @@ class Stream:
     def _wait_until_empty(self, descriptor: int) -> None:
         while (level := system.pipe_level(descriptor)) is not None and level[0]:
             if self._is_closed:
-                raise TimeoutError("nobody reads the pipe")
+                raise TimeoutError("the pipe is not being read")
             sleep(POLL_S)
 
     def _write(self, text: str) -> None:
