@@ -217,7 +217,11 @@ class FreeLoop:
         """The second step shows that there is a loop, of which the first has been seen."""
         above, held, ended_ns = self._above, self._held, self._ended_ns
         self._ended_ns = 0
-        if not held or above.end or not is_under(hot.innermost(), above):
+        if above.end:  # the program has a scope of its own for each step
+            self._release()
+            self._hold(hot.innermost())
+            return
+        if not held or not is_under(hot.innermost(), above):
             self._begin(loops)
             return
         self._held = []

@@ -73,6 +73,7 @@ class Pass:
         self.makes_span = False  # no one else has opened an epoch or evaluation for it
         self.makes_steps = False
         self.outer_has_epoch = False
+        self.ends_epoch = False  # where the program has opened the epoch
         # While it is undecided: spans that wait for a parent.
         self.setup: hot.Span | None = None  # of workers
         self.loads: list[hot.Span] = []  # fetches; of a pass that a model has seen, forwards too
@@ -272,8 +273,7 @@ class Loops:
         undecided = [one for one in current.lane.passes if one.kind is UNDECIDED]
         loads = [load for one in undecided for load in one.loads if load.parent is before]
         at = min((load.start for load in loads), default=0)
-        if before is not None:
-            hot.close(before, at)
+        close_step(current, at)
         if current.length is None:
             self._split_endless(current)
         name = "step" if current.kind is TRAINING else "batch"
@@ -399,6 +399,7 @@ class Loops:
             current.makes_steps = not has_step and not is_fetching
             is_whole = current.makes_steps or not current.outer_has_epoch
             current.makes_span = is_whole and not has_step and not is_told
+        current.ends_epoch = current.makes_steps
         setup = self.setups.pop(iterator, None)
         if setup is not None:
             if current.makes_span:
@@ -450,14 +451,13 @@ class Loops:
         for one in (current.step, span):
             if one is not None and error is not None:
                 one.set(error=error)
-        if current.step is not None:
-            hot.close(current.step, ended_ns)
+        close_step(current, ended_ns)
         is_training = current.kind is TRAINING
         if span is not None and not span.end:
             if is_training:
                 self.on_epoch_end(span)
             engine.close_long(span, ended_ns)
-        elif is_training and current.makes_steps:
+        elif is_training and current.ends_epoch:
             handmade = hot.find_handmade("epoch")
             if handmade is not None:
                 self.on_epoch_end(handmade)
@@ -514,10 +514,10 @@ class Loops:
             current.has_evaluated = is_evaluating
         if len(waiting) == 1 and (is_evaluating or is_forward):
             current = waiting[0]
-            is_open = current.is_for and is_in_train and is_evaluating
+            is_open = current.is_for and is_evaluating
             if driver is not None:
-                is_open = is_left_open(driver, current, is_evaluating=is_evaluating)
-            if is_open or (current.may_be_peek and driver is None):
+                is_open = is_left_open(driver, current)
+            if (is_open and is_in_train) or (current.may_be_peek and driver is None):
                 lane.peek = current
                 current.references = callers.references_to(current.iterator())
                 return
@@ -554,7 +554,8 @@ class Loops:
             lane.driver = current
             lane.free.forget()
         elif is_evaluation_in(driver, current, is_evaluating=is_evaluating):
-            current.above = hot.innermost()
+            if current.above.end:
+                current.above = hot.innermost()
         else:
             self._join(driver, current)
             return
@@ -579,6 +580,9 @@ class Loops:
         current.first_index = current.index
         current.is_ahead = fetches(batches[-1]) >= MAX_AHEAD and current.at_once == 1
         above, start = open_above(current), current.loads[0].start
+        if has_own_step(above):
+            current.makes_steps = False
+            current.makes_span = current.makes_span and not current.outer_has_epoch
         if current.makes_span:
             setup, current.setup = current.setup, None
             began = start if setup is None else setup.start
@@ -694,6 +698,7 @@ class Loops:
             return
         if current.optimizer_steps >= self.steps_per_epoch:
             self.on_epoch_end(current.span)
+            current.span.set(inferred="steps")
             engine.close_long(current.span)
             current.span = engine.begin_long("epoch", None, {"inferred": "steps"})
             self.name_epoch(current.lane, current.span)
@@ -770,6 +775,23 @@ def open_above(current: Pass) -> hot.Span:
     return span
 
 
+def close_step(current: Pass, at: int) -> None:
+    if current.step is not None:
+        if current.kind is EVALUATION:  # an attack or a saliency map: its backward has no loss
+            hot.losses.pop(current.step, None)
+        hot.close(current.step, at)
+
+
+def has_own_step(above: hot.Span) -> bool:
+    """Whether the program has opened a step of its own in the body of the loop."""
+    span = hot.innermost()
+    while span is not above and span.parent is not span:
+        if span.name in STEPS:
+            return True
+        span = span.parent
+    return False
+
+
 def can_wait(held: list[hot.Span]) -> bool:
     """Whether nothing but these was recorded meanwhile. What the program records, such as marks,
     belongs to the batch, which has to be open for that.
@@ -801,12 +823,12 @@ def is_peek(driver: Pass, current: Pass) -> bool:
     return by_hand and driver.kind is TRAINING and driver.items == 1 and driver.has_stepped
 
 
-def is_left_open(driver: Pass, inner: Pass, *, is_evaluating: bool) -> bool:
+def is_left_open(driver: Pass, inner: Pass) -> bool:
     """Whether a `for` inside a step that has trained may train more, or evaluate with a model that
-    was left in train mode. Program: `validation_in_train_mode`.
+    was left in train mode. Programs: `validation_in_train_mode`, `probe_in_step`.
     """
     is_inside = inner.is_for and inner.is_inside_step
-    return is_inside and driver.kind is TRAINING and driver.has_stepped and not is_evaluating
+    return is_inside and driver.kind is TRAINING and driver.has_stepped
 
 
 def is_evaluation_left(driver: Pass, *, is_evaluating: bool) -> bool:
