@@ -1,14 +1,15 @@
 """Settings that explain speed: of a loader, of a model, of the precision that is in force.
 
-Pure functions, called once for each loader and model. None of them raises, waits for a device, or
-runs code of the program's that may take long: a model is walked by its dicts, and a data set is
-asked for its length only if the class that answers is a library's. What is not known is None.
+`Settings` puts them on spans, once for each loader and model. The functions that find them do not
+raise, wait for a device, or run slow code of the program: they walk a model by its dicts, and ask a
+data set for its length only if a library defines that. What is unknown is None.
 
 Runs on the user's threads. Loaded after torch is.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import BatchSampler, IterableDataset
 
 from cirron import guard
+from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +38,59 @@ WRAPPERS = {
     "DeepSpeedEngine": ("module", "DeepSpeed"),
 }
 DEVICES = ("cuda", "cpu", "xpu", "mps")
+
+
+class Settings:
+    """Which loaders and models have been described. Those that were described in an evaluation,
+    which has no gradients, are described again in the epoch.
+    """
+
+    def __init__(self) -> None:
+        # Of new iterators: the loader, and its settings.
+        self._loaders: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], dict[str, Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._done: tuple[weakref.WeakSet[Any], ...] = weakref.WeakSet(), weakref.WeakSet()
+
+    def met(self, loader: Any, iterator: Any) -> None:
+        """Reads the settings of a loader: a `for` may not keep it as long as its iterator."""
+        if loader not in self._done[torch.is_grad_enabled()]:
+            self._loaders[iterator] = weakref.ref(loader), of_loader(loader)
+
+    def of_loader(self, iterator: Any) -> dict[str, Any] | None:
+        """The settings of an iterator's loader, the first time."""
+        if iterator is None or iterator not in self._loaders:
+            return None
+        reference, settings = self._loaders.pop(iterator)
+        loader, done = reference(), self._done[torch.is_grad_enabled()]
+        if loader in done:
+            return None
+        if loader is not None:
+            done.add(loader)
+        return settings
+
+    def put_loader(self, iterator: Any, span: hot.Span | None) -> None:
+        if span is not None:
+            put(span, self.of_loader(iterator) or {})
+
+    def put_model(self, model: Any, span: hot.Span | None) -> None:
+        done = self._done[torch.is_grad_enabled()]
+        if span is not None and model not in done:
+            done.add(model)
+            put(span, of_model(model) | of_mode())
+
+
+def put(span: hot.Span, settings: dict[str, Any]) -> None:
+    """Those of the first loader and model stay."""
+    span.set(**(settings | (span.attrs or {})))
+
+
+def find_described() -> hot.Span | None:
+    """The span that has the settings of a loop whose epochs a framework or the program opens."""
+    span = hot.innermost()
+    while span.parent is not span and span.name not in ("epoch", "fit", "evaluation"):
+        span = span.parent
+    return None if span.parent is span else span
 
 
 def of_loader(loader: Any) -> dict[str, Any]:
