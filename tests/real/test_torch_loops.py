@@ -791,3 +791,15 @@ def test_a_scope_for_each_iteration_without_a_loader(traced: Traced) -> None:
             loop.step(batch)
 
     assert " ".join(["iteration(forward:train backward optimizer_step)"] * 4) == traced()
+
+
+def test_forwards_that_fail_while_the_pass_is_undecided(traced: Traced) -> None:
+    """A hook that raises to stop a forward, caught by the program: each is in its batch."""
+    loop = Loop()
+    loop.model.register_forward_hook(lambda *_: 1 / 0)
+    for inputs, _ in loader_of(2):
+        with contextlib.suppress(ZeroDivisionError), torch.no_grad():
+            loop.model(inputs)
+
+    body = "(data_load forward:train!)"
+    assert f"evaluation(batch[0]{body} batch[1]{body})" == traced()

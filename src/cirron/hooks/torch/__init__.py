@@ -182,7 +182,7 @@ class TorchHook:
             guard.caught("torch forward", error)
         lane.is_inside = is_model is not None  # None: it may contain a model
         try:
-            return engine.around(span, call, args, kwargs, self._loops.close)
+            return engine.around(span, call, args, kwargs, self._loops.close, self._loops.fail)
         finally:
             lane.is_inside = False
 
@@ -245,6 +245,7 @@ class TorchHook:
 
     def _make_backward(self, original: Any) -> Any:
         this_thread, current, within = self._this_thread, hot.current, hot.within
+        loops = self._loops
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             # With a task id, it is a checkpoint's backward inside another one.
@@ -262,7 +263,7 @@ class TorchHook:
             lane.is_inside = True
             try:
                 if step is None:
-                    return engine.around(span, original, args, kwargs, self._loops.close)
+                    return engine.around(span, original, args, kwargs, loops.close, loops.fail)
                 at = note_loss(lane, step, loss)
                 lane.has_worked = True
                 return within(step, "backward", None, Inner, at, original, args, kwargs)

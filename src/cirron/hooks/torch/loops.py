@@ -480,6 +480,10 @@ class Loops:
                 return
         (hot.close if is_known else lane.free.close)(span)
 
+    def fail(self, span: hot.Span, error: BaseException) -> None:
+        """Closes it in an exception."""
+        hot.fail(span, error, self.close)
+
     def count_step(self, lane: Lane, optimizer: int) -> None:
         """An optimizer has stepped: `optimizer` is its id, 0 if unknown."""
         main = lane.main
