@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _ABSENT = object()
+_PRESENT = object()
 
 
 class Patches:
@@ -27,9 +28,10 @@ class Patches:
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any]] = []
 
-    def set(self, owner: Any, name: str, new: Any) -> None:
-        """Replaces an attribute of a class or a module."""
-        old = owner.__dict__.get(name, _ABSENT)
+    def set(self, owner: Any, name: str, new: Any, old: Any = _PRESENT) -> None:
+        """Replaces an attribute of a class or a module. `old`: restored instead of the present."""
+        if old is _PRESENT:
+            old = owner.__dict__.get(name, _ABSENT)
         setattr(owner, name, new)
         self._done.append((owner, name, old, new))
 

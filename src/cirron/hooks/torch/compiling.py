@@ -54,10 +54,8 @@ class Compiling:
         """
         module, name = sys.modules["torch._dynamo.variables.nn_module"], "unpatched_nn_module_call"
         ours = torch.nn.Module.__call__
-        if getattr(module, name, None) is ours:  # imported after ours was installed
-            setattr(module, name, original)
-        if getattr(module, name, None) is original:
-            self._patches.set(module, name, ours)
+        if getattr(module, name, None) in (original, ours):  # imported before or after ours was set
+            self._patches.set(module, name, ours, original)
 
     def _see(self) -> None:
         handler = sys.modules["torch._dynamo.callback"].callback_handler

@@ -1,6 +1,6 @@
 """Settings that explain speed: of a loader, of a model, of the precision that is in force.
 
-`Settings` puts them on spans, once for each loader and model. The functions that find them do not
+`Descriptions` puts them on spans, once for each loader and model. The functions that find them do not
 raise, wait for a device, or run slow code of the program: they walk a model by its dicts, and ask a
 data set for its length only if a library defines that. What is unknown is None.
 
@@ -40,13 +40,13 @@ WRAPPERS = {
 DEVICES = ("cuda", "cpu", "xpu", "mps")
 
 
-class Settings:
+class Descriptions:
     """Which loaders and models have been described. Those that were described in an evaluation,
     which has no gradients, are described again in the epoch.
     """
 
     def __init__(self) -> None:
-        # Of new iterators: the loader, and its settings.
+        # By new iterators: the loader and its settings.
         self._loaders: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], dict[str, Any]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -94,7 +94,7 @@ def find_described() -> hot.Span | None:
 
 
 def of_loader(loader: Any) -> dict[str, Any]:
-    """What a DataLoader was made with."""
+    """The arguments of a DataLoader."""
     with guard.quiet("describing a loader"):
         dataset, batches = read(loader, "dataset"), read(loader, "batch_sampler")
         sampler = read(loader, "sampler")
@@ -118,10 +118,7 @@ def of_loader(loader: Any) -> dict[str, Any]:
 
 
 def of_model(model: Any) -> dict[str, Any]:
-    """What a model is, and how it is run.
-
-    Under FSDP, the first one, the parameters are those that this rank has.
-    """
+    """The class, size and strategy of a model. With FSDP1, the size is that of this rank."""
     found: dict[str, Any] = {}
     with guard.quiet("describing a model"):
         inner, strategies, is_compiled = unwrap(model)
@@ -138,7 +135,7 @@ def of_model(model: Any) -> dict[str, Any]:
 
 
 def of_mode() -> dict[str, Any]:
-    """The type that autocast computes in, here and now; None: it is off."""
+    """The dtype of autocast; None: it is off."""
     found: dict[str, Any] = {}
     with guard.quiet("describing the precision"):
         on = [device for device in DEVICES if torch.is_autocast_enabled(device)]
@@ -165,7 +162,7 @@ def name_of(given: Any) -> str | None:
 
 
 def is_quick(given: Any) -> bool:
-    """Whether its length is a library's to tell, and no code of the program's."""
+    """Whether a library defines its length, not the program."""
     method = getattr(type(given), "__len__", None)
     module = getattr(method, "__module__", None) or type(given).__module__
     return method is not None and str(module).partition(".")[0] in QUICK
@@ -181,10 +178,7 @@ def length_of(loader: Any, batches: Any, dataset: Any) -> int | None:
 
 
 def round_of(iterator: Any) -> int | None:
-    """After how many items a sampler that never ends begins again: the length of what it repeats.
-
-    The shape of it is YOLO's and timm's: a sampler without a length, round one that has.
-    """
+    """The length of a sampler that an endless sampler repeats, as in YOLO and timm."""
     repeats = read(iterator, "_index_sampler")
     inner = read(repeats, "sampler")
     parts = [one for one in (inner, read(inner, "sampler")) if one is not None]
@@ -200,7 +194,7 @@ def round_of(iterator: Any) -> int | None:
 
 
 def unwrap(model: Any) -> tuple[Any, list[str], bool]:
-    """The program's own model, what is around it, outermost first, and whether it is compiled."""
+    """The model without its wrappers, these, outermost first, and whether it is compiled."""
     strategies: list[str] = []
     is_compiled = False
     for _ in range(MAX_WRAPPERS):
@@ -223,7 +217,7 @@ def is_compiled_in_place(module: Any) -> bool:
 
 
 def fields_of(module: Any) -> dict[str, Any]:
-    """Its attributes, past whatever methods its class has."""
+    """Its attributes, without calling `__getattr__` and the like."""
     found: dict[str, Any] = getattr(module, "__dict__", {})
     return found
 
@@ -246,9 +240,9 @@ def modules_of(model: Any) -> Iterator[Any]:
 
 
 def count(model: Any) -> dict[str, Any]:
-    """What its parameters are. If there are too many of them, what the first ones tell."""
+    """The sizes and types of its parameters; with too many of them, of the first ones."""
     tensors: dict[int, Any] = {}
-    is_checkpointing = None  # a call of `checkpoint` in a forward does not show
+    is_checkpointing = None  # unknown: a forward may call `checkpoint`
     is_whole = True
     for number, module in enumerate(modules_of(model)):
         if number >= MAX_PARTS or len(tensors) >= MAX_PARTS:
@@ -262,7 +256,7 @@ def count(model: Any) -> dict[str, Any]:
             is_checkpointing = True
     total = trainable = 0
     kinds, devices = set(), set()
-    # Past what subclasses make of these: a tensor is only looked at.
+    # Not the overrides of tensor subclasses, which may run code.
     with torch._C.DisableTorchFunction():
         for tensor in tensors.values():
             kinds.add(tensor.dtype)

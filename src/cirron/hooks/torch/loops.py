@@ -81,7 +81,7 @@ class Loops:
     def __init__(self, steps_per_epoch: int, snapshots: Snapshots) -> None:
         self.this_thread = ThisThread()
         self.compiled = Compiled()
-        self.settings = describe.Settings()
+        self.descriptions = describe.Descriptions()
         self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
         self._optimizers_exist = False
         self.steps_per_epoch = steps_per_epoch
@@ -302,7 +302,7 @@ class Loops:
         elif setup is not None:
             hot.release(setup)
         if not current.opens_span:
-            self.settings.put_loader(iterator, describe.find_described())
+            self.descriptions.put_loader(iterator, describe.find_described())
         lane.passes.append(current)
         lane.step = None
         # The program or a framework says what it is, or at least what its steps are.
@@ -582,7 +582,7 @@ class Loops:
     def _open_evaluation(self, current: Pass, above: hot.Span, start: int) -> None:
         setup, current.setup = current.setup, None
         start = start if setup is None else setup.start
-        attrs = self.settings.of_loader(current.iterator())
+        attrs = self.descriptions.of_loader(current.iterator())
         current.span = hot.insert(above, "evaluation", None, attrs, engine.Long, start=start)
         engine.begin_measuring(current.span)
         if setup is not None:
@@ -620,7 +620,7 @@ class Loops:
     def describe_model(self, lane: Lane, model: Any) -> None:
         """Puts the settings of a model on the first epoch and the first evaluation of it."""
         span = lane.free.epoch if lane.main is None else lane.main.span
-        self.settings.put_model(model, span or describe.find_described())
+        self.descriptions.put_model(model, span or describe.find_described())
 
 
 def release_waiting(current: Pass, parent: hot.Span | None) -> None:
