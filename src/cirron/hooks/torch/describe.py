@@ -1,8 +1,8 @@
 """Settings that explain speed: of a loader, of a model, of the precision that is in force.
 
-`Descriptions` puts them on spans, once for each loader and model. The functions that find them do not
-raise, wait for a device, or run slow code of the program: they walk a model by its dicts, and ask a
-data set for its length only if a library defines that. What is unknown is None.
+`Descriptions` puts them on spans, once for each loader and model. The functions that find them do
+not raise, wait for a device, or run slow code of the program: they walk a model by its dicts, and
+ask a data set for its length only if a library defines that. What is unknown is None.
 
 Runs on the user's threads. Loaded after torch is.
 """
