@@ -336,7 +336,7 @@ class TorchHook:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         loops = self._loops
         if is_dynamo_compiling():
-            loops.compiled.has_stepped = True  # compiled, and run with the compiled code
+            loops.has_stepped_compiled = True  # compiled, and run with the compiled code
             return
         try:
             lane = self._this_thread.lane
@@ -455,26 +455,13 @@ class TorchHook:
     def _stay_out_of_graphs(self) -> None:
         """Keeps Dynamo from compiling our functions where compiled code returns to Python."""
         loops = self._loops
-        ours: tuple[Any, ...] = (
-            *(hot.begin, hot.close, hot.fail, hot.drop, hot.follow),
-            *(hot.begin_phase, hot.end_phase, hot.open_phase),
-            *(torch.autograd.backward, torch.autograd.grad),
-            *(
-                loops.begin_step,
-                loops.begin_load,
-                loops.end_load,
-                loops.fail_load,
-                loops.iterator_gone,
-            ),
-            *(
-                self._before_forward,
-                self._is_model,
-                self._begin_work,
-                self._before_step,
-                self._after_step,
-                loops.close,
-            ),
-        )
+        ours: list[Any] = [hot.begin, hot.close, hot.fail, hot.drop, hot.follow]
+        ours += [hot.begin_phase, hot.end_phase, hot.open_phase]
+        ours += [torch.autograd.backward, torch.autograd.grad]
+        ours += [loops.begin_step, loops.begin_load, loops.end_load, loops.fail_load]
+        ours += [loops.close, loops.iterator_gone]
+        ours += [self._before_forward, self._is_model, self._begin_work]
+        ours += [self._before_step, self._after_step]
         for function in ours:
             run_uncompiled(function, with_callees=True)
         stay_out_of_graphs()

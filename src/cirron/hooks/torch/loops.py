@@ -68,19 +68,13 @@ if TYPE_CHECKING:
 LOADS = ("data_load", "data_setup")
 
 
-class Compiled:
-    """What compiled code reports. Dynamo compiles a write of an attribute, but not our hooks."""
-
-    def __init__(self) -> None:
-        self.has_stepped = False  # an optimizer whose step is compiled
-
-
 class Loops:
     """The loops of all threads."""
 
     def __init__(self, steps_per_epoch: int, snapshots: Snapshots) -> None:
         self.this_thread = ThisThread()
-        self.compiled = Compiled()
+        # An optimizer has stepped in compiled code: Dynamo compiles the write, but not our hooks.
+        self.has_stepped_compiled = False
         self.descriptions = describe.Descriptions()
         self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
         self._optimizers_exist = False
@@ -110,7 +104,7 @@ class Loops:
             or main.iterator() is not iterator
             or main.length is None  # another epoch may be due
             or main.above.end
-            or self.compiled.has_stepped
+            or self.has_stepped_compiled
         ):
             return None
         lane.loading = main
@@ -129,8 +123,8 @@ class Loops:
         if lane.optimizers:
             end_stale_optimizers(lane)
         current = self._find_pass(lane, iterator)
-        if self.compiled.has_stepped:
-            self.compiled.has_stepped = False
+        if self.has_stepped_compiled:
+            self.has_stepped_compiled = False
             self.saw_training(lane)
             self.count_step(lane, 0)
         lane.loading = current
