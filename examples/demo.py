@@ -8,11 +8,13 @@ followed shows what it saved.
     DEMO_SERVE=0 make demo  # ends after the verdict
 """
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
 import time
+import warnings
 
 import torch
 from sklearn.datasets import load_digits
@@ -80,8 +82,9 @@ def main():
     print(report)
 
     advised = re.search(r"num_workers=(\d+)", report.verdict.advice)
-    workers = min(int(advised[1]) if advised else 2, os.cpu_count() or 2)  # or torch warns
-    print(f"\nTraining again, with {workers} workers.", flush=True)
+    workers = int(advised[1]) if advised else 2
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than cores
+    print(f"\nTraining again, with {workers} workers ...", flush=True)
     fixed = train(workers)
     before, after = step_ms(slow), step_ms(fixed)
     gain = report.verdict.gain
@@ -91,7 +94,8 @@ def main():
     if os.environ.get("DEMO_SERVE") == "0":
         return
     print("\nBoth runs, in the browser (Ctrl-C ends it):", flush=True)
-    subprocess.run([sys.executable, "-m", "cirron", "serve", "--no-browser"])
+    with contextlib.suppress(KeyboardInterrupt):
+        subprocess.run([sys.executable, "-m", "cirron", "serve", "--no-browser", "--port", "0"])
 
 
 if __name__ == "__main__":

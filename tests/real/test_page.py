@@ -115,7 +115,8 @@ class Script:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the scripts run and the server looks: at first a run with markup in every word."""
     found = tmp_path_factory.mktemp("runs")
-    subprocess.run([sys.executable, "-c", HOSTILE], cwd=found, check=True, timeout=120)
+    environ = os.environ | {"TORCHELASTIC_RUN_ID": "a-long-id-" * 8}
+    subprocess.run([sys.executable, "-c", HOSTILE], cwd=found, env=environ, check=True, timeout=120)
     return found
 
 
@@ -129,7 +130,7 @@ def training(folder: Path) -> Iterator[Script]:
 
 @contextlib.contextmanager
 def served(folder: Path, port: int | str = 0) -> Iterator[str]:
-    """The first line that a server prints: its address, with a token that is good once."""
+    """The first line that a server prints: its address with a one-time token."""
     server = subprocess.Popen([*COMMAND, str(port), str(folder)], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
@@ -164,7 +165,7 @@ def context(address: str) -> Iterator[Any]:
 
 
 class Watched:
-    """A page of the browser, and everything that it complained about."""
+    """A page of the browser, and its errors."""
 
     def __init__(self, context: Any, base: str) -> None:
         self.base = base
@@ -212,7 +213,7 @@ def run_of(watched: Watched, kind: str) -> str:
 
 
 def test_mark_is_on_the_page_within_two_seconds(watched: Watched, training: Script) -> None:
-    """What a running program marks is seen without a reload, two seconds later at most."""
+    """A mark of a running program appears without a reload, within two seconds."""
     page = watched.show(f"#/run/{run_of(watched, 'live')}/marks")
     page.wait_for_selector("h3:has-text('loss')")
     delays = []
@@ -228,7 +229,7 @@ def test_mark_is_on_the_page_within_two_seconds(watched: Watched, training: Scri
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_tab_renders(watched: Watched, training: Script, scheme: str) -> None:
-    """Each tab shows what it is about, and the browser has nothing to complain of."""
+    """Each tab shows its content, without errors in the browser."""
     page = watched.page
     page.emulate_media(color_scheme=scheme)
     run, other = run_of(watched, "live"), run_of(watched, MARKUP)
@@ -276,9 +277,10 @@ def test_keys(watched: Watched, training: Script) -> None:
 
 
 def test_deep_links_show_the_same(watched: Watched, training: Script) -> None:
-    """An address that is opened anew shows the same range, selection and settings."""
+    """Opening the address again shows the same range, selection and settings."""
     run = run_of(watched, "live")
     page = watched.show(f"#/run/{run}/timeline")
+    page.wait_for_selector("td .name:has-text('optimizer_step')")  # its first spans are there
     page.fill("input[aria-label='Search spans']", "optimizer_step")
     page.press("input[aria-label='Search spans']", "Enter")
     page.wait_for_selector(".panel h2:has-text('optimizer_step')")
@@ -299,7 +301,7 @@ def test_deep_links_show_the_same(watched: Watched, training: Script) -> None:
 
 
 def test_markup_in_names_is_text(watched: Watched) -> None:
-    """What a run says is shown as it is, wherever it stands, and never becomes part of the page."""
+    """Names and texts of a run are shown as they are, and never become part of the page."""
     run = run_of(watched, MARKUP)
     page = watched.page
     for tab, selector in {
@@ -317,6 +319,23 @@ def test_markup_in_names_is_text(watched: Watched) -> None:
     page.wait_for_selector(".panel dd:has-text('onerror')")
     assert 0 == page.locator("img").count()
     assert None is page.evaluate("window.hit ?? null")
+
+
+def test_long_words_stay_in_their_place(watched: Watched) -> None:
+    """No tab scrolls sideways, and the command of the verdict does not cover its text."""
+    run, page = run_of(watched, MARKUP), watched.page
+    for tab in TABS:
+        watched.show(f"#/run/{run}/{tab}")
+        page.wait_for_timeout(500)
+        wide = page.evaluate(
+            "Math.max(...['html', 'main', '.content'].map((one) =>"
+            " document.querySelector(one).scrollWidth - document.querySelector(one).clientWidth))"
+        )
+        assert 0 == wide, tab
+    watched.show(f"#/run/{run}/overview")
+    page.wait_for_selector(".verdict .side code")
+    text, command = (page.locator(one).bounding_box() for one in ("div.said", ".side code"))
+    assert text["x"] + text["width"] <= command["x"]
 
 
 def test_accessibility(watched: Watched, training: Script) -> None:
@@ -344,13 +363,25 @@ def test_accessibility(watched: Watched, training: Script) -> None:
 
 
 def test_empty_server_teaches(context: Any, tmp_path: Path) -> None:
-    """A server without runs says how to make one."""
+    """A server without runs says how to record one."""
     with served(tmp_path) as found:
         page = context.browser.new_page()
         page.goto(found)
         page.wait_for_selector("h2:text-is('No runs here yet')", timeout=WAIT_MS)
         assert "ci.profile()" in page.inner_text("main")
         page.close()
+
+
+def test_browser_that_is_not_logged_in_is_told_how(context: Any, address: str) -> None:
+    """It does not look like a server without runs."""
+    page = context.browser.new_page()
+    page.goto(address.split("?")[0])
+
+    page.wait_for_selector("main:has-text('not logged in')", timeout=WAIT_MS)
+
+    assert "cirron serve" in page.inner_text("main")
+    assert not page.is_visible("text=No runs here yet")
+    page.close()
 
 
 def test_list_and_head_follow_a_run(context: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -202,6 +203,20 @@ def test_a_run_with_one_process_answers_every_view(place: Place) -> None:
     assert 0 == ask(place, "tensors")["total"]
     assert [] == ask(place, "tensor", name="fc.weight")["weights"]
     assert 0 < ask(place, "goodput")["goodput"] <= 1
+
+
+def test_compilation_inside_of_steps_is_not_goodput(tmp_path: Path) -> None:
+    """A run that compiles in every step does not train in that time."""
+    ci.profile()
+    for _ in ci.batches(range(5)):
+        with ci.scope("compile"), ci.scope("lower"):
+            time.sleep(0.02)
+    ci.shutdown()
+
+    found = ask(Place([tmp_path]), "goodput")
+
+    assert found["goodput"] < 0.5
+    assert 5 * 20 * MS <= found["times"]["compile_ns"] <= found["wall_ns"]
 
 
 def test_diff_of_a_run_with_itself(place: Place) -> None:

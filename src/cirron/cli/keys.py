@@ -37,9 +37,9 @@ def keys() -> None:
 @store_option
 def create(name: str, scope: Any, rate: int | None, folder: str | None, store: str | None) -> None:
     """Create a key and print it. It is not shown again."""
-    from cirron.server import keys as rooms
+    from cirron.server import keys as server_keys
 
-    output.echo(rooms.create(depot(folder, store, make=True), name, [scope], rate))
+    output.echo(server_keys.create(depot(folder, store, make=True), name, [scope], rate))
 
 
 @keys.command(name="list")
@@ -48,9 +48,9 @@ def create(name: str, scope: Any, rate: int | None, folder: str | None, store: s
 @output.as_json
 def list_(folder: str | None, store: str | None, is_json: bool) -> None:
     """List the keys, without their secrets."""
-    from cirron.server import keys as rooms
+    from cirron.server import keys as server_keys
 
-    found = rooms.every(depot(folder, store))
+    found = server_keys.every(depot(folder, store))
     if is_json:
         names = ("id", "name", "scopes", "created_ns", "rate")
         output.echo_json({"keys": [{n: getattr(one, n) for n in names} for one in found]})
@@ -68,9 +68,9 @@ def list_(folder: str | None, store: str | None, is_json: bool) -> None:
 @store_option
 def revoke(key_id: str, folder: str | None, store: str | None) -> None:
     """Revoke a key by its id, and log out everyone who logged in with it."""
-    from cirron.server import keys as rooms
+    from cirron.server import keys as server_keys
 
-    rooms.revoke(depot(folder, store), key_id)
+    server_keys.revoke(depot(folder, store), key_id)
 
 
 @keys.command()
@@ -84,11 +84,11 @@ def link(key_id: str, address: str, folder: str | None, store: str | None) -> No
     KEY_ID is a key with the scope read; ADDRESS is the server's, such as https://runs.example.
     """
     from cirron import errors, settings
-    from cirron.server import keys as rooms
+    from cirron.server import keys as server_keys
     from cirron.server import login
 
     kept = depot(folder, store)
-    readers = [one.id for one in rooms.every(kept) if "read" in one.scopes]
+    readers = [one.id for one in server_keys.every(kept) if "read" in one.scopes]
     if key_id not in readers:
         raise errors.one_of("key", key_id, readers)
     where = settings.address("ADDRESS", address)

@@ -103,8 +103,13 @@ class Place:
         return self._look.problems
 
     @property
+    def folder_stores(self) -> list[Store]:
+        """The stores of the folders, without those that were given as stores."""
+        return list(self._stores.values())
+
+    @property
     def stores(self) -> list[Store]:
-        return [*self._given, *self._stores.values()]
+        return [*self._given, *self.folder_stores]
 
     def refresh(self) -> bool:
         """Reads new records. Returns True if there are any, or if a process ended.

@@ -1,8 +1,8 @@
-"""Who may come in: what every request has to pass, and whose it is.
+"""The checks for every request, and whose request it is.
 
-`around` is outside of everything: it looks at Host (DNS rebinding) and Origin (requests that
-another site has a browser make) and sets the headers that a browser goes by. `check` is for what
-needs a key. A cookie never lets anybody write: no site can have a browser do that.
+`around` wraps the whole application: it checks Host (DNS rebinding) and Origin (requests that
+another site makes a browser send) and sets the security headers. `check` finds the key of a
+request. A cookie never allows writing, so no other site can make a browser write.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POLICY = (
     " img-src 'self' data:; font-src 'self'; connect-src 'self'; base-uri 'none';"
     " form-action 'none'; frame-ancestors {ancestors}"
 )
-# A notebook's own server may be shown in one, wherever that is; its cookie is good there alone.
+# The server of a notebook may be framed by any notebook; its cookie is partitioned.
 NOTEBOOK = "http://localhost:* http://127.0.0.1:* https: vscode-webview:"
 HEADERS = {
     "Cache-Control": "no-store",
@@ -49,7 +49,7 @@ RETRY_S = 5
 
 
 class Access:
-    """What is allowed, of whom."""
+    """The rules of one server process."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Access:
     # -- every request ----------------------------------------------------------------------
 
     def around(self, app: Any) -> Any:
-        """The application behind the checks that need no key."""
+        """The application, behind the checks that need no key."""
 
         async def asgi(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "lifespan":
                 await app(scope, receive, send)
                 return
-            if scope["type"] != "http":  # there are no WebSockets here
+            if scope["type"] != "http":  # WebSockets are not supported
                 await send({"type": "websocket.close", "code": 1008})
                 return
 
@@ -101,32 +101,34 @@ class Access:
         return asgi
 
     def _refusal(self, scope: Any) -> Response | None:
-        """Why a request goes no further."""
+        """The error response for a request that fails a check."""
         headers: dict[bytes, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, []).append(value.decode("latin-1"))
         if b"content-length" in headers and b"transfer-encoding" in headers:
-            # A proxy in front may see another end of it, and other requests after that.
-            return answer({"error": "a body has one length"}, 400, {"Connection": "close"})
+            # Request smuggling: a proxy in front may disagree about where the body ends.
+            return answer(
+                {"error": "give Content-Length or Transfer-Encoding, not both"},
+                400,
+                {"Connection": "close"},
+            )
         hosts = headers.get(b"host", [])
         host = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         if host is None or not self._is_ours(host[1].lower()):
-            return answer(
-                {"error": "this Host is not served here; allow a name with --allow-host"}, 421
-            )
+            return answer({"error": "unknown Host; a host name needs --allow-host"}, 421)
         origins = headers.get(b"origin", [])
         if len(origins) > 1 or any(not _is_same(one, hosts[0]) for one in origins):
-            return answer({"error": "requests of other sites are not served"}, 403)
+            return answer({"error": "requests from other sites are rejected"}, 403)
         is_foreign = headers.get(b"sec-fetch-site", ["none"])[0] in ("cross-site", "same-site")
         is_api = scope["path"].startswith("/api")
         if is_foreign and (is_api or scope["method"] not in ("GET", "HEAD")):
-            return answer({"error": "requests of other sites are not served"}, 403)
+            return answer({"error": "requests from other sites are rejected"}, 403)
         if scope["method"] not in METHODS:
-            return answer({"error": "the method is not served"}, 405, {"Allow": ", ".join(METHODS)})
+            return answer({"error": "method not allowed"}, 405, {"Allow": ", ".join(METHODS)})
         return None
 
     def _is_ours(self, host: str) -> bool:
-        """A name that we were told, or an address: who has one of those needs no DNS."""
+        """An allowed name, or an IP address: DNS rebinding needs a name."""
         if host in self._hosts:
             return True
         try:
@@ -135,11 +137,11 @@ class Access:
             return False
         return True
 
-    # -- whose it is ------------------------------------------------------------------------
+    # -- keys and sessions ------------------------------------------------------------------
 
     def check(self, request: Request, needs: Scope) -> Key:
-        """The key that a request comes with, if it may do what it asks."""
-        with at_store("the store that has the keys cannot be read", RETRY_S):
+        """The key of a request. Raises unless the key has the scope that is needed."""
+        with at_store("the keys cannot be read from the store", RETRY_S):
             return self._check(request, needs)
 
     def _check(self, request: Request, needs: Scope) -> Key:
@@ -163,22 +165,22 @@ class Access:
         return key
 
     def is_valid(self, key: Key) -> bool:
-        """Whether a key that came in earlier may stay."""
+        """Whether a key that was accepted earlier is still valid."""
         return key.id == _PROXY or self.keys.by_id(key.id) is not None
 
     def log_in(self, request: Request, token: str) -> tuple[str | None, bool]:
-        """The cookie for a link's token, or None; and whether the browser may stay in any case."""
-        with at_store("the store cannot be written, so nobody can log in", RETRY_S):
+        """The cookie for a token, or None; and whether the browser is logged in afterwards."""
+        with at_store("the store cannot be written, so logging in is not possible", RETRY_S):
             cookie = self.login.exchange(token)
             return cookie, cookie is not None or self.session(request) is not None
 
     def session(self, request: Request) -> Key | None:
-        """The key that a cookie stands for."""
+        """The key that a request's cookie stands for."""
         cookie = request.cookies.get(self.cookie)
-        return None if cookie is None else self.login.whose(cookie)
+        return None if cookie is None else self.login.key_of(cookie)
 
     def _of_proxy(self, request: Request, address: str) -> Key | None:
-        """Whom a listed proxy has let in."""
+        """A key for a user whom a trusted proxy has authenticated."""
         if self._user_header is None or not self._proxies:
             return None
         users = request.headers.getlist(self._user_header)
@@ -193,13 +195,13 @@ class Access:
         )
 
     def set_cookie(self, response: Response, cookie: str) -> None:
-        """Logs in; with nothing in it, logs out."""
+        """Sets the cookie; an empty one deletes it."""
         response.set_cookie(
             self.cookie,
             cookie,
             max_age=None if cookie else 0,
             httponly=True,
-            # A frame in another site's page gets a cookie only if it is kept apart for that page.
+            # In a frame of another site, browsers accept only partitioned cookies.
             secure=self._is_secure or self._is_framed,
             samesite="none" if self._is_framed else "strict",
         )
@@ -211,7 +213,7 @@ _PROXY = "proxy"
 
 
 def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    """Where proxies that are trusted may be."""
+    """The network of trusted proxies."""
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -221,7 +223,7 @@ def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 def _is_same(origin: str, host: str) -> bool:
-    """Whether a page of this origin is ours."""
+    """Whether an origin is this server."""
     try:
         parts = urlsplit(origin)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a server says: JSON, and why it says no."""
+"""Responses: JSON, and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Refusal(HTTPException):
-    """A request that is not served, and when to come again."""
+    """An error response, with the seconds after which the client should retry."""
 
     def __init__(self, status: int, detail: str, retry_s: int | None = None) -> None:
         headers = {} if retry_s is None else {"Retry-After": str(retry_s)}
@@ -28,7 +28,7 @@ class Refusal(HTTPException):
 
 @contextlib.contextmanager
 def at_store(failed: str, retry_s: int) -> Iterator[None]:
-    """A disk or object storage that fails is a reason to come again."""
+    """Turns a failing disk or object storage into 503 with Retry-After."""
     try:
         yield
     except (OSError, errors.SettingError):
@@ -36,13 +36,13 @@ def at_store(failed: str, retry_s: int) -> Iterator[None]:
 
 
 def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Content as JSON."""
+    """A JSON response."""
     return Response(encode(content), status, headers, JSON)
 
 
 def encode(content: Any) -> bytes:
-    """JSON that is never markup, whoever takes it for that."""
-    # In JSON these stand in strings alone.
+    """JSON that no browser can take for markup."""
+    # These characters occur only inside strings.
     return (
         _encoder.encode(content)
         .replace(b"<", b"\\u003c")
@@ -52,11 +52,11 @@ def encode(content: Any) -> bytes:
 
 
 async def refused(_: Any, error: Exception) -> Response:
-    """The answer to a request that is not served."""
+    """The response for an expected error."""
     assert isinstance(error, HTTPException)
     return answer({"error": error.detail}, error.status_code, dict(error.headers or {}))
 
 
 async def failed(_: Any, error: Exception) -> Response:
-    """The answer where we made a mistake; what it was is in the log alone."""
+    """The response for a bug. Details go only to the log."""
     return answer({"error": "internal error"}, 500)

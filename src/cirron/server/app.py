@@ -1,7 +1,7 @@
-"""The application: one table of routes, and what every request has to pass.
+"""The application: one table of routes, with what each needs.
 
-A route says which methods it has and what they need: a key that may write, one that may read, or
-nothing (`PUBLIC`), which is only ever the page's own files. What is not in the table is not there.
+A route needs a key that may write, a key that may read, or nothing (`PUBLIC`: the files of the page
+and the logout). There are no other routes.
 """
 
 from __future__ import annotations
@@ -39,18 +39,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cirron.server")
 
 Role = Literal["all", "ingest", "page"]
-# Questions that are worked on at once, and that one key may have asked.
-MAX_VIEWS = 4
-MAX_ASKED = 32
-READ_S = 1.0  # a question may wait so long for the first look at the records
-MAX_QUERY_BYTES = 8_192
+MAX_VIEWS = 4  # queries that run at once
+MAX_WAITING = 32  # queries of one key, running or waiting
+READ_S = 1.0  # how long a query waits while the records are read for the first time
+MAX_QUERY_BYTES = 16_384  # a name of 1,000 characters, percent-encoded
 GZIP_BYTES = 1_024
-# Before anything is decoded: a slash in a run's id is `%2F`.
+# Matched before decoding: a slash in a run's id is `%2F`.
 PATH = re.compile(rb"/api/(?:(\w+)|runs/([^/]+)(?:/(\w+))?)")
 
 
 class Entry(NamedTuple):
-    """A line of the table of routes."""
+    """A row of the table of routes."""
 
     method: str
     path: str
@@ -59,7 +58,7 @@ class Entry(NamedTuple):
 
 
 class App:
-    """A server's routes, over what it keeps and what it shows."""
+    """The routes of one server process."""
 
     def __init__(
         self, role: Role, intake: Intake, access: Access, served: Served | None, hub: live.Hub
@@ -69,7 +68,7 @@ class App:
         self._hub = hub
         self._page = assets.files()
         self._views = CapacityLimiter(MAX_VIEWS)
-        self._asked: dict[str, int] = {}
+        self._waiting: dict[str, int] = {}  # by key
         blobs = "/api/traces/blobs/{key:path}"
         table: list[Entry] = []
         if role in ("all", "ingest"):
@@ -100,7 +99,7 @@ class App:
             yield Route(path, self._guarded(entries), methods=list(entries))  # and HEAD with GET
 
     def _guarded(self, entries: dict[str, Entry]) -> Endpoint:
-        """The endpoints of a path, behind what they need."""
+        """The endpoints of a path, behind the check of the key."""
 
         async def endpoint(request: Request) -> Response:
             entry = entries["GET" if request.method == "HEAD" else request.method]
@@ -121,10 +120,10 @@ class App:
         if self._served is not None:
             await to_thread.run_sync(self._served.stop)
 
-    # -- questions --------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------
 
     async def _view(self, request: Request) -> Response:
-        """One of the questions in `views`."""
+        """One of the queries in `views`."""
         assert self._served is not None
         view, given = match(request)
         etag = self._etag(view, given)
@@ -132,15 +131,15 @@ class App:
             return Response(status_code=304, headers={"ETag": etag})
         is_gzip = "gzip" in request.headers.get("accept-encoding", "")
         key: Key = request.state.key
-        if self._asked.get(key.id, 0) >= MAX_ASKED:
-            raise Refusal(429, "too many questions at once", 1)
-        self._asked[key.id] = self._asked.get(key.id, 0) + 1
+        if self._waiting.get(key.id, 0) >= MAX_WAITING:
+            raise Refusal(429, "this key has too many queries waiting", 1)
+        self._waiting[key.id] = self._waiting.get(key.id, 0) + 1
         try:
             return await to_thread.run_sync(
                 self._ask, view, given, etag, is_gzip, limiter=self._views
             )
         finally:
-            self._asked[key.id] -= 1
+            self._waiting[key.id] -= 1
 
     def _etag(self, view: views.View, given: dict[str, str]) -> str:
         assert self._served is not None
@@ -156,10 +155,10 @@ class App:
         try:
             content = answers.encode(view(self._served.place, given))
         except (errors.UnknownRunError, KeyError):
-            raise Refusal(404, "there is no such run, or no such part of it") from None
+            raise Refusal(404, "no such run") from None
         except QueryError as error:
-            logger.error("%s is not answered: %s", view.__name__, error)
-            raise Refusal(500, "the store cannot answer that; the server's log says why") from None
+            logger.error("the query %s failed: %s", view.__name__, error)
+            raise Refusal(500, "the query failed; the server's log says why") from None
         headers = {"ETag": etag, "Vary": "Accept-Encoding"}
         if is_gzip and len(content) >= GZIP_BYTES:
             import gzip
@@ -168,7 +167,7 @@ class App:
             headers["Content-Encoding"] = "gzip"
         return Response(content, 200, headers, answers.JSON)
 
-    # -- what is new ------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------
 
     async def _events(self, request: Request) -> Response:
         """`GET /api/events`."""
@@ -176,7 +175,7 @@ class App:
             raise Refusal(429, "too many streams", 5)
         text = request.headers.get("last-event-id") or request.query_params.get("cursor") or ""
         if text and not (text.isdecimal() and len(text) <= 18):
-            raise Refusal(400, "cursor is not a number")
+            raise Refusal(400, "the cursor must be a number")
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         key: Key = request.state.key
@@ -190,7 +189,7 @@ class App:
     # -- the page ---------------------------------------------------------------------------
 
     async def _file(self, request: Request) -> Response:
-        """A file of the page, or the page itself; a link's token becomes a cookie first."""
+        """A file of the page, or else the page itself. A token in the address logs in first."""
         query = parse_qsl(request.url.query, keep_blank_values=True)
         tokens = [value for name, value in query if name == "token"]
         if tokens and request.method == "GET":
@@ -207,7 +206,7 @@ class App:
         cookie, may_enter = await to_thread.run_sync(self._access.log_in, request, token)
         if not may_enter:
             return Response(assets.USED, 403, media_type="text/plain")
-        # To a path of ours, whatever comes before it: `//host` would be another server.
+        # Always a path of this server: `//host` would be another one.
         path = "/" + quote(request.path_params["rest"].lstrip("/\\"), safe="/~@:")
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         response = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
@@ -217,14 +216,14 @@ class App:
         return response
 
     async def _logout(self, request: Request) -> Response:
-        """Forgets the cookie; who has none loses nothing."""
+        """`POST /api/logout`: deletes the cookie."""
         response = answer({})
         self._access.set_cookie(response, "")
         return response
 
 
 def match(request: Request) -> tuple[views.View, dict[str, str]]:
-    """The question that a request asks, and its parameters, each decoded once."""
+    """The query that a request names, and its parameters, each decoded once."""
     raw = (request.scope.get("raw_path") or b"").split(b"?")[0]
     query = request.scope["query_string"]
     if len(query) > MAX_QUERY_BYTES:
@@ -235,8 +234,8 @@ def match(request: Request) -> tuple[views.View, dict[str, str]]:
         given = dict(parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict"))
         given["run"] = unquote(run, errors="strict")
     except UnicodeDecodeError:
-        raise Refusal(400, "the address is not UTF-8") from None
+        raise Refusal(400, "the address must be UTF-8") from None
     view = views.OF_RUN.get(of_run) if run else views.VIEWS.get(name)
     if view is None:
-        raise Refusal(404, "there is no such question")
+        raise Refusal(404, "no such query")
     return view, given

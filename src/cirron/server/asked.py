@@ -1,7 +1,7 @@
-"""What a request asks for: its parameters, checked, and the run and the process that they name.
+"""The parameters of a query: checks them, and finds the run and the process that they name.
 
-Times on the page are nanoseconds since the run's first moment: since 1970 they would not fit into
-a number of JavaScript's. Sessions are named by their keys as text, for the same reason.
+Times are nanoseconds since the start of the run, because nanoseconds since 1970 do not fit into a
+JavaScript number. Session keys are text for the same reason.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 MAX_WIDTH = 4_000  # pixels of a chart
-MAX_TEXT = 500
-MAX_KEPT = 128  # answers that are kept, of all runs; the one that was asked for least lately goes
+MAX_TEXT = 1_000  # names of marks and spans are no longer
+MAX_KEPT = 128  # cached results of all runs; the least recently used goes first
 
 
 class BadRequest(Refusal):
-    """A parameter that is missing, or has a value that is not allowed."""
+    """A parameter is missing, or its value is not allowed."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(400, detail)
 
 
 def text(params: Mapping[str, str], name: str) -> str:
-    """A parameter that must be there."""
-    given = params.get(name, "")
-    if not given or len(given) > MAX_TEXT:
+    """A required parameter."""
+    given = params.get(name)
+    if given is None or len(given) > MAX_TEXT:
         raise BadRequest(f"the parameter {name!r} is missing, or longer than {MAX_TEXT} characters")
     return given
 
 
 def number(params: Mapping[str, str], name: str, low: int, high: int, default: int) -> int:
-    """A whole number within limits. Outside of them it is the nearest that is allowed."""
+    """An integer, clamped to the limits."""
     given = params.get(name)
     if given is None:
         return default
     try:
         found = float(given)
         return round(min(max(found, low), high))
-    except ValueError:  # no number, or NaN
+    except ValueError:  # not a number, or NaN
         raise BadRequest(f"the parameter {name!r} must be a number: {given[:80]!r}") from None
 
 
 def width(params: Mapping[str, str], default: int = 600) -> int:
-    """How many pixels the answer is for."""
+    """The width of the chart in pixels."""
     return number(params, "width", 1, MAX_WIDTH, default)
 
 
 def window(params: Mapping[str, str], run: Run) -> tuple[int, int]:
-    """The range of time that is looked at, in ns since 1970; all of the run by default."""
+    """The time range, in ns since 1970; by default the whole run."""
     whole = max(run.ended_ns - run.started_ns, 1)
     start = number(params, "from", -whole, 2 * whole, 0)
     end = number(params, "to", -whole, 2 * whole, whole)
@@ -69,23 +69,23 @@ def window(params: Mapping[str, str], run: Run) -> tuple[int, int]:
 
 
 def run_of(place: Place, params: Mapping[str, str], name: str = "run") -> Run:
-    """The run that is asked for, by its id or the start of it."""
+    """The run with this id, or with an id that starts with it."""
     return place.runs[text(params, name)]
 
 
 def session_of(run: Run, params: Mapping[str, str]) -> Session:
-    """The process that is asked for, or the one that stands for the run."""
+    """The given process; by default the main one."""
     given = params.get("session")
     if given is None:
         return run.main
     for one in run.sessions:
         if str(one.key) == given:
             return one
-    raise BadRequest("the run has no process of this 'session'")
+    raise BadRequest("the run has no process with this 'session'")
 
 
 def since_start(run: Run, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with their moments as the page has them: since the run began."""
+    """Rows with times since the start of the run."""
     names = {"start_ns": "start", "end_ns": "end", "ts_ns": "at"}
     found = [dict(row) for row in rows]
     for row in found:
@@ -96,7 +96,7 @@ def since_start(run: Run, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def attributes(text: str | None) -> dict[str, Any]:
-    """Attributes as a store has them; none where anybody has written something else."""
+    """Attributes from a store; empty if they are not a JSON object."""
     try:
         found = json.loads(text) if text else {}
     except ValueError:
@@ -109,10 +109,10 @@ _lock = threading.Lock()
 
 
 def kept(run: Run, key: tuple[Any, ...], ask: Callable[[], Answer]) -> Answer:
-    """The answer to a question that takes long: asked once for each state of the run.
+    """The result of a slow query, cached until the run changes.
 
-    What is known of its sessions tells the states apart, so that the answers on runs that have
-    ended outlive the looks at one that goes on beside them.
+    The key contains the state of the run's sessions, so results of ended runs stay cached while
+    other runs go on.
     """
     state = hash(tuple((one.key, one.last_ns, one.state) for one in run.sessions))
     key = (*key, run.id, state)
@@ -121,10 +121,10 @@ def kept(run: Run, key: tuple[Any, ...], ask: Callable[[], Answer]) -> Answer:
         answer = _kept[key] = known or Future()  # the newest is last
         while len(_kept) > MAX_KEPT:
             del _kept[next(iter(_kept))]
-    if known is None:  # who asks the same meanwhile waits for this answer
+    if known is None:  # other threads with the same query wait for this result
         try:
             answer.set_result(ask())
-        except BaseException as error:  # who waits for it must be told, whatever it is
+        except BaseException as error:  # the waiting threads must get it, whatever it is
             with _lock:
                 _kept.pop(key, None)
             answer.set_exception(error)

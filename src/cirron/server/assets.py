@@ -1,4 +1,4 @@
-"""The files of the page, as the wheel has them: read once, so that no request leads to a path."""
+"""The files of the page, read once at the start: requests never open files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-FIXED = "assets/"  # their names have a hash of what is in them
+FIXED = "assets/"  # names with a hash of the content
 KINDS = {
     "html": "text/html",
     "js": "text/javascript",
@@ -19,10 +19,10 @@ KINDS = {
     "json": "application/json",
     "woff2": "font/woff2",
 }
-MISSING = "The page was not built into this cirron: run `make page`, or install a wheel.\n"
+MISSING = "This copy of cirron has no page: run `make page`, or install a wheel.\n"
 USED = (
-    "This link was used before, or is no longer valid. Start `cirron serve` again for a new one,"
-    " or make one with `cirron keys link`.\n"
+    "This link has been used, or is no longer valid. Start `cirron serve` again for a new one,"
+    " or create one with `cirron keys link`.\n"
 )
 
 

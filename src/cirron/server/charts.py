@@ -1,4 +1,4 @@
-"""Steps and marks for charts: as many points as the chart has pixels, and no peak is lost."""
+"""Steps and marks for charts: at most a point per pixel, with minimum and maximum."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MAX_NAMES = 500
 MAX_LINES = 16  # ranks on one chart
 MAX_TEXTS = 100
 AXES = ("step", "epoch", "time")
-WHOLE = ("total", "median", "p95")  # of all steps, beside each bucket of them
+WHOLE = ("total", "median", "p95")  # of all steps; each bucket's row repeats them
 
 
 def of_session(
     run: Run, session: int, width: int, part: tuple[int, int] = (0, 2**53)
 ) -> dict[str, Any]:
-    """The steps of a process, or a part of them, as so many buckets; and the longest ones."""
+    """The steps of a process, or a range of them, in `width` buckets; and the longest ones."""
     first, last = part
     given = {"session": session, "first": first, "last": last}
     rows = asked.since_start(run, run.query("step_buckets", width=width, **given))
@@ -41,7 +41,7 @@ def of_session(
 
 
 def steps(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """The time of steps by phase, those that took much longer, and what was beside them."""
+    """Step time by phase, unusually long steps, and what ran between steps."""
     run = asked.run_of(place, params)
     session = asked.session_of(run, params)
     wide = asked.width(params)
@@ -68,14 +68,14 @@ def steps(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def batch_size(run: Run, session: int) -> int | None:
-    """The batch size of the loaders, where epochs or fits say it."""
+    """The batch size, if the attributes of epochs or fits give it."""
     said = [asked.attributes(row["attrs"]) for row in run.query("settings", session=session)]
     sizes = [one.get("loader_batch_size") for one in said]
     return max((one for one in sizes if isinstance(one, int)), default=None)
 
 
 def marks(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """The marks of a run by name: the loss first, then those that sum up an epoch."""
+    """The mark names of a run: the loss first, then values per epoch."""
     run = asked.run_of(place, params)
     rank = -1 if run.main.rank is None else run.main.rank
     found = run.query("mark_names", rank=rank, text=params.get("search", "")).rows()
@@ -83,7 +83,7 @@ def marks(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def mark(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """A mark's values as lines, one a process: of the main rank, or of all ranks."""
+    """The values of a mark, one line per process: the main rank, or all ranks."""
     run = asked.run_of(place, params)
     name = asked.text(params, "name")
     axis = params.get("x", "step")

@@ -1,7 +1,7 @@
-"""The strict check of a batch at the door: as files are read, and with numbers that columns hold.
+"""Checks a batch when it arrives: like the file reader, and with numbers that fit the columns.
 
-A file with a number of more than 63 bits is mended when it is read, alone and slowly. A client
-could make the compactor do nothing else, so such a batch is refused.
+The file reader repairs numbers of more than 63 bits, slowly. A client could keep the compactor busy
+with that, so such batches are rejected here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=1_000)]
 
 
 class Clock(wire.Clock, frozen=True):
-    """As the wire has it; so are the others."""
+    """`wire.Clock` with limits; the same holds for the classes below."""
 
     wall_ns: Time
     monotonic_ns: Int64
@@ -81,13 +81,12 @@ class Snapshot(wire.Snapshot, kw_only=True):
 
 
 class Batch(wire.Batch, kw_only=True):
-    """See `wire.Batch`. Mypy has a list be of one type alone, though nothing is put in here."""
+    """See `wire.Batch`."""
 
     batch_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
     created_ns: Time
     session: Session | None = None
-    # A file may say that it holds what other files did. Of a batch that is sent it would mean that
-    # its own records are not new.
+    # Only files are merged. Here it would mark the batch's own records as already known.
     merged: Annotated[list[str], msgspec.Meta(max_length=0)] = msgspec.field(default_factory=list)
     spans: list[Span] = msgspec.field(default_factory=list)  # type: ignore[assignment]
     marks: list[Mark] = msgspec.field(default_factory=list)  # type: ignore[assignment]
@@ -98,7 +97,7 @@ _decoder = msgspec.json.Decoder(Batch)
 
 
 def batch_id(payload: bytes) -> str:
-    """The id of a batch that can be read and stored."""
+    """The id of a batch. Raises if the batch cannot be stored."""
     try:
         batch = _decoder.decode(payload)
         batches.refuse_nesting(batches.attributes(batch))

@@ -1,8 +1,8 @@
-"""From the inbox into the store: a round of batches at a time, then their objects go.
+"""Moves batches from the inbox into the store, a round at a time.
 
-Any number of these may work on one depot, and be killed at any moment: a batch is in the inbox
-until a manifest is committed that names the segment with its records, and one that is in both is
-known by its id. Runs on one thread.
+Any number of compactors may work on one depot, and be killed at any moment: a batch stays in the
+inbox until a manifest names the segment with its records, and a batch that is in both is recognised
+by its id. A compactor runs on one thread.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from cirron.runs.scan import Source
 from cirron.server.depot import INBOX, REFUSED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from cirron.server.depot import Depot
 
-# Of the inbox at once: what a kill makes us do again.
-ROUND_BYTES = 64 * 2**20
+ROUND_BYTES = 64 * 2**20  # work that a kill can waste
 MEMORY = "1GB"
 CLEAN_S = 300.0
-# Replaced files stay so long, for readers that are under way.
-GRACE_S = 600.0
+GRACE_S = 600.0  # replaced files stay for running queries
 LINK_DAYS_S = 2 * 86_400.0
 
 
 class Compactor:
-    """Brings what clients sent into the store."""
+    """Moves received batches into the store."""
 
     def __init__(self, depot: Depot) -> None:
         self._depot = depot
@@ -46,10 +45,20 @@ class Compactor:
         self._round_bytes = ROUND_BYTES
         self._cleaned_ns = clock.now()
 
-    def run(self) -> bool:
-        """One round. True: the store has changed, and there may be more to do."""
+    def run(
+        self, waiting: dict[str, int] | None = None, others: Sequence[stores.Store] = ()
+    ) -> bool:
+        """One round: these batches of the inbox, by name and size, or all of them.
+
+        Batches that one of the `others` lists are shown from there, and are only removed. Returns
+        True if the store has changed, and there may be more to do.
+        """
         self._clean()
-        waiting = self._depot.objects.sizes(INBOX)
+        if waiting is None:
+            waiting = self._depot.objects.sizes(INBOX)
+        for name in self._stored(list(waiting), others) if waiting else ():
+            self._depot.objects.remove(name)
+            del waiting[name]
         if not waiting:
             return self.store.tidy(self._db)
         taken: list[str] = []
@@ -61,11 +70,11 @@ class Compactor:
             size += waiting[name]
         folder = self._depot.scratch / clock.random_id()
         os.mkdir(folder, mode=0o700)
-        self.store.scratch = folder  # goes with what a full disk keeps us from finishing
+        self.store.scratch = folder  # deleted below, even if the disk is full
         try:
             return self._run(taken, size, folder)
         finally:
-            self.store.scratch = self._depot.scratch  # for what is tidied between rounds
+            self.store.scratch = self._depot.scratch  # for merges between rounds
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, taken: list[str], size: int, folder: Path) -> bool:
@@ -75,20 +84,20 @@ class Compactor:
         self.store.manifest = stores.newest(self.store.objects)
         try:
             Ingest(self.store, self._db).run([source])
-        except IOException:  # the disk, or the store: no batch's fault, and over some time
+        except IOException:  # the disk or the store fails; the batches are fine
             raise
         except DatabaseError as error:
-            if len(taken) > 1:  # one of them is bad: which?
+            if len(taken) > 1:  # find the bad batch with smaller rounds
                 self._round_bytes = size // 2
                 return True
             source.problems.append(f"{taken[0].removeprefix(INBOX)}: {error}")
         self._round_bytes = min(ROUND_BYTES, max(self._round_bytes, 2**16) * 2)
-        stored = self._stored([_batch_id(name) for name in taken])
+        stored = self._stored(taken, [self.store])
         bad = {problem.partition(":")[0] for problem in source.problems}
         for name in taken:
-            if _batch_id(name) in stored:
+            if name in stored:
                 self._depot.objects.remove(name)
-            elif name.removeprefix(INBOX) in bad:  # kept, for it was acknowledged
+            elif name.removeprefix(INBOX) in bad:  # was acknowledged, so it is kept
                 self._refuse(name)
         self.store.tidy(self._db)
         return True
@@ -99,20 +108,18 @@ class Compactor:
                 os.link(self._depot.folder / name, path)
             else:
                 path.write_bytes(self._depot.objects.read(name))
-        except FileNotFoundError:  # another compactor was first
+        except FileNotFoundError:  # another compactor has stored it
             pass
 
-    def _stored(self, batch_ids: list[str]) -> set[str]:
-        """Which of these the store has. Asked of the store: to the questions on a run, which Spark
-        answers, too, there are no batches.
-        """
-        sql, given = stores.select("batches", self.store.files("batches"))
+    def _stored(self, names: list[str], where: Sequence[stores.Store]) -> set[str]:
+        """The names of the batches that these stores have."""
+        sql, given = stores.select("batches", [one for s in where for one in s.files("batches")])
         rows = self._db.execute(
             f"SELECT DISTINCT batch_id FROM ({sql})"  # noqa: S608  our own; what is sent is bound
             " WHERE batch_id IN (SELECT unnest($ids))",
-            {**given, "ids": batch_ids},
+            {**given, "ids": [_batch_id(name) for name in names]},
         ).fetchall()
-        return {batch_id for (batch_id,) in rows}
+        return {f"{INBOX}{batch_id}.json" for (batch_id,) in rows}
 
     def _refuse(self, name: str) -> None:
         content = self._depot.read(name)
@@ -121,7 +128,7 @@ class Compactor:
             self._depot.objects.remove(name)
 
     def _clean(self) -> None:
-        """Removes what nothing names any more, from time to time."""
+        """Deletes unused files and old links, every few minutes."""
         if clock.now() - self._cleaned_ns < CLEAN_S * 1e9:
             return
         self._cleaned_ns = clock.now()

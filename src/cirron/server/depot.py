@@ -1,13 +1,13 @@
-"""What a server keeps: a store, and beside it what has not been brought into it yet.
+"""The data of a server: a store, and the objects next to it.
 
-    inbox/<batch id>.json       a batch as it was sent: its object is the record that it was seen
-    refused/<batch id>.json     one that was accepted, and that the store cannot hold
-    blobs/<sha256>              raw values, by what is in them
-    names/<sha256>              which blob a client calls how, by the hash of that name
+    inbox/<batch id>.json       a received batch that is not in the store yet
+    refused/<batch id>.json     an acknowledged batch that the store cannot hold
+    blobs/<sha256>              raw values, named by their content
+    names/<sha256>              maps a client's blob key, hashed, to a blob
     keys/, links/, secret       see `keys.py` and `login.py`
 
-Every object is added under a name that was free, or not at all, so any number of processes share a
-depot with no other word between them. What a client calls something is never a path here.
+An object is only created if its name is free, so any number of processes can share a depot without
+other coordination. Names that clients choose are never paths here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ INBOX = "inbox/"
 REFUSED = "refused/"
 TMP = "tmp"
 FOLDER = "server"  # in a `.cirron`
-STALE_S = 3600.0  # what a killed process left half written
+STALE_S = 3600.0  # after this, an incomplete file belongs to a killed process
 
 
 class Depot:
-    """The objects of a server, and a folder on the same disk to write them in."""
+    """The objects of a server, and a folder on the same disk for incomplete files."""
 
     def __init__(self, where: str | os.PathLike[str]) -> None:
         self.where = os.fspath(where)
@@ -43,19 +43,24 @@ class Depot:
         # None: object storage
         self.folder = self.objects.root if isinstance(self.objects, objects.Folder) else None
 
-    @cached_property
+    @property
     def scratch(self) -> Path:
-        """Where files are written. Made when it is first wanted: who only reads writes nothing."""
-        if self.folder is not None:
-            os.makedirs(self.folder / TMP, mode=0o700, exist_ok=True)
-            return self.folder / TMP
+        """Where files are written first. Created on each use: a user may delete `.cirron`."""
+        if self.folder is None:
+            return self._temporary_folder
+        for path in (self.folder.parent, self.folder, self.folder / TMP):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.folder / TMP
+
+    @cached_property
+    def _temporary_folder(self) -> Path:
         made = Path(tempfile.mkdtemp(prefix="cirron-"))
         weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
         return made
 
     @contextlib.contextmanager
     def temporary(self) -> Iterator[Path]:
-        """A path to write at; a full disk must not fill up with what did not fit."""
+        """A path for an incomplete file, which is deleted at the end: the disk may be full."""
         path = self.scratch / f"{clock.random_id()}.tmp"
         try:
             yield path
@@ -63,27 +68,28 @@ class Depot:
             path.unlink(missing_ok=True)
 
     def add(self, name: str, pieces: Sequence[bytes]) -> bool:
-        """Makes a small object, on the disk when this returns. False: there is one of that name."""
+        """Creates a small object durably. Returns False if the name is taken."""
         with self.temporary() as path:
             with open(path, "xb") as file:
                 file.writelines(pieces)
             return self.objects.add(name, path)
 
     def read(self, name: str) -> bytes | None:
-        """A small object; None if there is none."""
+        """The content of a small object, or None."""
         try:
             return self.objects.read(name)
         except FileNotFoundError:
             return None
 
     def free_bytes(self) -> int | None:
-        """What the disk has left; None for object storage."""
-        return None if self.folder is None else shutil.disk_usage(self.folder).free
+        """Free space on the disk; None for object storage."""
+        return None if self.folder is None else shutil.disk_usage(self.scratch).free
 
     def clean(self) -> None:
-        """Removes what processes that were killed had begun to write."""
-        for name in os.listdir(self.scratch):
-            path = self.scratch / name
+        """Deletes incomplete files of killed processes."""
+        scratch = self.scratch
+        for name in os.listdir(scratch):
+            path = scratch / name
             try:
                 if clock.wall() / 1e9 - path.lstat().st_mtime < STALE_S:
                     continue
@@ -91,5 +97,5 @@ class Depot:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink()
-            except FileNotFoundError:  # its writer was done
+            except FileNotFoundError:  # its writer has finished
                 pass

@@ -1,9 +1,8 @@
-"""All ranks beside each other: a heat map of their steps, who is slow and how surely; and tensors.
+"""Compares ranks: a heat map of their steps, and which one is slow; and lists tensors.
 
-In data-parallel training ranks wait for each other in backward, so that their steps take the same
-time: who is slow is seen outside of it, in a rank's own time. A heat map has as many cells as the
-page has room for. A cell is the mean of its steps; where one row stands for several ranks, the
-slowest counts.
+In data-parallel training, ranks wait for each other in backward, so their steps take equally long.
+The time outside of backward (`own`) shows which rank is slow. A cell of the heat map is the mean of
+its steps; a row for several ranks shows the slowest of them.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ if TYPE_CHECKING:
     from cirron.runs.place import Place
 
 MAX_ROWS = 1_000
-MAX_COMPARED = 100_000  # steps of all ranks that are compared
+MAX_COMPARED = 100_000  # compared steps, of all ranks together
 MAX_TENSORS = 300
 SPARK_POINTS = 60
 MAX_SNAPSHOTS = 240
 
 
 def ranks(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """Step time by rank and time, or with `own` what is outside of backward, and each rank beside
-    the others; of the last attempt.
+    """Step time, or with `own` the time outside of backward, by rank and time, and a line per rank.
+
+    Of the last attempt by default.
     """
     run = asked.run_of(place, params)
     wide = asked.width(params, 300)
@@ -50,7 +50,7 @@ def _ranks(run: Run, wide: int, high: int, attempt: int, own: bool) -> dict[str,
         to_ns = max(row["last_ns"] for row in by_rank.values())
         typical = median(row["own" if own else "median"] for row in by_rank.values())
         with_steps = [one for one in members if one.key in by_rank]
-        # Fewer cells than steps, or some would have none.
+        # Fewer cells than steps, so that no cell is empty.
         cells = max(row["steps"] * 2 // 3 for row in by_rank.values()) or 1
         answer |= {
             "from": from_ns - run.started_ns,
@@ -88,7 +88,7 @@ def _ranks(run: Run, wide: int, high: int, attempt: int, own: bool) -> dict[str,
 def _heat(
     run: Run, members: list[Any], shape: tuple[int, int, int, int], attempt: int, own: bool
 ) -> Any:
-    """A row a rank, or for several where there are more ranks than pixels; null: no step."""
+    """The heat map. A row has several ranks if there are more ranks than rows; None: no step."""
     from_ns, to_ns, wide, high = shape
     each = -(-len(members) // high)
     at = {one.key: number // each for number, one in enumerate(members)}
@@ -113,7 +113,7 @@ def _heat(
 
 
 def _slowest(run: Run, by_rank: Mapping[int, Any], attempt: int) -> tuple[dict[int, int], int]:
-    """How often each process had the longest own time in the steps that all have."""
+    """How often each process had the longest own time, in the steps that all of them have."""
     if len(by_rank) < 2:
         return {}, 0
     total = sum(row["steps"] for row in by_rank.values())
@@ -126,7 +126,7 @@ def _slowest(run: Run, by_rank: Mapping[int, Any], attempt: int) -> tuple[dict[i
 
 
 def tensors(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """The statistics of each tensor, the newest and over the epochs; unhealthy ones first."""
+    """The newest statistics of each tensor, and norms by epoch; unhealthy tensors first."""
     run = asked.run_of(place, params)
     session = asked.session_of(run, params)
     search = params.get("search", "").lower()
@@ -159,7 +159,7 @@ def tensors(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _sick(run: Run, session: int) -> dict[str, list[dict[str, Any]]]:
-    """By tensor, the problems that it had, each with the epoch that it was first seen in."""
+    """The problems of each tensor, with the epoch in which each was first seen."""
     found: dict[str, list[dict[str, Any]]] = {}
     for epoch, attrs in run.query("health", session=session).fetch().rows:
         said = asked.attributes(attrs)
@@ -172,7 +172,7 @@ def _sick(run: Run, session: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def tensor(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """One tensor's histograms and statistics over the epochs, its gradient's beside them."""
+    """Histograms and statistics of a tensor and of its gradient, by epoch."""
     run = asked.run_of(place, params)
     session = asked.session_of(run, params)
     name = asked.text(params, "name").removesuffix(".grad")

@@ -1,7 +1,7 @@
-"""API keys: who may write, who may read, and how often.
+"""API keys: their scopes and rate limits.
 
-A key is `ck_<id>_<secret>`. Of the secret only a hash is kept, in `keys/<id>.json` of the depot; it
-has 256 random bits, so a plain hash does. Removing that object revokes the key, in every process
+A key is `ck_<id>_<secret>`. `keys/<id>.json` in the depot has a hash of the secret; the secret has
+256 random bits, so a plain hash is enough. Deleting that object revokes the key in every process
 within `FRESH_S`.
 """
 
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 Scope = Literal["write", "read"]
 SCOPES: tuple[Scope, ...] = ("write", "read")
-# Requests a second, by default. A thousand ranks may share a key, with a batch a second each.
+# Default requests per second. A thousand ranks may share a key and send a batch per second each.
 RATES: dict[Scope, int] = {"write": 5_000, "read": 500}
-# Wrong keys a second, from one address.
-GUESSES = 10
+GUESSES = 10  # wrong keys per second from one address
 MAX_ADDRESSES = 10_000
 FRESH_S = 2.0
 
@@ -37,7 +36,7 @@ ID = re.compile(r"[0-9a-f]{12}")
 
 
 class Key(msgspec.Struct, kw_only=True, frozen=True):
-    """What is kept of a key."""
+    """A key as it is stored, without its secret."""
 
     id: str
     name: str
@@ -48,12 +47,12 @@ class Key(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def hashed(secret: str) -> str:
-    """What is kept in place of a secret."""
+    """The stored form of a secret."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def create(depot: Depot, name: str, scopes: list[Scope], rate: int | None = None) -> str:
-    """Makes a key and returns it; it is never shown again."""
+    """Creates a key and returns it. It cannot be shown again."""
     if not name or len(name) > 100 or not name.isprintable():
         raise errors.out_of_range("name", name, "it must be 1 to 100 printable characters")
     secret = secrets.token_urlsafe(32)
@@ -75,21 +74,21 @@ def every(depot: Depot) -> list[Key]:
     found = []
     for name in depot.objects.list("keys/"):
         content = depot.read(name)
-        if content is not None:  # revoked meanwhile
-            with contextlib.suppress(msgspec.MsgspecError):  # what is no key of ours opens nothing
+        if content is not None:  # it may just have been revoked
+            with contextlib.suppress(msgspec.MsgspecError):  # not a key: ignored
                 found.append(msgspec.json.decode(content, type=Key))
     return sorted(found, key=lambda one: one.created_ns)
 
 
 def revoke(depot: Depot, key_id: str) -> None:
-    """From now on the key is not accepted, and what was logged in with it is logged out."""
+    """Revokes a key. Sessions that it logged in end with it."""
     if not ID.fullmatch(key_id) or depot.read(f"keys/{key_id}.json") is None:
         raise errors.one_of("key", key_id, [one.id for one in every(depot)])
     depot.objects.remove(f"keys/{key_id}.json")
 
 
 class Bucket:
-    """So many a second, as many at once."""
+    """A token bucket: `rate` per second, and as many at once."""
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
@@ -108,7 +107,7 @@ class Bucket:
 
 
 class Keys:
-    """The keys that one process accepts: those of the depot, and those of this process alone."""
+    """The keys that a process accepts: those in the depot, and its own."""
 
     def __init__(self, depot: Depot) -> None:
         self._depot = depot
@@ -120,7 +119,7 @@ class Keys:
         self._guesses: dict[str, Bucket] = {}
 
     def add_own(self, secret: str | None, scope: Scope) -> Key:
-        """A key that dies with the process. `secret` None: nobody has it, only sessions do."""
+        """Adds a key that ends with the process. Without a secret, only sessions can use it."""
         secret = secrets.token_urlsafe(32) if secret is None else secret
         key = Key(
             id=f"own-{secrets.token_hex(6)}",
@@ -134,7 +133,7 @@ class Keys:
         return key
 
     def find(self, text: str) -> Key | None:
-        """The key that this is. Takes as long for a wrong one as for a right one."""
+        """The key with this text, or None; in constant time."""
         match = KEY.fullmatch(text)
         if match is not None:
             key = self.by_id(match[1])
@@ -145,7 +144,7 @@ class Keys:
         return found[0] if found else None
 
     def by_id(self, key_id: str) -> Key | None:
-        """A key that is still valid."""
+        """The key with this id, if it is still valid."""
         if key_id in self._own:
             return self._own[key_id]
         with self._lock:
@@ -155,12 +154,12 @@ class Keys:
             return self._known.get(key_id)
 
     def may(self, key: Key) -> bool:
-        """Whether the key is not used too often."""
+        """Counts a request. False if the key is used too often."""
         with self._lock:
             return self._buckets.setdefault(key.id, Bucket(key.rate)).take()
 
     def may_guess(self, address: str) -> bool:
-        """Whether a wrong key from there is still worth an answer of its own."""
+        """Counts a wrong key. False if too many came from this address."""
         with self._lock:
             if len(self._guesses) > MAX_ADDRESSES:
                 self._guesses.clear()

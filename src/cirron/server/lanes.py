@@ -1,4 +1,4 @@
-"""The timeline: what a window of time shows of each thread, one span, a flame graph, a search."""
+"""The timeline: lanes, one span, the flame graph and the search."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BINS = 40
 
 
 def timeline(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """What each thread of a process does between two moments, by depth and bucket of time.
+    """The spans of a process in a time range, by thread, depth and time bucket.
 
-    A row is `[thread, depth, bucket, spans, busy, name, index, start, end, last end, errors, id]`;
-    the span that it describes is the longest of those that begin in the bucket.
+    A row is `[thread, depth, bucket, spans, busy, name, index, start, end, last end, errors, id]`.
+    It describes the longest span that starts in the bucket.
     """
     run = asked.run_of(place, params)
     session = asked.session_of(run, params)
@@ -35,9 +35,9 @@ def timeline(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     rank = -1 if session.rank is None else session.rank
     given = {"width": wide, "from_ns": from_ns, "to_ns": to_ns}
     answer = run.query("timeline", first_rank=rank, last_rank=rank, max_depth=MAX_DEPTH, **given)
-    # Of a rank there is a process for each attempt.
+    # A rank has one process per attempt.
     rows = [row for row in answer.rows() if row["session_id"] == session.id]
-    whole = engine.timeline(**given)  # the window in whole buckets
+    whole = engine.timeline(**given)  # the range, extended to whole buckets
     zero, bucket_ns = run.started_ns, whole["bucket_ns"]
     threads: dict[tuple[Any, Any], int] = {}
     names: dict[str, int] = {}
@@ -76,13 +76,13 @@ def timeline(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def span(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """One span: its times, attributes and marks, others of its path, its step on every rank."""
+    """One span: times, attributes, marks, other spans of its path, and its step on all ranks."""
     run = asked.run_of(place, params)
     session = asked.session_of(run, params)
     mine = {"session": session.key}
     rows = asked.since_start(run, run.query("span", id=asked.text(params, "id"), **mine))
     if not rows:
-        raise asked.BadRequest("the process has no span of this 'id'")
+        raise asked.BadRequest("the process has no span with this 'id'")
     one = rows[0]
     wall_ns = one["end"] - one["start"]
     marks = run.query("span_values", key=one.pop("key"), most=MAX_MARKS, **mine)
@@ -105,7 +105,7 @@ def span(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def flame(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """The spans of a window by path: how many, how long, and how much of it no child covers."""
+    """The spans of a time range by path: count, total time and self time."""
     run = asked.run_of(place, params)
     session = asked.session_of(run, params)
     from_ns, to_ns = asked.window(params, run)
@@ -119,7 +119,7 @@ def flame(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     ).rows()
     inside: dict[str, int] = {}
     for row in rows:
-        # Names may have slashes; of a very long path the end was cut off.
+        # Names may contain slashes, and very long paths are truncated.
         above = row["path"].removesuffix(row["name"]).removesuffix("/") if row["depth"] else ""
         inside[above] = inside.get(above, 0) + row.pop("in_thread")
         row |= {"parent": above, "colour": colour_of(row["name"])}
@@ -129,7 +129,7 @@ def flame(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """The next span whose name has a text in it, as `step 812`, and how many there are."""
+    """The next span that matches a text such as `step 812`, and the number of matches."""
     run = asked.run_of(place, params)
     session = asked.session_of(run, params)
     wanted = asked.text(params, "text")

@@ -1,8 +1,8 @@
-"""How a browser logs in: a link that works once becomes a cookie.
+"""How a browser logs in: it exchanges a link that works once for a cookie.
 
-The link's token is in the address for one request, which answers with a redirect to the same page
-without it. The cookie names the key that it stands for and is signed; it is good as long as that
-key is. Several page processes share the secret that signs, and the links, through their depot.
+The token is in the address of one request, which redirects to the same page without it. The cookie
+names a key, is signed, and is valid as long as the key. Page processes share the signing secret and
+the links through their depot.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ COOKIE = re.compile(r"([\w-]{1,40})\.([0-9]{1,20})\.([0-9a-f]{64})", re.ASCII)
 
 
 class Link(msgspec.Struct, kw_only=True, frozen=True):
-    """What is kept of a link, under the hash of its token."""
+    """A link, stored under the hash of its token."""
 
     key_id: str
     expires_ns: int
 
 
 def new_link(depot: Depot, key_id: str) -> str:
-    """The token of a link that logs in once, for whoever opens it first."""
+    """The token of a new link. It logs in the first browser that opens it."""
     token = secrets.token_urlsafe(32)
     link = Link(key_id=key_id, expires_ns=clock.wall() + LINK_S * 1_000_000_000)
     depot.add(f"links/{hashed(token)}.json", [msgspec.json.encode(link)])
@@ -44,21 +44,21 @@ def new_link(depot: Depot, key_id: str) -> str:
 
 
 class Login:
-    """Makes cookies from links, and tells whose a cookie is."""
+    """Exchanges links for cookies, and finds the key of a cookie."""
 
     def __init__(self, depot: Depot, keys: Keys) -> None:
         self._depot = depot
         self._keys = keys
-        depot.add("secret", [secrets.token_bytes(32)])  # unless another process has
+        depot.add("secret", [secrets.token_bytes(32)])  # or another process did
         self._secret = depot.objects.read("secret")
 
     def exchange(self, token: str) -> str | None:
-        """The cookie for a link, which is used up. None: it is no link, or was."""
+        """The cookie for a token, which is then used up. None if the token is not valid."""
         if not TOKEN.fullmatch(token):
             return None
         name = f"links/{hashed(token)}"
         content = self._depot.read(f"{name}.json")
-        # Of two who come at once, one has made this object.
+        # Of two requests at once, only one creates this object.
         if content is None or not self._depot.add(f"{name}.used", [b""]):
             return None
         self._depot.objects.remove(f"{name}.json")
@@ -71,8 +71,8 @@ class Login:
         text = f"{key_id}.{expires_ns}"
         return f"{text}.{hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()}"
 
-    def whose(self, cookie: str) -> Key | None:
-        """The key that a cookie stands for, if both are still good."""
+    def key_of(self, cookie: str) -> Key | None:
+        """The key that a cookie stands for, if both are still valid."""
         match = COOKIE.fullmatch(cookie)
         if match is None:
             return None

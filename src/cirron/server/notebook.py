@@ -1,7 +1,7 @@
-"""`run.show()`: the page in a notebook, from a server in this process.
+"""`run.show()`: the page in a notebook cell, from a server in this process.
 
-It is on a port that was free, for this machine alone, and dies with the process. What a cell shows
-is a frame with a link that works once; each time that the cell is rendered it gets another.
+The server uses a free port on the loopback address and ends with the process. The cell shows a
+frame with a link that works once; each rendering gets a new one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ START_S = 30.0
 
 
 class Shown:
-    """A page on its own server: a frame in a cell, its address anywhere else."""
+    """The page of a run: a frame in a notebook, and a `link` anywhere else."""
 
     def __init__(self, run: Run, height: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="cirron-")
@@ -39,25 +39,25 @@ class Shown:
         )
         self._thread = threading.Thread(target=self._server.run, name="cirron-page", daemon=True)
         self._thread.start()
-        # DuckDB must not be at work when the interpreter ends; and until then a frame may be shown.
+        # DuckDB must not run while the interpreter shuts down.
         atexit.register(self.close)
         if not self._server.is_ready.wait(START_S):
             raise errors.SettingError("the page's server could not be started on 127.0.0.1")
 
     @property
     def link(self) -> str:
-        """An address that a browser on this machine can open once."""
+        """An address that logs in one browser on this machine."""
         return self._server.link() + self._at
 
     def close(self) -> None:
-        """Ends the server; frames that are shown go on showing what they have."""
+        """Ends the server. Open frames keep what they show."""
         atexit.unregister(self.close)
         self._server.should_exit = True
         self._thread.join(START_S)
         self._folder.cleanup()
 
     def __repr__(self) -> str:
-        return f"<the page of a run, served at {self._server.address}>"
+        return f"<the page of a run, served at {self._server.address}; open its .link in a browser>"
 
     def _repr_html_(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""Runs as the page lists them, what one run is, how far it is, and its verdict."""
+"""The list of runs; one run, its progress, verdict and goodput; the diff."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MAX_RUNS = 500
 MAX_SESSIONS = 4_000
 MAX_PROBLEMS = 50
 SPARK_WIDTH = 48
-# How programs call the number of epochs and of steps that they want to train.
+# Common names for the planned number of epochs and steps.
 EPOCHS = ("epochs", "num_epochs", "max_epochs", "n_epochs", "num_train_epochs", "nb_epochs")
 STEPS = ("max_steps", "total_steps", "num_steps", "train_steps", "max_iters", "steps")
 
 
 def runs(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """The newest runs that match the words of `search`, newest first."""
+    """The runs that match all words of `search`, newest first."""
     words = params.get("search", "").lower().split()
     shown: list[dict[str, Any]] = []
     matching = 0
@@ -46,7 +46,7 @@ def runs(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """A run in a list: what is known without a look at its records."""
+    """A run as the list shows it, without reading its records."""
     program = run.program
     hosts = sorted({one.info.host for one in run.sessions if one.info is not None})
     silent = [
@@ -83,7 +83,7 @@ def _searched(line: dict[str, Any]) -> str:
 
 
 def run(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """One run: what ran, its processes, what was not recorded."""
+    """One run: its program, processes, problems and progress."""
     found = asked.run_of(place, params)
     program = found.program
     return {
@@ -115,7 +115,7 @@ def _session(run: Run, one: Session) -> dict[str, Any]:
 
 
 def brief(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """What a line of the list says beside the name: verdict, step time, how far it is."""
+    """For the list of runs: the verdict, the step time as a line, and the progress."""
     found = asked.run_of(place, params)
 
     def ask() -> dict[str, Any]:
@@ -133,7 +133,7 @@ def brief(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def report(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """The verdict, with the command that tells more and the part of the account it is about."""
+    """The verdict, the account of the time, and the command that tells more."""
     found = judged(asked.run_of(place, params))
     said = found.as_dict()
     return {
@@ -145,12 +145,12 @@ def report(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def judged(run: Run) -> Report:
-    """The report of a run, made once for each of its states."""
+    """The report of a run, cached until the run changes."""
     return asked.kept(run, ("report",), lambda: report_on(run))
 
 
 def goodput(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """How much of the newest attempt was training that counted, and what the rest was."""
+    """Which share of the newest attempt was training, and what took the rest."""
     found = asked.run_of(place, params)
 
     def ask() -> dict[str, Any]:
@@ -159,12 +159,12 @@ def goodput(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
         wall = max(one.last_ns - one.first_ns, 1)
         times["rest_ns"] = max(wall - sum(ns or 0 for ns in times.values()), 0)
         again = 0
-        if len(found.attempts) > 1:  # what a later attempt repeats did not count
+        if len(found.attempts) > 1:  # steps that a later attempt repeats
             attempts = found.query("goodput").rows()
             again = sum(attempt["steps_done_again"] for attempt in attempts)
         return {
             "wall_ns": wall,
-            "goodput": (times["step_ns"] or 0) / wall,
+            "goodput": max(times["step_ns"] or 0, 0) / wall,
             "steps_done_again": again,
             "times": times,
         }
@@ -173,12 +173,12 @@ def goodput(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def why(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """Where each process is, or was last: those that differ first."""
+    """Where each process is, or was last; unusual ones first."""
     return explain(asked.run_of(place, params)).as_dict()
 
 
 def diff(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """What changed between two runs, or between a set of runs and one; ids by commas."""
+    """What changed between runs. `before` and `after` are ids, separated by commas."""
     known = place.runs
     before = [known[one] for one in asked.text(params, "before").split(",")]
     after = [known[one] for one in asked.text(params, "after").split(",")]
@@ -190,7 +190,7 @@ def diff(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def progress(run: Run) -> dict[str, Any]:
-    """How far the training is; of how much, where its configuration or arguments say so."""
+    """The progress of a run, and the time left if its configuration gives its length."""
     done = run.query("progress", session=run.main.key).rows()[0]
     steps, epoch, step = done["steps"], done["epoch"], done["step"]
     planned = _planned(run)
@@ -202,13 +202,15 @@ def progress(run: Run) -> dict[str, Any]:
         in_epoch = done["steps_of_epoch_before"]
         share = (epoch + (min(1.0, (step + 1) / in_epoch) if in_epoch else 0.0)) / planned["epochs"]
     if share is not None and 0 < share <= 1:
-        taken_s = (done["last_ns"] - done["first_ns"]) / 1e9
+        # A run that waits in its current step falls behind.
+        until_ns = max(done["last_ns"], run.main.last_ns if run.state == "running" else 0)
+        taken_s = (until_ns - done["first_ns"]) / 1e9
         found |= {"share": share, "left_s": taken_s * (1 - share) / share}
     return found
 
 
 def _planned(run: Run) -> dict[str, int | None]:
-    """The epochs and steps that were asked for, by the names that people give them."""
+    """The planned number of epochs and steps, from the configuration or the arguments."""
     said: dict[str, Any] = {}
     for key, value in run.program.config.items():
         said.setdefault(key.rpartition(".")[2].lower(), value)

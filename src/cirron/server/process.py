@@ -1,4 +1,4 @@
-"""Puts a server together and runs it: for `cirron serve`, and inside of a notebook's process."""
+"""Builds and runs a server, for `cirron serve` and for `run.show()`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import uvicorn
 
 from cirron import errors, files
 from cirron.runs import folders
-from cirron.server import keys as key_rooms
-from cirron.server import login as logins
+from cirron.server import keys, login
 from cirron.server.access import Access
 from cirron.server.app import App, Role
 from cirron.server.compactor import Compactor
@@ -29,23 +28,22 @@ from cirron.server.served import Served
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# Connections that are open at once; one more is told to come again.
-MAX_CONNECTIONS = 4_096
+MAX_CONNECTIONS = 4_096  # more get 503
 MAX_HEADER_BYTES = 64 * 1024
-KEEP_ALIVE_S = 75  # of a client that sends every few seconds
+KEEP_ALIVE_S = 75  # clients send every few seconds
 END_S = 3
 
 
 @dataclass
 class Options:
-    """What `cirron serve` was told."""
+    """The settings of a server."""
 
-    folders: Sequence[str] = ()  # that are shown
-    store: str | None = None  # what is received goes there; None: beside the first folder's records
+    folders: Sequence[str] = ()  # to show
+    store: str | None = None  # for received batches; None: in the first folder's `.cirron`
     role: Role = "all"
     host: str = "127.0.0.1"
     port: int = 0
-    api_key: str | None = None  # of the environment
+    api_key: str | None = None  # for programs on this machine; None: a random one
     hosts: Sequence[str] = ()
     proxies: Sequence[str] = ()
     user_header: str | None = None
@@ -57,22 +55,21 @@ class Options:
 
 
 class Server(uvicorn.Server):
-    """A server that knows its address, and says when it can be asked."""
+    """A server that knows its address, and calls `on_ready` when it accepts requests."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.is_local = is_loopback(options.host)
         self.depot = Depot(options.store or depot_of(options.folders[0]))
         self.keys = Keys(self.depot)
-        login = Login(self.depot, self.keys)
-        if not self.is_local and not key_rooms.every(self.depot):
+        if not self.is_local and not keys.every(self.depot):
             raise errors.SettingError(
-                f"--host {options.host} can be reached from other machines, and nobody has a key"
-                f" yet; make one: cirron keys create NAME --store {self.depot.where}"
+                f"--host {options.host} can be reached from other machines, and there are no keys"
+                f" yet; create one: cirron keys create NAME --store {self.depot.where}"
             )
         self.access = Access(
             self.keys,
-            login,
+            Login(self.depot, self.keys),
             hosts=options.hosts,
             proxies=options.proxies,
             user_header=options.user_header,
@@ -83,8 +80,9 @@ class Server(uvicorn.Server):
         if self.is_local and options.role != "page":
             self.api_key = options.api_key or secrets.token_urlsafe(24)
             self.keys.add_own(self.api_key, "write")
-        self._reader: Key | None = None  # whose the links are that this process gives out
-        hub, served = Hub(), None
+        self._reader: Key | None = None  # the key behind the links of this process
+        self._hub = hub = Hub()
+        served = None
         if options.role != "ingest":
             served = Served(options.folders, self.depot, Compactor(self.depot), hub)
         wake = None if served is None else served.wake
@@ -95,34 +93,39 @@ class Server(uvicorn.Server):
         self.is_ready = threading.Event()
 
     async def startup(self, sockets: Any = None) -> None:
-        """Called by uvicorn; when it returns, requests are served."""
+        """Called by uvicorn. When it returns, requests are accepted."""
         await super().startup(sockets)
         if self.should_exit or not self.servers:
             return
         self.port = self.servers[0].sockets[0].getsockname()[1]
-        # Ports do not keep cookies apart, names do.
+        # Browsers share cookies between the ports of a host, so the name has the port.
         self.access.cookie = f"cirron-{self.port}"
         self.is_ready.set()
         self.options.on_ready(self)
 
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Called by uvicorn."""
+        self._hub.close()
+        await super().shutdown(sockets)
+
     @property
     def address(self) -> str:
-        """Where it is."""
+        """The address, without a token."""
         scheme = "http" if self.options.certificate is None else "https"
         host = self.options.host
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def link(self) -> str:
-        """An address that logs in once, for as long as this process lives."""
-        if self.options.role == "ingest":  # there is nothing to look at
+        """An address that logs in one browser, until this process ends."""
+        if self.options.role == "ingest":  # this role has no page
             return self.address
         if self._reader is None:
             self._reader = self.keys.add_own(None, "read")
-        return f"{self.address}/?token={logins.new_link(self.depot, self._reader.id)}"
+        return f"{self.address}/?token={login.new_link(self.depot, self._reader.id)}"
 
 
 def config_of(app: Any, options: Options) -> uvicorn.Config:
-    """How uvicorn serves: nothing of a request is logged, and no header of a proxy believed."""
+    """The settings of uvicorn: no request is logged, and no proxy header is trusted."""
     return uvicorn.Config(
         app,
         host=options.host,
@@ -131,7 +134,7 @@ def config_of(app: Any, options: Options) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         log_config=None,
-        log_level="error",  # a line for each bad request would fill a disk
+        log_level="error",  # a line for each bad request would fill the disk
         access_log=False,
         proxy_headers=False,
         server_header=False,
@@ -145,7 +148,7 @@ def config_of(app: Any, options: Options) -> uvicorn.Config:
 
 
 def depot_of(folder: str, *, make: bool = True) -> str:
-    """The depot of a project's folder, made where there is none."""
+    """The path of the depot of a folder; `make` creates it."""
     try:
         found = folders.find(folder)
     except errors.UnknownRunError:
@@ -156,14 +159,14 @@ def depot_of(folder: str, *, make: bool = True) -> str:
             inside.make()
     except OSError as error:
         raise errors.SettingError(
-            f"{str(found)!r} cannot be written ({error.strerror}); name a place for what is"
-            " received: cirron serve --store FOLDER"
+            f"{str(found)!r} cannot be written ({error.strerror}); choose a place for received"
+            " batches: cirron serve --store FOLDER"
         ) from None
     return str(inside.path)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs on this machine reach a server there."""
+    """Whether a server at this address can be reached only from this machine."""
     if host == "localhost":
         return True
     try:

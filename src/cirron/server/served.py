@@ -1,7 +1,7 @@
-"""The runs that a server shows, kept up to date by a thread: "cirron-served".
+"""The runs that a server shows, kept up to date by the thread `cirron-served`.
 
-It brings the inbox into the store, looks at the folders, and tells the hub which runs have changed.
-Views ask the `Place`, from any thread.
+The thread reads the folders, runs the compactor, and tells the hub which runs have changed. Queries
+use the `Place` from any thread.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from cirron.record import clock
 from cirron.runs import folders
 from cirron.runs.place import Place, is_store
 from cirron.runs.store import MANIFESTS
+from cirron.server.depot import INBOX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,13 +29,13 @@ logger = logging.getLogger("cirron.server")
 
 POLL_S = 0.2
 BUCKET_POLL_S = 1.0
-# Batches that come together are stored together: a round costs more than what is in it.
+# Batches that arrive together are stored together: a round has a fixed cost.
 GATHER_S = 0.05
 FAILED_S = 2.0
 
 
 class Served:
-    """Folders and a depot, as one `Place`."""
+    """The folders and the depot of a server, as one `Place`."""
 
     def __init__(
         self, folders: Sequence[str], depot: Depot, compactor: Compactor, hub: Hub
@@ -45,8 +46,8 @@ class Served:
         self._hub = hub
         self._wake = threading.Event()
         self._is_stopping = False
-        self.is_read = threading.Event()  # whether all that was there at the start can be shown
-        self._marks: dict[str, object] = {}
+        self.is_read = threading.Event()  # set when everything has been read once
+        self._states: dict[str, object] = {}  # by run; changes when the run does
         self.boot = clock.random_id()[:8]
         self.versions: dict[str, int] = {}
         self.place = Place([], may_be_empty=True)
@@ -62,7 +63,7 @@ class Served:
             self._thread.join(10.0)
 
     def wake(self) -> None:
-        """There is something new."""
+        """Called when a batch arrives."""
         self._wake.set()
 
     # -- the thread -------------------------------------------------------------------------
@@ -73,14 +74,19 @@ class Served:
             pause_s = POLL_S if is_local else BUCKET_POLL_S
             try:
                 began_ns = clock.now()
-                is_more = self._compactor.run()
+                # A client writes its spool before it sends. If its folder is shown, too, the look
+                # finds each of these batches there, and the compactor drops the second copy.
+                waiting = self._depot.objects.sizes(INBOX)
+                if waiting and self._folders:
+                    self._look()
+                is_more = self._compactor.run(waiting, self.place.folder_stores)
                 self._look()
                 self.is_read.set()
-                # Not all of a core for a place that takes long to look at.
+                # A place that takes long to read must not use a whole core.
                 took_s = (clock.now() - began_ns) / 1e9
                 pause_s = 0.0 if is_more else max(pause_s, min(took_s, 5.0))
-            except Exception:  # the thread must live: a disk that fails now may not later
-                logger.exception("the runs could not be brought up to date")
+            except Exception:  # keeps the thread alive: a disk that fails now may recover
+                logger.exception("the runs could not be updated")
                 pause_s = FAILED_S
             if self._wake.wait(pause_s):
                 time.sleep(GATHER_S)
@@ -97,24 +103,24 @@ class Served:
         self._tell()
 
     def _tell(self) -> None:
-        """Counts up the versions of the runs that have changed, and says so."""
+        """Publishes which runs have changed, with a new version each."""
         segments: dict[str, list[str]] = {}
         for store in self.place.stores:
             for segment in store.manifest.segments:
                 segments.setdefault(segment.run_id, []).append(segment.id)
         events: list[dict[str, Any]] = []
-        before = self._marks
-        self._marks = {
+        before = self._states
+        self._states = {
             run_id: (
                 sorted(segments.get(run_id, ())),
                 [(one.key, one.state, one.last_ns) for one in self.place.run(run_id).sessions],
             )
             for run_id in self.place.runs
         }
-        if before.keys() != self._marks.keys():
+        if before.keys() != self._states.keys():
             events.append({"kind": "runs"})
-        for run_id, mark in self._marks.items():
-            if before.get(run_id) != mark:
+        for run_id, state in self._states.items():
+            if before.get(run_id) != state:
                 version = self.versions.get(run_id, 0) + 1
                 self.versions[run_id] = version
                 events.append({"kind": "run", "id": run_id, "version": version})
@@ -122,7 +128,7 @@ class Served:
 
 
 def _there(where: str) -> list[str]:
-    """The store, or the folders with records, that are there by now."""
+    """The store, or the folders with records, if they exist by now."""
     if is_store(where):
         return [where]
     try:

@@ -1,7 +1,7 @@
-"""What the page can ask, and the function that answers each question.
+"""The queries of the page, and the function for each.
 
-Functions take the place and the parameters of path and query, as text, and return plain values.
-However large a run is, an answer is as large as what the page can show.
+A function takes the place and the parameters of the request, and returns plain values. The size of
+the result depends on what the page can show, not on the size of the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ View: TypeAlias = "Callable[[Place, Mapping[str, str]], Any]"
 
 # `/api/<name>`, over all runs
 VIEWS: dict[str, View] = {"runs": overview.runs, "diff": overview.diff}
-# `/api/runs/<id>/<name>`; the run itself has no name
+# `/api/runs/<id>/<name>`; without a name, the run itself
 OF_RUN: dict[str, View] = {
     "": overview.run,
     "brief": overview.brief,

@@ -34,9 +34,22 @@ MAX_TENSORS = 40
 MAX_POINTS = 60  # of a sparkline
 MAX_NAME = 60
 
-# Each phase has a colour, in the chart of steps and in the timeline; other names share the rest.
+# Phases, the spans around them and parts of the account have fixed colours, the same in every view;
+# other names share the rest.
 PHASES = ("data_load", "forward", "backward", "optimizer_step", "evaluation", "other", "self")
-COLOURS = {name: number for number, name in enumerate(PHASES)}
+COLOURS = {name: number for number, name in enumerate(PHASES)} | {
+    "loader set-up": 0,
+    "other scopes": 5,
+    "cirron.session": 6,
+    "in no phase": 6,
+    "epoch": 7,
+    "step": 8,
+    "batch": 8,
+    "checkpoint": 9,
+    "compile": 10,
+    "snapshot": 11,
+    "between steps": 12,
+}
 ENDED_BADLY = ("killed", "signal", "exception")
 LABELS = {"other": "other spans", "self": "in no span"}
 SHARED = range(len(PHASES), 12)
@@ -45,10 +58,10 @@ STYLE = """
 :root{color-scheme:light dark;--back:#fff;--card:#f6f7f9;--line:#dfe3e8;--text:#1c2128;
 --faint:#616b78;--bad:#c62f2a;--good:#1a7f4b;--curve:#2f6fd0;
 --c0:#e39b1d;--c1:#5aa9e6;--c2:#2f62c4;--c3:#2a9d78;--c4:#c9654c;--c5:#a374c8;--c6:#b4bcc6;
---c7:#4f9aa8;--c8:#8a9a3b;--c9:#b35a8f;--c10:#7a7fd0;--c11:#8d7b68}
+--c7:#4f9aa8;--c8:#8a9a3b;--c9:#b35a8f;--c10:#7a7fd0;--c11:#8d7b68;--c12:#d8dde3}
 @media (prefers-color-scheme:dark){:root{--back:#14171b;--card:#1d2126;--line:#333a42;
 --text:#e4e8ec;--faint:#98a2ae;--bad:#ff7b72;--good:#56d391;--curve:#79aef5;
---c2:#4d83ea;--c6:#5b6570}}
+--c2:#4d83ea;--c6:#5b6570;--c12:#3b434c}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1120px;padding:24px;background:var(--back);color:var(--text);
 font:14px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
@@ -81,7 +94,7 @@ svg text.on{fill:#fff;pointer-events:none}
 .curves h3{margin:0;font-size:13px;font-weight:600;overflow-wrap:anywhere}
 .key{display:flex;flex-wrap:wrap;gap:4px 18px;font-size:12px;color:var(--faint);margin-top:8px}
 .key svg{width:10px;height:10px;display:inline-block;margin-right:6px}
-""" + "".join(f".c{number}{{fill:var(--c{number})}}" for number in range(12))
+""" + "".join(f".c{number}{{fill:var(--c{number})}}" for number in range(13))
 
 
 def page(run: Run) -> str:

@@ -97,8 +97,10 @@ class Keeping:
         sql = "SELECT count(*), count(DISTINCT id) FROM read_parquet($files)"
         files = {"files": self.compactor.store.files("spans")}
         spans = self.compactor._db.execute(sql, files).fetchone()
+        sql = "SELECT DISTINCT batch_id FROM read_parquet($files)"
+        files = {"files": self.compactor.store.files("batches")}
         return {
-            "stored": self.compactor._stored(sorted(self.acknowledged)),
+            "stored": {one for (one,) in self.compactor._db.execute(sql, files).fetchall()},
             "spans": spans,
             "left": self.depot.objects.list("inbox/") + self.depot.objects.list("refused/"),
         }

@@ -1,4 +1,4 @@
-"""A server a test, or a module."""
+"""Fixtures: a server per test, or per module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ else:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
-    """Starts servers in the test's folder; all are ended with it."""
+    """Starts servers in the test's folder and stops them at the end."""
     started: list[Serving] = []
 
     def start(*arguments: str, port: int = 0, **environ: str) -> Serving:
@@ -38,7 +38,7 @@ def server(serve: Callable[..., Serving]) -> Serving:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """One server for a module whose tests leave nothing behind that others see."""
+    """One server for all tests of a module that do not affect each other."""
     one = Serving(tmp_path_factory.mktemp("served"))
     yield one
     one.kill()

@@ -1,4 +1,4 @@
-"""Two ingest servers and a page server over one store, killed and started again while ranks send.
+"""Kills and restarts two ingest servers and a page server over one store while ranks send.
 
 python tests/real/server/server_kills.py [--rounds 100] [--ranks 8] [--seed 1]
 
@@ -30,7 +30,7 @@ KEY = "a-key-of-this-test"
 
 
 class Fleet:
-    """The servers, each of which keeps its port."""
+    """The servers; each keeps its port."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class Fleet:
 
 
 class Rank(threading.Thread):
-    """Sends until it is told to stop, and knows what was acknowledged."""
+    """Sends until it is stopped, and counts what was acknowledged."""
 
     def __init__(self, fleet: Fleet, rank: int) -> None:
         super().__init__(daemon=True)
@@ -84,7 +84,7 @@ class Rank(threading.Thread):
 
 
 def run(folder: Path, rounds: int, ranks: int, seed: int) -> dict[str, int]:
-    """Kills, and says how much was sent; raises if any of it is missing or there twice."""
+    """Kills servers, and returns what was sent. Raises if any of it is missing or stored twice."""
     pick = random.Random(seed)
     fleet = Fleet(folder)
     threads = [Rank(fleet, rank) for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""A real `cirron serve` in a process of its own, requests to it, and batches to send."""
+"""Runs a real `cirron serve`, sends requests to it, and makes batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 def wait_until(is_so: Callable[..., Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Waits until the condition is true, and returns what it returned."""
+    """Waits until the condition is true, and returns its value."""
     deadline = time.monotonic() + timeout_s
     while not (found := is_so()):
         assert time.monotonic() < deadline, f"waited {timeout_s:g}s in vain for {what}"
@@ -33,7 +33,7 @@ def wait_until(is_so: Callable[..., Any], what: str, timeout_s: float = PATIENCE
 
 
 class Reply(NamedTuple):
-    """An answer."""
+    """A response."""
 
     status: int
     headers: dict[str, str]
@@ -45,7 +45,7 @@ class Reply(NamedTuple):
 
 
 class Serving:
-    """A server that runs, in a folder."""
+    """A running server, in a folder."""
 
     def __init__(self, folder: Path, *arguments: str, port: int = 0, **environ: str) -> None:
         kept = {name: one for name, one in os.environ.items() if not name.startswith("CIRRON_")}
@@ -82,13 +82,13 @@ class Serving:
 
     @property
     def errors(self) -> str:
-        """What it said on standard error."""
+        """Its standard error."""
         return (self.folder / "server-err.txt").read_text()
 
     def request(
         self, method: str, path: str, body: bytes | None = None, /, **headers: str
     ) -> Reply:
-        """One request on a connection of its own; a header `a_b` is `a-b`."""
+        """Sends one request on a new connection. A header `a_b` is sent as `a-b`."""
         connection = http.client.HTTPConnection(self.host, timeout=30)
         try:
             given = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -109,7 +109,7 @@ class Serving:
 
     @property
     def cookie(self) -> str:
-        """Logged in by the link."""
+        """The cookie of a browser that opened the link."""
         if self._cookie is None:
             found = self.request("GET", self.link.removeprefix(self.address))
             assert 303 == found.status, found
@@ -117,11 +117,11 @@ class Serving:
         return self._cookie
 
     def get(self, path: str, **headers: str) -> Reply:
-        """Asks as the page does."""
+        """Sends a request as the page does."""
         return self.request("GET", path, cookie=self.cookie, **headers)
 
     def events(self, cursor: int | None = None, **headers: str) -> Iterator[dict[str, Any]]:
-        """What is new, as it comes; ends with the stream."""
+        """The events of a stream."""
         connection = http.client.HTTPConnection(self.host, timeout=30)
         try:
             asked = "" if cursor is None else f"?cursor={cursor}"
@@ -138,11 +138,11 @@ class Serving:
             connection.close()
 
     def runs(self) -> list[str]:
-        """The ids of the runs that it shows."""
+        """The ids of the runs it shows."""
         return [one["id"] for one in self.get("/api/runs").json["runs"]]
 
     def inbox(self) -> list[str]:
-        """What waits for the compactor."""
+        """The batches that wait for the compactor."""
         return [one.name for one in self.depot.glob("inbox/*.json")]
 
     @property
@@ -150,7 +150,7 @@ class Serving:
         return self.folder / ".cirron" / "server"
 
     def settle(self) -> None:
-        """Waits until all that was sent is stored."""
+        """Waits until everything that was sent is stored."""
         wait_until(lambda: not self.inbox(), "an empty inbox")
 
     def kill(self) -> None:
@@ -168,13 +168,13 @@ class Serving:
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process has in memory now."""
+    """The resident memory of a process."""
     with open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def session(run_id: str, rank: int = 0, **others: Any) -> dict[str, Any]:
-    """Who sends: a rank of a run."""
+    """The session of a rank."""
     wall_ns = time.time_ns()
     return {
         "id": secrets.token_hex(16),

@@ -1,4 +1,4 @@
-"""10,000 requests that nobody honest makes, from one seed: nothing changes, leaks or crashes."""
+"""10,000 hostile requests from one seed: nothing changes, leaks or crashes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ HEADERS = [
 
 
 class Maker:
-    """Makes requests, the same ones for the same seed, but for what the server gave out."""
+    """Makes requests; the same ones for the same seed, except for keys and cookies."""
 
     def __init__(self, server: Serving) -> None:
         self._random = random.Random(SEED)
@@ -135,7 +135,7 @@ class Maker:
         return self._request(pick.choice(METHODS), path, headers, bytes(pick.randrange(50)))
 
     def changed(self) -> bytes:
-        """A batch with a good key, in which something is not as it should be."""
+        """A batch with a valid key and something wrong in it."""
         pick = self._random
         content = copy.deepcopy(self._good)
         content["batch_id"] = f"{pick.getrandbits(128):032x}"
@@ -158,7 +158,7 @@ class Maker:
         return self._request("POST", "/api/traces", headers, body)
 
     def garbage(self) -> bytes:
-        """No HTTP, or nearly none."""
+        """Bytes that are not HTTP, or almost HTTP."""
         pick = self._random
         start = pick.choice(
             [b"", b"GET ", b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", b"PRI * HTTP/2.0\r\n"]
@@ -166,7 +166,7 @@ class Maker:
         return start + pick.randbytes(pick.randrange(1, 300)) + pick.choice([b"", b"\r\n\r\n"])
 
     def question(self) -> bytes:
-        """A question of somebody who is logged in."""
+        """A query with a valid session."""
         pick = self._random
         path = "/api/runs" + pick.choice(["", "/", f"/{pick.choice(TEXT)}", "/hostile/steps"])
         path += f"?{pick.choice(['from', 'to', 'rank', 'px', 'run'])}={pick.choice(TEXT)}"
@@ -176,7 +176,7 @@ class Maker:
         return self._request("GET", path, headers + pick.sample(HEADERS[14:], 1), b"")
 
     def blob(self) -> bytes:
-        """Raw values under a name that is none."""
+        """A blob with an invalid key."""
         pick = self._random
         key = "/".join(pick.choice(TEXT) for _ in range(pick.randrange(1, 6)))
         headers = ["Host: 127.0.0.1", f"Authorization: Bearer {self._server.key}"]
@@ -194,7 +194,7 @@ class Maker:
 
 
 def _change(content: Any, pick: random.Random) -> None:
-    """Puts something odd somewhere into a batch."""
+    """Puts an odd value somewhere into a batch."""
     while True:
         keys = list(content) if isinstance(content, dict) else list(range(len(content)))
         if not keys:
@@ -211,7 +211,7 @@ def _change(content: Any, pick: random.Random) -> None:
 
 
 def exchange(port: int, request: bytes) -> bytes:
-    """What is answered, or nothing where the server waits for more of a request or hangs up."""
+    """The response; empty if the server waits for more or hangs up."""
     found = b""
     with socket.create_connection(("127.0.0.1", port), timeout=0.3) as connection:
         try:
@@ -225,7 +225,7 @@ def exchange(port: int, request: bytes) -> bytes:
 
 @pytest.mark.timeout(300)
 def test_ten_thousand_hostile_requests(shared: Serving) -> None:
-    """The server lives, in the memory that it had; what was stored is as it was; nothing leaks."""
+    """The server survives, its memory does not grow, stored data does not change, nothing leaks."""
     innocent = batch(session("innocent"), steps=50)
     assert 200 == shared.send(innocent).status
     shared.settle()

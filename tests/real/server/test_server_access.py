@@ -7,6 +7,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from click.testing import CliRunner
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 else:
     from serving import Serving, batch, session, wait_until
 
+END_S = 3.0  # as long as uvicorn waits for open requests
+
 
 def keys(folder: Path, *arguments: str) -> str:
     """What `cirron keys` prints."""
@@ -29,8 +32,8 @@ def keys(folder: Path, *arguments: str) -> str:
     return result.output.strip()
 
 
-def test_a_key_may_what_its_scope_says(server: Serving, tmp_path: Path) -> None:
-    """One writes, the other reads, neither does both; only hashes are kept."""
+def test_key_allows_only_its_scope(server: Serving, tmp_path: Path) -> None:
+    """One key writes, the other reads, neither does both; only hashes are stored."""
     writes = keys(tmp_path, "create", "trainer")
     reads = keys(tmp_path, "create", "watcher", "--scope", "read")
     content = batch(session("scoped"))
@@ -49,7 +52,7 @@ def test_a_key_may_what_its_scope_says(server: Serving, tmp_path: Path) -> None:
 
 
 def test_sessions_die_with_their_key(server: Serving, tmp_path: Path) -> None:
-    """A revoked key is not accepted any more, neither are its cookies, and its streams end."""
+    """A revoked key is rejected, and so are its cookies; its streams end."""
     key = keys(tmp_path, "create", "guest", "--scope", "read")
     key_id = key.split("_")[1]
     link = keys(tmp_path, "link", key_id, server.address)
@@ -69,7 +72,7 @@ def test_sessions_die_with_their_key(server: Serving, tmp_path: Path) -> None:
 
 
 def test_a_key_is_rate_limited(server: Serving, tmp_path: Path) -> None:
-    """More requests a second than it may: 429, and when to come again."""
+    """Too many requests per second get 429 with Retry-After."""
     key = keys(tmp_path, "create", "slow", "--scope", "read", "--rate", "5")
 
     found = [server.request("GET", "/api/runs", authorization=f"Bearer {key}") for _ in range(30)]
@@ -80,8 +83,8 @@ def test_a_key_is_rate_limited(server: Serving, tmp_path: Path) -> None:
     assert 200 == found[0].status
 
 
-def test_a_changed_cookie_is_none(server: Serving) -> None:
-    """Another key, a later end or another signature: nobody made such a cookie."""
+def test_changed_cookie_is_rejected(server: Serving) -> None:
+    """A cookie with another key, expiry or signature is rejected."""
     name, _, value = server.cookie.partition("=")
     key_id, expires, signature = value.split(".")
     assert 200 == server.get("/api/runs").status
@@ -97,7 +100,7 @@ def test_a_changed_cookie_is_none(server: Serving) -> None:
 
 
 def test_logging_out(server: Serving) -> None:
-    """The browser forgets its cookie."""
+    """Logging out deletes the cookie."""
     found = server.request("POST", "/api/logout", cookie=server.cookie)
 
     assert 200 == found.status
@@ -105,7 +108,7 @@ def test_logging_out(server: Serving) -> None:
 
 
 def test_only_a_listed_proxy_logs_in(serve: Callable[..., Serving]) -> None:
-    """A header of anybody else's says nothing."""
+    """The header has no effect from any other address."""
     listed = serve("--trust-proxy", "127.0.0.0/8", "--user-header", "X-Remote-User")
     others = serve("--trust-proxy", "10.0.0.1", "--user-header", "X-Remote-User")
 
@@ -117,7 +120,7 @@ def test_only_a_listed_proxy_logs_in(serve: Callable[..., Serving]) -> None:
 
 
 def test_another_address_needs_keys(tmp_path: Path, serve: Callable[..., Serving]) -> None:
-    """Reachable from elsewhere: not before there is a key, and the one of this machine is none."""
+    """Needs a key first, and does not accept the key of this machine."""
     command = [sys.executable, "-m", "cirron", "serve", "--no-browser", "--port", "0"]
     refused = subprocess.run(
         [*command, "--host", "0.0.0.0"], cwd=tmp_path, capture_output=True, text=True, timeout=60
@@ -135,7 +138,7 @@ def test_another_address_needs_keys(tmp_path: Path, serve: Callable[..., Serving
 
 
 def test_a_name_that_was_allowed(serve: Callable[..., Serving]) -> None:
-    """`--allow-host` is for names that a server is really reached by."""
+    """A host name from `--allow-host` is accepted."""
     server = serve("--allow-host", "cluster.example")
 
     assert 401 == server.request("GET", "/api/runs", host="cluster.example:8321").status
@@ -143,7 +146,7 @@ def test_a_name_that_was_allowed(serve: Callable[..., Serving]) -> None:
 
 
 def test_the_first_line_is_the_address(serve: Callable[..., Serving]) -> None:
-    """With its token; the key of the environment is taken, and not repeated."""
+    """With its token. The key from the environment is used and not printed."""
     server = serve(CIRRON_API_KEY="a-key-of-the-shell")
 
     assert server.link.startswith(f"http://127.0.0.1:{server.port}/?token=")
@@ -153,18 +156,23 @@ def test_the_first_line_is_the_address(serve: Callable[..., Serving]) -> None:
     assert "a-key-of-the-shell" not in "".join(server.said) + server.errors
 
 
-def test_ctrl_c_is_its_end(serve: Callable[..., Serving]) -> None:
-    """It serves until Ctrl-C, which is no failure and leaves no message."""
+def test_ctrl_c_ends_the_server_while_a_page_is_open(serve: Callable[..., Serving]) -> None:
+    """It exits with status 0, at once, and prints nothing."""
     server = serve()
+    events = server.events()
+    next(events)
+    began = time.monotonic()
     server.process.send_signal(signal.SIGINT)
 
     server.process.wait(60)
 
+    assert time.monotonic() - began < END_S
+    assert [] == list(events)
     assert (0, "") == (server.stop(), server.errors)
 
 
 def test_a_port_that_is_taken(serve: Callable[..., Serving], tmp_path: Path) -> None:
-    """Says what to type instead."""
+    """The error says what to type instead."""
     server = serve()
     command = [sys.executable, "-m", "cirron", "serve", "--port", str(server.port)]
 
@@ -175,7 +183,7 @@ def test_a_port_that_is_taken(serve: Callable[..., Serving], tmp_path: Path) -> 
 
 
 def test_https(serve: Callable[..., Serving], tmp_path: Path) -> None:
-    """With a certificate of its own, the address is https, and the link logs in over it."""
+    """With a certificate, the address is https, and the link logs in."""
     key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject]

@@ -1,4 +1,4 @@
-"""`cirron serve` with arguments that cannot be right: each is told what to do, in a line or two."""
+"""`cirron serve` with wrong arguments: the error says what to do, in a line or two."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ else:
         (["--max-inbox-mb", "-5"], "-5 is not in the range x>=1"),
         (["nowhere"], "'nowhere' is not a folder: name a folder that programs run in"),
         (["a-file"], "'a-file' is not a folder"),
-        (["--host", "0.0.0.0"], "make one: cirron keys create NAME --store .cirron/server"),
+        (["--host", "0.0.0.0"], "create one: cirron keys create NAME --store .cirron/server"),
         (["--store", "there", "."], "give folders or --store, not both"),
         (["--store", "foo://x"], "the store at 'foo://x' cannot be used"),
         (["--store", "http://127.0.0.1:1"], "the store at 'http://127.0.0.1:1' cannot be used"),
@@ -40,7 +40,7 @@ else:
     ids=lambda one: " ".join(one) if isinstance(one, list) else "",
 )
 def test_wrong_arguments(tmp_path: Path, arguments: list[str], said: str) -> None:
-    """They end it at once, with what is wrong and no traceback, and no folder is made for them."""
+    """It exits at once with an error and no traceback, and creates no folder."""
     (tmp_path / "a-file").write_text("no certificate")
     given = ["--no-browser", *([] if "--port" in arguments else ["--port", "0"]), *arguments]
 
@@ -54,7 +54,7 @@ def test_wrong_arguments(tmp_path: Path, arguments: list[str], said: str) -> Non
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    """It says so, and how to take another."""
+    """The error says so, and how to choose another one."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         found = serve_in(tmp_path, "--no-browser", "--port", str(port))
@@ -69,7 +69,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """What is received needs a place, and a folder that is only read can be served with one."""
+    """The error asks for a place for received batches; with one, the folder is served."""
     tmp_path.chmod(0o500)
     found = serve_in(tmp_path, "--no-browser", "--port", "0")
     tmp_path.chmod(0o700)
@@ -90,7 +90,7 @@ def serve_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_folder_below_that_only_a_server_has_used(serve: Callable[..., Serving]) -> None:
-    """It holds no records: those of the folders beside it are shown all the same."""
+    """It has no records, so the folders below it are shown."""
     one = serve()
     for name in ("recorded", "served"):
         (one.folder / name).mkdir()

@@ -1,4 +1,4 @@
-"""What is sent is stored, once: by our client, by the published SDK, by a thousand ranks."""
+"""Batches of cirron's client, of the published SDK and of a thousand ranks are stored once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ci.shutdown()
 
 
 def run_elsewhere(python: str, program: str, folder: Path, server: Serving) -> None:
-    """Runs a program that knows no more of a server than its address and a key."""
+    """Runs a program that knows only the server's address and a key."""
     folder.mkdir()
     environ = {"CIRRON_API_ENDPOINT": server.address, "CIRRON_API_KEY": server.key, "PATH": ""}
     if python == sys.executable:
@@ -55,7 +55,7 @@ def run_elsewhere(python: str, program: str, folder: Path, server: Serving) -> N
 
 
 def test_our_client_is_ingested_whole(server: Serving, tmp_path: Path) -> None:
-    """Each span and mark of a training that was sent is in the store, with its tree."""
+    """Each span and mark of a training is in the store, with its tree."""
     folder = tmp_path / "deep" / "elsewhere"
     folder.parent.mkdir()
     assert 401 == server.send(batch(session("early")), "no key").status  # it is awake
@@ -71,13 +71,31 @@ def test_our_client_is_ingested_whole(server: Serving, tmp_path: Path) -> None:
     assert [here.id] == wait_until(server.runs, "the run on the page")
 
 
+def test_program_that_sends_from_a_watched_folder_is_counted_once(server: Serving) -> None:
+    """The server sees each batch twice: as a file of the folder, and as a request."""
+    folder = server.folder / "project"
+
+    run_elsewhere(sys.executable, TRAINING, folder, server)
+    server.settle()
+    wait_until(server.runs, "the run on the page")
+
+    (run_id,) = server.runs()
+    found = wait_until(
+        lambda: (one := server.get(f"/api/runs/{run_id}").json)["state"] == "clean" and one,
+        "the end of the run",
+    )
+    assert 40 == found["progress"]["steps"]
+    assert [40] == [one["points"] for one in server.get(f"/api/runs/{run_id}/marks").json["names"]]
+
+
 def test_the_published_sdk_is_ingested_whole(server: Serving, tmp_path: Path) -> None:
-    """What version 0.3.0 sends is stored, record by record. (Its last batch it never sends.)"""
+    """Everything that version 0.3.0 sends is stored. (It never sends its last batch.)"""
     if not PEER.exists():
         pytest.skip("the published SDK is not installed: make bench installs it")
     waiting = TRAINING.replace("profile()", "profile(flush_interval=0.2)")
     waiting = waiting.replace("ci.shutdown()", "import time; time.sleep(1.5); ci.shutdown()")
-    folder = tmp_path / "elsewhere"
+    folder = tmp_path / "deep" / "elsewhere"  # deeper than the server looks for folders
+    folder.parent.mkdir()
 
     run_elsewhere(str(PEER), waiting, folder, server)
     server.settle()
@@ -96,7 +114,7 @@ def test_the_published_sdk_is_ingested_whole(server: Serving, tmp_path: Path) ->
 
 
 def test_a_batch_that_is_sent_again_counts_once(server: Serving) -> None:
-    """However often and whenever it comes: while it waits, and after it was stored."""
+    """While it waits to be stored, and afterwards."""
     content = batch(session("again"), steps=5)
 
     first = server.send(content)
@@ -110,7 +128,7 @@ def test_a_batch_that_is_sent_again_counts_once(server: Serving) -> None:
 
 
 def test_what_cannot_be_a_batch_is_refused(server: Serving) -> None:
-    """With the status that has a client keep it and go on, and nothing is stored."""
+    """With a status that makes the client keep it and go on; nothing is stored."""
     good = batch(session("good"))
     given = {"authorization": f"Bearer {server.key}"}
 
@@ -129,7 +147,7 @@ def test_what_cannot_be_a_batch_is_refused(server: Serving) -> None:
 
 
 def test_blobs_are_kept_by_their_content(server: Serving) -> None:
-    """A key is a name, never a path: what is stored is called by its hash."""
+    """A blob key is a name, never a path: blobs are named by their hash."""
     key = f"snapshots/{'ab' * 16}/weights.safetensors"
     content = b"\x00raw" * 500_000
     given = {"authorization": f"Bearer {server.key}"}
@@ -145,7 +163,7 @@ def test_blobs_are_kept_by_their_content(server: Serving) -> None:
 
 
 def test_a_blob_is_never_replaced(server: Serving) -> None:
-    """Other content under a key that is taken is refused with 409, and changes nothing."""
+    """Other content for the same key gets 409 and changes nothing."""
     path = "/api/traces/blobs/snapshots/weights.safetensors"
     given = {"authorization": f"Bearer {server.key}"}
     assert 200 == server.request("PUT", path, b"first", **given).status
@@ -186,7 +204,7 @@ def test_blobs_wait_for_a_place(server: Serving) -> None:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither for a block of it, however long it says it is, nor for a place among bodies."""
+    """Neither for a block of a body, nor for a free place, whatever its announced length."""
     monkeypatch.setattr(ingest, "BLOCK_S", 0.01)
     monkeypatch.setattr(ingest, "MAX_WAIT_S", 0.01)
 
@@ -210,7 +228,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
 
 def test_a_thousand_ranks(tmp_path: Path) -> None:
-    """A thousand ranks of one run send to two servers, one of which is killed meanwhile."""
+    """A thousand ranks of a run send to two servers, and one of them is killed meanwhile."""
     fleet = Fleet(tmp_path)
 
     def send(rank: int) -> None:
@@ -243,7 +261,7 @@ def test_a_thousand_ranks(tmp_path: Path) -> None:
 
 
 def test_a_flood_is_held_back_and_nothing_is_lost(serve: Callable[..., Serving]) -> None:
-    """When more comes than is stored: 429 with Retry-After, in bounded memory; later it fits."""
+    """Too many batches get 429 with Retry-After, in bounded memory, and are accepted later."""
     ingest = serve("--role", "ingest", "--max-inbox-mb", "4")
     before = resident_bytes(ingest.process.pid)
     batches = [batch(session("flood", rank), steps=300) for rank in range(60)]

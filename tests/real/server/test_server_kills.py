@@ -1,4 +1,4 @@
-"""`kill -9` of any part at any moment: what was acknowledged is stored, once."""
+"""`kill -9` of any process at any moment: acknowledged batches are stored once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ while compactor.run():
     ("name", "at"), [("write", 1), ("write", 3), ("commit", 1), ("remove", 1), ("remove", 4)]
 )
 def test_a_compactor_that_dies_at_each_step(tmp_path: Path, name: str, at: int, when: str) -> None:
-    """Between write, commit and delete: the next one finishes, and no record is lost or doubled."""
+    """Between write, commit and delete: the next one finishes; no record is lost or doubled."""
     depot = Depot(tmp_path)
     who = session("dying")
     batches = [batch(who, steps=3, first=3 * number) for number in range(6)]

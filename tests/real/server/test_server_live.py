@@ -1,4 +1,4 @@
-"""What is new is told: one stream for all runs, which can be taken up where it broke off."""
+"""The event stream: one for all runs, which a client can resume."""
 
 from __future__ import annotations
 
@@ -34,16 +34,23 @@ for number in ci.batches(range(1000)):
     ci.mark("loss", number)
     time.sleep(0.3)
 """
+STUCK = """
+import time
+import cirron as ci
+ci.profile(config={"max_steps": 10})
+for number in ci.batches(range(10)):
+    time.sleep(0.02 if number < 5 else 100)
+"""
 
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started = []
 
-    def start(folder: Path, **environ: str) -> subprocess.Popen[str]:
+    def start(folder: Path, program: str = SLOW, **environ: str) -> subprocess.Popen[str]:
         folder.mkdir(exist_ok=True, parents=True)
         environ |= {"PYTHONPATH": str(Path(ci.__file__).parents[1])}
-        one = subprocess.Popen([sys.executable, "-c", SLOW], cwd=folder, env=environ, text=True)
+        one = subprocess.Popen([sys.executable, "-c", program], cwd=folder, env=environ, text=True)
         started.append(one)
         return one
 
@@ -57,7 +64,7 @@ def training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def test_a_mark_is_there_within_two_seconds(
     server: Serving, training: Callable[..., subprocess.Popen[str]], tmp_path: Path, way: str
 ) -> None:
-    """From the moment of `ci.mark` to an answer of the server that has it."""
+    """From `ci.mark` to a response of the server that contains it."""
     sending = {"CIRRON_API_ENDPOINT": server.address, "CIRRON_API_KEY": server.key}
     if way == "http":
         training(tmp_path / "deep" / "elsewhere", **sending)
@@ -93,7 +100,7 @@ def test_a_mark_is_there_within_two_seconds(
 def test_how_a_process_elsewhere_ended(
     server: Serving, tmp_path: Path, ending: str, state: str
 ) -> None:
-    """Its black box is not here, and its records say so."""
+    """Its black box is on another machine, but its records tell."""
     program = f"""
 import os, time
 import cirron as ci
@@ -117,8 +124,21 @@ for number in ci.batches(range(3)):
     wait_until(lambda: states() == [state], state)
 
 
+def test_time_left_grows_while_a_run_is_stuck_in_a_step(
+    server: Serving, training: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """Half of the steps are done: the other half takes at least as long as the run took so far."""
+    training(tmp_path, STUCK)
+    (run_id,) = wait_until(server.runs, "the run")
+
+    def left_s() -> float:
+        return server.get(f"/api/runs/{run_id}").json["progress"]["left_s"] or 0.0
+
+    assert wait_until(lambda: left_s() > 1.0, "a longer time left", 10.0)
+
+
 def test_a_stream_goes_on_where_it_was(server: Serving) -> None:
-    """With the last cursor, each run that has changed since is told once; with none, all is new."""
+    """With a cursor, each run that changed since is sent once; without one, everything is new."""
     first = next(server.events())
     assert "runs" == first["kind"]
 
@@ -142,7 +162,7 @@ def test_a_stream_goes_on_where_it_was(server: Serving) -> None:
 
 
 def test_an_answer_that_has_not_changed_is_not_sent_again(server: Serving) -> None:
-    """By its ETag; a new batch makes a new one."""
+    """The ETag stays the same until a new batch arrives."""
     server.send(batch(session("tagged")))
     wait_until(server.runs, "the run")
     wait_until(lambda: not server.inbox(), "an empty inbox")
@@ -157,7 +177,7 @@ def test_an_answer_that_has_not_changed_is_not_sent_again(server: Serving) -> No
 
 
 def test_a_quiet_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a page can tell it from one that was cut without a word, as by a laptop's sleep."""
+    """A page can tell it from a dead stream, as after a laptop's sleep."""
     monkeypatch.setattr(live, "KEEP_ALIVE_S", 0.0)
 
     async def first_two() -> list[bytes]:
@@ -170,7 +190,7 @@ def test_a_quiet_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_records_that_are_still_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the server has read its folders once it says so, and never that there are no runs."""
+    """Until everything has been read once, the server says so instead of listing no runs."""
     is_readable = threading.Event()
     look = served.Served._look
     monkeypatch.setattr(app, "READ_S", 0.1)

@@ -1,4 +1,4 @@
-"""`run.show()`: the page in a notebook, from a server inside of its process."""
+"""`run.show()`: the page in a notebook, from a server in its process."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_cell_shows_a_frame(shown: Shown) -> None:
 def test_a_process_ends_with_its_page_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that nobody has closed holds nothing up, and breaks nothing at the end."""
+    """A server that is still open does not delay or break the exit."""
     record(tmp_path, monkeypatch)
     program = "import cirron as ci; shown = ci.open().show(); print(repr(shown))"
 
@@ -82,7 +82,7 @@ def test_a_process_ends_with_its_page_shown(
 @pytest.mark.heavy
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_a_browser_shows_the_frame(shown: Shown, host: str) -> None:
-    """Also where the notebook is another site to the browser, whose cookies it keeps apart."""
+    """Also if the notebook is another site for the browser, which partitions its cookies."""
     sync_api = pytest.importorskip("playwright.sync_api")
     browser_path = shutil.which("chromium")
     if browser_path is None:

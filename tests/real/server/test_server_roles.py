@@ -63,7 +63,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 class Three:
-    """The script of the docs, as it runs."""
+    """The running script of the docs."""
 
     def __init__(self, store: str, port: int, folder: Path) -> None:
         self._out = folder / "out.txt"
@@ -110,7 +110,7 @@ def post(endpoint: tuple[str, str], content: dict[str, Any]) -> int:
 def test_three_servers_over_one_store(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The script of docs/server.md: what either server takes is one run on the third."""
+    """The script of docs/server.md: batches to either server are one run on the third."""
     store = str(tmp_path / "store") if kind == "folder" else request.getfixturevalue("bucket")
     three = Three(store, PORT, tmp_path)
     try:

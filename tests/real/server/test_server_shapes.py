@@ -1,12 +1,14 @@
-"""Requests and batches of shapes that a decent client never has, each a case of its own."""
+"""Unusual requests and batches that no normal client sends."""
 
 from __future__ import annotations
 
 import resource
 import secrets
+import shutil
 import socket
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -21,7 +23,7 @@ GROWTH_BYTES = 400 * 2**20
 
 
 def raw(server: Serving, request: bytes) -> bytes:
-    """All that the server says to these bytes until it hangs up."""
+    """Everything that the server sends until it hangs up."""
     found = b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(request)
@@ -48,7 +50,7 @@ def test_a_body_with_two_lengths(shared: Serving) -> None:
 
 
 def test_a_batch_that_says_it_holds_others(shared: Serving) -> None:
-    """Records that are sent count as new, whatever the batch says of other batches."""
+    """Records that are sent are new, whatever the batch says about other batches."""
     first = batch(session("merging"), 2)
     assert 200 == shared.send(first).status
     second = {**batch(session("merging"), 2), "merged": [first["batch_id"]]}
@@ -88,9 +90,7 @@ def test_a_thousand_connections_under_the_usual_limit_of_open_files(
 
 
 def test_store_that_cannot_be_written(server: Serving) -> None:
-    """Batches, blobs and logins are answered with 503 and when to come again, and work again
-    afterwards.
-    """
+    """Batches, blobs and logins get 503 with Retry-After, and work again afterwards."""
     path, aside = server.depot / "tmp", server.depot / "aside"
     key = {"authorization": f"Bearer {server.key}"}
     path.rename(aside)
@@ -111,8 +111,36 @@ def test_store_that_cannot_be_written(server: Serving) -> None:
     wait_until(lambda: "unwritable" in server.runs(), "the run")  # the link was not used up
 
 
+def test_records_folder_is_deleted_while_the_server_runs(server: Serving) -> None:
+    """`rm -r .cirron` deletes what was recorded; the server goes on with an empty folder."""
+    assert 200 == server.send(batch(session("before"))).status
+    wait_until(lambda: "before" in server.runs(), "the run")
+    server.settle()
+    shutil.rmtree(server.depot.parent)
+
+    assert 200 == server.send(batch(session("after"))).status
+
+    wait_until(lambda: ["after"] == server.runs(), "the new run, without the old one")
+    assert {0o700} == {one.stat().st_mode & 0o777 for one in (server.depot.parent, server.depot)}
+    assert "" == server.errors
+
+
+@pytest.mark.parametrize("name", ["", "n" * 1_000, "é" * 1_000], ids=["empty", "long", "encoded"])
+def test_every_mark_name_can_be_charted(shared: Serving, name: str) -> None:
+    """Programs choose the names of marks: at most 1,000 characters, or none at all."""
+    run_id = f"named-{len(name.encode())}"
+    content = batch(session(run_id), 3)
+    content["marks"] = [{**one, "name": name} for one in content["marks"]]
+    assert 200 == shared.send(content).status
+    wait_until(lambda: run_id in shared.runs(), "the run")
+
+    found = shared.get(f"/api/runs/{run_id}/mark?{urlencode({'name': name})}")
+
+    assert [3] == [sum(line["points"]) for line in found.json["lines"]]
+
+
 def test_a_blob_that_was_removed(shared: Serving) -> None:
-    """A blob whose file an operator has removed is not there; nothing fails."""
+    """A blob whose file was deleted gives 404."""
     path = "/api/traces/blobs/a/removed"
     put = shared.request("PUT", path, b"raw", authorization=f"Bearer {shared.key}")
     (shared.depot / "blobs" / put.json["sha256"]).unlink()
@@ -146,7 +174,7 @@ def test_long_names_inside_each_other(server: Serving) -> None:
 
 
 def test_times_that_no_clock_has_shown(server: Serving) -> None:
-    """Whatever times a batch has, every question about its run has an answer."""
+    """Whatever times a batch has, every query about its run works."""
     odd = (-(2**63), -1, 0, 2**62, 2**63 - 1)
     content = batch(session("odd"), 10)
     for number, one in enumerate(content["spans"]):

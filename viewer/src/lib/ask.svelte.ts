@@ -5,7 +5,7 @@ import { live } from './live.svelte'
 export function address(path: string, params: Record<string, string | number | null | undefined> = {}): string {
   const query = new URLSearchParams()
   for (const [key, given] of Object.entries(params)) {
-    if (given !== null && given !== undefined && given !== '') query.set(key, String(given))
+    if (given !== null && given !== undefined) query.set(key, String(given))
   }
   const text = query.toString()
   return `api/${path}${text ? `?${text}` : ''}`
@@ -32,7 +32,7 @@ export async function fetched<T>(url: string, signal?: AbortSignal): Promise<T> 
     throw new Error('The server does not answer. Is `cirron serve` still running?')
   }
   if (response.status === 401 || response.status === 403) {
-    throw new Error('This browser is not logged in. Open the address that `cirron serve` printed.')
+    throw new Error('This browser is not logged in. Open the address that `cirron serve` printed, or one that `cirron keys link` prints.')
   }
   const text = await response.text()
   let said: unknown

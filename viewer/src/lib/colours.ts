@@ -1,4 +1,4 @@
-// One colour per phase, the same in the notebook and in the HTML report; one colour per run.
+// One colour per phase, the same as `colour_of` in view/html.py; one colour per run.
 
 export const PHASES = [
   'data_load',
@@ -15,24 +15,6 @@ export const LABELS: Record<string, string> = {
   data_load: 'data_load',
   other: 'other spans',
   self: 'in no phase',
-}
-
-// Parts of the step time that are not phases.
-const PARTS: Record<string, number> = {
-  'in no phase': 6,
-  'between steps': 6,
-  'other scopes': 5,
-  'loader set-up': 0,
-  evaluation: 4,
-  checkpoint: 9,
-  compile: 10,
-  logging: 8,
-}
-
-/** The colour of a part of the step time; `own` is the colour of the span of that name. */
-export function partColour(part: string, own: number): number {
-  const at = PHASES.indexOf(part as Phase)
-  return at >= 0 ? at : (PARTS[part] ?? own)
 }
 
 const RUN_COLOURS = 8

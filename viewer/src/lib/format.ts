@@ -5,7 +5,6 @@ const MINUS = '−'
 function digits(value: number): string {
   if (value === 0) return '0'
   const size = Math.abs(value)
-  if (size >= 999.5) return value.toFixed(0)
   if (size >= 99.95) return value.toFixed(0)
   if (size >= 9.995) return value.toFixed(1)
   return value.toFixed(2)
@@ -31,7 +30,7 @@ export function duration(ns: number | null | undefined): string {
 export function value(given: number | null | undefined): string {
   if (given === null || given === undefined) return 'NaN'
   if (!Number.isFinite(given)) return String(given)
-  if (Number.isInteger(given) && Math.abs(given) < 1e6) return String(given).replace('-', MINUS)
+  if (Number.isInteger(given) && Math.abs(given) < 1e6) return count(given).replace('-', MINUS)
   const size = Math.abs(given)
   const text = size >= 1e5 || size < 1e-3 ? given.toExponential(2) : given.toPrecision(3)
   return (text.includes('e') ? text.replace(/\.?0+e\+?/, 'e') : String(Number(text))).replace(/^-/, MINUS)
@@ -39,6 +38,12 @@ export function value(given: number | null | undefined): string {
 
 export function count(given: number): string {
   return given.toLocaleString('en-US')
+}
+
+/** 812, 12.3 k, 4.56 M */
+export function short(given: number): string {
+  const [scale, unit] = given < 999.5 ? [1, ''] : given < 999.5e3 ? [1e3, ' k'] : given < 999.5e6 ? [1e6, ' M'] : [1e9, ' G']
+  return `${Number(digits(given / scale))}${unit}`
 }
 
 /** 1 rank, 4 ranks */
@@ -79,8 +84,14 @@ export function clock(ms: number): string {
   return new Date(ms).toLocaleString('en-GB', { dateStyle: 'medium', timeStyle: 'medium' })
 }
 
+/** A name whose characters can all be seen: those that hide or reorder others are escaped. */
+export function visible(name: string): string {
+  const escaped = name.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (one) => `\\u${(one.codePointAt(0) ?? 0).toString(16).padStart(4, '0')}`)
+  return escaped.trim() === '' ? '(no name)' : escaped
+}
+
 export function label(name: string, index: number | null): string {
-  return index === null ? name : `${name}[${index}]`
+  return index === null ? visible(name) : `${visible(name)}[${index}]`
 }
 
 /** Round steps for an axis of durations, in ns: 1, 2 and 5 of each decade, then 1, 2, 5, 10 … minutes. */

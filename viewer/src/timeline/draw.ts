@@ -1,7 +1,7 @@
 // Draws lanes on a canvas. The server sends no more rows than there are pixels, and all of them are
 // drawn.
 
-import { duration, label, timeStep } from '../lib/format'
+import { duration, label, timeStep, visible } from '../lib/format'
 import { colour } from '../lib/theme.svelte'
 import type { Lane, LaneRow } from '../lib/types'
 
@@ -189,7 +189,7 @@ function drawTrack(pen: CanvasRenderingContext2D, track: Track, window: Window, 
     pen.fillRect(x, y, wide > 3 ? wide - 0.6 : wide, high)
     if (wide > MIN_LABEL) {
       pen.fillStyle = onColour(paint)
-      pen.fillText(fit(label(name, index), name, wide - 8), x + 4, y + high / 2)
+      pen.fillText(fit(label(name, index), visible(name), wide - 8), x + 4, y + high / 2)
     }
     pen.globalAlpha = 1
     if (errors) outline(pen, x, y, wide, high, colour('bad'), 2)
