@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import itertools
@@ -670,6 +671,9 @@ def test_streams_that_end(
 
     assert expected == traced()
     assert expected.count("epoch") == ci.health()["snapshot_count"]
+    epochs = ci.trace(format="dict")["roots"][0]["children"]
+    inferred = {one["attrs"].get("inferred") for one in epochs}
+    assert inferred == ({None} if data is Sized else {"steps"})
 
 
 def test_an_iterator_that_outlives_its_epochs(traced: Traced) -> None:
@@ -746,3 +750,56 @@ def test_ci_batches_over_something_around_a_loader(traced: Traced) -> None:
 
     body = "(forward:train backward optimizer_step)"
     assert f"epoch[0](data_load batch[0]{body} data_load batch[1]{body})" == traced()
+
+
+# -- scopes of the program's own in the body of a loop -----------------------------------------
+
+
+@pytest.mark.parametrize("has_epoch", [True, False])
+def test_steps_that_the_program_opens_after_the_fetch(traced: Traced, has_epoch: bool) -> None:
+    """A scope named `step` in the body of a loop is the step: no second one is put around it."""
+    loop = Loop()
+    with ci.scope("epoch", index=0) if has_epoch else contextlib.nullcontext():
+        for index, batch in enumerate(loader_of(2)):
+            with ci.scope("step", index=index):
+                loop.step(batch)
+
+    body = "(forward:train backward optimizer_step)"
+    assert f"epoch[0](data_load step[0]{body} data_load step[1]{body})" == traced()
+
+
+def test_batches_that_the_program_opens_in_an_evaluation(traced: Traced) -> None:
+    """An evaluation inside a step has the program's own batches, not one more around each."""
+    loop = Loop()
+    for batch in loader_of(1):
+        loop.step(batch)
+        loop.model.eval()
+        for inputs, _ in loader_of(2):
+            with ci.scope("batch"), torch.no_grad():
+                loop.model(inputs)
+
+    inner = "evaluation(data_load batch(forward:eval) data_load batch(forward:eval))"
+    assert f"epoch[0](step[0]({STEP} {inner}))" == traced()
+
+
+def test_a_scope_for_each_iteration_without_a_loader(traced: Traced) -> None:
+    """It is not known what the iterations are, so none of them holds an epoch."""
+    loop = Loop()
+    batch = torch.randn(2, 4), torch.randn(2, 1)
+    for _ in range(4):
+        with ci.scope("iteration"):
+            loop.step(batch)
+
+    assert " ".join(["iteration(forward:train backward optimizer_step)"] * 4) == traced()
+
+
+def test_forwards_that_fail_while_the_pass_is_undecided(traced: Traced) -> None:
+    """A hook that raises to stop a forward, caught by the program: each is in its batch."""
+    loop = Loop()
+    loop.model.register_forward_hook(lambda *_: 1 / 0)
+    for inputs, _ in loader_of(2):
+        with contextlib.suppress(ZeroDivisionError), torch.no_grad():
+            loop.model(inputs)
+
+    body = "(data_load forward:train!)"
+    assert f"evaluation(batch[0]{body} batch[1]{body})" == traced()

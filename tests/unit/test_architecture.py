@@ -329,7 +329,6 @@ def test_who_changes_what_is_foreign() -> None:
     assert {
         "hooks.patch",
         "hooks.sklearn",  # of classes that it has made, and the class of an estimator
-        "hooks.torch.compiling",  # puts right what Dynamo has from a patched class
     } == users_of(setters) & hooks.keys()
     changes = [one for path in hooks.values() for one in foreign_changes(path)]
     assert [] == changes

@@ -1,13 +1,13 @@
 """What every hook needs: calls inside spans, and the spans of a training.
 
-`around` calls a function inside a span. A `Tentative` span leaves no record if nothing comes of it.
-`Wrapper` replaces functions of a framework.
+`around` calls a function inside a span. A `Tentative` span leaves no record if nothing is recorded
+in it. `Wrapper` replaces functions of a framework.
 
-`Training` is what a framework that owns the loop has open: an epoch, a step, and asides, which are
-evaluations, predictions, checkpoints, and a `fit` inside another one. A step is opened before its
-data is fetched, so that the wait is inside it, and stays open while its values are logged. If it
-does not come about it leaves no record, or one of another name if something was recorded in it. A
-step that is done ends before an aside begins.
+`Training` has the open spans of a framework that owns the loop: an epoch, a step, and asides, which
+are evaluations, predictions, checkpoints, and a `fit` inside another one. A step is opened before
+its data is fetched, so that it includes the wait, and stays open while its values are logged. A
+step that never runs leaves no record, or gets another name if something was recorded in it. A step
+that is done ends before an aside begins.
 
 Runs on the user's threads.
 """
@@ -40,9 +40,9 @@ def around(
     end: Callable[[Any], None] = hot.close,
     fail: Callable[[Any, BaseException], None] = hot.fail,
 ) -> Any:
-    """Calls a function, and ends the span with it, in its error if it raises.
+    """Calls a function and ends the span after it, with the error if it raises.
 
-    `span`: None for none, or whatever else `end` and `fail` take.
+    `span`: what `end` and `fail` take, or None.
     """
     try:
         result = function(*args, **(kwargs or {}))
@@ -58,13 +58,13 @@ def around(
 class Wrapper:
     """A hook that replaces functions of a framework, until it is uninstalled."""
 
-    what = ""  # whose mistakes the guard counts
+    what = ""  # the name under which the guard counts errors
 
     def __init__(self, settings: Any, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
         self._patches = Patches()
         self._runs = Runs()
-        self._is_on = False  # the program may keep our functions after they are taken off
+        self._is_on = False  # the program may keep our functions after they are uninstalled
 
     def _wrap(
         self,
@@ -74,10 +74,10 @@ class Wrapper:
         find: Callable[[Any], Any] | None = None,
         original: Any = None,
     ) -> None:
-        """Has `call(original, args, kwargs)` called instead of a function.
+        """Replaces a function by `call(original, args, kwargs)`.
 
-        `find`: what it finds for the first argument is given to `call` first. Where that is None,
-        only the original is called.
+        `find`: its result for the first argument becomes the first argument of `call`. If that is
+        None, only the original is called.
         """
         original = original or getattr(owner, name)
 
@@ -95,7 +95,7 @@ class Wrapper:
         self._patches.set(owner, name, staticmethod(wrapped) if is_static else wrapped)
 
     def _tell(self, event: Callable[..., Any] | None, *args: Any) -> Any:
-        """Calls code of ours, unless the hooks were taken off meanwhile."""
+        """Calls code of a hook, unless the hooks were uninstalled."""
         if event is not None and self._is_on:
             try:
                 return event(*args)
@@ -104,17 +104,17 @@ class Wrapper:
         return None
 
 
-# -- spans that may turn out to be nothing ---------------------------------------------------
+# -- spans that may be dropped -----------------------------------------------------------------
 
 
 class Tentative(hot.Step):
-    """A span that may turn out to be none. What is recorded in it asks for its number."""
+    """A span that knows whether anything was recorded in it: each record reads its number."""
 
     __slots__ = ("_number", "is_used")
 
     @property
     def sequence(self) -> int:
-        if get_ident() == self.thread:  # else it is the background thread that looks
+        if get_ident() == self.thread:  # the background thread reads it for the black box
             self.is_used = True
         return self._number
 
@@ -125,9 +125,9 @@ class Tentative(hot.Step):
 
 
 def end_if_used(span: hot.Span, name: str = "") -> None:
-    """Leaves no record of a tentative span in which nothing was recorded.
+    """Closes a span, or drops it if it is tentative and nothing was recorded in it.
 
-    `name`: what it is if something was, and it did not come to what it was opened for.
+    `name`: the new name of a span that is not what it was opened for.
     """
     is_used = not isinstance(span, Tentative) or span.is_used
     if is_used or any(one.parent is span for one in hot.opened.copy()):
@@ -146,7 +146,7 @@ def insert_past(
     at: int,
     losses: tuple[tuple[Any, int], ...] = (),
 ) -> None:
-    """Records a span that was over `at` a time, and the suspended spans inside it."""
+    """Records a span that ended `at` a time in the past, and the suspended spans inside it."""
     current = hot.leave_context()
     hot.enter_context(above)
     span = hot.begin(name, index, None, hot.Step, inside[0].start)
@@ -164,7 +164,7 @@ def insert_past(
 
 
 class Long(hot.OwnSpan):
-    """An epoch or an evaluation: long enough to ask for processor time and memory."""
+    """An epoch or an evaluation: long enough to measure CPU time and memory."""
 
     __slots__ = ("cpu_began", "scheduled")
     cpu_began: int
@@ -185,7 +185,7 @@ def begin_measuring(span: Any) -> Long:
 
 
 def end_measuring(span: hot.Span) -> None:
-    """Notes what a long span took: processor time and, where no device counts it, memory."""
+    """Adds the CPU time and, without a device clock, the peak memory."""
     if not span.end and isinstance(span, Long):
         used: dict[str, Any] = {"cpu_ns": clock.processor() - span.cpu_began}
         used |= span.scheduled.since()
@@ -217,19 +217,19 @@ class Training:
     ) -> None:
         self.snapshots = snapshots
         self._step_name = step_name
-        self.rest = rest  # the name of what was recorded for a step that did not come about
+        self.rest = rest  # the name of a step that never ran, if something was recorded in it
         self._marks_loss = marks_loss  # the framework logs it by itself
-        self.epoch: hot.Span | None = None  # None also where the program has opened one itself
+        self.epoch: hot.Span | None = None  # None also if the program has opened one itself
         self.step: hot.Span | None = None
         self.asides: list[hot.Span] = []
-        self.is_inner = False  # a part of another run
+        self.is_inner = False  # inside another run
         self.is_in_epoch = False
-        self.is_ending = False  # the epoch has its steps; its last values are still to come
+        self.is_ending = False  # the epoch has all its steps, and its last values are logged
         self.makes_steps = False
         self._has_begun = False  # the step, not only the wait for its data
-        self._is_done = False  # the step, but for what is logged of it
-        self._step_end_ns = 0  # when a checkpoint was saved before that
-        self._latest: dict[str, Any] = {}  # that the epoch has logged
+        self._is_done = False  # the step has done its work; its values may still be logged
+        self._step_end_ns = 0  # the end of a step that is done, if a checkpoint follows
+        self._latest: dict[str, Any] = {}  # values that were logged in the epoch
 
     @property
     def is_open(self) -> bool:
@@ -263,7 +263,7 @@ class Training:
         epoch, self.epoch = self.epoch, None
         latest, self._latest = self._latest, {}
         self.is_in_epoch = self.is_ending = self.makes_steps = False
-        if epoch is not None and epoch.end:  # it has failed, or a shutdown has closed it
+        if epoch is not None and epoch.end:  # it failed, or a shutdown has closed it
             return
         for name, logged in latest.items():
             hot.mark(name, logged, "summary")
@@ -293,13 +293,13 @@ class Training:
         self._has_begun = True
 
     def finish_step(self, **attrs: Any) -> None:
-        """The step has done its work; what is logged from now on is still of it."""
+        """The step has done its work. What is logged from now on still belongs to it."""
         self._is_done = True
         if attrs and self.step is not None:
             self.step.set(**attrs)
 
     def skip_step(self) -> None:
-        """The step will not come about, whether it has begun or not."""
+        """The step is skipped, whether it has begun or not."""
         self._has_begun = False
 
     def end_step(self) -> None:
@@ -316,15 +316,15 @@ class Training:
     # -- asides -----------------------------------------------------------------------------
 
     def begin_aside(self, name: str, **attrs: Any) -> hot.Span | None:
-        """Opens an evaluation, say. It is no part of a step that is done, nor of one to come.
+        """Opens an evaluation, for example, outside of a step that is done or has not begun.
 
-        None: the same one is open.
+        None: the same aside is already open.
         """
         for one in self.asides:
             if one.name == name and attrs.items() <= (one.attrs or {}).items():
                 return None
         if name == "checkpoint" and self._is_done and self.step is not None:
-            # The step ends here. It is closed later: what it logs may come after the checkpoint.
+            # The step ends here, but closes later: its values may be logged after the checkpoint.
             self._step_end_ns = self._step_end_ns or hot.now()
             hot.enter_context(self.step.parent)
         elif not self.is_stepping:
@@ -351,7 +351,7 @@ class Training:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Calls a function inside an aside; inside the same one, it is a part of that."""
+        """Calls a function inside an aside, unless the same aside is already open."""
         span = None
         with guard.quiet("training hooks"):
             span = self.begin_aside(name, **attrs)
@@ -362,10 +362,10 @@ class Training:
     def log(
         self, values: Mapping[str, Any], but: Collection[str] = (), is_point: bool | None = None
     ) -> None:
-        """Marks what the framework logs: points of a step, and what an aside comes to.
+        """Marks what the framework logs: points in a step, a summary in an aside.
 
-        What an epoch has logged last is its summary; what comes at its end is nothing else. What is
-        named in `but` is no value, and what was logged of it before does not sum up the epoch.
+        The last values of an epoch are its summary; those logged at its end are only that. Names in
+        `but` are left out, also of the summary.
         """
         for name in but:
             self._latest.pop(name, None)
@@ -385,7 +385,7 @@ class Training:
                 hot.mark(name, one)
             return
         inside = hot.leave_context()
-        # Of the aside, not of its last batch, which may be open still.
+        # They belong to the aside, not to its last batch, which may still be open.
         hot.enter_context(self.asides[-1] if self.asides else inside)
         try:
             for name, one in scalars.items():
@@ -409,7 +409,7 @@ class Training:
 
 
 class Runs(_local):
-    """The runs that go on in a thread, innermost last."""
+    """The runs of a thread, innermost last."""
 
     def __init__(self) -> None:
         self.open: list[Training] = []
@@ -422,8 +422,8 @@ class Runs(_local):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls what trains, and closes what it leaves open."""
-        if training in self.open:  # a subclass calls its parent's
+        """Calls a function that trains, and closes what it leaves open."""
+        if training in self.open:  # a subclass calls its parent's method
             return function(*args, **kwargs)
 
         def end(training: Training, error: BaseException | None = None) -> None:
@@ -441,9 +441,9 @@ class Runs(_local):
 
 
 def scalar_of(given: Any) -> Any:
-    """What `hot.mark` takes for the value, as it is now; None: it is no scalar.
+    """The present value, for `hot.mark`; None: not a scalar.
 
-    It may be marked more than once, and is asked of its device but once.
+    It may be marked several times, but is read from its device once.
     """
     if given.__class__ is float:
         return given

@@ -1,7 +1,7 @@
-"""The only file that sets an attribute of somebody else's class, or touches the import system.
+"""The only module that sets attributes of foreign classes and modules, or uses the import system.
 
-Whatever is changed here is put back by `undo`, unless somebody else has changed it since: then it
-is theirs, and taking ours from under it would break it.
+`undo` restores what was changed here, unless other code has replaced it since: removing ours from
+under that would break it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _ABSENT = object()
+_PRESENT = object()
 
 
 class Patches:
-    """Attributes that were replaced, and what they were."""
+    """Attributes that were replaced, with their old values."""
 
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any]] = []
 
-    def set(self, owner: Any, name: str, new: Any) -> None:
-        """Replaces an attribute of a class or a module."""
-        old = owner.__dict__.get(name, _ABSENT)
+    def set(self, owner: Any, name: str, new: Any, old: Any = _PRESENT) -> None:
+        """Replaces an attribute of a class or a module. `old`: restored instead of the present."""
+        if old is _PRESENT:
+            old = owner.__dict__.get(name, _ABSENT)
         setattr(owner, name, new)
         self._done.append((owner, name, old, new))
 
     def undo(self) -> None:
-        """Puts everything back, last first."""
+        """Restores everything, last first."""
         while self._done:
             owner, name, old, new = self._done.pop()
             if owner.__dict__.get(name) is not new:
-                continue  # somebody has wrapped ours
+                continue  # other code has wrapped ours
             if old is _ABSENT:
                 delattr(owner, name)
             else:
@@ -46,7 +48,7 @@ class Patches:
 
 
 class ImportWatch(importlib.abc.MetaPathFinder):
-    """Calls back when a module has been imported: at once, if it has been already."""
+    """Calls back when a module has been imported, at once if it already is."""
 
     def __init__(self) -> None:
         self._wanted: dict[str, Callable[[], None]] = {}
@@ -70,13 +72,13 @@ class ImportWatch(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the others find, with a last step added.
+        """The spec that the other finders return, with a callback added to its loader.
 
-        Not only imports ask: people look for a spec to see whether something is installed.
+        Not only imports call this: `importlib.util.find_spec` tells whether a module is installed.
         """
         search = (get_ident(), fullname)
         if fullname not in self._wanted or search in self._searches:
-            return None  # the second: another finder that does as we do has asked us in turn
+            return None  # already searching: another finder has called us back
         self._searches.add(search)
         try:
             for finder in list(sys.meta_path):
@@ -100,7 +102,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
 
 
 class _Then(importlib.abc.Loader):
-    """A module's own loader, with a call after the module has run."""
+    """A module's own loader, with a callback after the module has run."""
 
     def __init__(self, loader: Any, then: Callable[[], None]) -> None:
         self._loader = loader
@@ -114,7 +116,7 @@ class _Then(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module shows its own loader, as it would without us.
+        # The module must show its own loader.
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader

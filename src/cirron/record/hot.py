@@ -754,11 +754,11 @@ def close(span: Span, at: int = 0) -> None:
     opened.discard(span)
 
 
-def fail(span: Span, error: BaseException) -> None:
+def fail(span: Span, error: BaseException, end: Callable[[Span], None] = close) -> None:
     """Ends a span with an exception."""
     if not span.end:
         _note_error(span, type(error), error)
-        close(span)
+        end(span)
 
 
 def within(

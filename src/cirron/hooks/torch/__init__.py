@@ -1,14 +1,11 @@
 """PyTorch: `data_load`, `forward`, `backward`, `optimizer_step`, `checkpoint`; above them `step`
 and `epoch`.
 
-What a training loop is, `loops.py` infers from what is called here: a step lasts from the first
-fetch after an optimizer step to the next such fetch, so that accumulated gradients make one step.
-The scalar that `backward` is called on is the step's loss.
-Whoever has opened an `epoch`, `step` or `batch` scope above, by hand or by `ci.epochs` and
-`ci.batches`, has said what it is, and none is added.
+The hooks here report fetches, forwards, backwards and optimizer steps to `loops.py`, which infers
+the loop. Each hook has a fast path for the usual case: the next phase of a known training step. The
+scalar that `backward` is called on is the step's loss.
 
-Runs on the user's threads. Torch is here because the program imported it: this module is loaded
-after torch is.
+Runs on the user's threads. Loaded once the program has imported torch.
 """
 
 from __future__ import annotations
@@ -38,7 +35,8 @@ from cirron.hooks.patch import ImportWatch, Patches
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
 from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
-from cirron.hooks.torch.loops import TRAINING, Lane, Loops, end_stale_optimizers, nothing
+from cirron.hooks.torch.loops import Loops
+from cirron.hooks.torch.passes import Lane, end_stale_optimizers, nothing
 from cirron.hooks.torch.saving import Saving
 from cirron.record import hot
 
@@ -46,20 +44,20 @@ if TYPE_CHECKING:
     from cirron.hooks import Snapshots
     from cirron.settings import Settings
 
-# Modules whose kind is remembered; past this the ones that are gone are forgotten.
+# Modules whose kind is cached; above this size, those that were deleted are removed.
 MAX_MODULES = 1_000
-# A module without parameters is asked for them again when it was called so many times more.
+# A module without parameters is checked for some again after this many calls.
 LOOK_AGAIN = 64
-# What the names of modules end in that judge what a model has put out, and may have parameters.
+# Class names of losses, which may have parameters, end in these.
 NO_MODELS = ("Loss", "Criterion")
-# What a forward says of itself.
+# Attributes of a forward.
 MODES = {mode: hot.Settled(mode=mode) for mode in ("train", "eval")}
 TRAIN = MODES["train"]
 NO_NAMES: dict[str, Any] = {}
 
 
 class Inner(hot.OwnSpan):
-    """A forward or a backward: what modules do in it is a part of it."""
+    """A forward or a backward. Modules that run in it get no span of their own."""
 
     __slots__ = ()
 
@@ -84,7 +82,7 @@ class TorchHook:
         self._saving = Saving(self._watch, self._patches, self._loops)
         self._gpu_times = GpuTimes()
         self._marks_losses = settings.loss_marks
-        self._is_on = False  # somebody may hold our functions after they are taken off
+        self._is_on = False  # the program may keep our functions after they are uninstalled
 
     def install(self) -> None:
         self.uninstall()
@@ -112,7 +110,7 @@ class TorchHook:
             self._gpu_times.install()
 
     def uninstall(self) -> None:
-        """Takes everything off, and closes what this thread has open."""
+        """Removes all hooks, and closes what this thread has open."""
         self._is_on = False
         self._watch.undo()
         self._patches.undo()
@@ -132,20 +130,20 @@ class TorchHook:
     def _make_call(self, original: Any) -> Any:
         forward, current, within = self._forward, hot.current, hot.within
         this_thread = self._this_thread
-        # torch's own only chooses between two functions. Choosing here, in its place, takes a
-        # third off what a call of a submodule costs more.
+        # torch's `__call__` only chooses between two functions. Choosing here instead saves a
+        # third of what a submodule costs.
         code = getattr(original, "__code__", None)
         is_torchs = code is not None and code.co_names == ("_compiled_call_impl", "_call_impl")
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  nn.Module's own
-            # First: inside a compiled graph this is all that remains of us.
+            # First, because it is all that compiled code keeps of this function.
             if is_dynamo_compiling():
                 return original(self, *args, **kwargs)
             span = current()
             if (
-                # One that has ended: a task was started in it, and goes on by itself.
+                # It may have ended: a task that was started in it outlives it.
                 (span is not None and span.phase_kind is Inner and not span.end)
-                # A module that has nothing, a transform of images, say, is no model.
+                # A module without parts, such as an image transform, is not a model.
                 or not (self._parameters or self._modules)
                 or (lane := this_thread.lane).is_inside
             ):
@@ -165,7 +163,7 @@ class TorchHook:
                 or compiler._is_compiling_flag
             ):
                 return forward(lane, self, call, args, kwargs)
-            # Nothing new: the model of the last step runs again, in the next one.
+            # The fast path: the model of the last step runs in the next one.
             lane.is_inside = lane.has_worked = True
             lane.model = lane.described
             try:
@@ -180,11 +178,11 @@ class TorchHook:
         span = None
         try:
             is_model, span = self._before_forward(lane, module)
-        except Exception as error:  # noqa: BLE001  protects the forward from such a model
+        except Exception as error:  # noqa: BLE001  protects the forward from our mistakes
             guard.caught("torch forward", error)
-        lane.is_inside = is_model is not None  # else what is inside of it may be one
+        lane.is_inside = is_model is not None  # None: it may contain a model
         try:
-            return engine.around(span, call, args, kwargs, self._loops.close)
+            return engine.around(span, call, args, kwargs, self._loops.close, self._loops.fail)
         finally:
             lane.is_inside = False
 
@@ -194,15 +192,15 @@ class TorchHook:
         is_model = self._models.get(reference)
         if is_model is None:
             is_model = self._is_model(reference, module)
-        # A task id: a checkpointed part runs again, in a backward.
+        # With a task id, a backward runs a checkpointed part again.
         is_forward = is_model and self._is_on and current_graph_task_id() == -1
         if not is_forward or compiler._is_compiling_flag:
             return is_model, None
         mode = "train" if module.training else "eval"
-        if lane.loading is None:  # else a part of loading, and says nothing of the loop
+        if lane.loading is None:  # a model in a dataset says nothing about the loop
             lane.model = reference
-            driver = lane.driver
-            if not lane.has_worked or driver is None or driver.is_over or lane.optimizers:
+            main = lane.main
+            if not lane.has_worked or main is None or main.is_exhausted or lane.optimizers:
                 self._begin_work(lane, reference, mode)
         return is_model, hot.begin("forward", None, MODES[mode], Inner)
 
@@ -215,9 +213,9 @@ class TorchHook:
             if len(known) >= MAX_MODULES:
                 for gone in [one for one in list(known) if one() is None]:
                     known.pop(gone, None)
-        self._models[reference] = False  # also if it objects to being asked: it is asked once
+        self._models[reference] = False  # also if `is_a_model` raises: it is called once
         answer = is_a_model(module)
-        if answer is None:  # its parameters may come
+        if answer is None:  # it may get parameters later
             del self._models[reference]
             self._empty[reference] = calls + 1
         else:
@@ -228,17 +226,18 @@ class TorchHook:
         """The first forward since a fetch, one without a loader, or inside an optimizer's step."""
         if lane.optimizers:
             end_stale_optimizers(lane)
-        is_in_train, is_held = mode == "train", lane.peek is not None and lane.peek.is_for
+        is_in_train = mode == "train"
         is_evaluating = not (is_in_train and torch.is_grad_enabled())
-        is_over = lane.driver is not None and lane.driver.is_over
-        if not lane.has_worked or is_over or (is_held and not is_evaluating):
+        is_exhausted = lane.main is not None and lane.main.is_exhausted
+        has_used_loop = lane.has_used_loop
+        if not lane.has_worked or is_exhausted or (has_used_loop and not is_evaluating):
             self._loops.saw_work(
                 lane, is_evaluating=is_evaluating, is_forward=True, is_in_train=is_in_train
             )
-        if lane.driver is None and (lane.peek is None or not lane.peek.is_for):
+        if lane.main is None and not lane.has_used_loop:
             lane.free.before_forward(self._loops, model, is_in_train=is_in_train)
         if lane.described is not model:
-            # Without gradients it says nothing of training, and what it says later is new.
+            # Without gradients, the settings of its training are still to be recorded.
             lane.described = model if torch.is_grad_enabled() else nothing
             self._loops.describe_model(lane, model())
 
@@ -246,9 +245,10 @@ class TorchHook:
 
     def _make_backward(self, original: Any) -> Any:
         this_thread, current, within = self._this_thread, hot.current, hot.within
+        loops = self._loops
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            # A task id: a checkpoint's backward inside another one, on a thread of torch's own.
+            # With a task id, it is a checkpoint's backward inside another one.
             if (
                 is_dynamo_compiling()
                 or (lane := this_thread.lane).is_inside
@@ -263,7 +263,7 @@ class TorchHook:
             lane.is_inside = True
             try:
                 if step is None:
-                    return engine.around(span, original, args, kwargs, self._loops.close)
+                    return engine.around(span, original, args, kwargs, loops.close, loops.fail)
                 at = note_loss(lane, step, loss)
                 lane.has_worked = True
                 return within(step, "backward", None, Inner, at, original, args, kwargs)
@@ -273,7 +273,7 @@ class TorchHook:
         return backward
 
     def _begin_backward(self, lane: Lane, loss: Any) -> hot.Span | None:
-        """One that may say something new of the loop."""
+        """The slow path: this backward may change what is known about the loop."""
         try:
             if lane.optimizers:
                 end_stale_optimizers(lane)
@@ -286,9 +286,8 @@ class TorchHook:
             return None
 
     def _make_grad(self, original: Any) -> Any:
-        """`torch.autograd.grad` of parameters is a backward; of inputs, a part of some model.
-
-        `torch.func` comes here too, with tensors that stand for the parameters of the last model.
+        """`torch.autograd.grad` is a backward if it is with respect to parameters, or to tensors
+        that stand for those of the last model (`torch.func`).
         """
         backward = self._make_backward(original)
         this_thread = self._this_thread
@@ -296,7 +295,7 @@ class TorchHook:
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
                 return original(outputs, inputs, *args, **kwargs)
-            if isinstance(inputs, Iterator):  # `model.parameters()`, which can be read once
+            if isinstance(inputs, Iterator):  # `model.parameters()` can be read only once
                 inputs = tuple(inputs)
             given = inputs.values() if inputs.__class__ is dict else inputs
             if isinstance(given, Tensor) or not isinstance(given, Iterable):
@@ -307,7 +306,7 @@ class TorchHook:
                 return original(outputs, inputs, *args, **kwargs)
             result = backward(outputs, inputs, *args, **kwargs)
             if not is_of_weights:
-                lane.free.versions = ()  # whether the program's own tensors change, nothing tells
+                lane.free.versions = ()  # changes of these tensors cannot be seen
             return result
 
         return grad
@@ -328,7 +327,7 @@ class TorchHook:
                 end_stale_optimizers(lane, inner=1)
             if not is_training(lane):
                 self._loops.saw_training(lane, optimizer=id(optimizer))
-            # A subclass may call its parent's step.
+            # A subclass calls its parent's step.
             is_part = running and running[-1][0] == id(optimizer)
             running.append((id(optimizer), None if is_part else hot.begin("optimizer_step")))
         except Exception as error:  # noqa: BLE001  protects the optimizer
@@ -337,14 +336,14 @@ class TorchHook:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         loops = self._loops
         if is_dynamo_compiling():
-            loops.compiled.has_stepped = True  # the compiled code will do that
+            loops.has_stepped_compiled = True  # compiled, and run with the compiled code
             return
         try:
             lane = self._this_thread.lane
             span = lane.optimizers.pop()[1] if lane.optimizers else None
             if span is not None:
                 (hot.end_phase if span.phase is not None else loops.close)(span)
-            if not lane.optimizers:  # else an optimizer inside another one
+            if not lane.optimizers:  # not inside another optimizer's step
                 loops.count_step(lane, id(optimizer))
         except Exception as error:  # noqa: BLE001  protects the optimizer
             guard.caught("torch optimizer", error)
@@ -364,7 +363,7 @@ class TorchHook:
         return step
 
     def _steps_made(self, lane: Lane) -> int:
-        return lane.free.steps if lane.driver is None else lane.driver.optimizer_steps
+        return lane.free.steps if lane.main is None else lane.main.optimizer_steps
 
     # -- loading ----------------------------------------------------------------------------
 
@@ -374,18 +373,18 @@ class TorchHook:
         def __iter__(loader: Any) -> Any:  # noqa: N807  the loader's own
             setup = None
             with guard.quiet("torch loader"):
-                # Workers that persist are kept by the loader, and need not be started again.
+                # Persistent workers are already running.
                 is_new = loader.num_workers and loader._iterator is None
                 if is_new and not this_thread.lane.loading and self._is_on:
                     setup = hot.begin("data_setup")
             iterator = engine.around(setup, original, (loader,), end=hot.suspend)
             with guard.quiet("torch loader"):
-                self._loops.met(loader, iterator)
+                self._loops.descriptions.met(loader, iterator)
                 if setup is not None:
                     self._loops.setups[iterator] = setup
-                    # Of an iterator that nobody asks for an item, the setup is all that there was.
+                    # An iterator that is never asked for an item leaves its setup alone.
                     weakref.finalize(iterator, hot.release, setup).atexit = False
-                # An iterator begins again that may have been left early.
+                # With persistent workers, a loader reuses an iterator that was left early.
                 for old in [old for old in this_thread.lane.passes if old.iterator() is iterator]:
                     self._loops.end_pass(old)
             return iterator
@@ -405,7 +404,7 @@ class TorchHook:
 
         def __next__(iterator: Any) -> Any:  # noqa: N807  the iterator's own
             lane = this_thread.lane
-            # A loader inside a dataset.
+            # A loader inside a dataset has no spans.
             if lane.loading is not None or not self._is_on:
                 return original(iterator)
             load = step = None
@@ -425,7 +424,7 @@ class TorchHook:
         return __next__
 
     def _make_shutdown(self, original: Any) -> Any:
-        """Stopping the workers, at the end of the last fetch or when an iterator is let go."""
+        """Workers are stopped in the last fetch, or when their iterator is released."""
         loops = self._loops
 
         def _shutdown_workers(iterator: Any) -> Any:
@@ -443,7 +442,7 @@ class TorchHook:
         return _shutdown_workers
 
     def _make_worker_loop(self, original: Any) -> Any:
-        """What a worker calls is in no loop: there we are taken off."""
+        """Worker processes have no loop, so the hooks are removed there."""
 
         @functools.wraps(original)
         def _worker_loop(*args: Any, **kwargs: Any) -> Any:
@@ -454,32 +453,19 @@ class TorchHook:
         return _worker_loop
 
     def _stay_out_of_graphs(self) -> None:
-        """Has Dynamo run what is ours as it is, where compiled code comes back to Python."""
+        """Keeps Dynamo from compiling our functions where compiled code returns to Python."""
         loops = self._loops
-        ours: tuple[Any, ...] = (
-            *(hot.begin, hot.close, hot.fail, hot.drop, hot.follow),
-            *(hot.begin_phase, hot.end_phase, hot.open_phase),
-            *(torch.autograd.backward, torch.autograd.grad),
-            *(
-                loops.begin_step,
-                loops.begin_load,
-                loops.end_load,
-                loops.fail_load,
-                loops.iterator_gone,
-            ),
-            *(
-                self._before_forward,
-                self._is_model,
-                self._begin_work,
-                self._before_step,
-                self._after_step,
-                loops.close,
-            ),
-        )
+        ours: list[Any] = [hot.begin, hot.close, hot.fail, hot.drop, hot.follow]
+        ours += [hot.begin_phase, hot.end_phase, hot.open_phase]
+        ours += [torch.autograd.backward, torch.autograd.grad]
+        ours += [loops.begin_step, loops.begin_load, loops.end_load, loops.fail_load]
+        ours += [loops.close, loops.iterator_gone]
+        ours += [self._before_forward, self._is_model, self._begin_work]
+        ours += [self._before_step, self._after_step]
         for function in ours:
             run_uncompiled(function, with_callees=True)
         stay_out_of_graphs()
-        # What a module or a dataset does inside of these is not ours.
+        # These call code of the program, which Dynamo may compile.
         loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
         outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._forward)
         outer += (engine.around, hot.within)
@@ -488,21 +474,21 @@ class TorchHook:
 
 
 def is_a_model(module: Any) -> bool | None:
-    """Whether a call of it is a forward; None: it has no parameters, and may hold what has."""
+    """Whether its calls are forwards; None: it has no parameters, but may contain a model."""
     kind = type(module)
     if isinstance(module, (_Loss, ParametrizationList)) or kind.__name__.endswith(NO_MODELS):
         return False
     if any(base.__module__.partition(".")[0] == "torchmetrics" for base in kind.__mro__):
         return False
-    if getattr(module, "_is_replica", False):  # DataParallel's, one a device and call
+    if getattr(module, "_is_replica", False):  # DataParallel makes one per device and call
         return False
     return True if next(module.parameters(), None) is not None else None
 
 
 def stand_for_parameters(given: Iterable[Any], model: Callable[[], Any] | None) -> bool:
-    """Whether these have the shapes of parameters of a model, or of some of them.
+    """Whether these have the shapes of all or some parameters of a model.
 
-    One alone says nothing if the model has more: it may be an input. Programs: `func_grad`,
+    A single one does not count if the model has more: it may be an input. Programs: `func_grad`,
     `func_head`.
     """
     module = None if model is None else model()
@@ -514,19 +500,19 @@ def stand_for_parameters(given: Iterable[Any], model: Callable[[], Any] | None) 
 
 
 def is_training(lane: Lane) -> bool:
-    """Whether nothing new is said by a backward or an optimizer step."""
-    driver, passes = lane.driver, lane.passes
-    if driver is None or driver.kind is not TRAINING or not lane.has_worked:
+    """Whether a backward or an optimizer step changes nothing that is known about the loop."""
+    main = lane.main
+    if main is None or not main.is_training or not lane.has_worked:
         return False
-    return passes[-1] is driver and not driver.is_over
+    return lane.passes[-1] is main and not main.is_exhausted
 
 
 def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
-    """Keeps the scalar that a backward is called on, and says when; without a step, for the first
-    one of a loop that has no loader.
+    """Keeps the scalar that a backward is called on, and returns the time. Without a step, it is
+    kept for the first step of a loop without a loader.
     """
     known = hot.losses.get(step, ())  # type: ignore[arg-type]
-    if known is None or not hot.watches_losses:  # it is marked by somebody else
+    if known is None or not hot.watches_losses:  # the program or a framework marks it
         return 0
     if loss.__class__ is tuple and len(loss) == 1:
         loss = loss[0]
@@ -536,7 +522,7 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
     if loss.is_cpu:
         try:
             taken = loss.item()
-        except RuntimeError:  # inside `vmap` there is one for each of its items
+        except RuntimeError:  # inside `vmap` it has one value per item
             return 0
     elif isinstance(hot.device_clock, GpuClock):
         taken = hot.device_clock.keep(loss)

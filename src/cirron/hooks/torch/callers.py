@@ -1,7 +1,7 @@
-"""Who asks for an item, and how a loop was left: read from frames, bytecode and references.
+"""Which code asks for an item, and how a loop was left, from frames, bytecode and references.
 
-Nothing else in `hooks/` looks at these. Each function names the program in `tests/real/programs/`
-that needs it.
+Nothing else in `hooks/` reads these. Each function names the program in `tests/real/programs/` that
+needs it.
 
 Runs on the user's threads.
 """
@@ -24,13 +24,13 @@ from cirron.record.value import MAX_TEXT_BYTES
 if TYPE_CHECKING:
     from types import FrameType
 
-# Items that a `zip` may ask one loader for.
+# Items that a `zip` may take from one loader.
 MAX_AT_ONCE = 64
 FOR_ITER = opmap["FOR_ITER"]
-# The instructions at which a `for` is left without an error: `break` and `return` take its iterator
-# off the stack, or the loop is at its end.
+# Instructions that release the iterator of a `for` without an error: `break` and `return` pop it,
+# or the loop has ended.
 LEAVES = {opmap.get(name) for name in ("POP_TOP", "POP_ITER", "END_FOR", "FOR_ITER", "SWAP")}
-# The function that torch runs the step of every optimizer in.
+# The function in which torch runs the step of each optimizer.
 STEP_CODE = torch.optim.Optimizer.profile_hook_step(len).__code__
 WITHIN = hot.within.__code__
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -42,7 +42,7 @@ def find_asker() -> FrameType:
 
 
 def outside(frame: FrameType) -> FrameType:
-    """The nearest frame that is not ours."""
+    """The nearest frame outside of the hooks."""
     while frame.f_back is not None:
         if not (frame.f_code is WITHIN or frame.f_code.co_filename.startswith(HERE)):
             break
@@ -53,8 +53,8 @@ def outside(frame: FrameType) -> FrameType:
 def is_for(asker: FrameType) -> bool:
     """Whether a `for` asks, and not a call such as `next`.
 
-    An item that was asked for by a call may be the only one that is wanted (`peek_and_mean`), and
-    the caller may go on after an error (`prefetcher_by_hand`).
+    A call may want a single item (`peek_and_mean`), and its caller may go on after an error
+    (`broken_items`, `prefetcher_by_hand`).
     """
     return asker.f_lasti >= 0 and asker.f_code.co_code[asker.f_lasti] == FOR_ITER
 
@@ -80,14 +80,14 @@ def times_in_zip(iterator: Any) -> int:
 
 
 def references_to(iterator: Any) -> int:
-    """How many references there are: a `for` that was left by `break` has dropped one, though a
-    variable or a loader with persistent workers keeps the iterator (`mnist_early_break`).
+    """The number of references. A `break` drops that of its `for`, even if a variable or a loader
+    with persistent workers keeps the iterator (`mnist_early_break`).
     """
     return sys.getrefcount(iterator)
 
 
 def running_optimizers() -> int:
-    """How many optimizers step in this thread, one called by the other (`lbfgs_closure`)."""
+    """How many optimizers are stepping in this thread, each inside the other (`lbfgs_closure`)."""
     running = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -99,12 +99,12 @@ def running_optimizers() -> int:
 def error_that_left(frame: FrameType) -> str | None:
     """The exception that has left a `for` (`early_stop_exception`).
 
-    The iterator is let go while the exception is on its way, when Python does not show it. But the
-    exception is among the youngest objects, and its traceback has the frame.
+    The iterator is released while the exception propagates, when Python gives no access to it. But
+    it is among the youngest objects, and its traceback has the frame.
     """
     frame = outside(frame)
     if is_generator(frame) or frame.f_code.co_code[frame.f_lasti] in LEAVES:
-        return None  # a generator is closed by an exception
+        return None  # closing a generator raises GeneratorExit in it
     young = [one for one in gc.get_objects(0) if issubclass(type(one), BaseException)]
     for found in reversed(young):
         if has_passed(found, frame):
@@ -115,10 +115,7 @@ def error_that_left(frame: FrameType) -> str | None:
 def has_passed(error: BaseException, frame: FrameType) -> bool:
     trace = error.__traceback__
     if trace is None:
-        return sys.version_info < (
-            3,
-            12,
-        )  # where a traceback is only set when the exception is caught
+        return sys.version_info < (3, 12)  # which sets it only when the exception is caught
     while trace is not None and trace.tb_frame is not frame:
         trace = trace.tb_next
     return trace is not None

@@ -1,8 +1,7 @@
-"""What torch.compile and our hooks have to know of each other.
+"""`torch.compile` and the hooks.
 
-Time that it takes to compile is a span of its own. Compiled code holds nothing of ours: Dynamo
-goes straight to a module's forward, and runs our functions as they are where it comes back to
-Python.
+Compiling gets a span. Compiled code contains nothing of the hooks: Dynamo goes straight to a
+module's forward, and does not compile the hooks where it returns to Python.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Compiling:
-    """Sees compiles, and keeps us out of them."""
+    """Records compiles, and keeps the hooks out of compiled code."""
 
     def __init__(
         self, watch: ImportWatch, patches: Patches, close: Callable[[hot.Span], None]
@@ -33,7 +32,7 @@ class Compiling:
         self._open: list[hot.Span] = []
 
     def install(self, original: Any) -> None:
-        """`original` is what `nn.Module.__call__` was; it is ours by now."""
+        """`original`: `nn.Module.__call__` before it was replaced."""
         self._watch.when_imported("torch._dynamo.callback", self._see)
         self._watch.when_imported(
             "torch._dynamo.variables.nn_module", lambda: self._be_transparent(original)
@@ -41,24 +40,22 @@ class Compiling:
         self._watch.when_imported("torch._dynamo.config", self._leave_marks_out)
 
     def _leave_marks_out(self) -> None:
-        """Has Dynamo skip `ci.mark`: inside compiled code there is no value to take, and a call
-        into Python would break the graph, or fail where the program wants it whole.
+        """Makes Dynamo skip `ci.mark`: compiled code has no value to mark, and a call into Python
+        would break the graph, or fail with `fullgraph=True`.
         """
         if (ignored := ignored_functions()) is not None:
             ignored.add(hot.mark)
 
     def _be_transparent(self, original: Any) -> None:
-        """Has Dynamo go straight to a module's forward, as it does when `__call__` is torch's own.
+        """Makes Dynamo go straight to a module's forward, as with torch's own `__call__`.
 
-        It would trace through ours otherwise, with the same result, and compile anew once ours is
-        taken off.
+        Otherwise it would trace through ours, with the same result, and compile again once ours is
+        removed.
         """
         module, name = sys.modules["torch._dynamo.variables.nn_module"], "unpatched_nn_module_call"
         ours = torch.nn.Module.__call__
-        if getattr(module, name, None) is ours:  # imported since: it takes ours for torch's own
-            setattr(module, name, original)
-        if getattr(module, name, None) is original:
-            self._patches.set(module, name, ours)
+        if getattr(module, name, None) in (original, ours):  # imported before or after ours was set
+            self._patches.set(module, name, ours, original)
 
     def _see(self) -> None:
         handler = sys.modules["torch._dynamo.callback"].callback_handler
@@ -88,7 +85,7 @@ class Compiling:
 
 
 def ignored_functions() -> set[Any] | None:
-    """The calls that Dynamo leaves out; None for a torch that has no such list."""
+    """The functions that Dynamo skips; None if this torch has no such list."""
     return getattr(sys.modules.get("torch._dynamo.config"), "ignore_logging_functions", None)
 
 
@@ -99,7 +96,7 @@ def run_uncompiled(function: Any, *, with_callees: bool) -> None:
             _FrameExecStrategy,
             set_code_exec_strategy,
         )
-    except ImportError:  # an older torch: what it makes of our functions costs time once
+    except ImportError:  # an older torch compiles our functions, which costs time once
         return
     callees = _FrameAction.SKIP if with_callees else _FrameAction.DEFAULT
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, callees))

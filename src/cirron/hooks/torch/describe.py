@@ -1,14 +1,15 @@
 """Settings that explain speed: of a loader, of a model, of the precision that is in force.
 
-Pure functions, called once for each loader and model. None of them raises, waits for a device, or
-runs code of the program's that may take long: a model is walked by its dicts, and a data set is
-asked for its length only if the class that answers is a library's. What is not known is None.
+`Descriptions` puts them on spans, once for each loader and model. The functions that find them do
+not raise, wait for a device, or run slow code of the program: they walk a model by its dicts, and
+ask a data set for its length only if a library defines that. What is unknown is None.
 
 Runs on the user's threads. Loaded after torch is.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import BatchSampler, IterableDataset
 
 from cirron import guard
+from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +40,61 @@ WRAPPERS = {
 DEVICES = ("cuda", "cpu", "xpu", "mps")
 
 
+class Descriptions:
+    """Which loaders and models have been described. Those that were described in an evaluation,
+    which has no gradients, are described again in the epoch.
+    """
+
+    def __init__(self) -> None:
+        # By new iterators: the loader and its settings.
+        self._loaders: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], dict[str, Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._done: tuple[weakref.WeakSet[Any], ...] = weakref.WeakSet(), weakref.WeakSet()
+
+    def met(self, loader: Any, iterator: Any) -> None:
+        """Reads the settings of a loader: a `for` may not keep it as long as its iterator."""
+        if loader not in self._done[torch.is_grad_enabled()]:
+            self._loaders[iterator] = weakref.ref(loader), of_loader(loader)
+
+    def of_loader(self, iterator: Any) -> dict[str, Any] | None:
+        """The settings of an iterator's loader, the first time."""
+        if iterator is None or iterator not in self._loaders:
+            return None
+        reference, settings = self._loaders.pop(iterator)
+        loader, done = reference(), self._done[torch.is_grad_enabled()]
+        if loader in done:
+            return None
+        if loader is not None:
+            done.add(loader)
+        return settings
+
+    def put_loader(self, iterator: Any, span: hot.Span | None) -> None:
+        if span is not None:
+            put(span, self.of_loader(iterator) or {})
+
+    def put_model(self, model: Any, span: hot.Span | None) -> None:
+        done = self._done[torch.is_grad_enabled()]
+        if span is not None and model not in done:
+            done.add(model)
+            put(span, of_model(model) | of_mode())
+
+
+def put(span: hot.Span, settings: dict[str, Any]) -> None:
+    """Those of the first loader and model stay."""
+    span.set(**(settings | (span.attrs or {})))
+
+
+def find_described() -> hot.Span | None:
+    """The span that has the settings of a loop whose epochs a framework or the program opens."""
+    span = hot.innermost()
+    while span.parent is not span and span.name not in ("epoch", "fit", "evaluation"):
+        span = span.parent
+    return None if span.parent is span else span
+
+
 def of_loader(loader: Any) -> dict[str, Any]:
-    """What a DataLoader was made with."""
+    """The arguments of a DataLoader."""
     with guard.quiet("describing a loader"):
         dataset, batches = read(loader, "dataset"), read(loader, "batch_sampler")
         sampler = read(loader, "sampler")
@@ -63,10 +118,7 @@ def of_loader(loader: Any) -> dict[str, Any]:
 
 
 def of_model(model: Any) -> dict[str, Any]:
-    """What a model is, and how it is run.
-
-    Under FSDP, the first one, the parameters are those that this rank has.
-    """
+    """The class, size and strategy of a model. With FSDP1, the size is that of this rank."""
     found: dict[str, Any] = {}
     with guard.quiet("describing a model"):
         inner, strategies, is_compiled = unwrap(model)
@@ -84,7 +136,7 @@ def of_model(model: Any) -> dict[str, Any]:
 
 
 def of_mode() -> dict[str, Any]:
-    """The type that autocast computes in, here and now; None: it is off."""
+    """The dtype of autocast; None: it is off."""
     found: dict[str, Any] = {}
     with guard.quiet("describing the precision"):
         on = [device for device in DEVICES if torch.is_autocast_enabled(device)]
@@ -111,7 +163,7 @@ def name_of(given: Any) -> str | None:
 
 
 def is_quick(given: Any) -> bool:
-    """Whether its length is a library's to tell, and no code of the program's."""
+    """Whether a library defines its length, not the program."""
     method = getattr(type(given), "__len__", None)
     module = getattr(method, "__module__", None) or type(given).__module__
     return method is not None and str(module).partition(".")[0] in QUICK
@@ -127,10 +179,7 @@ def length_of(loader: Any, batches: Any, dataset: Any) -> int | None:
 
 
 def round_of(iterator: Any) -> int | None:
-    """After how many items a sampler that never ends begins again: the length of what it repeats.
-
-    The shape of it is YOLO's and timm's: a sampler without a length, round one that has.
-    """
+    """The length of a sampler that an endless sampler repeats, as in YOLO and timm."""
     repeats = read(iterator, "_index_sampler")
     inner = read(repeats, "sampler")
     parts = [one for one in (inner, read(inner, "sampler")) if one is not None]
@@ -146,7 +195,7 @@ def round_of(iterator: Any) -> int | None:
 
 
 def unwrap(model: Any) -> tuple[Any, list[str], bool]:
-    """The program's own model, what is around it, outermost first, and whether it is compiled."""
+    """The model without its wrappers, these, outermost first, and whether it is compiled."""
     strategies: list[str] = []
     is_compiled = False
     for _ in range(MAX_WRAPPERS):
@@ -169,7 +218,7 @@ def is_compiled_in_place(module: Any) -> bool:
 
 
 def fields_of(module: Any) -> dict[str, Any]:
-    """Its attributes, past whatever methods its class has."""
+    """Its attributes, without calling `__getattr__` and the like."""
     found: dict[str, Any] = getattr(module, "__dict__", {})
     return found
 
@@ -192,9 +241,9 @@ def modules_of(model: Any) -> Iterator[Any]:
 
 
 def count(model: Any) -> dict[str, Any]:
-    """What its parameters are. If there are too many of them, what the first ones tell."""
+    """The sizes and types of its parameters; with too many of them, of the first ones."""
     tensors: dict[int, Any] = {}
-    is_checkpointing = None  # a call of `checkpoint` in a forward does not show
+    is_checkpointing = None  # unknown: a forward may call `checkpoint`
     is_whole = True
     for number, module in enumerate(modules_of(model)):
         if number >= MAX_PARTS or len(tensors) >= MAX_PARTS:
@@ -208,7 +257,7 @@ def count(model: Any) -> dict[str, Any]:
             is_checkpointing = True
     total = trainable = 0
     kinds, devices = set(), set()
-    # Past what subclasses make of these: a tensor is only looked at.
+    # Not the overrides of tensor subclasses, which may run code.
     with torch._C.DisableTorchFunction():
         for tensor in tensors.values():
             kinds.add(tensor.dtype)

@@ -1,9 +1,14 @@
-"""A training loop that has no loader: its steps go from one optimizer step to the next.
+"""A training loop without a loader: its steps go from one optimizer step to the next.
 
-The first step is known for one when the second begins: until then our spans wait for a parent. From
-then on a step is open all the time, and they wait until something trains in it: what comes after
-the last optimizer step is in none. If the program itself has recorded something there, that is in
-the `rest`. Epochs are so many steps, and say so.
+    nothing seen   | a forward with gradients, or a fetch by `next(iter(loader))`
+    FIRST STEP     | spans wait for a parent, until an optimizer has stepped
+    ONE STEP DONE  | the second training shows that there is a loop: opens the epoch, step 0, step 1
+    IN A STEP      | an optimizer step ends it, and the next one begins at once
+    EPOCH DUE      | after `steps_per_epoch` steps: the next training opens the next epoch
+
+A step is open all the time, but the spans in it wait until something is trained in it: what comes
+after the last optimizer step is not part of a step. If the program has recorded something there,
+the step is renamed to `rest`; otherwise it leaves no record.
 
 Runs on the user's threads.
 """
@@ -21,40 +26,41 @@ from cirron.record import hot
 if TYPE_CHECKING:
     import weakref
 
-    from cirron.hooks.torch.loops import Lane, Loops
+    from cirron.hooks.torch.loops import Loops
+    from cirron.hooks.torch.passes import Lane
 
 current_graph_task_id = torch._C._current_graph_task_id  # -1 outside of a backward
 
-# Spans of the first step that wait; with more, they stay where they were made.
-MAX_HELD = 64
+# Spans that may wait for a parent; further ones stay where they were made.
+MAX_WAITING = 64
 
 
 class FreeLoop:
-    """What is open of it in one thread."""
+    """The loop of one thread."""
 
     def __init__(self, lane: Lane) -> None:
         self.epoch: hot.Span | None = None
         self.step: hot.Span | None = None
         self.evaluation: hot.Span | None = None
         self.is_holding = False
-        self.is_by_hand = False  # a backward was made, and there is no optimizer to use it
-        self.versions: tuple[int, ...] = ()  # of the weights, then
+        self.is_by_hand = False  # there was a backward, and the program has no optimizer
+        self.versions: tuple[int, ...] = ()  # of the weights, at that backward
         self.losses: list[tuple[Any, int]] = []  # of the first step, with their times
         self._lane = lane
         self._above: hot.Span = hot.IDLE_ROOT  # what the first step was under
-        self._held: list[hot.Span] = []
+        self._waiting: list[hot.Span] = []
         self.steps = 0  # of optimizers
-        self._stepped: set[int] = set()  # those that have, since something was trained
-        self._together = 1  # how many do, one right after the other
+        self._stepped: set[int] = set()  # optimizers that have stepped since the last backward
+        self._together = 1  # how many optimizers step right after one another
         self._index = 0  # of the next step
-        self._ended_ns = 0  # when the last optimizer step was over
-        self._is_due = False  # an epoch, with the next training
-        self._is_step_over = False  # but something that the program opened in it is still open
-        self._last_forward_ns = 0  # when the last one of the evaluation was over
-        self._trained: set[weakref.ref[Any]] = set()
+        self._ended_ns = 0  # ONE STEP DONE: when the optimizer step ended
+        self._is_due = False  # EPOCH DUE
+        self._is_step_over = False  # the next step begins once the program's scopes in it end
+        self._last_forward_ns = 0  # when the last forward of the evaluation ended
+        self._trained: set[weakref.ref[Any]] = set()  # models
 
     def before_forward(self, loops: Loops, model: weakref.ref[Any], *, is_in_train: bool) -> None:
-        """A model runs, with no loader in use."""
+        """A model runs while no loader is in use."""
         self._end_by_hand(loops)
         has_grad = torch.is_grad_enabled()
         if is_in_train and has_grad:
@@ -70,8 +76,8 @@ class FreeLoop:
         """A forward with gradients, a backward, or the step of an optimizer."""
         if self._stepped:
             if optimizer is not None and optimizer not in self._stepped:
-                return  # one more for the same step
-            self._is_step_over = self._is_step_over or self._is_waiting
+                return  # another optimizer ends the same step
+            self._is_step_over = self._is_step_over or self._awaits_optimizers
             self._together = len(self._stepped)
             self._stepped.clear()
         goes_on = self._goes_on(loops)
@@ -79,7 +85,7 @@ class FreeLoop:
         if goes_on:
             self._release()
         elif hot.open_names() & {"epoch", *STEPS} or current_graph_task_id() != -1:
-            self._release()  # somebody else has said what a step is
+            self._release()  # the program or a framework has opened the step
         elif self._is_due:
             self._begin(loops)
         elif self._ended_ns:
@@ -87,32 +93,32 @@ class FreeLoop:
         elif not self.is_holding:
             self._hold(hot.innermost())
         elif self._above is not hot.innermost() and self._has_loads_only:
-            self._release()  # the loop is in a scope that began after the fetch
+            self._release()  # the program opened a scope between the fetch and the forward
             self._hold(hot.innermost())
 
     def close(self, span: hot.Span) -> None:
-        """Ends a span of ours, which may have to wait until it is known what it is under."""
-        if not self.is_holding or span.parent is not self._above or len(self._held) >= MAX_HELD:
-            hot.close(span)
-            if self.evaluation is not None:
-                self._last_forward_ns = span.end
-        else:
+        """Closes a span of a hook. If it is not known yet what it belongs to, it waits."""
+        if self._can_wait(span):
             hot.suspend(span)
-            self._held.append(span)
+            self._waiting.append(span)
+            return
+        hot.close(span)
+        if self.evaluation is not None:
+            self._last_forward_ns = span.end
 
     def take(self, loads: list[hot.Span]) -> None:
-        """Fetches by `next(iter(loader))`: each is the next step's. Program: `next_iter`."""
+        """A fetch by `next(iter(loader))` belongs to the next step. Program: `next_iter`."""
         if loads and not self.is_holding and self.epoch is None:
             self._hold(loads[0].parent)
         for load in loads:
-            if self.is_holding and load.parent is self._above and len(self._held) < MAX_HELD:
-                self._held.append(load)
+            if self._can_wait(load):
+                self._waiting.append(load)
             else:
                 hot.release(load)
 
     def count_step(self, loops: Loops, optimizer: int) -> None:
-        """An optimizer has stepped. One inside a backward, on a thread of torch's, is none."""
-        if current_graph_task_id() != -1:
+        """An optimizer has stepped."""
+        if current_graph_task_id() != -1:  # inside a backward, on a thread of torch
             return
         self.steps += 1
         self.is_by_hand = False
@@ -120,20 +126,20 @@ class FreeLoop:
         self._stepped.add(optimizer)
         if not self._goes_on(loops):
             self._ended_ns = hot.now()
-        elif not self._is_waiting:
+        elif not self._awaits_optimizers:
             if self._index >= loops.steps_per_epoch:
                 loops.keep_gradients()
             self._is_step_over = True
             self._goes_on(loops)
 
     def end_evaluation(self) -> None:
-        """The run of forwards is over, since the last of them."""
+        """The evaluation has ended with its last forward."""
         span, self.evaluation = self.evaluation, None
         if span is not None:
             engine.end_measuring(span)
             if self.is_holding and span.parent is self._above:
                 hot.suspend(span, self._last_forward_ns)
-                self._held.append(span)
+                self._waiting.append(span)
             else:
                 hot.close(span, self._last_forward_ns)
 
@@ -142,7 +148,7 @@ class FreeLoop:
         self.end_evaluation()
         step, self.step = self.step, None
         self._lane.step = None
-        is_over = self._is_step_over or self._is_waiting
+        is_over = self._is_step_over or self._awaits_optimizers
         self._release(None if self.epoch is None or is_over else self.epoch.parent)
         if step is not None:
             engine.end_if_used(step, "" if is_over else "rest")
@@ -153,7 +159,7 @@ class FreeLoop:
         self._trained.clear()
 
     def forget(self) -> None:
-        """A loader is used: an optimizer step before it was none of a loop without."""
+        """A loader is used: the optimizer step before it was not part of a loop without one."""
         if self.epoch is None:
             self.end_evaluation()
             self._release()
@@ -164,28 +170,32 @@ class FreeLoop:
     # -- inside -----------------------------------------------------------------------------
 
     def _end_by_hand(self, loops: Loops) -> None:
-        """Without an optimizer, what follows a backward is the next step, if the weights were
-        changed. Program: `full_batch`.
+        """Without an optimizer, a step ends if the weights changed after the backward.
+        Program: `full_batch`.
         """
         if self.is_by_hand:
             self.is_by_hand = False
             if versions_of(self._lane) != self.versions:
                 self.count_step(loops, 0)
 
-    @property
-    def _has_loads_only(self) -> bool:
-        return bool(self._held) and all(one.name == "data_load" for one in self._held)
+    def _can_wait(self, span: hot.Span) -> bool:
+        is_held = self.is_holding and span.parent is self._above
+        return is_held and len(self._waiting) < MAX_WAITING
 
     @property
-    def _is_waiting(self) -> bool:
-        """Whether some optimizers have stepped, and others of the same step are still to."""
+    def _has_loads_only(self) -> bool:
+        return bool(self._waiting) and all(one.name == "data_load" for one in self._waiting)
+
+    @property
+    def _awaits_optimizers(self) -> bool:
+        """Whether more optimizers will step in this step."""
         return 0 < len(self._stepped) < self._together
 
     def _goes_on(self, loops: Loops) -> bool:
-        """Whether a step is open; the next one begins here if the last is over."""
+        """Whether a step is open. If the last one is over, the next one begins here."""
         if self.epoch is None:
             return False
-        if self.epoch.end or self.epoch.parent.end:  # by a fork, or with the scope around it
+        if self.epoch.end or self.epoch.parent.end:  # a fork has closed it, or its scope has ended
             self.end(loops)
             return False
         if self._is_step_over and hot.innermost() is self.step:
@@ -214,13 +224,17 @@ class FreeLoop:
         self._next_step(hot.begin("step", 0, None, engine.Tentative))
 
     def _begin_with_held(self, loops: Loops) -> None:
-        """The second step shows that there is a loop, of which the first has been seen."""
-        above, held, ended_ns = self._above, self._held, self._ended_ns
+        """The second step shows that there is a loop, and the spans of the first one wait."""
+        above, held, ended_ns = self._above, self._waiting, self._ended_ns
         self._ended_ns = 0
-        if not held or above.end or not is_under(hot.innermost(), above):
+        if above.end:  # the program has a scope of its own around each step
+            self._release()
+            self._hold(hot.innermost())
+            return
+        if not held or not is_under(hot.innermost(), above):
             self._begin(loops)
             return
-        self._held = []
+        self._waiting = []
         start = held[0].start
         attrs = {"inferred": "steps"}
         epoch = self.epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
@@ -231,20 +245,20 @@ class FreeLoop:
         self.losses.clear()
         self.step = hot.insert(epoch, "step", 1, None, engine.Tentative, start=ended_ns)
         for span in held:
-            hot.release(span, self.step)  # the others
+            hot.release(span, self.step)  # those that are not part of the first step
         self._index = 2
 
     def _hold(self, above: hot.Span) -> None:
-        """Has spans that are made under this one wait."""
+        """Lets spans under this one wait."""
         self.is_holding = True
         self._above = above
 
     def _release(self, parent: hot.Span | None = None) -> None:
-        """What waits stays where it was made, or goes under another span."""
+        """Records the waiting spans where they were made, or under another span."""
         self.is_holding = False
-        for span in self._held:
+        for span in self._waiting:
             hot.release(span, parent)
-        self._held = []
+        self._waiting = []
         self.losses.clear()
 
     def _end_epoch(self, loops: Loops) -> None:
@@ -261,6 +275,6 @@ def is_under(span: hot.Span, above: hot.Span) -> bool:
 
 
 def versions_of(lane: Lane) -> tuple[int, ...]:
-    """What differs once the weights of the last model were changed; not by way of `.data`."""
+    """Changes with the weights of the last model, except for changes through `.data`."""
     model = None if lane.model is None else lane.model()
     return () if model is None else (id(model), *(one._version for one in model.parameters()))

@@ -1,12 +1,12 @@
 """GPU time and memory of spans, measured without ever waiting for the device.
 
-A span has a CUDA event recorded where it starts and one where it ends. What the device took in
-between is asked for later, on a background thread and without waiting, by `value.Deferred`; then
-the events go back to a pool. While a CUDA graph is captured nothing is recorded, and nothing that
-is asked meanwhile from another thread ends the capture.
+A CUDA event is recorded at the start of a span and another one at its end. A background thread
+reads the time between them later, without waiting, through `value.Deferred`; then the events go
+back to a pool. Nothing is recorded while a CUDA graph is captured, and queries from other threads
+do not break the capture.
 
 `start`, `stop`, `drop` and `copy` run on the user's threads. Nothing here initialises CUDA, or
-makes a context on a device that the program does not use.
+creates a context on a device that the program does not use.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from cirron.record.budget import budget
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# The host waits here; what the device does meanwhile belongs to the spans around.
+# The host waits in these; the work of the device belongs to the spans around them.
 HOST_SPANS = frozenset(("data_load", "compile"))
 
-# Asking the allocator takes as long as recording seven events: steps do so ten times a second.
+# Querying the allocator costs as much as seven events: for steps it is done ten times a second.
 MEMORY_SPANS = frozenset(("epoch", "evaluation", "step", "batch"))
 MEMORY_NS = 100_000_000
 
 # An event between two launches costs this much on an H200, beside the time in here.
 EVENT_NS = 16_000
-# Losses are known by an event behind them: one for all of so much time.
+# An event behind the losses says that they are computed: one for all losses of this time.
 LOSSES_NS = 20_000_000
-# A span that begins so soon after the one before begins where that has ended.
+# A span that begins this soon after the one before it shares that one's event.
 SAME_NS = 100_000
 
-# What a step has whose time is not measured, but whose memory is.
+# Marks a step whose memory is measured, but not its time.
 UNMEASURED = ()
 
-PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))  # others may copy as they like
+PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))  # subclasses may override `clone`
 
 
 class Cuda:
-    """What is used of torch and of the driver, in one place that tests can replace."""
+    """The functions of torch and the driver that are used, in one place for tests to replace."""
 
     def __init__(self) -> None:
         raw: Any = torch._C
@@ -63,10 +63,10 @@ class Cuda:
         self._readers: dict[int, Reader] = {}
 
     def new_event(self) -> Any:
-        """One that is never destroyed.
+        """Creates an event that is never destroyed.
 
-        Destroying it lets go of the interpreter lock, which at the end of a process kills a thread
-        inside of C++, and with it the process; and warns, for each, after a device has failed.
+        Destroying one releases the GIL, which at exit kills the thread inside C++, and with it the
+        process. After a device has failed, it also prints a warning for each event.
         """
         event = self._new_event(enable_timing=True)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
@@ -77,11 +77,11 @@ class Cuda:
         return torch.cuda.Stream(stream_id=stream, device_index=device, device_type=kind)
 
     def peak_bytes(self, device: int) -> int:
-        """What the allocator has had at most, since the start or the program's own reset."""
+        """The allocator's peak, since the start or since the program has reset it."""
         return int(self._memory_stats(device)["allocated_bytes"]["all"]["peak"])
 
     def read(self, scalars: list[Any]) -> list[Any] | None:
-        """The values of scalars of one device and dtype; None if they do not come at once."""
+        """The values of scalars of one device and dtype; None if they take too long."""
         device = scalars[0].device.index
         reader = self._readers.get(device)
         if reader is None:
@@ -95,7 +95,7 @@ class Cuda:
 
 
 class Reader:
-    """Brings scalars of one device to the host, on a stream of its own and without a sync."""
+    """Copies scalars of one device to the host, on its own stream and without a sync."""
 
     TRIES = 1_000  # each takes 1 us; the copy of a few scalars takes about 10
     MOST = 256  # at once
@@ -125,13 +125,13 @@ class Reader:
 
 @functools.cache
 def the_cuda() -> Cuda:
-    """The process's one: sessions come and go, and use the same events again."""
+    """One for the process, so that sessions reuse its events."""
     return Cuda()
 
 
 class Point:
-    """An event that was recorded: the end of a span, and the start of the next one if that begins
-    at once. It is given back when all who use it have read it.
+    """A recorded event: the end of a span, and the start of the next one if that begins at once.
+    It goes back to the pool when all its users have read it.
     """
 
     __slots__ = ("event", "users")
@@ -142,7 +142,7 @@ class Point:
 
 
 class Place:
-    """A stream, with the events that are free on its device, and the last one on it."""
+    """A stream, the free events of its device, and the last event on it."""
 
     __slots__ = ("device", "free", "last", "last_ns", "last_under", "losses", "losses_ns", "stream")
 
@@ -153,11 +153,11 @@ class Place:
         self.last: Point | None = None  # the end of a span
         self.last_under: hot.Span | None = None  # that span's parent
         self.last_ns = 0
-        self.losses: Point | None = None  # behind losses that were kept, still to be recorded
-        self.losses_ns = 0  # when one was
+        self.losses: Point | None = None  # of kept losses; its event is not recorded yet
+        self.losses_ns = 0  # when the last such event was recorded
 
     def point_after(self, parent: hot.Span) -> Point | None:
-        """The end of the phase before, of the same step, if this is about the same moment."""
+        """The end of the previous phase of the same step, if that was a moment ago."""
         last = self.last
         if last is None or self.last_under is not parent or not last.users:
             return None
@@ -182,7 +182,7 @@ class GpuClock:
         self._is_capturing = cuda.is_capturing
         self._current_stream = cuda.current_stream
         self._places: dict[tuple[int, int, int], Place] = {}
-        self._is_broken = False  # the device has failed: it is not asked any more
+        self._is_broken = False  # the device has failed, and is not queried any more
         self._asking = threading.Lock()
         self._has_stats = True
         self._asked_memory_ns = 0
@@ -211,7 +211,7 @@ class GpuClock:
 
     def stop(self, span: hot.Span) -> None:
         started = getattr(span, "device", None)
-        if started is None:  # it was not started, or is stopped
+        if started is None:  # not started, or already stopped
             return
         if started is UNMEASURED:
             span.device = None
@@ -221,22 +221,22 @@ class GpuClock:
         began = clock.now()
         try:
             place = self._place(-1)
-            # Else a graph is captured now, or the program has gone to another device.
+            # A graph is being captured, or the program has switched to another device.
             if place is None or place.free is not began_at.free:
                 self.drop(span)
                 return
             span.device = None
             attrs = span.attrs
-            # A copy, since another thread may be reading them.
+            # Copied, because another thread may be reading them.
             attrs = span.attrs = {} if attrs is None else dict(attrs)
-            # The end of its last child is the end of a step.
+            # A step ends with its last child.
             end = place.point_after(span) if span.name in STEPS else None
             if end is None:
                 end = self._record(place)
             place.last, place.last_under, place.last_ns = end, span.parent, clock.now()
             if place.losses is not None and STEPS.isdisjoint((span.name, span.parent.name)):
                 self._record_losses(place)  # an epoch is over, say
-            attrs["gpu_ns"] = Elapsed(self, place, point, end, place is began_at)
+            attrs["gpu_ns"] = GpuElapsed(self, place, point, end, place is began_at)
             if span.name in MEMORY_SPANS:
                 self._add_memory(attrs, place.device, is_due=span.name not in STEPS)
             budget.spend(clock.now() - began)
@@ -244,7 +244,7 @@ class GpuClock:
             self._fail(error)
 
     def _add_step_memory(self, span: hot.Span) -> None:
-        """Of a step whose time is not measured, the memory is all the same, now and then."""
+        """Measures the memory of a step whose time is not measured."""
         try:
             place = self._place(-1)
             if place is not None:
@@ -264,7 +264,7 @@ class GpuClock:
             return None
         try:
             place = self._place(scalar.device.index)
-            if place is None:  # a graph is captured: there is no value, now or later
+            if place is None:  # a graph is being captured: the scalar has no value
                 return value.lost()
             return Copied(self, place, scalar.detach().clone(), self._record(place))
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
@@ -274,13 +274,13 @@ class GpuClock:
     def keep(self, scalar: Any) -> value.Deferred | None:
         """The value of a scalar that the program will not change, without a copy on the device."""
         if "torch._inductor.cudagraph_trees" in sys.modules:
-            return self.copy(scalar)  # a graph that is replayed writes there without saying so
+            return self.copy(scalar)  # a replayed graph overwrites it with the same version
         if not scalar.is_cuda:
             return None
         try:
             if self._is_capturing():
                 return None
-            key = self._current_stream(scalar.get_device())  # `_place`, for what every step does
+            key = self._current_stream(scalar.get_device())  # `_place` inlined: each step does it
             place = self._places.get(key) or self._find_place(key)
             if place is None:
                 return None
@@ -298,7 +298,7 @@ class GpuClock:
             return None
 
     def settle(self) -> None:
-        """Records what is still to be: nothing may come after it for long."""
+        """Records the events of kept losses now, because no step may follow."""
         try:
             if not self._is_capturing():
                 for place in list(self._places.values()):
@@ -313,7 +313,7 @@ class GpuClock:
             place.losses_ns = clock.now()
 
     def _place(self, device: int) -> Place | None:
-        """Where the device's work goes now, or None where nothing may be recorded."""
+        """The current stream; None if nothing may be recorded."""
         if self._is_capturing():
             return None
         key = self._current_stream(device)
@@ -322,7 +322,7 @@ class GpuClock:
     def _find_place(self, key: tuple[int, int, int]) -> Place | None:
         cuda = self._cuda
         if not cuda.has_context(key[1]):
-            # A program that names its device with each call, and has another one as current.
+            # The program may name its device in each call, and never make it the current one.
             used = [device for device in range(cuda.device_count()) if cuda.has_context(device)]
             if len(used) != 1:
                 return None
@@ -349,20 +349,20 @@ class GpuClock:
         self._asked_memory_ns = now
         try:
             attrs["memory_peak_bytes"] = self._cuda.peak_bytes(device)
-        except Exception:  # noqa: BLE001  protects the span from an allocator that keeps no count
+        except Exception:  # noqa: BLE001  protects the span from an allocator without statistics
             self._has_stats = False
 
     # -- on a background thread, or the one of `ci.trace()` ---------------------------------
 
     def ask(self, waiting: Sequence[OnDevice]) -> None:
-        """Asks for all of these at once. Those that are there, or never will be, are ready then."""
+        """Queries all of these at once. Those that are computed, or lost, become ready."""
         if self._is_broken:
             for one in waiting:
                 one.lose()
-        elif self._asking.acquire(blocking=False):  # else somebody else asks, or is stuck there
+        elif self._asking.acquire(blocking=False):  # another thread may query, or hang there
             try:
                 self._cuda.beside_captures(lambda: read_all(self._cuda, waiting))
-            except Exception as error:  # noqa: BLE001  protects the thread from such a device
+            except Exception as error:  # noqa: BLE001  protects the thread from a device that failed
                 self._fail(error)
                 for one in waiting:
                     one.lose()
@@ -370,13 +370,13 @@ class GpuClock:
                 self._asking.release()
 
     def forget(self, one: OnDevice) -> None:
-        """Takes back the events of a value that nobody waits for any more."""
+        """Returns the events of a value that is not needed any more to the pool."""
         if self._asking.acquire(blocking=False):
-            one.give_back()  # an event may be recorded anew before it is over
+            one.give_back()  # an event may be recorded again before it has completed
             self._asking.release()
 
     def _fail(self, error: Exception) -> None:
-        """Stops the clock. What a failed device has to say, the program hears by itself."""
+        """Stops the clock. The program gets the device's error from its own next call."""
         self._is_broken = True
         if hot.device_clock is self:
             hot.use_device_clock(None)
@@ -385,7 +385,9 @@ class GpuClock:
 
 
 class OnDevice(value.Deferred):
-    """A value that can be asked for. Who asks has the clock's lock: events are given back once."""
+    """A value on the device. Whoever queries it holds the clock's lock, so that its events go back
+    to the pool once.
+    """
 
     __slots__ = ("clock", "place", "points")
     is_batched = True
@@ -399,7 +401,7 @@ class OnDevice(value.Deferred):
         return self.is_ready
 
     def resolve_all(self, others: list[value.Deferred]) -> None:
-        self.resolve()  # what came before it is there by now
+        self.resolve()  # earlier values are computed by then
         self.clock.ask([one for one in others if isinstance(one, OnDevice)])
         super().resolve_all(others)
 
@@ -418,7 +420,7 @@ class OnDevice(value.Deferred):
             self.place.give_back(point)
 
 
-class Elapsed(OnDevice):
+class GpuElapsed(OnDevice):
     """The time between two events."""
 
     __slots__ = ("is_one_stream",)
@@ -431,10 +433,10 @@ class Elapsed(OnDevice):
         self.clock = clock
         self.place = place
         self.points = (start, end)
-        self.is_one_stream = is_one_stream  # then the start is over when the end is
+        self.is_one_stream = is_one_stream  # then the start has completed when the end has
 
     def read(self) -> None:
-        """Takes the time, if both events are over."""
+        """Takes the time, if both events have completed."""
         start, end = (point.event for point in self.points)
         if end.query() and (self.is_one_stream or start.query()):
             self.value = max(0, round(start.elapsed_time(end) * 1e6))
@@ -443,7 +445,7 @@ class Elapsed(OnDevice):
 
 
 class Copied(OnDevice):
-    """The value of a copy, once the event behind it is over."""
+    """The value of a copy, once the event behind it has completed."""
 
     __slots__ = ()
 
@@ -474,7 +476,7 @@ class Kept(Copied):
     __slots__ = ("version",)
 
     def __init__(self, clock: GpuClock, place: Place, scalar: Any, point: Point) -> None:
-        # Those of its parents in place: every step makes one.
+        # The parents' constructors, inlined: each step creates one.
         self.source = scalar
         self.value = None
         self.is_ready = self.is_lost = False
@@ -490,12 +492,12 @@ class Kept(Copied):
 
 
 def read_all(cuda: Any, waiting: Sequence[OnDevice]) -> None:
-    """Takes those that are there; scalars are brought to the host together."""
+    """Takes the values that are computed; scalars are copied to the host together."""
     groups: dict[tuple[int, torch.dtype], list[Copied]] = {}
     for one in waiting:
         if one.is_ready:
             continue
-        if isinstance(one, Elapsed):
+        if isinstance(one, GpuElapsed):
             one.read()
         elif isinstance(one, Copied) and one.is_computed:
             groups.setdefault((one.source.device.index, one.source.dtype), []).append(one)
@@ -509,7 +511,7 @@ def read_all(cuda: Any, waiting: Sequence[OnDevice]) -> None:
 
 
 def is_in_measured(span: hot.Span) -> bool:
-    """Whether it is in no step, or in one whose device time is measured."""
+    """Whether it is outside of steps, or in one whose device time is measured."""
     above = span.parent
     while above.name not in STEPS:
         if above.parent is above:
@@ -519,7 +521,7 @@ def is_in_measured(span: hot.Span) -> bool:
 
 
 class GpuTimes:
-    """Has spans measured from when the program initialises CUDA."""
+    """Measures spans once the program has initialised CUDA."""
 
     def __init__(self) -> None:
         self._clock: GpuClock | None = None
@@ -543,7 +545,7 @@ class GpuTimes:
 
 
 def stay_out_of_graphs() -> None:
-    """Has Dynamo run the clock as it is, where compiled code comes back to Python."""
+    """Keeps Dynamo from compiling the clock where compiled code returns to Python."""
     span, clock = hot.DeviceSpan, GpuClock
     for function in (span.__enter__, span.__exit__, clock.start, clock.stop, clock.copy):
         run_uncompiled(function, with_callees=True)

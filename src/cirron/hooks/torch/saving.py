@@ -1,7 +1,7 @@
-"""What is saved becomes a `checkpoint` span: the outermost call of the functions that save.
+"""A `checkpoint` span for the outermost call of a function that saves, to a file or a buffer.
 
-Wherever it goes, a file or a buffer: the loop waits for it. Not what a dataset or a model saves
-while it works, and not what a thread saves that trains nothing: nobody waits for that.
+Not for calls by a dataset or a model, nor on a thread that trains nothing: the loop does not wait
+for those.
 
 Runs on the user's threads.
 """
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cirron.hooks.patch import ImportWatch, Patches
-    from cirron.hooks.torch.loops import Lane, Loops
+    from cirron.hooks.torch.loops import Loops
+    from cirron.hooks.torch.passes import Lane
 
-# The module whose import is waited for, where in it and below it the functions are, and those.
+# The module to wait for, where in it the functions are ("" is the module itself), their names.
 SAVERS = (
     ("torch", ("", "serialization"), ("save",)),
     ("torch.distributed.checkpoint", ("", "state_dict_saver"), ("save", "async_save")),
@@ -35,13 +36,13 @@ SAVERS = (
 
 
 class Saving:
-    """Installs itself with the patches of torch's hook, which also take it off."""
+    """Installed with the patches of torch's hook, which also remove it."""
 
     def __init__(self, watch: ImportWatch, patches: Patches, loops: Loops) -> None:
         self._watch = watch
         self._patches = patches
         self._loops = loops
-        self.is_on = False  # somebody may hold our functions after they are taken off
+        self.is_on = False  # the program may keep our functions after they are uninstalled
 
     def install(self) -> None:
         self.is_on = True
@@ -52,13 +53,13 @@ class Saving:
         self.is_on = False
 
     def _add(self, module: str, places: tuple[str, ...], names: tuple[str, ...]) -> None:
-        made: dict[Any, Any] = {}  # one for a function that is in two places: pickle looks it up
+        made: dict[Any, Any] = {}  # the same one in both places, which pickle compares
         for place in places:
             owner: Any = sys.modules[module]
             owner = getattr(owner, place, None) if place else owner
             for name in names:
                 original = getattr(owner, name, None)
-                if original is not None:  # else another release
+                if original is not None:  # some releases lack it
                     made[original] = made.get(original) or self._make(original)
                     self._patches.set(owner, name, made[original])
 
@@ -78,7 +79,7 @@ class Saving:
 
 
 def begin(lane: Lane) -> hot.Span | None:
-    """The span of what is saved now; None: it is a part of something else."""
+    """None: this call is part of a fetch, a forward, or another checkpoint."""
     if lane.loading or lane.is_inside or "checkpoint" in hot.open_names():
         return None
     if lane.model is None and get_ident() != threading.main_thread().ident:

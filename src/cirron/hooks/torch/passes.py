@@ -1,0 +1,289 @@
+"""The state of training loops: what a thread is doing (`Lane`), and each pass over a DataLoader in
+it (`Pass`). `loops.py` has the transitions; here are the facts that they are decided by.
+
+Runs on the user's threads.
+"""
+
+from __future__ import annotations
+
+from _thread import _local
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data.dataloader import _DatasetKind
+
+from cirron.hooks.engine import STEPS
+from cirron.hooks.torch import callers
+from cirron.hooks.torch.free import FreeLoop
+from cirron.record import hot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UNDECIDED, USED, JOINED = "undecided", "used", "joined"
+EVALUATION, TRAINING = "evaluation", "training"
+
+# Scopes by which the program or a framework says that it evaluates.
+EVALUATIONS = frozenset(("evaluation", "prediction"))
+# A loop that reads ahead has fetched at most this many items when it uses the first.
+MAX_AHEAD = 2
+# Spans that may wait in a pass for a parent.
+MAX_WAITING = 64
+
+
+def nothing() -> None:
+    """Stands for a weak reference to an object that is gone."""
+
+
+class Pass:
+    """One iterator of a DataLoader, from its first item to its last."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.state = UNDECIDED
+        # The iterator.
+        self.iterator: Callable[[], Any] = nothing  # a weak reference, until the pass ends
+        self.length: int | None = None  # None: unknown, perhaps endless; -1: unknown, but finite
+        self.round_length: int | None = None  # of a sampler that repeats another one forever
+        self.references = 0  # to the iterator, when its first item was used
+        self.fetched = 0  # items
+        self.is_for_loop = False  # a `for` fetches the items, not a call of `next`
+        # How it began.
+        self.above = hot.innermost()  # the span that was open
+        self.began_evaluating = False  # gradients were off, or the model was in eval mode
+        self.began_in_step = False  # a model had run in the open step of the main pass
+        self.has_outer_epoch = False  # the program or a framework has opened an epoch around it
+        # Which spans it opens: none that the program or a framework opens itself.
+        self.opens_span = False  # the epoch or evaluation
+        self.opens_steps = False
+        self.ends_epoch = False  # its end is the end of an epoch that the program opened
+        # While it is undecided.
+        self.setup: hot.Span | None = None  # the start of its workers
+        self.waiting: list[hot.Span] = []  # fetches, and forwards once USED, without a parent
+        self.first_model_evaluated = False
+        # Once it is an evaluation or a training.
+        self.span: hot.Span | None = None
+        self.step: hot.Span | None = None
+        self.index = 0  # of the next step
+        self.first_index = 0
+        self.is_step_new = False  # opened for the item that is being fetched
+        self.has_stepped = False  # an optimizer has, in the open step
+        self.optimizer_steps = 0
+        self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch
+        # Items that are fetched before the one before them is used.
+        self.items_at_once = 1  # that a `zip` takes
+        self.may_read_ahead = False
+        self.reads_ahead = False
+        self.is_exhausted = False  # the loader has no more items, but the last are not used yet
+        self.unused_items = 0  # besides the one that the open step is for
+        self.stepped_ns = 0  # the last optimizer step since the loader was exhausted
+
+    @property
+    def is_undecided(self) -> bool:
+        return self.state is UNDECIDED or self.state is USED
+
+    @property
+    def is_training(self) -> bool:
+        return self.state is TRAINING
+
+    @property
+    def opens_anything(self) -> bool:
+        return self.opens_span or self.opens_steps
+
+    @property
+    def may_be_peek(self) -> bool:
+        """Whether the program may want no more than the one item that it has asked for."""
+        return not self.is_for_loop and self.fetched == 1 and not self.is_exhausted
+
+    @property
+    def is_round_over(self) -> bool:
+        """Whether a sampler that repeats begins again. Program: `loader_repeats`."""
+        return self.fetched == self.round_length
+
+    @property
+    def open_above(self) -> hot.Span:
+        """The span that was open when it began, or the nearest one around that which still is."""
+        span = self.above
+        while span.end and span.parent is not span:
+            span = span.parent
+        return span
+
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether the program has opened a step or batch itself, in the body of the loop."""
+        span, above = hot.innermost(), self.open_above
+        while span is not above and span.parent is not span:
+            if span.name in STEPS:
+                return True
+            span = span.parent
+        return False
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether nothing but the waiting spans was recorded meanwhile. What the program records,
+        such as a mark, belongs to its batch, which has to be open for that.
+        """
+        recorded = hot.given_out() - self.waiting[0].sequence + 1
+        return recorded == len(self.waiting) < MAX_WAITING
+
+    @property
+    def has_unused_items(self) -> bool:
+        """Whether the loader, which has no more items, was read ahead."""
+        if self.is_undecided:  # with more items, they were taken one after the other, as by `list`
+            is_first = self.state is UNDECIDED and self.fetched <= MAX_AHEAD
+            return self.may_read_ahead and is_first
+        return self.reads_ahead and self.fetched >= self.index
+
+    def goes_on(self) -> bool:
+        """Whether the next item belongs to this pass: the scope that it began in is still open, or
+        was a step that another one has followed.
+        """
+        if self.is_round_over:
+            return False
+        if not self.above.end:
+            return True
+        here = hot.innermost()
+        is_next = self.above.name in STEPS and here.name in STEPS
+        if is_next and here.parent is self.above.parent:
+            self.above = here
+            return True
+        return False
+
+    def is_left_for(self, new: Pass) -> bool:
+        """Whether the loop over it was left, now that another iterator is asked for an item."""
+        if self.iterator() is None or self.is_exhausted:
+            return True
+        if self.span is not None and self.span.end:
+            return True  # a fork has closed it
+        if self.is_round_over and not self.reads_ahead and self.lane.has_worked:
+            return True
+        if self.began_evaluating and self.above.end:
+            return True
+        if self.is_for_loop:
+            # After a `break`, a variable or a loader with persistent workers may hold the iterator.
+            return callers.references_to(self.iterator()) < self.references
+        if self.is_training and new.began_evaluating:
+            return False
+        return new.is_for_loop and self.state is not JOINED
+
+    # -- questions to the main pass about another one ----------------------------------------
+
+    def is_evaluated_by(self, inner: Pass, *, is_evaluating: bool) -> bool:
+        """Whether a pass inside this one is an evaluation; else it fetches more for the step.
+
+        An item that is fetched by hand, when no model has run in the step, is for that step.
+        """
+        if self.began_evaluating or not (inner.is_for_loop or inner.began_in_step):
+            return False
+        return inner.began_evaluating or (is_evaluating and self.is_training)
+
+    def may_train_more_in(self, inner: Pass) -> bool:
+        """Whether a `for` inside a step that has trained may train, too, or evaluate a model that
+        was left in train mode. Programs: `probe_in_step`, `validation_in_train_mode`.
+        """
+        is_inside = inner.is_for_loop and inner.began_in_step
+        return is_inside and self.is_training and self.has_stepped
+
+    def was_only_peeked_at(self, other: Pass) -> bool:
+        """Whether the program goes on with another iterator. Of two that are asked by hand, the
+        main pass is the one that is asked again.
+        """
+        by_hand = not (self.is_for_loop or other.is_for_loop) and self.iterator() is not None
+        return by_hand and self.is_training and self.fetched == 1 and self.has_stepped
+
+    @property
+    def is_finished_evaluation(self) -> bool:
+        """Whether an evaluation by hand ends once the program trains with another loader.
+
+        It takes a second item to know that it evaluates: on the first, a teacher may run.
+        """
+        is_one = self.state is EVALUATION and self.first_model_evaluated and self.fetched > 1
+        return is_one and not self.is_for_loop
+
+
+class Lane:
+    """What one thread is doing."""
+
+    def __init__(self) -> None:
+        self.passes: list[Pass] = []  # outermost first
+        self.main: Pass | None = None  # the pass that owns the epoch and the steps
+        self.loading: Pass | None = None  # it is being asked for an item
+        self.teardown: hot.Span | None = None  # the end of its workers, at the end of that fetch
+        # The open step of a training, if nothing but a fetch can change the state of the loop.
+        # While it is the innermost span, the hooks take their fast paths.
+        self.step: hot.Span | None = None
+        self.has_worked = False  # a model has run, or was trained, since the last fetch
+        self.is_inside = False  # a forward or a backward is running
+        self.model: Callable[[], Any] | None = None  # the last one that ran
+        self.described: Callable[[], Any] = nothing  # the last one whose settings were recorded
+        # The optimizers that are stepping, the innermost last: their ids, with what
+        # `hot.begin_phase` returned, or their spans.
+        self.optimizers: list[tuple[int, hot.Span | None]] = []
+        self.epochs = 0  # so far
+        self.free = FreeLoop(self)
+
+    @property
+    def has_used_loop(self) -> bool:
+        """Whether a `for` loop is USED."""
+        return any(one.state is USED and one.is_for_loop for one in self.passes)
+
+    @property
+    def is_model_in_eval_mode(self) -> bool:
+        model = None if self.model is None else self.model()
+        return model is not None and not model.training
+
+    @property
+    def is_told_to_evaluate(self) -> bool:
+        """Whether the program or a framework has opened a scope for an evaluation."""
+        inferred = [one.span for one in self.passes]
+        span = hot.innermost()
+        while span.parent is not span:
+            if span.name in EVALUATIONS and span not in inferred and not span.end:
+                return span is not self.free.evaluation
+            span = span.parent
+        return False
+
+
+class ThisThread(_local):
+    """Where a thread finds its lane."""
+
+    def __init__(self) -> None:
+        self.lane = Lane()
+
+
+def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
+    """Closes the spans of optimizer steps that raised: torch calls no hook for them.
+
+    Steps that run are on the stack; `inner` of them have no span yet.
+    """
+    end_optimizers(lane, callers.running_optimizers() - inner)
+
+
+def end_optimizers(lane: Lane, running: int) -> None:
+    while len(lane.optimizers) > running:
+        phase = lane.optimizers.pop()[1]
+        span = None if phase is None else hot.open_phase(phase)
+        if span is not None and not span.end:
+            span.set(error="the step raised")
+            hot.close(span)
+
+
+def has_optimizers(kind: type[torch.optim.Optimizer] = torch.optim.Optimizer) -> bool:
+    """Whether the program has created an optimizer: torch then marks the `step` of its class."""
+    return any(
+        getattr(one.step, "hooked", False) or has_optimizers(one) for one in kind.__subclasses__()
+    )
+
+
+def count_fetches(spans: list[hot.Span]) -> int:
+    return sum(one.name == "data_load" for one in spans)
+
+
+def length_of(iterator: Any) -> int | None:
+    """How many items there are; -1: unknown, but finite; None: unknown, perhaps endless."""
+    if iterator._dataset_kind == _DatasetKind.Iterable:  # then the iterator has no length
+        return -1 if hasattr(type(iterator._dataset), "__len__") else None
+    try:
+        return len(iterator)
+    except TypeError:
+        return None
