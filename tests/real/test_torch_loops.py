@@ -768,6 +768,39 @@ def test_steps_that_the_program_opens_after_the_fetch(traced: Traced, has_epoch:
     assert f"epoch[0](data_load step[0]{body} data_load step[1]{body})" == traced()
 
 
+def test_an_evaluation_inside_a_step_that_the_program_opened(traced: Traced) -> None:
+    """A validation inside the program's own step is an evaluation of its own, also the last one."""
+    loop, validation = Loop(), loader_of(2)
+    for x in ci.batches([torch.randn(2, 4), torch.randn(2, 4)]):
+        loop.step((x, torch.zeros(2, 1)))
+        loop.model.eval()
+        with torch.no_grad():
+            for batch in validation:
+                loop.loss(batch)
+        loop.model.train()
+        with ci.scope("after"):
+            pass
+
+    batches = " ".join(f"batch[{index}](data_load forward:eval)" for index in range(2))
+    body = f"(forward:train backward optimizer_step evaluation({batches}) after)"
+    assert f"batch[0]{body} batch[1]{body}" == traced()
+
+
+def test_training_over_a_loader_inside_a_step_that_the_program_opened(traced: Traced) -> None:
+    """The step stays the only one, though the model was still in eval mode at the first fetch."""
+    loop = Loop()
+    with ci.scope("step", index=0):
+        loop.model.eval()
+        with torch.no_grad():
+            loop.model(torch.randn(2, 4))
+        for batch in loader_of(2):
+            loop.model.train()
+            loop.step(batch)
+
+    body = "data_load forward:train backward optimizer_step"
+    assert f"step[0](forward:eval {body} {body})" == traced()
+
+
 def test_batches_that_the_program_opens_in_an_evaluation(traced: Traced) -> None:
     """An evaluation inside a step has the program's own batches, not one more around each."""
     loop = Loop()

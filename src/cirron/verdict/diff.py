@@ -81,14 +81,14 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
     if max(len(before), len(after)) < FEW_RUNS:
         warnings.append(
             "fewer than three runs on each side: the noise between runs is unknown, and a change in"
-            " all phases at once is attributed to the machine; add runs with --baseline"
+            " all phases at once is attributed to the machine; add runs (cirron diff --baseline)"
         )
     starved = starvation([waited(run) for run in before], [waited(run) for run in after])
     if starved > CLOSE / 2:
         warnings.append(
             "the runs waited for a CPU: changes below"
             f" {percent(math.expm1(2 * starved))} cannot be told from that; use a quiet machine, or"
-            " add runs with --baseline"
+            " add runs (cirron diff --baseline)"
         )
     return Diff(
         runs=([run.id for run in before], [run.id for run in after]),

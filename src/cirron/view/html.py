@@ -51,7 +51,7 @@ COLOURS = {name: number for number, name in enumerate(PHASES)} | {
     "between steps": 12,
 }
 ENDED_BADLY = ("killed", "signal", "exception")
-LABELS = {"other": "other spans", "self": "in no span"}
+LABELS = {"other": "other spans", "self": "in no phase"}
 SHARED = range(len(PHASES), 12)
 
 STYLE = """

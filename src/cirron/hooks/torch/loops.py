@@ -324,10 +324,13 @@ class Loops:
             if free.step is not None:  # the steps of a loop without a loader may hold this one
                 names -= {free.step.name}
             has_step = not STEPS.isdisjoint(names)
-            current.opens_steps = not has_step and not is_batches
+            may_evaluate = current.is_for_loop and current.began_evaluating
+            current.is_in_own_step = has_step and may_evaluate and not (is_told or is_batches)
+            current.opens_steps = current.is_in_own_step or not (has_step or is_batches)
             is_whole = current.opens_steps or not current.has_outer_epoch
-            current.opens_span = is_whole and not has_step and not is_told
-        current.ends_epoch = current.opens_steps
+            is_free = current.is_in_own_step or not has_step
+            current.opens_span = is_whole and is_free and not is_told
+        current.ends_epoch = current.opens_steps and not current.is_in_own_step
 
     def _follow(self, current: Pass, iterator: Any) -> None:
         current.iterator = weakref.ref(iterator, lambda _: self.iterator_gone(current))
@@ -446,6 +449,9 @@ class Loops:
         main = lane.main
         for inner in [one for one in lane.passes if one.state is EVALUATION and one is not main]:
             self.end_pass(inner)  # it was left early
+        if main is not None and main.is_in_own_step and main.state is EVALUATION and main.span:
+            self.end_pass(main)
+            main = None
         if main is None:
             self._train_freely(lane, by_backward, optimizer)
             return
@@ -514,6 +520,8 @@ class Loops:
             self._evaluate(lane, current)
             return
         current.references = callers.references_to(current.iterator())
+        if current.is_in_own_step and not is_evaluating:
+            current.opens_span = current.opens_steps = False
         main = lane.main
         if main is not None and main.is_finished_evaluation and not is_evaluating:
             self.end_pass(main, at=current.waiting[0].start)

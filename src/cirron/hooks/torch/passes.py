@@ -53,6 +53,7 @@ class Pass:
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
         self.began_in_step = False  # a model had run in the open step of the main pass
         self.has_outer_epoch = False  # the program or a framework has opened an epoch around it
+        self.is_in_own_step = False  # it may evaluate inside a step that the program opened itself
         # Which spans it opens: none that the program or a framework opens itself.
         self.opens_span = False  # the epoch or evaluation
         self.opens_steps = False
