@@ -354,6 +354,13 @@ def test_operations_that_are_too_small(size: int, tensors: int, found: str) -> N
     assert verdict.gain is None
 
 
+def test_operations_that_are_too_small_blame_the_longest_phase() -> None:
+    """The marked line of the report is not one of the short ones."""
+    made = facts(loader={"batch_size": 2}, model={"tensors": 100})
+
+    assert "backward" == judge(made)[0].blames
+
+
 def test_evaluation_and_others_beside() -> None:
     """Evaluations and checkpoints that take too much time are the verdict."""
     made = facts(every(300, 10, beside=50 * MS), asides={"evaluation": 30})
@@ -494,6 +501,34 @@ def test_memory_that_grows() -> None:
     assert "compute-bound" == judge(facts(epochs=records))[0].kind
 
 
+@pytest.mark.parametrize(("each", "kind"), [(3, "compile-storm"), (100, "memory-growth")])
+def test_memory_that_compiled_functions_take(each: int, kind: str) -> None:
+    """A compile in each step keeps 3 MiB; 100 MiB a step are something else."""
+    made = facts(compiles=[(10 * MS * n, 5 * MS, "") for n in range(300)])
+    for at in range(0, 299, 4):
+        made.steps[at] = made.steps[at]._replace(memory=2**28 + at * each * 2**20)
+    verdict, findings, _ = judge(made)
+
+    assert kind == verdict.kind
+    assert {"compile-storm", "memory-growth"} == {one.kind for one in findings}
+
+
+@pytest.mark.parametrize(
+    ("error", "is_growing", "said"),
+    [
+        ("RuntimeError: can't allocate memory", True, "kept growing"),
+        ("OutOfMemoryError: CUDA out of memory", False, "smaller batches"),
+        ("ValueError: no", True, "fix the error"),
+    ],
+)
+def test_a_run_that_fails_without_memory(error: str, is_growing: bool, said: str) -> None:
+    """The advice names what filled the memory, if that is known."""
+    grows = [(number, 10**9, 2**30 + number * 2**28) for number in range(8)] if is_growing else []
+    died = [Ending(0, "exception", "", 3, None, error=error)]
+
+    assert said in judge(facts(epochs=grows, endings=died))[0].advice
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [([1.0] * 60 + [float("nan")], "loss is nan"), ([1.0] * 60 + [50.0], "loss jumps to 50")],
@@ -573,6 +608,21 @@ def test_a_slow_rank_is_no_matter_of_chance(phase: str) -> None:
     assert phase == verdict.blames
     assert verdict.gain is not None
     assert pytest.approx(2 / 12, abs=0.01) == verdict.gain.share
+
+
+@pytest.mark.parametrize(
+    ("load", "kinds"),
+    [(2, ["slow-rank", "input-bound"]), (30, ["input-bound", "slow-rank"])],
+    ids=["one rank loads slowly", "all do"],
+)
+def test_a_slow_rank_is_blamed_if_it_has_most_of_the_delay(load: int, kinds: list[str]) -> None:
+    """Its delay is saved once, and the findings stay in the order of their gains."""
+    slow = every(300, data_load=load * MS)
+    _, findings, _ = judge(facts(slow, loader={"workers": 0}, ranks=of_ranks(lambda _: 2)))
+
+    assert kinds == [one.kind for one in findings]
+    gains = [one.gain.share for one in findings if one.gain]
+    assert gains == sorted(gains, reverse=True)
 
 
 def test_ranks_that_are_slow_by_turns() -> None:

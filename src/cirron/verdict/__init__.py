@@ -6,6 +6,7 @@ There is one verdict: what ended the run, else what makes it worthless, else the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ RULES: tuple[Rule, ...] = (
 )
 COMPUTE = 0.7  # of the window in forward, backward and optimizer
 MOST = 0.5  # of the window: a scope of the program that takes so much is named
+ALL_RANKS = 2.0  # times the gain of a slow rank: not only that rank is slow
 BUSY = 0.1  # of the time: the report mentions that the training waited for a CPU
 
 
@@ -99,7 +101,7 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
     urgent = [one for one in findings if one.is_urgent]
     rest = sorted(
         (one for one in findings if not one.is_urgent),
-        key=lambda one: -(one.gain.share if one.gain else one.share or 0.0),
+        key=lambda one: -weight(one),
     )
     findings = [*urgent, *blame_rank_first(rest)]
     if urgent:
@@ -160,16 +162,28 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
     return verdict, findings, abstained
 
 
+def weight(finding: Finding) -> float:
+    """What a finding is worth: its gain, or if that is not known, its share of the time."""
+    return finding.gain.share if finding.gain else finding.share or 0.0
+
+
 def blame_rank_first(findings: list[Finding]) -> list[Finding]:
-    """Puts a slow rank before the findings about the phase in which it is slow."""
+    """Puts a slow rank before the findings about the phase in which it is slow.
+
+    They are the same delay, which is saved once, unless they would save twice as much: then all
+    ranks are slow there.
+    """
     slow = next((one for one in findings if one.kind == "slow-rank"), None)
     if slow is None:
         return findings
-    others = [one for one in findings if one is not slow]
-    at = findings.index(slow)
-    same = [number for number, one in enumerate(others) if one.blames == slow.blames]
-    at = min([at, *same])
-    return [*others[:at], slow, *others[at:]]
+    most = ALL_RANKS * weight(slow)
+    same = [
+        one for one in findings if one.blames == slow.blames and weight(one) < most and one != slow
+    ]
+    others = [one for one in findings if one not in same]
+    at = others.index(slow) + 1
+    counted = [replace(one, gain=None, no_gain="it is the delay of the slow rank") for one in same]
+    return [*others[:at], *counted, *others[at:]]
 
 
 def account(facts: Facts) -> list[tuple[str, int, float]]:

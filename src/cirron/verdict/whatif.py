@@ -42,7 +42,7 @@ def without(facts: Facts, ns: float, rare: Mapping[int, float] = NONE) -> Predic
         return Prediction(None, "steps overlap in time")
     error = error_of(facts.steps, rare)
     if error is None or error > MAX_ERROR:
-        known = "" if error is None or error > 1 else f" (replay error {100 * error:.0f}%)"
+        known = "" if error is None or error > 1 else f" (replay error {100 * error:.1f}%)"
         return Prediction(None, f"the step times vary too much{known}")
     saved = min(ns, max(facts.window_ns - facts.device_ns, 0.0))
     return Prediction(Gain(saved / facts.window_ns, saved / 1e9, error))

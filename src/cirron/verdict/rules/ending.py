@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MAX_RANKS = 4
 MAX_ERROR = 100  # characters of an error in the summary, which is one line
 OUT_OF_MEMORY = "; its memory kept growing, so it may have run out of memory: check dmesg"
+NO_MEMORY = ("out of memory", "allocate memory", "memoryerror", "resource_exhausted", "bad_alloc")
 NO_ANSWER = (
     "; a loader worker does not answer: check what __getitem__ waits for (locks, files, network);"
     " DataLoader(timeout=60) raises an error instead"
@@ -68,7 +69,7 @@ def judge_death(facts: Facts) -> Judged:
         " memory, a time limit, a crash in native code"
         + (OUT_OF_MEMORY if isinstance(memory.judge(facts), Finding) else ""),
         "signal": "check who sent the signal: a time limit, a scheduler, a user",
-        "exception": "fix the error; cirron why shows where each process was",
+        "exception": advice_on_error(facts, first.error),
     }[first.state]
     ended = [one for one in facts.endings if one.state == "clean" and one.position < first.position]
     return Finding(
@@ -81,6 +82,15 @@ def judge_death(facts: Facts) -> Judged:
         advice + (UNEVEN if ended else ""),
         is_urgent=True,
     )
+
+
+def advice_on_error(facts: Facts, error: str) -> str:
+    if not any(one in error.lower() for one in NO_MEMORY):
+        return "fix the error; cirron why shows where each process was"
+    growth = memory.judge(facts)
+    if isinstance(growth, Finding):
+        return f"it ran out of memory, which kept growing: {growth.advice}"
+    return "it ran out of memory: use smaller batches or models, bfloat16, activation checkpointing"
 
 
 def judge_hang(facts: Facts) -> Judged:

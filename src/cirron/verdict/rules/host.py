@@ -48,6 +48,7 @@ SMALL_BATCH = 8
 OUTSIDE = "forward outside steps"  # as the query `account` calls them
 CALLS = 0.7  # of the time, on a GPU
 CALL_NS = 150_000
+CALLING = ("forward", "backward", "optimizer_step")
 # What the time is between, and what may be there: for a loop, and for a booster; for each, between
 # steps, and between epochs.
 BETWEEN = (
@@ -199,5 +200,5 @@ def judge_calls(facts: Facts) -> Judged:
         ],
         "use larger batches, which cost little more; or torch.compile, CUDA graphs, a fused"
         " optimizer",
-        "forward",
+        max(CALLING, key=lambda phase: facts.account.get(phase, 0)),
     )

@@ -4,7 +4,8 @@ The median of the steps' peaks (at least 2 in each quarter of the steps; else th
 epochs) grows by 1 % in each quarter, by 10 % and 64 MiB from the first quarter to the last, and in
 the last quarter by at least half of the mean growth. With fewer than 20 peaks, it must grow by
 half. The last step is left out: the program may have freed its memory by then. Memory that grows by
-half will end the run, so it takes precedence over rules about speed. There is no gain.
+half will end the run, so it takes precedence over rules about speed, except over a compile storm
+that explains it. There is no gain.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from cirron.verdict import facts as known
 from cirron.verdict.findings import Abstained, Class, Finding
+from cirron.verdict.rules import compiling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +31,7 @@ GROWTH, RISE = 0.10, 0.01
 MIN_GROWTH_BYTES = 64 * 2**20
 URGENT = 0.5
 MANY = 20  # steps with a peak; fewer cover seconds, in which every run grows at first
+COMPILED_BYTES = 16 * 2**20  # of a compiled function: small ones take 2 to 4 MiB
 LASTING = 0.5  # of the mean growth; memory that settles grows less and less
 
 
@@ -49,6 +52,10 @@ def judge(facts: Facts) -> Judged:
         return None
     if rises[-1] < LASTING * mean(rises):
         return None
+    # Compiled functions are kept: they are the growth if each would take no more than this.
+    is_compiled = isinstance(compiling.judge(facts), Finding) and sum(
+        rises
+    ) <= COMPILED_BYTES * len(facts.compiles)
     return Finding(
         KIND,
         "memory keeps growing",
@@ -59,9 +66,13 @@ def judge(facts: Facts) -> Judged:
             f"peak memory of {len(peaks)} {what}: {levels[0] / 2**20:.0f} MiB in the first quarter,"
             f" {levels[-1] / 2**20:.0f} MiB in the last, more in each"
         ],
-        "something keeps what each step creates: losses in a list (use .item() or .detach()),"
+        "compiled functions stay in memory: compile less often first"
+        if is_compiled
+        else "something keeps what each step creates: losses in a list (use .item() or .detach()),"
         " graphs, growing caches",
-        is_urgent=sum(rises) >= URGENT * first and len(facts.steps) >= known.MIN_STEPS,
+        is_urgent=sum(rises) >= URGENT * first
+        and len(facts.steps) >= known.MIN_STEPS
+        and not is_compiled,
     )
 
 

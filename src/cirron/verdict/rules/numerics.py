@@ -60,7 +60,7 @@ def judge(facts: Facts) -> Judged:
     if facts.sick and len(evidence) == 1 and {what for *_, what in facts.sick} <= SMALL:
         first = "check activations, initialization, and what is detached from the loss"
     if facts.sick:
-        advice = f"{first} and these layers; cirron tensors shows their history"
+        advice = f"{first}; cirron tensors shows the history of these layers"
     else:
         advice = f"{first}; ci.watch(model) records weights and gradients, and names sick layers"
     summary = "the training is numerically sick"
