@@ -117,6 +117,24 @@ def test_workers_that_compute_need_a_core_each(
         assert pytest.approx(1 - left / 39.7, abs=0.02) == verdict.gain.share
 
 
+@pytest.mark.parametrize(("each", "kind"), [(30, "host-bound"), (3, "healthy")])
+def test_a_scope_beside_the_phases_takes_the_time(each: int, kind: str) -> None:
+    """The phases are known, and they are not what takes the time."""
+    made = facts(count=300)
+    made.steps = [
+        one._replace(start=one.start + number * each * MS, wall=one.wall + each * MS)
+        for number, one in enumerate(made.steps)
+    ]
+    made.window_ns += 300 * each * MS
+    made.scopes = {"augmentation": (300, 300 * each * MS)}
+    made.account["augmentation"] = 300 * each * MS
+    verdict, *_ = judge(made)
+
+    assert kind == verdict.kind
+    assert (kind == "host-bound") == ("augmentation takes 75%" in verdict.summary)
+    assert verdict.gain is None
+
+
 def test_a_scope_that_has_most_of_the_time_is_named() -> None:
     """What the program does there may be as it should be: no fault, but where to look."""
     made = facts(every(300, own=0), scopes={"rollout": (300, 300 * 8 * MS)})
@@ -395,6 +413,16 @@ def test_uneven_steps_are_found() -> None:
 
     assert "uneven-steps" == verdict.kind
     assert "one every 25" in verdict.summary
+
+
+def test_uneven_steps_of_a_short_run_need_a_period() -> None:
+    """Each tenth of 60 steps is long: no chance. A few of them may be."""
+    assert "uneven-steps" == judge(facts(every(60, 10, own=80 * MS), count=60))[0].kind
+    long = {number: {"own": 80 * MS} for number in (3, 5, 31, 50)}
+    verdict, _, abstained = judge(facts(long, count=60))
+
+    assert "uneven-steps" != verdict.kind
+    assert "uneven-steps" in {one.kind for one in abstained}
 
 
 def test_steps_that_do_more_passes_by_design_are_not_uneven() -> None:

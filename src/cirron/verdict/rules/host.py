@@ -3,6 +3,9 @@
 Between steps: 20 % or more of the window is between steps, in nothing that was recorded or in a
 scope without steps. There is no gain: the work may be needed.
 
+In a scope: on a CPU, one of the program's scopes in the steps takes half of the time or more
+outside the phases, if there are phases. There is no gain, either.
+
 In no phase: 20 % or more is inside steps, but in no phase. A single step counts as at most three
 typical ones. The gain is a replay that leaves 7 % of the time of the phases, for losses and
 metrics. The loop of a Trainer has an overhead of its own, which is left. On a GPU, the host may
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 KIND: Class = "host-bound"
 SHARE = 0.20
+IN_SCOPE = 0.5
 HICCUP = 3.0
 LEFT = 0.07  # of the time of the phases: losses, zero_grad, logs
 # The overhead of a Trainer's own loop per step: about 1 ms in Lightning, 1.6 ms in transformers.
@@ -111,6 +115,23 @@ def judge(facts: Facts) -> Judged:
         )
     if not any(step.forward is not None for step in facts.steps):
         return Abstained(KIND, "no phases were recorded, so the parts of a step are not known")
+    inside = {
+        name: ns for name, (count, ns) in facts.scopes.items() if 2 * count >= len(facts.steps)
+    }
+    name, ns = max(inside.items(), key=lambda one: one[1], default=("", 0))
+    if ns >= IN_SCOPE * facts.window_ns and not facts.is_on_gpu:
+        share = ns / facts.window_ns
+        return Finding(
+            KIND,
+            f"{name} takes {percent(share)} of the time, in the steps",
+            share,
+            None,
+            "the work may be needed",
+            [f"the scope {name} takes {ms(ns / len(facts.steps))} per step, outside the phases"],
+            f"make {name} faster, or do it less often; if it prepares data, let the workers of a"
+            " loader do it",
+            name,
+        )
     usual = median(step.own for step in facts.steps)
     share = sum(min(step.own, HICCUP * usual) for step in facts.steps) / facts.window_ns
     least = TRAINER_NS if facts.framework in TRAINERS else 0

@@ -6,8 +6,9 @@ the ones that make up half of the time. It is a finding if there are 3 or more o
 take 10 % of the window beyond the median. One or two steps that are longer than all others are
 ignored. The gain is the time beyond the median.
 
-The rule abstains if the training waited for a CPU for half of that time, unless the steps have a
-period; and if the long steps run more forward passes: a GAN, or an RL agent, does so by design.
+The rule abstains if the steps have no period and the training waited for a CPU for half of that
+time, or there are fewer than 100 steps; and if the long steps run more forward passes: a GAN, or an
+RL agent, does so by design.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from cirron.verdict import facts as known
 from cirron.verdict.findings import Abstained, Class, Finding
 from cirron.verdict.rules import STARVED, Judged, longest, ms, percent, period_of
 from cirron.verdict.whatif import without
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from cirron.verdict.facts import Facts
 
 KIND: Class = "uneven-steps"
-MIN_STEPS = 100
+MIN_STEPS = 100  # without a period
 RATIO = 3.0
 MIN_LONG = 3
 SHARE = 0.10
@@ -45,8 +47,8 @@ CAUSES = (
 
 
 def judge(facts: Facts) -> Judged:
-    if len(facts.steps) < MIN_STEPS:
-        return Abstained(KIND, f"needs {MIN_STEPS} steps")
+    if len(facts.steps) < known.MIN_STEPS:
+        return Abstained(KIND, "too few steps")
     typical = median(step.work for step in facts.steps)
     beyond = [step.work - typical if step.work > RATIO * typical else 0.0 for step in facts.steps]
     at = longest(beyond)
@@ -55,9 +57,11 @@ def judge(facts: Facts) -> Judged:
         at = longest(beyond)
     rare = {number: beyond[number] for number in at}
     share = sum(rare.values()) / facts.window_ns
+    every = period_of(at)  # other work on the machine has no period
+    if len(facts.steps) < MIN_STEPS and not every:
+        return Abstained(KIND, f"needs {MIN_STEPS} steps, or a period")
     if share < SHARE:
         return None
-    every = period_of(at)  # other work on the machine has no period
     if not every and facts.is_starved(share * facts.window_ns):
         return Abstained(KIND, STARVED)
     if has_more_passes(facts, at):
