@@ -272,6 +272,14 @@ def other_methods() -> None:
 
 
 @case
+def saving() -> None:
+    save = keras.callbacks.ModelCheckpoint("model.keras", save_freq=2)
+    made = model()
+    fit(made, callbacks=[save])
+    made.save_weights("model.weights.h5")
+
+
+@case
 def batches_of_several_outputs() -> None:
     inputs = keras.Input((4,))
     outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
@@ -368,7 +376,16 @@ def a_mistake_of_ours() -> None:
 
 
 def methods() -> list[Any]:
-    names = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+    names = (
+        "fit",
+        "evaluate",
+        "predict",
+        "train_on_batch",
+        "test_on_batch",
+        "predict_on_batch",
+        "save",
+        "save_weights",
+    )
     events = [name for name in dir(keras.callbacks.CallbackList) if name.startswith("on_")]
     return [
         *(getattr(keras.Model, name) for name in names),

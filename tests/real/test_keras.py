@@ -365,6 +365,14 @@ def test_other_methods(recorded: Recorded) -> None:
         assert set(METRICS) == set(values(evaluation_, "summary"))
 
 
+def test_checkpoints(recorded: Recorded) -> None:
+    """What a callback or the program saves: one span each."""
+    case = recorded.cases["saving"]
+
+    assert 1 == len(named(case, "epoch", "batch", "checkpoint"))
+    assert 1 == len(named(case, "checkpoint"))
+
+
 def test_batches_of_several_outputs(recorded: Recorded) -> None:
     """The values of a batch alone are Keras's, each by its name; what is returned is as it was."""
     case, several = recorded.cases["batches_of_several_outputs"], recorded.facts["several"]

@@ -36,6 +36,7 @@ SINGLES = {
     "test_on_batch": "evaluation",
     "predict_on_batch": "prediction",
 }
+SAVES = ("save", "save_weights")
 # Converts a torch loader to a TensorFlow dataset.
 LOADER_ADAPTER = "keras.src.trainers.data_adapters.torch_data_loader_adapter"
 # Fetches the batches of an epoch on JAX.
@@ -57,6 +58,8 @@ class KerasHook(Wrapper):
             self._wrap_bound(model, name, self._call_pass)
         for name in SINGLES:
             self._wrap_bound(model, name, self._call_single)
+        for name in SAVES:
+            self._wrap(model, name, save)
         for name, events in EVENTS.items():
             if events[0] is Run.begin_batch and Run.fetches_first:
                 continue  # the batch is already open
@@ -247,6 +250,12 @@ def fail_load(span: hot.Span, error: BaseException) -> None:
 def look_at_batches(original: Any, args: Any, kwargs: Any) -> Any:
     """Keras reads some batches to learn their shapes, between two batches of an epoch."""
     return around(hot.begin("data_load"), original, args, kwargs)
+
+
+def save(original: Any, args: Any, kwargs: Any) -> Any:
+    """Saving to a file, by a callback such as ModelCheckpoint or by the program."""
+    is_inner = "checkpoint" in hot.open_names()
+    return around(None if is_inner else hot.begin("checkpoint"), original, args, kwargs)
 
 
 class Run(Callback):  # type: ignore[misc]  # untyped
