@@ -108,7 +108,7 @@ class Asked:
                 *[values[one] for one in by_position],
                 **{key: values[one] for key, one in by_keyword.items()},
             )
-        except Exception as error:
+        except Exception as error:  # any error of the loss or metric; raised again
             if values.get(self._targets) is None and self._targets in (
                 *by_position,
                 *by_keyword.values(),
