@@ -411,3 +411,63 @@ def test_list_and_head_follow_a_run(context: Any, tmp_path: Path) -> None:
         page.goto(f"{again.split('?')[0]}#/run/%/overview?with=%")
         page.wait_for_selector("h2:text-is('This run cannot be shown')", timeout=WAIT_MS)
     page.close()
+
+
+STEP_NS = 400 * 10**9
+
+
+def test_slow_runs_with_long_ids(context: Any, tmp_path: Path) -> None:
+    """Runs of a scheduler differ in the end of their ids, and a step may take minutes."""
+    spool = tmp_path / ".cirron" / "spool"
+    spool.mkdir(parents=True)
+    for number in (1, 2):
+        first_ns = number * 10**15
+        spans = [
+            {
+                "id": f"{number:016x}{at:016x}",
+                "name": "step",
+                "parent_id": None,
+                "index": at,
+                "start_ns": first_ns + at * STEP_NS,
+                "end_ns": first_ns + (at + 1) * STEP_NS,
+                "cpu_ns": None,
+                "gpu_ns": None,
+                "memory_peak_bytes": None,
+                "thread_id": 1,
+                "pid": 1,
+                "rank": 0,
+                "attrs": {},
+                "mark_ids": [],
+            }
+            for at in range(30)
+        ]
+        who = {
+            "id": f"s{number}",
+            "run_id": f"torchelastic-nightly-training-{number}",
+            "attempt": 0,
+            "host": "node",
+            "pid": 1,
+            "rank": 0,
+            "local_rank": 0,
+            "world_size": 1,
+            "clock": {"wall_ns": first_ns, "monotonic_ns": 0, "uncertainty_ns": 0},
+        }
+        batch = {
+            "schema_version": 1,
+            "sdk_version": "1",
+            "batch_id": f"{number:032x}",
+            "created_ns": first_ns,
+            "session": who,
+            "spans": spans,
+        }
+        (spool / f"{first_ns:020d}-{number:032x}.json").write_text(json.dumps(batch))
+    page = context.browser.new_page()
+    with served(tmp_path) as found:
+        page.goto(found)
+        page.wait_for_selector("h3:text-is('throughput')", timeout=WAIT_MS)
+        page.wait_for_selector("span:has-text('0.0025')", timeout=WAIT_MS)
+        page.keyboard.press("c")
+        page.keyboard.press("6")
+        page.wait_for_selector(".chip:has-text('torchela…htly-training-1')", timeout=WAIT_MS)
+        page.wait_for_selector(".chip:has-text('torchela…htly-training-2')", timeout=WAIT_MS)
+    page.close()
