@@ -414,6 +414,11 @@ def test_list_and_head_follow_a_run(context: Any, tmp_path: Path) -> None:
 
 
 STEP_NS = 400 * 10**9
+# The number of painted pixels of each canvas.
+PAINTED = """found => found.map((one) => {
+    const { data } = one.getContext('2d').getImageData(0, 0, one.width, one.height)
+    return data.filter((part, at) => at % 4 === 3 && part).length
+})"""
 
 
 def test_slow_runs_with_long_ids(context: Any, tmp_path: Path) -> None:
@@ -422,7 +427,7 @@ def test_slow_runs_with_long_ids(context: Any, tmp_path: Path) -> None:
     spool.mkdir(parents=True)
     for number in (1, 2):
         first_ns = number * 10**15
-        spans = [
+        spans: list[dict[str, Any]] = [
             {
                 "id": f"{number:016x}{at:016x}",
                 "name": "step",
@@ -439,6 +444,20 @@ def test_slow_runs_with_long_ids(context: Any, tmp_path: Path) -> None:
                 "attrs": {},
                 "mark_ids": [],
             }
+            for at in range(30)
+        ]
+        marks: list[dict[str, Any]] = [
+            {
+                "id": f"{number + 2 + value:016x}{at:016x}",
+                "span_id": spans[at]["id"],
+                "name": name,
+                "value_type": "float",
+                "value": value,
+                "attrs": {},
+                "ts_ns": spans[at]["end_ns"],
+                "kind": "point",
+            }
+            for value, name in enumerate(("zero", "one"))
             for at in range(30)
         ]
         who = {
@@ -459,6 +478,7 @@ def test_slow_runs_with_long_ids(context: Any, tmp_path: Path) -> None:
             "created_ns": first_ns,
             "session": who,
             "spans": spans,
+            "marks": marks,
         }
         (spool / f"{first_ns:020d}-{number:032x}.json").write_text(json.dumps(batch))
     page = context.browser.new_page()
@@ -466,6 +486,12 @@ def test_slow_runs_with_long_ids(context: Any, tmp_path: Path) -> None:
         page.goto(found)
         page.wait_for_selector("h3:text-is('throughput')", timeout=WAIT_MS)
         page.wait_for_selector("span:has-text('0.0025')", timeout=WAIT_MS)
+        page.keyboard.press("3")
+        page.wait_for_selector("h3:text-is('zero')", timeout=WAIT_MS)
+        until(page, "document.querySelectorAll('main canvas').length === 2")
+        page.wait_for_timeout(500)
+        one, zero = page.eval_on_selector_all("main canvas", PAINTED)
+        assert zero > 0.8 * one, "a constant of 0 has a line and an axis, too"
         page.keyboard.press("c")
         page.keyboard.press("6")
         page.wait_for_selector(".chip:has-text('torchela…htly-training-1')", timeout=WAIT_MS)
