@@ -411,3 +411,89 @@ def test_list_and_head_follow_a_run(context: Any, tmp_path: Path) -> None:
         page.goto(f"{again.split('?')[0]}#/run/%/overview?with=%")
         page.wait_for_selector("h2:text-is('This run cannot be shown')", timeout=WAIT_MS)
     page.close()
+
+
+STEP_NS = 400 * 10**9
+# The number of painted pixels of each canvas.
+PAINTED = """found => found.map((one) => {
+    const { data } = one.getContext('2d').getImageData(0, 0, one.width, one.height)
+    return data.filter((part, at) => at % 4 === 3 && part).length
+})"""
+
+
+def test_slow_runs_with_long_ids(context: Any, tmp_path: Path) -> None:
+    """Runs of a scheduler differ in the end of their ids, and a step may take minutes."""
+    spool = tmp_path / ".cirron" / "spool"
+    spool.mkdir(parents=True)
+    for number in (1, 2):
+        first_ns = number * 10**15
+        spans: list[dict[str, Any]] = [
+            {
+                "id": f"{number:016x}{at:016x}",
+                "name": "step",
+                "parent_id": None,
+                "index": at,
+                "start_ns": first_ns + at * STEP_NS,
+                "end_ns": first_ns + (at + 1) * STEP_NS,
+                "cpu_ns": None,
+                "gpu_ns": None,
+                "memory_peak_bytes": None,
+                "thread_id": 1,
+                "pid": 1,
+                "rank": 0,
+                "attrs": {},
+                "mark_ids": [],
+            }
+            for at in range(30)
+        ]
+        marks: list[dict[str, Any]] = [
+            {
+                "id": f"{number + 2 + value:016x}{at:016x}",
+                "span_id": spans[at]["id"],
+                "name": name,
+                "value_type": "float",
+                "value": value,
+                "attrs": {},
+                "ts_ns": spans[at]["end_ns"],
+                "kind": "point",
+            }
+            for value, name in enumerate(("zero", "one"))
+            for at in range(30)
+        ]
+        who = {
+            "id": f"s{number}",
+            "run_id": f"torchelastic-nightly-training-{number}",
+            "attempt": 0,
+            "host": "node",
+            "pid": 1,
+            "rank": 0,
+            "local_rank": 0,
+            "world_size": 1,
+            "clock": {"wall_ns": first_ns, "monotonic_ns": 0, "uncertainty_ns": 0},
+        }
+        batch = {
+            "schema_version": 1,
+            "sdk_version": "1",
+            "batch_id": f"{number:032x}",
+            "created_ns": first_ns,
+            "session": who,
+            "spans": spans,
+            "marks": marks,
+        }
+        (spool / f"{first_ns:020d}-{number:032x}.json").write_text(json.dumps(batch))
+    page = context.browser.new_page()
+    with served(tmp_path) as found:
+        page.goto(found)
+        page.wait_for_selector("h3:text-is('throughput')", timeout=WAIT_MS)
+        page.wait_for_selector("span:has-text('0.0025')", timeout=WAIT_MS)
+        page.keyboard.press("3")
+        page.wait_for_selector("h3:text-is('zero')", timeout=WAIT_MS)
+        until(page, "document.querySelectorAll('main canvas').length === 2")
+        page.wait_for_timeout(500)
+        one, zero = page.eval_on_selector_all("main canvas", PAINTED)
+        assert zero > 0.8 * one, "a constant of 0 has a line and an axis, too"
+        page.keyboard.press("c")
+        page.keyboard.press("6")
+        page.wait_for_selector(".chip:has-text('torchela…htly-training-1')", timeout=WAIT_MS)
+        page.wait_for_selector(".chip:has-text('torchela…htly-training-2')", timeout=WAIT_MS)
+    page.close()

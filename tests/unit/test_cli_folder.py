@@ -149,7 +149,10 @@ class Taking(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.server.taken.append(self.headers["X-Cirron-Batch-Id"])  # type: ignore[attr-defined]
-        self.send_response(self.server.status)  # type: ignore[attr-defined]
+        is_busy = len(self.server.taken) <= self.server.busy  # type: ignore[attr-defined]
+        self.send_response(429 if is_busy else self.server.status)  # type: ignore[attr-defined]
+        if is_busy:
+            self.send_header("Retry-After", "0")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -160,7 +163,7 @@ class Taking(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Any]:
     found: Any = ThreadingHTTPServer(("127.0.0.1", 0), Taking)
-    found.taken, found.status = [], 200
+    found.taken, found.status, found.busy = [], 200, 0
     thread = threading.Thread(target=found.serve_forever)
     thread.start()
     yield found
@@ -199,6 +202,17 @@ class TestSend:
         assert (1, True) == (result.exit_code, "not everything was sent" in result.output)
         server.status = 200
         assert 1 == json.loads(call("send", "--json").output)["sent"]
+
+    @pytest.mark.usefixtures("unsent")
+    def test_a_server_that_asks_to_wait(self, server: Any) -> None:
+        """Waits as the server asks, as often as it asks, within the time limit."""
+        server.busy = 4
+        first = call("send", "--timeout", "0.3")
+        sent = json.loads(call("send", "--json").output)
+
+        assert (1, True) == (first.exit_code, "HTTP 429" in first.output)
+        assert (1, 0) == (sent["sent"], sent["left"])
+        assert 5 == len(server.taken)
 
     def test_send_without_a_key_says_what_to_set(self, home: Path) -> None:
         """Without a key the message says what to set."""

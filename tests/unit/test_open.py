@@ -715,6 +715,48 @@ def test_several_folders_into_one_store(tmp_path: Path) -> None:
     assert 2 * 8 + 1 == len(run.spans)
 
 
+def test_orphans_are_copied_to_another_store(tmp_path: Path) -> None:
+    """Children of spans that never ended, as in a killed run; once, however often."""
+    spool = Spool(tmp_path)
+    lost = [spool.span("step", "f" * 32, at, at + 1, index=at) for at in range(5)]
+    spool.write(lost, [spool.mark(lost[0]["id"], "loss", 1.0)])
+    target = tmp_path / "copy"
+
+    for _ in range(2):
+        opened.compact(tmp_path, store=target)
+    opened.compact(target)
+
+    run = cirron.open(target)
+    assert (5, 1) == (len(run.spans), len(run.marks))
+    assert all(one.rows for one in store.Store.open(target).manifest.segments)
+
+
+@pytest.mark.parametrize("only_in_folder", [True, False])
+@pytest.mark.parametrize("only_in_store", [True, False])
+def test_records_in_a_folder_and_in_a_store_count_once(
+    tmp_path: Path, only_in_folder: bool, only_in_store: bool
+) -> None:
+    """A server may have received what is in a folder: all of it, a part, or more."""
+    folder, target = tmp_path / "folder", tmp_path / "received"
+    spool = Spool(folder)
+    spans = spool.training(6)
+    spool.write(spans[:10], [spool.mark(spans[0]["id"], "loss", 1.0)])
+    if only_in_store:
+        path = spool.write(spans[10:15])
+    opened.compact(folder, store=target)
+    if only_in_store:
+        path.unlink()
+        shutil.rmtree(folder / ".cirron" / "store")
+    if only_in_folder:
+        spool.write(spans[15:])
+    count = 10 + 5 * only_in_store + len(spans[15:]) * only_in_folder
+
+    for where in ([folder, target], [target, folder]):
+        run = cirron.open(where)
+        assert (count, 1) == (len(run.spans), len(run.marks))
+        assert {one["id"] for one in run.spans.rows()} <= {one["id"] for one in spans}
+
+
 WRITER = """
 import sys
 import cirron

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -15,7 +17,9 @@ import pytest
 import cirron as ci
 from cirron.runs.place import Place
 from cirron.server import asked
+from cirron.server.app import App
 from cirron.server.asked import BadRequest
+from cirron.server.live import Hub
 from cirron.server.views import OF_RUN, VIEWS
 
 if TYPE_CHECKING:
@@ -290,3 +294,35 @@ def test_diff_names_the_settings_that_differ(tmp_path: Path) -> None:
     assert ["config lr: 0.1 before, 0.2 after"] == ask(place, "diff", before=before, after=after)[
         "differences"
     ]
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+def test_query_of_a_page_that_has_left(has_left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages cancel queries while the user zooms; those must not hold up the ones that follow."""
+    query = Mock(return_value={}, __name__="query")
+    monkeypatch.setitem(VIEWS, "runs", query)
+    access: Any = SimpleNamespace(
+        around=lambda app: app, check=lambda request, needs: SimpleNamespace(id="key")
+    )
+    served: Any = SimpleNamespace(versions={}, boot="boot", is_read=threading.Event(), place=None)
+    served.is_read.set()
+    intake: Any = SimpleNamespace(get_blob=None)
+    app = App("page", intake, access, served, Hub()).asgi
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/api/runs",
+        "raw_path": b"/api/runs",
+        "query_string": b"",
+        "headers": [],
+    }
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.disconnect" if has_left else "http.request"}
+
+    async def send(message: dict[str, object]) -> None:
+        pass
+
+    asyncio.run(app(scope, receive, send))
+
+    assert (not has_left) == query.called

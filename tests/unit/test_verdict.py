@@ -723,6 +723,14 @@ def test_the_rank_that_died_first_is_named() -> None:
     assert ["rank 2", "rank 1", "rank 0"] == [one[:6] for one in verdict.evidence]
 
 
+def test_only_one_rank_died() -> None:
+    """It is not called the first of one."""
+    ended = [Ending(0, "killed", "step[3]", 3, None), Ending(1, "clean", "", 3, None)]
+    verdict, *_ = judge(facts(endings=ended))
+
+    assert verdict.summary.endswith("last seen in step[3]; 1 of 2 processes")
+
+
 def test_a_run_that_hangs() -> None:
     """A run that hangs gets the verdict `hung`."""
     silent = [Ending(0, "running", "step[3] > backward", 3, 300.0)]

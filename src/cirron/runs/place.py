@@ -199,7 +199,42 @@ class Place:
             beside = self._new_store()
             Ingest(beside, self._db).complete(sources, stores)
             stores.append(beside)
-        return self._problems, [(one, one.manifest.segments) for one in stores]
+        return self._problems, self._once(stores)
+
+    def _once(self, stores: list[Store]) -> list[tuple[Store, list[Segment]]]:
+        """The segments of the stores; of a run whose batches are in several stores, one copy.
+
+        A server may have received what is also in a folder.
+        """
+        held = [(one, list(one.manifest.segments)) for one in stores]
+        by_session: dict[int, int] = {}
+        shared: set[str] = set()
+        for store in self.stores:
+            for one in store.manifest.sessions:
+                by_session[one.key] = by_session.get(one.key, 0) + 1
+                if by_session[one.key] > 1:
+                    shared.add(one.run_id)
+        for run_id in shared:
+            seen: list[tuple[Store, set[str]]] = []
+            for store in self.stores:
+                its = [one for one in store.manifest.segments if one.run_id == run_id]
+                if its:
+                    seen.append((store, store.seen(self._db, its)))
+            every = set().union(*(ids for _, ids in seen))
+            if len(every) == sum(len(ids) for _, ids in seen):
+                continue
+            best = next((store for store, ids in reversed(seen) if ids == every), None)
+            if best is None:
+                best = self._new_store()
+                for store, _ in reversed(seen):
+                    store.compact(self._db, best, run_id)
+                held.append((best, list(best.manifest.segments)))
+            gone = {id(store) for store, _ in seen if store is not best}
+            held = [
+                (store, [one for one in its if one.run_id != run_id or id(store) not in gone])
+                for store, its in held
+            ]
+        return held
 
     def _new_store(self) -> Store:
         """A temporary store, which exists as long as it is in use."""

@@ -320,27 +320,35 @@ class Store:
         self.manifest = newest(self.objects)
         return False
 
-    def compact(self, connection: Any, target: Store | None = None) -> int:
-        """Merges the small segments of each run. Returns how many were merged.
+    def compact(
+        self, connection: Any, target: Store | None = None, run_id: str | None = None
+    ) -> int:
+        """Merges the small segments of each run, or of one. Returns how many were merged.
 
-        `target`: another store. It gets all segments with batches that it does not have.
+        `target`: another store. It gets all records that it does not have.
         """
         store = self if target is None else target
         seen = set() if target is None else store.seen(connection)
         by_run: dict[str, list[Segment]] = {}
         for segment in self.manifest.segments:
             is_small = segment.bytes < SMALL_BYTES and not segment.is_of_orphans
-            if target is not None or is_small:
+            if (target is not None or is_small) and run_id in (None, segment.run_id):
                 by_run.setdefault(segment.run_id, []).append(segment)
         merged = 0
         for segments in by_run.values():
             if target is None and len(segments) < 2:
                 continue
             if target is not None:
+                # Orphans, and records that were placed again, are in segments without batches.
                 segments = [
-                    one for one in segments if not seen.issuperset(self.seen(connection, [one]))
+                    one
+                    for one in segments
+                    if not one.rows.get("batches")
+                    or not seen.issuperset(self.seen(connection, [one]))
                 ]
-            for group in _groups(segments):
+            orphans = [one for one in segments if one.is_of_orphans]
+            rest = [one for one in segments if not one.is_of_orphans]
+            for group in (*_groups(rest), *_groups(orphans)):
                 if not self._replace(connection, group, store):
                     return merged
                 merged += len(group)
@@ -367,6 +375,8 @@ class Store:
         run_id = group[0].run_id
         gone = [one.id for one in group] if store is self else []
         added = self._merge(connection, store, run_id, group)
+        if not added.rows:  # the other store has all of it
+            return True
         sessions = [one for one in self.manifest.sessions if one.run_id == run_id]
         is_done = store.commit([added], gone, sessions)
         if not is_done:
@@ -386,6 +396,7 @@ class Store:
             rows={},
             first_ns=min((one.first_ns for one in group if one.first_ns), default=0),
             last_ns=max(one.last_ns for one in group),
+            is_of_orphans=group[0].is_of_orphans,
         )
         for table in TABLES:
             files = self.files(table, segments=group)

@@ -135,9 +135,10 @@ class App:
             raise Refusal(429, "this key has too many queries waiting", 1)
         self._waiting[key.id] = self._waiting.get(key.id, 0) + 1
         try:
-            return await to_thread.run_sync(
-                self._ask, view, given, etag, is_gzip, limiter=self._views
-            )
+            async with self._views:
+                if await request.is_disconnected():  # the page no longer wants it: a zoom goes on
+                    return Response(status_code=499)
+                return await to_thread.run_sync(self._ask, view, given, etag, is_gzip)
         finally:
             self._waiting[key.id] -= 1
 

@@ -30,6 +30,7 @@ RATES: dict[Scope, int] = {"write": 5_000, "read": 500}
 GUESSES = 10  # wrong keys per second from one address
 MAX_ADDRESSES = 10_000
 FRESH_S = 2.0
+MISSED_S = 0.2  # for an id that is not known: the key may be new
 
 KEY = re.compile(r"ck_([0-9a-f]{12})_([\w-]{43})", re.ASCII)
 ID = re.compile(r"[0-9a-f]{12}")
@@ -138,7 +139,8 @@ class Keys:
         if match is not None:
             key = self.by_id(match[1])
             expected = "" if key is None else key.hash
-            return key if hmac.compare_digest(expected, hashed(match[2])) else None
+            if hmac.compare_digest(expected, hashed(match[2])):
+                return key
         given = hashed(text)
         found = [one for one in self._own.values() if hmac.compare_digest(one.hash, given)]
         return found[0] if found else None
@@ -148,7 +150,8 @@ class Keys:
         if key_id in self._own:
             return self._own[key_id]
         with self._lock:
-            if self._read_ns is None or clock.now() - self._read_ns > FRESH_S * 1e9:
+            fresh_s = FRESH_S if key_id in self._known else MISSED_S
+            if self._read_ns is None or clock.now() - self._read_ns > fresh_s * 1e9:
                 self._known = {one.id: one for one in every(self._depot)}
                 self._read_ns = clock.now()
             return self._known.get(key_id)

@@ -79,7 +79,8 @@ class Server(uvicorn.Server):
         self.api_key: str | None = None  # for programs on this machine
         if self.is_local and options.role != "page":
             self.api_key = options.api_key or secrets.token_urlsafe(24)
-            self.keys.add_own(self.api_key, "write")
+            if self.keys.find(self.api_key) is None:  # a key of the store can be revoked
+                self.keys.add_own(self.api_key, "write")
         self._reader: Key | None = None  # the key behind the links of this process
         self._hub = hub = Hub()
         served = None

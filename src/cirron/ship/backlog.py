@@ -29,7 +29,7 @@ def send(
     time is up. `told` is called with the numbers of sent and of all batches.
     """
     outbox = DiskOutbox(root, clock.random_id()[:16])
-    sink = HttpSink(endpoint, api_key, outbox, sdk_version=__version__)
+    sink = HttpSink(endpoint, api_key, outbox, sdk_version=__version__, is_patient=True)
     sink.start()
     deadline_ns = clock.now() + int(wait_s * 1e9)
     closing = Worker(lambda: sink.close(deadline_ns), "cirron-send")

@@ -83,6 +83,31 @@ def test_a_key_is_rate_limited(server: Serving, tmp_path: Path) -> None:
     assert 200 == found[0].status
 
 
+def test_a_new_key_is_accepted_soon(server: Serving, tmp_path: Path) -> None:
+    """The server has just read its keys; a client that gets 401 would pause for minutes."""
+    assert 401 == server.send(batch(session("new")), f"ck_{'0' * 12}_{'x' * 43}").status
+    key = keys(tmp_path, "create", "trainer")
+    time.sleep(0.3)
+
+    assert 200 == server.send(batch(session("new")), key).status
+
+
+def test_key_of_this_shell_from_another_server(
+    tmp_path: Path, serve: Callable[..., Serving]
+) -> None:
+    """It is accepted, too; but a key of this store is only valid until it is revoked."""
+    (tmp_path / "other").mkdir()
+    foreign = keys(tmp_path / "other", "create", "trainer")
+    own = keys(tmp_path, "create", "trainer")
+    with_foreign, with_own = serve(CIRRON_API_KEY=foreign), serve(CIRRON_API_KEY=own)
+
+    assert 200 == with_foreign.send(batch(session("shell")), foreign).status
+    assert 401 == with_foreign.send(batch(session("shell")), f"{foreign[:-1]}!").status
+    assert 200 == with_own.send(batch(session("shell")), own).status
+    keys(tmp_path, "revoke", own.split("_")[1])
+    wait_until(lambda: 401 == with_own.send(batch(session("shell")), own).status, "the end", 10)
+
+
 def test_changed_cookie_is_rejected(server: Serving) -> None:
     """A cookie with another key, expiry or signature is rejected."""
     name, _, value = server.cookie.partition("=")

@@ -40,8 +40,9 @@ export function count(given: number): string {
   return given.toLocaleString('en-US')
 }
 
-/** 812, 12.3 k, 4.56 M */
+/** 0.00231, 812, 12.3 k, 4.56 M */
 export function short(given: number): string {
+  if (Math.abs(given) < 1) return String(Number(given.toPrecision(3)))
   const [scale, unit] = given < 999.5 ? [1, ''] : given < 999.5e3 ? [1e3, ' k'] : given < 999.5e6 ? [1e6, ' M'] : [1e9, ' G']
   return `${Number(digits(given / scale))}${unit}`
 }
@@ -102,4 +103,10 @@ export function timeStep(ns: number): number {
   }
   const minutes = [0.5, 1, 2, 5, 10, 15, 30, 60, 120, 240, 480, 720, 1440]
   return (minutes.find((one) => one * 60e9 >= ns) ?? Math.ceil(ns / 86400e9) * 1440) * 60e9
+}
+
+/** A short id. Random ids differ at the start, others (`slurm-1234`) at the end. */
+export function briefId(id: string): string {
+  if (/^[0-9a-f]{32}$/.test(id)) return id.slice(0, 8)
+  return visible(id.length <= 24 ? id : `${id.slice(0, 8)}…${id.slice(-15)}`)
 }

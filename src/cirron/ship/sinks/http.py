@@ -137,6 +137,7 @@ class HttpSink(Sink):
         sdk_version: str,
         connect_s: float = 5.0,
         request_s: float = 30.0,
+        is_patient: bool = False,
         now: Callable[[], int] = clock.now,
         random: Callable[[], float] | None = None,
         sleep: Callable[[float], object] | None = None,
@@ -153,6 +154,7 @@ class HttpSink(Sink):
         }
         self._outbox = outbox
         self._connect_s, self._request_s = connect_s, request_s
+        self._is_patient = is_patient  # during `close`, waits as the server asks
         self._now = now
         self._random = fraction if random is None else random
         self._sleep = sleep
@@ -351,11 +353,13 @@ class HttpSink(Sink):
     def _rest(self, answer: Answer) -> bool:
         """Waits before the next try. False: there will be none."""
         pause_s = self._pause_s(answer)
-        is_hopeless = answer.verdict in (Verdict.BUSY, *SETTING)  # within the seconds of an exit
+        is_busy = answer.verdict is Verdict.BUSY
+        # Within the seconds of an exit, a busy server is as hopeless as a wrong setting.
+        is_hopeless = answer.verdict in SETTING or (is_busy and not self._is_patient)
         if not self._worker.is_stopping:
             self._pause(pause_s)
             return not is_hopeless or not self._worker.is_stopping
-        if is_hopeless or self._failures >= LAST_TRIES:
+        if is_hopeless or (self._failures >= LAST_TRIES and not is_busy):
             return False
         if self._now() + pause_s * 1e9 > self._deadline_ns:
             return False

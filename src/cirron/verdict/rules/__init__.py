@@ -33,13 +33,13 @@ def percent(share: float) -> str:
 
 
 def ms(ns: float) -> str:
-    """A time in milliseconds.
+    """A time in milliseconds, or in seconds from 10 seconds on.
 
-    >>> ms(1_234_000), ms(45_600_000)
-    ('1.23 ms', '45.6 ms')
+    >>> ms(1_234_000), ms(45_600_000), ms(215_995e6)
+    ('1.23 ms', '45.6 ms', '216 s')
     """
-    found = ns / 1e6
-    return f"{found:.0f} ms" if found >= 100 else f"{found:.3g} ms"
+    found, unit = (ns / 1e6, "ms") if abs(ns) < 1e10 else (ns / 1e9, "s")
+    return f"{found:.0f} {unit}" if found >= 100 else f"{found:.3g} {unit}"
 
 
 def longest(times: Sequence[float]) -> list[int]:

@@ -72,9 +72,13 @@ def judge_death(facts: Facts) -> Judged:
         "exception": advice_on_error(facts, first.error),
     }[first.state]
     ended = [one for one in facts.endings if one.state == "clean" and one.position < first.position]
+    others = ""
+    if count > 1:
+        others = f"; first of {len(dead)}" if len(dead) > 1 else "; 1"
+        others += f" of {count} processes"
     return Finding(
         "died",
-        f"{who} {how}" + (f"; first of {len(dead)} of {count} processes" if count > 1 else ""),
+        f"{who} {how}{others}",
         None,
         None,
         "",
