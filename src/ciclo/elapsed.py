@@ -14,12 +14,12 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ciclo import _seam, _trees
-from ciclo.errors import PeriodError, warn
+from ciclo.errors import PeriodError, refuse_unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime, timedelta
-    from typing import Self, SupportsIndex, TypeAlias
+    from typing import Never, Self, SupportsIndex, TypeAlias
     from weakref import ref
 
     Anchors: TypeAlias = dict[ref[Any], Any]  # the memory of schedules that still exist
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 FIELDS = ("steps", "samples", "tokens", "time", "date")
+NO_EPOCHS = dict.fromkeys(
+    ("epoch", "epochs"), "; count steps, or write ciclo.fit(state, dataset, epochs=3)"
+)
 SINGLE = frozenset({int, float, str, type(None)})  # batch types that are one sample
 
 
@@ -196,7 +199,9 @@ class Period:
         tokens: SupportsIndex | None = None,
         time: float | timedelta | None = None,
         date: float | datetime | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(type(self).__name__, unknown, FIELDS, NO_EPOCHS)
         self.steps = whole("steps", steps)
         self.samples = whole("samples", samples)
         self.tokens = whole("tokens", tokens)

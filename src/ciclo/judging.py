@@ -21,6 +21,11 @@ ROLES = (
     ("target", "targets", "labels", "label", "y_true", "y"),
 )
 
+NO_TARGETS = (
+    "ciclo: the batch has no targets; give batches of the form (x, y), or"
+    " unpack=lambda batch: (inputs, targets)"
+)
+
 
 def named(argument: str, given: Any, default: str | None) -> dict[str, Any]:
     """Losses or metrics by name, from a dict, a list, or a single one."""
@@ -80,6 +85,7 @@ class Asked:
         fills_rest: bool = False,
     ) -> None:
         self.function = function
+        self._targets = order[1]
         read = getattr(function, "forward", function)  # for a torch module
 
         def wrong(what: str) -> CallbackError:
@@ -97,10 +103,18 @@ class Asked:
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
         by_position, by_keyword = self._arguments
-        return self.function(
-            *[values[one] for one in by_position],
-            **{key: values[one] for key, one in by_keyword.items()},
-        )
+        try:
+            return self.function(
+                *[values[one] for one in by_position],
+                **{key: values[one] for key, one in by_keyword.items()},
+            )
+        except Exception as error:  # any error of the loss or metric; raised again
+            if values.get(self._targets) is None and self._targets in (
+                *by_position,
+                *by_keyword.values(),
+            ):
+                error.add_note(NO_TARGETS)
+            raise
 
 
 def crossed_shape(outputs: Any, targets: Any) -> tuple[int, int] | None:

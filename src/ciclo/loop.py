@@ -53,6 +53,7 @@ INSTEAD = {  # options of other libraries' loops
     **dict.fromkeys(("epochs", "num_epochs", "max_epochs"), EPOCHS),
     **dict.fromkeys(("steps", "num_steps", "max_steps", "total_steps"), STEPS),
     **dict.fromkeys(("callbacks", "epoch_duration", "test_dataset"), EPOCHS_ONLY),
+    "strategy": "; it is an option of the function that creates the state",
     "batch_size": "; the dataset yields batches, so set their size there",
 }
 
@@ -166,7 +167,7 @@ class LoopState(Generic[State]):
     def take_deferred(self) -> list[Bound]:
         """The deferred functions; empties the list."""
         deferred, self._deferred = self._deferred, []
-        return [Bound(name_of(function), function, function) for function in deferred]
+        return [Bound(name_of(getattr(one, "__self__", one)), one, one) for one in deferred]
 
     def take(self, name: str, result: Any) -> None:
         """Applies the logs and the state that a callback returned.
@@ -369,6 +370,15 @@ class LoopOptions(TypedDict, total=False):
 OPTIONS = LoopOptions.__annotations__.keys()
 
 
+def refuse_options(function: Callable[..., Any], options: LoopOptions) -> None:
+    """Raises a TypeError for an option that a public loop does not have."""
+    if options.keys() - OPTIONS:
+        import inspect
+
+        known = [*list(inspect.signature(function).parameters)[:-1], *OPTIONS]
+        refuse_unknown(function.__name__, options, known, INSTEAD)
+
+
 def begin(
     function: Callable[..., Any],
     state: State,
@@ -379,11 +389,7 @@ def begin(
 
     function: the public function, for the error
     """
-    if options.keys() - OPTIONS:
-        import inspect
-
-        known = [*list(inspect.signature(function).parameters)[:-1], *OPTIONS]
-        refuse_unknown(function.__name__, options, known, INSTEAD)
+    refuse_options(function, options)
     given: Any = {name: options.get(name) for name in ("history", "elapsed", "metadata")}
     return LoopState(state, stop=None if stop is None else as_period(stop), **given)
 

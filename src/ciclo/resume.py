@@ -347,5 +347,6 @@ def _check_tasks(saved: list[str], given: list[str], place: Any) -> None:
     lines = [f"only in the checkpoint: {one}" for one in saved if one not in given]
     lines += [f"only in this run: {one}" for one in given if one not in saved]
     lines = lines or [f"the checkpoint has the order {', '.join(saved)}"]
-    text = "".join(f"\n  {line}" for line in lines)
+    # A lambda is the schedule of a moment, such as the end of an epoch.
+    text = "".join(f"\n  {line.replace('<lambda>: ', '')}" for line in lines)
     raise CheckpointError(f"{place} is of a loop with other tasks:{text}")

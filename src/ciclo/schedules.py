@@ -15,13 +15,13 @@ import itertools
 from _weakref import ref  # `weakref` takes a millisecond to import
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ciclo.elapsed import FIELDS, Elapsed, Period, as_period
-from ciclo.errors import PeriodError
+from ciclo.elapsed import FIELDS, NO_EPOCHS, Elapsed, Period, as_period
+from ciclo.errors import PeriodError, refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime, timedelta
-    from typing import SupportsIndex, TypeAlias
+    from typing import Never, SupportsIndex, TypeAlias
 
     from ciclo.elapsed import Anchors
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 # The index of each field in `_before`.
 JUMPING = {"samples": 0, "tokens": 1, "time": 2, "date": 3}
+EACH_EPOCH = dict.fromkeys(
+    ("epoch", "epochs"), "; for each epoch of fit or train_loop, write {ciclo.on_epoch_end: ...}"
+)
 
 
 class Schedule:
@@ -352,6 +355,7 @@ def every(
     tokens: SupportsIndex | None = None,
     time: float | timedelta | None = None,
     at: str = "start",
+    **unknown: Never,
 ) -> Schedule:
     """Due every n steps, samples, tokens or seconds.
 
@@ -361,6 +365,7 @@ def every(
 
     >>> ciclo.every(steps=1000) | ciclo.every(time=600)
     """
+    refuse_unknown("every", unknown, (*FIELDS[:-1], "at"), EACH_EPOCH)
     if at not in ("start", "end"):
         raise PeriodError(f'at={at!r} is not valid; use "start" or "end"')
     amount = Period(steps, samples=samples, tokens=tokens, time=time)
@@ -378,11 +383,13 @@ def after(
     tokens: SupportsIndex | None = None,
     time: float | timedelta | None = None,
     date: float | datetime | None = None,
+    **unknown: Never,
 ) -> After:
     """Due from a point onwards; `after(...).every(...)` counts from there.
 
     >>> ciclo.after(steps=1000).every(steps=100)
     """
+    refuse_unknown("after", unknown, FIELDS, NO_EPOCHS)
     if isinstance(steps, Period):
         return After(steps)
     return After(at(steps, samples=samples, tokens=tokens, time=time, date=date))
@@ -406,6 +413,10 @@ def piecewise(
     pairs = list(pieces) if hasattr(pieces, "__iter__") else []
     if not pairs:
         raise PeriodError("piecewise() needs at least one piece, as in {0: ciclo.every(10)}")
+    if any(not isinstance(one, (tuple, list)) or len(one) != 2 for one in pairs):
+        raise PeriodError(
+            "each piece of piecewise() needs a start and a schedule, as in {0: ciclo.every(10)}"
+        )
     found = [From(as_period(point), as_schedule(schedule)) for point, schedule in pairs]
     for earlier, later in itertools.pairwise(found):
         for name, value in earlier.period._given():

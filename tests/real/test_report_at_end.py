@@ -196,3 +196,14 @@ def test_report_with_nothing_to_judge(capsys: pytest.CaptureFixture[str]) -> Non
     assert ["not-enough-data"] * 3 == [one.verdict.kind for one in (before, off, after)]
     assert "ci.profile() was not called" in capsys.readouterr().out
     assert "not-enough-data" in after._repr_html_()
+
+
+def test_the_next_command_is_one_that_works() -> None:
+    """Without a run there is none, and no command can read what is only in memory."""
+    nothing = ci.report()
+    ci.profile(output="none")
+    in_memory = ci.report()
+
+    assert repr(nothing).startswith("VERDICT  not-enough-data: ")
+    assert "next:" not in repr(nothing)
+    assert repr(in_memory).endswith("\nnext: ci.trace()")

@@ -26,7 +26,7 @@ assert_type(ciclo.after(date=datetime.datetime(2030, 1, 1)).every(samples=3), ci
 assert_type(ciclo.piecewise({0: ciclo.every(10), ciclo.at(time=60): every}), ciclo.Schedule)
 period: ciclo.Period = ciclo.at(tokens=1_000_000)
 ciclo.every("1")  # type: ignore[arg-type]
-ciclo.at(seconds=3)  # type: ignore[call-arg]
+ciclo.at(seconds=3)  # type: ignore[arg-type]
 
 # -- logs --------------------------------------------------------------------------------------
 

@@ -97,12 +97,18 @@ def scalars(logs: LogsLike) -> dict[str, Any]:
     return found
 
 
-def missing(watcher: str, monitor: str, logs: Logs) -> MonitorError:
+def missing(watcher: str, monitor: str, logs: Logs, *, has_epochs: bool = False) -> MonitorError:
     """The error for a monitored value that was not logged."""
+    if has_epochs:
+        hint = "Names that end in _valid or _test need validation or test data"
+    else:
+        hint = (
+            "If an evaluation logs it later, give both the same schedule:"
+            f" {{ciclo.every(500): [evaluate, {watcher}]}}"
+        )
     return MonitorError(
         f"{watcher} monitors {monitor!r}, which was not logged; the logs have"
-        f" {', '.join(logs.names()) or 'nothing'}. If an evaluation logs it later, give both the"
-        f" same schedule: {{ciclo.every(500): [evaluate, {watcher}]}}"
+        f" {', '.join(logs.names()) or 'nothing'}. {hint}"
     )
 
 

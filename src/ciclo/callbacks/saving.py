@@ -186,7 +186,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
                 self.folder.clear()
             process.wait_for_all()
         draft = self.folder.begin(step, process)
-        value = self._value(logs, known)
+        value = self._value(logs, known, bool(loop and loop["epochs"]))
         frozen = tree.freeze(state, "state")
         pickled = frozen.pickled
         work = tree.begin_state(frozen, draft, process, self.asynchronous)
@@ -224,7 +224,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
                 " or another folder"
             )
 
-    def _value(self, logs: Logs, known: Logs | None) -> float | None:
+    def _value(self, logs: Logs, known: Logs | None, has_epochs: bool) -> float | None:
         """The monitored value; None if this step did not log it, or for NaN, which is never best.
 
         known: everything logged so far, to detect a wrong name; None if it is too early for that
@@ -232,7 +232,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         if self.monitor is None:
             return None
         if known is not None and known.find(self.monitor) is None:
-            raise missing("checkpoint", self.monitor, known)
+            raise missing("checkpoint", self.monitor, known, has_epochs=has_epochs)
         if logs.find(self.monitor) is None:
             return None
         value = number(device_values.fetch([logs.value(self.monitor)])[0])

@@ -158,7 +158,12 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
                 " put it after the callback that logs it"
             )
         if not loop_state.accumulated_logs.find(self.monitor) and not may_come(loop_state):
-            raise missing("early_stopping", self.monitor, loop_state.accumulated_logs)
+            raise missing(
+                "early_stopping",
+                self.monitor,
+                loop_state.accumulated_logs,
+                has_epochs=loop_state._epochs is not None,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -156,6 +156,11 @@ def create_flax_state(
     >>> ciclo.fit(state, train, valid, epochs=3)
     """
     _check_module(module)
+    if hasattr(inputs, "init") and hasattr(inputs, "update"):
+        raise CicloError(
+            "inputs is an optimizer; the second argument is an example of the module's inputs:"
+            " create_flax_state(module, jnp.zeros((1, 64)), optimizer)"
+        )
     phases = _phases(options)
     training = {name: _training(module, phase.get("method")) for name, phase in phases.items()}
     forward = LinenForward(

@@ -18,7 +18,7 @@ from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
 from ciclo.errors import CicloError, PeriodError, refuse_unknown, warn
-from ciclo.loop import NO_BATCH, OPTIONS, LoopState, Result, State, begin, iterate
+from ciclo.loop import NO_BATCH, OPTIONS, LoopState, Result, State, begin, iterate, refuse_options
 from ciclo.moments import (
     on_epoch_end,
     on_epoch_start,
@@ -120,6 +120,7 @@ def fit(
     ...     state, train, validation, epochs=10, callbacks=[ciclo.keras_bar()]
     ... )
     """
+    refuse_options(fit, options)
     if epochs is None and steps is None:
         raise PeriodError("fit() needs an end: epochs=10 or steps=1000")
     whole("epochs", epochs)

@@ -211,10 +211,12 @@ class TorchState:
                 with Crossing(name, outputs, targets) if is_new else nullcontext():
                     loss = function(found)
                 if not isinstance(loss, torch.Tensor) or loss.dim():
-                    raise CallbackError(
-                        f"the loss {name!r} is {describe(loss)}; it must be a scalar:"
-                        " return loss.mean()"
+                    hint = (
+                        "a scalar: return loss.mean()"
+                        if isinstance(loss, torch.Tensor)
+                        else "a scalar tensor; compute it from the outputs with torch"
                     )
+                    raise CallbackError(f"the loss {name!r} is {describe(loss)}; it must be {hint}")
                 logs.add_loss(name, loss.detach())
                 total = loss if total is None else total + loss
         if len(self._losses) > 1:

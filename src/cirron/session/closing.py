@@ -65,7 +65,9 @@ def judge(recorded: Recorded | None, opened: list[wire.Span]) -> Report:
         from cirron.runs.place import Place, of_batch
 
         if recorded.folder is None:
-            return of_batch(batch_of(recorded, opened)).report()
+            found = of_batch(batch_of(recorded, opened)).report()
+            found.run["is_in_memory"] = True
+            return found
         assert recorded.header.session is not None
         return Place([recorded.folder]).runs[recorded.header.session.run_id].report()
     except (errors.CirronError, OSError) as error:

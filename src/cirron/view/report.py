@@ -21,13 +21,15 @@ MAX_RATIO = 100  # a larger ratio of two times means that nothing is known
 def render(report: Report) -> str:
     """The whole report."""
     run, verdict = report.run, report.verdict
+    lines = [f"VERDICT  {verdict.kind}: {text.plain(verdict.summary, 200)}", *told(verdict)]
+    if "ranks" not in run:  # nothing was recorded
+        return "\n".join(lines)
     lines = [
         f"run {text.plain(str(run['id']))}: {run['state']}"
         + (f", {text.plain(str(run['script']))}" if run["script"] else ""),
         "; ".join(text.plain(one, 200) for one in report.basis),
         "",
-        f"VERDICT  {verdict.kind}: {text.plain(verdict.summary, 200)}",
-        *told(verdict),
+        *lines,
     ]
     if report.account:
         rank = report.run.get("rank")
@@ -108,6 +110,8 @@ def gain(finding: Finding) -> str:
 
 def following(report: Report) -> str:
     """The command that shows more about this run."""
+    if report.run.get("is_in_memory"):  # no command could read it
+        return "ci.trace()"
     run_id = text.plain(str(report.run["id"]))
     steps = f"cirron show --run {run_id} --name {report.run.get('step_name', 'step')} --last 20"
     tensors = f"cirron tensors {run_id}"

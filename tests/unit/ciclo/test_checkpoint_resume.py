@@ -391,6 +391,16 @@ class TestDifferences:
         assert "only in the checkpoint: every(steps=1): add" in str(caught.value)
         assert "only in this run: every(steps=2): add" in str(caught.value)
 
+    def test_other_callbacks_of_a_moment(self) -> None:
+        """They are named without the schedule of the moment, which is ciclo's own."""
+        saved = [ciclo.early_stopping("x", looks=9)]
+        options: Any = {"epochs": 1, "train_step": lambda: {"metrics": {"x": 1.0}}, "resume": "run"}
+        ciclo.fit(0, [1], callbacks=saved, **options)
+        with pytest.raises(ciclo.CheckpointError) as caught:
+            ciclo.fit(0, [1], **options)
+
+        assert str(caught.value).endswith("\n  only in the checkpoint: early_stopping")
+
     def test_another_state(self) -> None:
         """A state of another shape is refused, and its places are named."""
         ciclo.loop({"w": np.ones(3)}, range(3), {ciclo.every(1): max_of}, resume="run")

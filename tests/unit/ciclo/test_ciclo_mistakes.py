@@ -21,6 +21,7 @@ LOGS = {"metrics": {"x": 1.0}}
 STEP = {ciclo.on_train_step: lambda state: state + 1}
 LAYER = {"dense": {"w": 1.0}}
 X, Y = np.zeros((4, 2)), np.zeros(4)
+UNTYPED: Any = ciclo  # for calls that a type checker refuses
 
 
 def run(callback: Any, state: Any = 0, data: Any = (1, 2), **options: Any) -> Any:
@@ -40,6 +41,54 @@ class Typed:
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a_misspelt_amount_of_every": (
+        lambda: UNTYPED.every(step=3),
+        r"every\(\) has no option 'step'. Did you mean 'steps'\?",
+    ),
+    "every_epoch": (
+        lambda: UNTYPED.every(epochs=1),
+        "for each epoch of fit or train_loop, write {ciclo.on_epoch_end: ...}",
+    ),
+    "a_stop_in_epochs": (
+        lambda: run(lambda: None, stop=UNTYPED.at(epochs=3)),
+        r"at\(\) has no option 'epochs'; count steps, or write ciclo.fit\(.*epochs=3\)",
+    ),
+    "an_unknown_amount_of_after": (
+        lambda: UNTYPED.after(seconds=3),
+        r"after\(\) has no option 'seconds'; it has steps, samples, tokens, time, date",
+    ),
+    "pieces_without_starts": (
+        lambda: UNTYPED.piecewise([ciclo.every(1), ciclo.every(10)]),
+        "needs a start and a schedule, as in {0: ciclo.every",
+    ),
+    "a_misspelt_end_of_fit": (
+        lambda: UNTYPED.fit(0, [1], epoch=3, train_step=lambda: None),
+        r"fit\(\) has no option 'epoch'. Did you mean 'epochs'\?",
+    ),
+    "the_strategy_of_a_loop": (
+        lambda: UNTYPED.fit(0, [1], epochs=3, strategy="jit"),
+        "'strategy'; it is an option of the function that creates the state",
+    ),
+    "early_stopping_without_validation_data": (
+        lambda: ciclo.fit(
+            0,
+            [1],
+            epochs=1,
+            train_step=lambda: LOGS,
+            callbacks=[ciclo.early_stopping("x_valid", looks=3)],
+        ),
+        "the logs have metrics.x. Names that end in _valid or _test need validation or test data",
+    ),
+    "a_checkpoint_without_validation_data": (
+        lambda: ciclo.fit(
+            0,
+            [1],
+            epochs=1,
+            train_step=lambda: LOGS,
+            callbacks=[ciclo.checkpoint("run", monitor="x_valid")],
+        ),
+        "the logs have metrics.x. Names that end in _valid or _test need validation or test data",
+    ),
     "logs_in_the_place_of_the_state": (
         lambda: run(lambda state: (LAYER, LOGS), LAYER),
         r"returned logs in place of the state:\n    return logs, state",
@@ -261,6 +310,23 @@ class TestJax:
         )
         with pytest.raises(ciclo.CallbackError, match="'mse' returned None"):
             state.train_step((X, Y))
+
+    def test_no_example_inputs(self) -> None:
+        """An optimizer in their place is not read as a tuple of inputs."""
+        linen = pytest.importorskip("flax.linen")
+        with pytest.raises(ciclo.CicloError, match="inputs is an optimizer; the second argument"):
+            ciclo.create_flax_state(linen.Dense(1), optax.sgd(0.1))
+
+    def test_a_batch_without_targets(self) -> None:
+        """The error of the loss has a note that says what to give."""
+        linen = pytest.importorskip("flax.linen")
+        state = ciclo.create_flax_state(
+            linen.Dense(1), X, optax.sgd(0.1), losses=lambda preds, target: (preds - target) ** 2
+        )
+        with pytest.raises(TypeError) as caught:
+            state.train_step(X)
+
+        assert any("the batch has no targets; give" in one for one in caught.value.__notes__)
 
     def test_a_module_of_another_library(self) -> None:
         """The error names the function that takes it."""

@@ -154,7 +154,7 @@ class TestEarlyStopping:
         """It is an error after the first look, that says what there is and what to write."""
         with pytest.raises(
             ciclo.MonitorError, match=r"'los', which was not logged; the logs have metrics.loss"
-        ):
+        ) as caught:
             ciclo.train_loop(
                 0,
                 [1.0],
@@ -162,6 +162,7 @@ class TestEarlyStopping:
                 callbacks=[ciclo.early_stopping("los", patience=1)],
                 epoch_duration=1,
             )
+        assert caught.value.__notes__ == ["ciclo: in callback early_stopping, step 0, batch 1.0"]
         with pytest.raises(
             ValueError, match=r"\{ciclo.every\(500\): \[evaluate, early_stopping\]\}"
         ):

@@ -587,6 +587,22 @@ def test_wrong_arguments(options: dict[str, Any], kind: type[Exception], text: s
     assert text in str(caught.value)
 
 
+def test_a_loss_that_is_a_float() -> None:
+    """It has no mean(): the error asks for a tensor."""
+    state = make(losses=lambda outputs, targets: 1.0)
+    with pytest.raises(ciclo.CallbackError, match=r"is 1.0; it must be a scalar tensor; compute"):
+        state.train_step((torch.ones(4, 4), torch.zeros(4, dtype=torch.long)))
+
+
+def test_a_batch_without_targets() -> None:
+    """The error of torch has a note that says what to give; one with targets has none."""
+    state = make()
+    with pytest.raises(TypeError) as caught:
+        state.train_step(torch.ones(4, 4))
+
+    assert any("the batch has no targets; give" in one for one in caught.value.__notes__)
+
+
 def test_not_a_module() -> None:
     """Something else is refused, with the names for other frameworks."""
     with pytest.raises(TypeError, match=r"needs a torch.nn.Module. For JAX use create_flax_state"):
