@@ -836,3 +836,23 @@ def test_forwards_that_fail_while_the_pass_is_undecided(traced: Traced) -> None:
 
     body = "(data_load forward:train!)"
     assert f"evaluation(batch[0]{body} batch[1]{body})" == traced()
+
+
+def test_an_epoch_by_next_that_is_never_asked_for_more(traced: Traced) -> None:
+    """It has ended with the last item of its loader: the evaluation after it is next to it."""
+    loop, loader, held_out = Loop(), loader_of(2), loader_of(2)
+    for _ in range(2):
+        loop.model.train()
+        iterator = iter(loader)
+        for _ in range(len(loader)):
+            loop.step(next(iterator))
+        loop.model.eval()
+        with torch.no_grad():
+            evaluated = iter(held_out)
+            for _ in range(len(held_out)):
+                loop.model(next(evaluated)[0])
+        del evaluated
+
+    evaluation = "evaluation(batch[0](data_load forward:eval) batch[1](data_load forward:eval))"
+    epochs = [f"epoch[{index}]({steps(2)}) {evaluation}" for index in range(2)]
+    assert " ".join(epochs) == traced()

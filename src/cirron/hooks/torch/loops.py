@@ -280,7 +280,8 @@ class Loops:
         asker = callers.find_asker()
         is_batches = hot.is_fetching()  # `ci.batches` asks
         current.is_for_loop = is_batches or callers.is_for(asker)
-        current.may_read_ahead = not current.is_for_loop or callers.is_generator(asker)
+        current.is_in_generator = callers.is_generator(asker)
+        current.may_read_ahead = not current.is_for_loop or current.is_in_generator
         current.items_at_once = callers.times_in_zip(iterator) if current.is_for_loop else 1
         is_told = lane.is_told_to_evaluate
         # After a model in eval mode, an item that is fetched by hand may still be trained with.

@@ -48,6 +48,7 @@ class Pass:
         self.references = 0  # to the iterator, when its first item was used
         self.fetched = 0  # items
         self.is_for_loop = False  # a `for` fetches the items, not a call of `next`
+        self.is_in_generator = False
         # How it began.
         self.above = hot.innermost()  # the span that was open
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
@@ -164,7 +165,9 @@ class Pass:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(self.iterator()) < self.references
         if self.is_training and new.began_evaluating:
-            return False
+            # After the last item, `next` may not be called again. A generator will be.
+            is_over = self.fetched == self.length and self.has_stepped and not self.reads_ahead
+            return is_over and not self.is_in_generator
         return new.is_for_loop and self.state is not JOINED
 
     # -- questions to the main pass about another one ----------------------------------------
