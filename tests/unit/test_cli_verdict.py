@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import cirron as ci
 from cirron import wire
 from cirron.cli import main
+from cirron.verdict import findings
 from cirron.verdict.endings import Ending
 from cirron.verdict.why import last_collective, why
 
@@ -307,3 +308,10 @@ def test_too_little_to_compare() -> None:
     assert 5 == status
     assert "no span name has enough spans in both runs" in said
     assert "loss: identical" in said
+
+
+def test_json_says_why_no_gain_is_predicted() -> None:
+    """A finding about time without a gain has the reason in `no_gain`."""
+    finding = findings.Finding("host-bound", "Python takes time", 0.3, None, "varies", [], "")
+
+    assert (None, "varies") == (finding.as_dict()["gain"], finding.as_dict()["no_gain"])
