@@ -48,6 +48,8 @@ FORMATS = ("tree", "dict", "json", "df")
 SIGNAL_WAIT_S = 3.0
 # `ci.flush()` blocks, but not forever if the disk hangs.
 FLUSH_WAIT_S = 60.0
+# How long `cirron run` lets a program wait for its first black box: usually a millisecond.
+FIRST_BOX_S = 0.25
 
 _lock = threading.RLock()
 _memory = Memory()
@@ -116,6 +118,9 @@ def begin_by_itself() -> None:
         if _profiler is None:
             profile()
             _is_automatic = True
+    if _session is not None and _session.black_box is not None:
+        # A program that dies in its first line leaves a run, too.
+        _session.black_box.refresh(clock.now() + int(FIRST_BOX_S * 1e9))
 
 
 def shutdown() -> None:
