@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cirron import errors
 from cirron.cli import output
 from cirron.view import text
 
@@ -21,7 +22,13 @@ def depot(folder: str | None, store: str | None, *, make: bool = False) -> Depot
     from cirron.server.process import depot_of
 
     where = output.default_folder() if folder is None else folder
-    return Depot(store or depot_of(where, make=make))
+    found = Depot(store or depot_of(where, make=make))
+    if not make and found.read("secret") is None and not found.objects.list("keys/"):
+        raise errors.SettingError(
+            f"{found.where!r} has no keys, and no server has used it: name the store that is"
+            " served with --store, or its folder with --dir"
+        )
+    return found
 
 
 @click.group()
@@ -83,7 +90,7 @@ def link(key_id: str, address: str, folder: str | None, store: str | None) -> No
 
     KEY_ID is a key with the scope read; ADDRESS is the server's, such as https://runs.example.
     """
-    from cirron import errors, settings
+    from cirron import settings
     from cirron.server import keys as server_keys
     from cirron.server import login
 

@@ -95,6 +95,8 @@ class Access:
                     message["headers"] = list((self._headers | own).items())
                 await send(message)
 
+            # Routes see the path as it was sent. What a route uses of it is decoded there, once.
+            scope["path"] = scope["raw_path"].decode("ascii")
             refusal = self._refusal(scope)
             await (app if refusal is None else refusal)(scope, receive, sending)
 

@@ -31,7 +31,7 @@ class Session(wire.Session, frozen=True, kw_only=True):
     """See `wire.Session`."""
 
     id: Name
-    run_id: Name
+    run_id: Annotated[Name, msgspec.Meta(min_length=1)]
     attempt: Int64
     pid: Int64
     rank: Int64 | None

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 INBOX = "inbox/"
 REFUSED = "refused/"
 TMP = "tmp"
-FOLDER = "server"  # in a `.cirron`
 STALE_S = 3600.0  # after this, an incomplete file belongs to a killed process
 
 

@@ -135,10 +135,9 @@ def brief(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 def report(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """The verdict, the account of the time, and the command that tells more."""
     found = judged(asked.run_of(place, params))
-    said = found.as_dict()
     return {
-        **said,
-        "account": [{**one, "colour": colour_of(one["part"])} for one in said["account"]],
+        **found.as_dict(),
+        "colours": {part: colour_of(part) for part, _, _ in found.account},
         "command": view.following(found),
         "primary": {**found.verdict.as_dict(), "blames": found.verdict.blames},
     }
@@ -178,10 +177,9 @@ def why(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def diff(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """What changed between runs. `before` and `after` are ids, separated by commas."""
-    known = place.runs
-    before = [known[one] for one in asked.text(params, "before").split(",")]
-    after = [known[one] for one in asked.text(params, "after").split(",")]
+    """What changed between the runs `before` and the runs `after`."""
+    before = asked.runs_of(place, params, "before")
+    after = asked.runs_of(place, params, "after")
     key = ("diff", *((one.id, one.ended_ns) for one in (*before, *after)))
     return asked.kept(after[0], key, lambda: compare(before, after).as_dict())
 
