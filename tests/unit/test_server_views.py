@@ -21,6 +21,7 @@ from cirron.server.app import App
 from cirron.server.asked import BadRequest
 from cirron.server.live import Hub
 from cirron.server.views import OF_RUN, VIEWS
+from cirron.verdict import report as verdict_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,6 +112,11 @@ def test_verdict_has_its_next_step(place: Place) -> None:
         report["primary"]["class"] == report["verdict"]["class"] == ask(place, "brief")["verdict"]
     )
     assert report["command"].startswith("cirron ")
+    assert (
+        json.loads(json.dumps(verdict_on(place.runs.latest).as_dict()["account"]))
+        == (report["account"])
+    )
+    assert {one["part"] for one in report["account"]} == report["colours"].keys()
 
 
 def test_steps_are_buckets(place: Place) -> None:
@@ -145,6 +151,18 @@ def test_marks_keep_their_peaks(place: Place, axis: str, last: float) -> None:
     assert len(line["x"]) <= 4
     assert 1.0 == max(line["high"])
     assert 0 <= line["x"][0] <= line["until"][-1] <= last
+
+
+def test_mean_of_values_near_the_largest_float(tmp_path: Path) -> None:
+    """Their sum is infinite; their mean is not."""
+    ci.profile()
+    for _ in ci.batches(range(8)):
+        ci.mark("huge", 1.7e308)
+    ci.shutdown()
+
+    (line,) = ask(Place([tmp_path]), "mark", name="huge", width=2)["lines"]
+
+    assert [1.7e308, 1.7e308] == line["mean"]
 
 
 def test_timeline_and_its_spans(place: Place) -> None:

@@ -41,7 +41,7 @@ logger = logging.getLogger("cirron.server")
 Role = Literal["all", "ingest", "page"]
 MAX_VIEWS = 4  # queries that run at once
 MAX_WAITING = 32  # queries of one key, running or waiting
-READ_S = 1.0  # how long a query waits while the records are read for the first time
+READ_S = 20.0  # how long a query waits while the records are read for the first time
 MAX_QUERY_BYTES = 16_384  # a name of 1,000 characters, percent-encoded
 GZIP_BYTES = 1_024
 # A slash in a run's id is `%2F`.
