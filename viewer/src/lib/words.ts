@@ -18,7 +18,7 @@ export const STATES: Record<string, string> = {
   exception: 'failed with an exception',
   signal: 'terminated by a signal',
   killed: 'killed',
-  unknown: 'unknown',
+  unknown: 'end not recorded',
 }
 
 /** Good, bad or neither, for colour and shape. */
