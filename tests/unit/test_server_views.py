@@ -16,10 +16,10 @@ import pytest
 
 import cirron as ci
 from cirron.runs.place import Place
-from cirron.server import asked
+from cirron.server import query
 from cirron.server.app import App
-from cirron.server.asked import BadRequest
-from cirron.server.live import Hub
+from cirron.server.events import Hub
+from cirron.server.query import BadRequest
 from cirron.server.views import OF_RUN, VIEWS
 from cirron.verdict import report as verdict_on
 
@@ -92,16 +92,16 @@ def test_the_same_question_is_worked_on_once(place: Place) -> None:
         return "slow"
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(asked.kept, run, ("slow",), slow)
+        first = pool.submit(query.kept, run, ("slow",), slow)
         assert is_asked.wait(60)
-        second = pool.submit(asked.kept, run, ("slow",), slow)
+        second = pool.submit(query.kept, run, ("slow",), slow)
         may_answer.set()
         assert ["slow", "slow"] == [first.result(60), second.result(60)]
     assert [1] == asks
 
     with pytest.raises(OSError, match="gone"):
-        asked.kept(run, ("fails",), Mock(side_effect=OSError("gone")))
-    assert "well" == asked.kept(run, ("fails",), lambda: "well")
+        query.kept(run, ("fails",), Mock(side_effect=OSError("gone")))
+    assert "well" == query.kept(run, ("fails",), lambda: "well")
 
 
 def test_verdict_has_its_next_step(place: Place) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from cirron import errors
-from cirron.server.answers import Refusal, answer, at_store
 from cirron.server.keys import RATES, Key
+from cirron.server.responses import Refusal, answer, at_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,9 +21,9 @@ from starlette.routing import Route
 
 from cirron import errors
 from cirron.runs.engine import QueryError
-from cirron.server import answers, assets, live, views
+from cirron.server import assets, events, responses, views
 from cirron.server.access import PUBLIC, Access, Needs
-from cirron.server.answers import Refusal, answer
+from cirron.server.responses import Refusal, answer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -61,7 +61,7 @@ class App:
     """The routes of one server process."""
 
     def __init__(
-        self, role: Role, intake: Intake, access: Access, served: Served | None, hub: live.Hub
+        self, role: Role, intake: Intake, access: Access, served: Served | None, hub: events.Hub
     ) -> None:
         self._access = access
         self._served = served
@@ -88,7 +88,7 @@ class App:
         self.asgi = self._access.around(
             Starlette(
                 routes=list(self._routes()),
-                exception_handlers={HTTPException: answers.refused, Exception: answers.failed},
+                exception_handlers={HTTPException: responses.refused, Exception: responses.failed},
                 lifespan=self._lifespan,
             )
         )
@@ -154,7 +154,7 @@ class App:
         if not self._served.is_read.wait(READ_S):
             raise Refusal(503, "the records are being read for the first time", 1)
         try:
-            content = answers.encode(view(self._served.place, given))
+            content = responses.encode(view(self._served.place, given))
         except (errors.UnknownRunError, KeyError):
             raise Refusal(404, "no such run") from None
         except QueryError as error:
@@ -166,13 +166,13 @@ class App:
 
             content = gzip.compress(content, 1, mtime=0)
             headers["Content-Encoding"] = "gzip"
-        return Response(content, 200, headers, answers.JSON)
+        return Response(content, 200, headers, responses.JSON)
 
     # -- events -----------------------------------------------------------------------------
 
     async def _events(self, request: Request) -> Response:
         """`GET /api/events`."""
-        if self._hub.streams >= live.MAX_STREAMS:
+        if self._hub.streams >= events.MAX_STREAMS:
             raise Refusal(429, "too many streams", 5)
         text = request.headers.get("last-event-id") or request.query_params.get("cursor") or ""
         if not re.fullmatch(r"[0-9]{0,18}", text):

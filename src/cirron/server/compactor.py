@@ -113,13 +113,8 @@ class Compactor:
 
     def _stored(self, names: list[str], where: Sequence[stores.Store]) -> set[str]:
         """The names of the batches that these stores have."""
-        sql, given = stores.select("batches", [one for s in where for one in s.files("batches")])
-        rows = self._db.execute(
-            f"SELECT DISTINCT batch_id FROM ({sql})"  # noqa: S608  our own; what is sent is bound
-            " WHERE batch_id IN (SELECT unnest($ids))",
-            {**given, "ids": [_batch_id(name) for name in names]},
-        ).fetchall()
-        return {f"{INBOX}{batch_id}.json" for (batch_id,) in rows}
+        ids = [name.removeprefix(INBOX).removesuffix(".json") for name in names]
+        return {f"{INBOX}{one}.json" for store in where for one in store.seen(self._db, among=ids)}
 
     def _refuse(self, name: str) -> None:
         content = self._depot.read(name)
@@ -137,7 +132,3 @@ class Compactor:
         for name in self._depot.objects.list("links/"):
             if self._depot.objects.age_s(name) > LINK_DAYS_S:
                 self._depot.objects.remove(name)
-
-
-def _batch_id(name: str) -> str:
-    return name.removeprefix(INBOX).removesuffix(".json")

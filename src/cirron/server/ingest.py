@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from anyio import to_thread
 
 from cirron.record import clock
-from cirron.server import checked
-from cirron.server.answers import Refusal, answer, at_store
+from cirron.server import validation
+from cirron.server.responses import Refusal, answer, at_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -93,7 +93,7 @@ class Intake:
     def _keep(self, body: bytearray, is_gzip: bool, given: str | None) -> dict[str, Any]:
         payload = unzip(body) if is_gzip else bytes(body)
         with self._checking:
-            batch_id = checked.batch_id(payload)
+            batch_id = validation.batch_id(payload)
         if given is not None and given != batch_id:
             raise Refusal(400, "X-Cirron-Batch-Id differs from the batch_id in the body")
         with storing():

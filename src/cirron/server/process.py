@@ -21,9 +21,9 @@ from cirron.server.app import App, Role
 from cirron.server.compactor import Compactor
 from cirron.server.connection import Connection
 from cirron.server.depot import Depot
+from cirron.server.events import Hub
 from cirron.server.ingest import MAX_INBOX_BYTES, Intake
 from cirron.server.keys import Key, Keys
-from cirron.server.live import Hub
 from cirron.server.login import Login
 from cirron.server.served import Served
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from cirron.server.compactor import Compactor
     from cirron.server.depot import Depot
-    from cirron.server.live import Hub
+    from cirron.server.events import Hub
 
 logger = logging.getLogger("cirron.server")
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
-from cirron.server.answers import Refusal
+from cirron.server.responses import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

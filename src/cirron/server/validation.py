@@ -12,7 +12,7 @@ import msgspec
 
 from cirron import wire
 from cirron.runs import batches
-from cirron.server.answers import Refusal
+from cirron.server.responses import Refusal
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
