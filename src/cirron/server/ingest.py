@@ -109,7 +109,7 @@ class Intake:
         if clock.now() - self._measured_ns > 1_000_000_000:
             self._measured_ns = clock.now()
             with storing():
-                self._waiting_bytes = sum(self._depot.objects.sizes("inbox/").values())
+                self._waiting_bytes = sum(self._depot.waiting().values())
         if self._waiting_bytes > self._max_inbox_bytes:
             raise Refusal(429, "too many batches are waiting to be stored", RETRY_S)
         with storing():

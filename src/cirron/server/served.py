@@ -15,7 +15,6 @@ from cirron import errors
 from cirron.record import clock
 from cirron.runs.place import Place, find_all
 from cirron.runs.store import MANIFESTS
-from cirron.server.depot import INBOX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +74,7 @@ class Served:
                 began_ns = clock.now()
                 # A client writes its spool before it sends. If its folder is shown, too, the look
                 # finds each of these batches there, and the compactor drops the second copy.
-                waiting = self._depot.objects.sizes(INBOX)
+                waiting = self._depot.waiting()
                 if waiting and self._folders:
                     self._look()
                 is_more = self._compactor.run(waiting, self.place.folder_stores)
