@@ -31,7 +31,8 @@ class Session(wire.Session, frozen=True, kw_only=True):
     """See `wire.Session`."""
 
     id: Name
-    run_id: Annotated[Name, msgspec.Meta(min_length=1)]
+    # Browsers cannot request an address with "", "." or ".." in it.
+    run_id: Annotated[Name, msgspec.Meta(pattern=r"^(?!\.{0,2}\Z)")]
     attempt: Int64
     pid: Int64
     rank: Int64 | None
