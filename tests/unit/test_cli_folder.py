@@ -312,11 +312,12 @@ def test_commands_leave_an_empty_folder_empty(home: Path, command: str) -> None:
 
 @pytest.mark.parametrize("command", ["list", "revoke x", "link x http://here"])
 def test_keys_of_a_place_without_a_server(home: Path, command: str) -> None:
-    """A wrong --store is an error that names the place, not an empty list."""
-    found = call("keys", *command.split(), "--store", "wrong")
+    """A wrong --store or --dir is an error that names the place, not an empty list."""
+    for given, place in (("--store", "wrong"), ("--dir", "wrong/.cirron/server")):
+        found = call("keys", *command.split(), given, "wrong")
 
-    assert 1 == found.exit_code
-    assert found.output.startswith("Error: 'wrong' has no keys, and no server has used it: ")
+        assert 1 == found.exit_code
+        assert found.output.startswith(f"Error: '{place}' has no keys, and no server has used it: ")
     assert [] == list(home.iterdir())
 
 

@@ -23,7 +23,8 @@ def depot(folder: str | None, store: str | None, *, make: bool = False) -> Depot
 
     where = output.default_folder() if folder is None else folder
     found = Depot(store or depot_of(where, make=make))
-    if not make and found.read("secret") is None and not found.objects.list("keys/"):
+    is_given = store is not None or folder is not None
+    if is_given and not make and not (found.objects.list("secret") or found.objects.list("keys/")):
         raise errors.SettingError(
             f"{found.where!r} has no keys, and no server has used it: name the store that is"
             " served with --store, or its folder with --dir"
