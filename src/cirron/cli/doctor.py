@@ -118,9 +118,11 @@ def effective(problems: list[Problem]) -> dict[str, dict[str, Any]]:
         if setting.name == "api_key" and value is not None:
             value = "***"
         found[setting.name] = {"value": value, "from": source}
-    for fault in () if table is None else table.faults.values():
-        assert table is not None
-        problems.append(Problem(f"{table.file.path}: {fault}", "correct that line, or remove it"))
+    if table is not None:
+        problems += [
+            Problem(f"{table.file.path}: {fault}", "correct that line, or remove it")
+            for fault in table.faults.values()
+        ]
     return found
 
 

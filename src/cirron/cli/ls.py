@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from cirron.runs.opened import Run
 
-COLUMNS = ("run", "state", "started", "lasted", "ranks", "attempts", "script", "tags")
+COLUMNS = (*tables.RUN_COLUMNS[:-1], "script", "tags")
 SHORTEST = 8
 
 
@@ -40,11 +40,7 @@ def row(run: Run, name: str) -> list[str]:
     program = run.program
     return [
         text.plain(name),
-        run.state,
-        tables.moment(run.started_ns),
-        text.duration(run.ended_ns - run.started_ns),
-        str(len(run.ranks) or "-"),
-        str(len(run.attempts)),
+        *tables.run_row(run)[1:-1],
         text.plain(program.script or "-"),
         text.tags(program) or "-",
     ]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from cirron.runs.place import Place
 
 SCHEMA = 1  # version of the --json output
-GAP = 2  # between the columns of a table
 
 STYLES = {
     "running": "green",
@@ -89,11 +88,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], more: str = "")
     A table wider than the terminal is printed as plain lines, because rich would split columns in
     the middle of words and numbers.
     """
-    widths = [max(len(row[at]) for row in (columns, *rows)) for at in range(len(columns))]
-    if not is_terminal() or not draw(columns, rows, sum(widths) + GAP * len(widths)):
-        for row in (columns, *rows):
-            padded = (one.ljust(width) for one, width in zip(row, widths, strict=True))
-            echo((" " * GAP).join(padded).rstrip())
+    lines = tables.aligned([columns, *rows])
+    if not is_terminal() or not draw(columns, rows, max(map(len, lines)) + tables.GAP):
+        for line in lines:
+            echo(line)
     if more:
         echo(more)
 
@@ -108,7 +106,7 @@ def draw(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> b
     console = Console()
     if width > console.width:
         return False
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, tables.GAP - 1, 0, 0))
     for name in columns:
         shown.add_column(Text(name), overflow="fold")
     for row in rows:
@@ -116,11 +114,6 @@ def draw(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> b
         shown.add_row(*(Text(one, style=STYLES.get(one, "")) for one in cells))
     console.print(shown)
     return True
-
-
-def cells(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """The rows of a query result as text."""
-    return [[tables.cell(*pair) for pair in zip(columns, row, strict=True)] for row in rows]
 
 
 @contextlib.contextmanager

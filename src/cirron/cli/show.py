@@ -247,16 +247,10 @@ def show_sessions(shown: Selection) -> None:
 
 def show_problems(problems: Sequence[str]) -> None:
     """Prints the files that could not be read."""
-    lines, more = _listed(problems)
-    for line in lines:
-        echo(f"problem: {line}")
-    if more:
-        echo(f"and {more:,} more problems: --format json lists all")
-
-
-def _listed(problems: Sequence[str]) -> tuple[list[str], int]:
-    lines = [text.plain(problem, MAX_PROBLEM) for problem in problems[:MAX_PROBLEMS]]
-    return lines, len(problems) - len(lines)
+    for problem in problems[:MAX_PROBLEMS]:
+        echo(f"problem: {text.plain(problem, MAX_PROBLEM)}")
+    if len(problems) > MAX_PROBLEMS:
+        echo(f"and {len(problems) - MAX_PROBLEMS:,} more problems: --format json lists all")
 
 
 def who(one: Session) -> list[str]:
@@ -336,10 +330,7 @@ def silence(run: Session, box: dict[str, Any]) -> list[str]:
         return ["where the threads were:", *stacks(taken)] if taken else []
     lasted = text.duration(heartbeat_ns - since_ns)
     beat = moment(heartbeat_ns, run.first_ns)
-    return [
-        f"silent: nothing was recorded for {lasted} up to {beat}",
-        *stacks(taken),
-    ]
+    return [f"silent: nothing was recorded for {lasted} up to {beat}", *stacks(taken)]
 
 
 def where(shown: Selection, run: Session) -> tuple[list[str], int]:

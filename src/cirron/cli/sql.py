@@ -8,7 +8,7 @@ import io
 import click
 
 from cirron.cli import output
-from cirron.view import text
+from cirron.view import tables, text
 
 MAX_ROWS = 1_000  # printed as a table
 
@@ -44,4 +44,4 @@ def sql(query: str, wanted: str | None, folder: str | None, is_json: bool, is_cs
         left = len(rows) - MAX_ROWS
         more = f"and {text.plural(left, 'more row')}: --json or --csv has all" if left > 0 else ""
         names = [text.plain(name) for name in columns]
-        output.table(names, output.cells(columns, rows[:MAX_ROWS]), more)
+        output.table(names, tables.cells(columns, rows[:MAX_ROWS]), more)

@@ -14,7 +14,7 @@ from cirron.view import text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cirron.runs.opened import Run, Session
+    from cirron.runs.opened import Run
 
 FIRST_LINES = 10  # of the records from before the start
 MAX_LINES = 20  # per update and process: of a fast loop, only the last steps are shown
@@ -85,7 +85,14 @@ class Seen:
         for session in run.sessions:
             if self._states.get(session.id) != session.state:
                 self._states[session.id] = session.state
-                yield {"event": "state", **_who(session), "end_ns": session.last_ns}
+                yield {
+                    "event": "state",
+                    "session_id": session.id,
+                    "rank": session.rank,
+                    "pid": session.pid,
+                    "state": session.state,
+                    "end_ns": session.last_ns,
+                }
 
 
 # Fetches only the rows that are printed: a long run has millions.
@@ -117,15 +124,6 @@ def _newest(what: str, run: Run, told: dict[str, int], limit: int) -> Iterator[d
             yield {"event": "skipped", "what": named, "count": total - limit, **first}
         told[row["session_id"]] = row["end_ns"]
         yield {"event": what, **row}
-
-
-def _who(session: Session) -> dict[str, Any]:
-    return {
-        "session_id": session.id,
-        "rank": session.rank,
-        "pid": session.pid,
-        "state": session.state,
-    }
 
 
 def line(event: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from cirron import errors
 from cirron.cli import output
-from cirron.view import text
+from cirron.view import tables, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -181,7 +181,7 @@ def show_one(run: Run, one: TensorHistory) -> None:
     shape, dtype = (text.plain(one.last[key] or "?") for key in ("shape", "dtype"))
     output.echo(f"{text.plain(one.name)}{rank}: {shape} {dtype}, {one.problem or 'ok'}")
     rows = [[entry[key] for key in EPOCH_COLUMNS] for entry in one.epochs]
-    output.table(EPOCH_COLUMNS, output.cells(EPOCH_COLUMNS, rows))
+    output.table(EPOCH_COLUMNS, tables.cells(EPOCH_COLUMNS, rows))
     beside = [drawn for name in (one.name, f"{one.name}.grad") if (drawn := draw(run, name, one))]
     widths = [max(map(len, drawn)) for drawn in beside]
     if beside:

@@ -740,16 +740,7 @@ def close(span: Span, at: int = 0) -> None:
     else:
         _leave(span)
     append(
-        (
-            span.sequence,
-            parent.under,
-            span.name,
-            span.index,
-            attrs,
-            span.start,
-            end,
-            span.thread,
-        )
+        (span.sequence, parent.under, span.name, span.index, attrs, span.start, end, span.thread)
     )
     opened.discard(span)
 

@@ -51,6 +51,8 @@ SESSIONS = {
 }
 SCHEMAS = {name: columns for name, columns in TABLES.items() if name != "batches"}
 SCHEMAS["sessions"] = SESSIONS
+# The views that are the same SQL in both engines.
+VIEWS = {"step_parts": STEP_PARTS, "training_steps": TRAINING_STEPS, "waited_steps": WAITED_STEPS}
 CHUNK_ROWS = 10_000
 
 _ZONE = " WITH TIME ZONE"
@@ -79,6 +81,16 @@ class Files:
     new_spans: list[str]  # of segments without `steps`
     new_marks: list[str]
     spans_by_level: dict[int, list[str]]  # all files, by the finest level of their segments
+
+
+def _tables(files: Files) -> dict[str, tuple[dict[str, str], list[str]]]:
+    """The tables in files: the columns and the paths of each."""
+    found = {
+        name: (columns, files.tables.get(name, [])) for name, columns in (SCHEMAS | DERIVED).items()
+    }
+    found["new_spans"] = TABLES["spans"], files.new_spans
+    found["new_marks"] = TABLES["marks"], files.new_marks
+    return found
 
 
 class Engine(Protocol):
@@ -196,20 +208,12 @@ class DuckDB:
         drop = functools.partial(connection.cursor().execute, f"DROP SCHEMA {self._schema} CASCADE")
         weakref.finalize(self, drop).atexit = False
         cursor = self._cursor()
-        views = {
-            name: _read_parquet(columns, files.tables.get(name))
-            for name, columns in (SCHEMAS | DERIVED).items()
-        }
-        views["new_spans"] = _read_parquet(TABLES["spans"], files.new_spans)
-        views["new_marks"] = _read_parquet(TABLES["marks"], files.new_marks)
+        views = {name: _read_parquet(*table) for name, table in _tables(files).items()}
         views["span_levels"] = " UNION ALL ".join(
             f"SELECT {level} AS finest_level, * FROM ({_read_parquet(TABLES['spans'], paths)})"
             for level, paths in (files.spans_by_level or {NO_LEVEL: []}).items()
         )
-        views["step_parts"] = STEP_PARTS
-        views["training_steps"] = TRAINING_STEPS
-        views["waited_steps"] = WAITED_STEPS
-        views["span_marks"] = self.span_marks
+        views |= VIEWS | {"span_marks": self.span_marks}
         for name, sql in views.items():
             try:
                 cursor.execute(f"CREATE VIEW {name} AS {sql}")
@@ -318,12 +322,7 @@ class Spark:
                 frame = reader.parquet(*shared).union(frame) if here else reader.parquet(*shared)
             return frame
 
-        frames = {
-            name: frame_of(columns, files.tables.get(name, ()))
-            for name, columns in (SCHEMAS | DERIVED).items()
-        }
-        frames["new_spans"] = frame_of(TABLES["spans"], files.new_spans)
-        frames["new_marks"] = frame_of(TABLES["marks"], files.new_marks)
+        frames = {name: frame_of(*table) for name, table in _tables(files).items()}
         levels = [
             frame_of(TABLES["spans"], paths).selectExpr(f"{level} AS finest_level", "*")
             for level, paths in (files.spans_by_level or {NO_LEVEL: []}).items()
@@ -331,10 +330,8 @@ class Spark:
         frames["span_levels"] = functools.reduce(lambda one, other: one.unionAll(other), levels)
         for name, frame in frames.items():
             frame.createOrReplaceTempView(name)
-        session.sql(STEP_PARTS).createOrReplaceTempView("step_parts")
-        session.sql(TRAINING_STEPS).createOrReplaceTempView("training_steps")
-        session.sql(WAITED_STEPS).createOrReplaceTempView("waited_steps")
-        session.sql(self.span_marks).createOrReplaceTempView("span_marks")
+        for name, sql in (VIEWS | {"span_marks": self.span_marks}).items():
+            session.sql(sql).createOrReplaceTempView(name)
 
     def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
         frame = self._session.sql(sql, args=dict(given) or None)
@@ -381,7 +378,7 @@ def _no_glob(path: str) -> str:
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
-def _read_parquet(columns: Mapping[str, str], files: Sequence[str] | None) -> str:
+def _read_parquet(columns: Mapping[str, str], files: Sequence[str]) -> str:
     names = ", ".join(f'"{name}"' for name in columns)
     if files:
         return f"SELECT {names} FROM read_parquet([{', '.join(map(_literal, files))}])"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from duckdb import Error as DatabaseError
 from duckdb import IOException
 
@@ -26,47 +27,22 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 20
 
-# The fields of each record that are read, and their types.
-_FIELDS: dict[str, dict[str, str]] = {
-    "spans": {
-        "id": "VARCHAR",
-        "name": "VARCHAR",
-        "parent_id": "VARCHAR",
-        "index": "BIGINT",
-        "start_ns": "BIGINT",
-        "end_ns": "BIGINT",
-        "cpu_ns": "BIGINT",
-        "gpu_ns": "BIGINT",
-        "memory_peak_bytes": "BIGINT",
-        "thread_id": "BIGINT",
-        "pid": "BIGINT",
-        "rank": "BIGINT",
-        "attrs": "JSON",
-    },
-    "marks": {
-        "id": "VARCHAR",
-        "span_id": "VARCHAR",
-        "name": "VARCHAR",
-        "value_type": "VARCHAR",
-        "value": "JSON",
-        "value_nonfinite": "VARCHAR",
-        "attrs": "JSON",
-        "ts_ns": "BIGINT",
-        "kind": "VARCHAR",
-    },
-    "snapshots": {
-        "id": "VARCHAR",
-        "span_id": "VARCHAR",
-        "tensor_name": "VARCHAR",
-        "shape": "JSON",
-        "dtype": "VARCHAR",
-        "mode": "VARCHAR",
-        "stats": "STRUCT(mean DOUBLE, std DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE,"
-        " histogram STRUCT(bins DOUBLE[], counts BIGINT[]))",
-        "blob_uri": "VARCHAR",
-        "ts_ns": "BIGINT",
-        "attrs": "JSON",
-    },
+# The columns of the fields of a record. A field of another type is read as JSON.
+_COLUMNS: dict[Any, str] = {
+    str: "VARCHAR",
+    str | None: "VARCHAR",
+    int: "BIGINT",
+    int | None: "BIGINT",
+    wire.Stats: "STRUCT(mean DOUBLE, std DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE,"
+    " histogram STRUCT(bins DOUBLE[], counts BIGINT[]))",
+}
+_FIELDS = {
+    table: {
+        field.name: _COLUMNS.get(field.type, "JSON")
+        for field in msgspec.structs.fields(record)
+        if field.name != "mark_ids"  # each mark names its span
+    }
+    for table, record in RECORDS.items()
 }
 # From the fields of a record to the columns of the store that need no other record.
 _READ = {

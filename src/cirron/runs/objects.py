@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cirron import errors, system
 from cirron.record import clock
@@ -125,7 +125,8 @@ class LocalObjects:
     def local(self, name: str) -> str:
         path = self.root / name
         with os.fdopen(system.open_regular(path), "rb") as file:
-            if file.seek(0, os.SEEK_END) < len(MAGIC) or not _ends_whole(file):
+            file.seek(max(0, file.seek(0, os.SEEK_END) - len(MAGIC)))
+            if file.read() != MAGIC:
                 raise untrusted.UnreadableError("it is not a whole Parquet file")
         return str(path)
 
@@ -205,11 +206,6 @@ class RemoteObjects:
         with self._as_message():
             modified = self._api.head(self._store, name)["last_modified"]
         return clock.wall() / 1e9 - float(modified.timestamp())
-
-
-def _ends_whole(file: BinaryIO) -> bool:
-    file.seek(-len(MAGIC), os.SEEK_END)
-    return file.read() == MAGIC
 
 
 def at(where: str | os.PathLike[str]) -> Objects:

@@ -242,10 +242,7 @@ class Store:
             self.manifest = newest(self.objects)
 
     def files(
-        self,
-        table: str,
-        run_id: str | None = None,
-        segments: Iterable[Segment] | None = None,
+        self, table: str, run_id: str | None = None, segments: Iterable[Segment] | None = None
     ) -> list[str]:
         """Local paths of a table's files."""
         found = []

@@ -201,13 +201,11 @@ def walk(nodes: Iterable[Node]) -> Iterator[Node]:
 
 def _matches(nodes: Iterable[Node], name: str) -> Iterator[Node]:
     """The outermost nodes of this name."""
-    pending = list(nodes)[::-1]
-    while pending:
-        node = pending.pop()
+    for node in nodes:
         if node.name == name:
             yield node
         else:
-            pending.extend(reversed(node.children))
+            yield from _matches(node.children, name)
 
 
 def _copy(node: Node) -> Node:
@@ -269,59 +267,22 @@ def _place(level: list[Node], roots: list[Node]) -> None:
 
 
 class Series:
-    """The values of a mark over time: first, last, minimum and maximum."""
-
-    __slots__ = ("count", "first", "last", "maximum", "minimum", "nonfinite_count")
+    """The values of a mark over time: how many, the first and the last."""
 
     def __init__(self, first: Value) -> None:
         self.count = 0
-        self.first = first
-        self.last = first
-        self.minimum: float | None = None  # of finite numbers; None for text and the like
-        self.maximum: float | None = None
+        self.first = self.last = first
         self.nonfinite_count = 0
 
     def add(self, value: Value) -> None:
         """Adds the next value."""
         self.count += 1
         self.last = value
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            return
-        if value - value != 0:  # NaN or an infinity
-            self.nonfinite_count += 1
-        elif self.minimum is None or self.maximum is None:
-            self.minimum = self.maximum = value
-        elif value < self.minimum:
-            self.minimum = value
-        elif value > self.maximum:
-            self.maximum = value
+        self.nonfinite_count += isinstance(value, float) and value - value != 0
 
 
 class Folded:
     """Siblings with the same name that are shown as one row."""
-
-    __slots__ = (
-        "count",
-        "end_ns",
-        "error",
-        "first_index",
-        "is_open",
-        "last_index",
-        "marks",
-        "median_ns",
-        "name",
-        "now_ns",
-        "owners",
-        "parents",
-        "pooled",
-        "start_ns",
-        "threshold",
-        "times",
-        "total_ns",
-        "traits",
-        "worst_index",
-        "worst_ns",
-    )
 
     def __init__(self, members: Sequence[Node], threshold: int, now_ns: int) -> None:
         walls = [node.wall_ns(now_ns) for node in members]
@@ -331,8 +292,6 @@ class Folded:
         self.worst_ns = max(walls)
         self.worst_index = members[walls.index(self.worst_ns)].index
         self.total_ns = sum(walls)
-        self.first_index = members[0].index
-        self.last_index = members[-1].index
         walls.sort()
         middle = len(walls) // 2
         self.median_ns = (walls[middle] + walls[-middle - 1]) // 2
@@ -357,15 +316,14 @@ class Folded:
 class Rest:
     """Spans that are not shown: those past `shown` rows of a parent, or all inside a row."""
 
-    __slots__ = ("count", "is_open", "shown", "start_ns")
     name = "..."
     error = None
+    is_open = False
 
     def __init__(self, count: int, shown: int, start_ns: int) -> None:
         self.count = count
         self.shown = shown
         self.start_ns = start_ns
-        self.is_open = False
 
 
 Item: TypeAlias = Node | Folded | Rest
@@ -421,8 +379,6 @@ class Row:
     If the line above is folded and only a few of its spans contain this one, `inside` has the first
     and the last of them.
     """
-
-    __slots__ = ("depth", "inside", "item", "rows")
 
     def __init__(self, item: Item, depth: int, inside: tuple[Node, Node] | None = None) -> None:
         self.item = item
