@@ -135,7 +135,7 @@ class TestHtml:
     def test_an_open_span_is_unfolded_at_any_depth(self) -> None:
         """The way to where the process is can be seen without a click."""
         spans = [span(str(n), "level", str(n - 1), start=n, end=None) for n in range(6)]
-        html = notebook.to_html(trees.build([], [], spans, now_ns=100))
+        html = notebook.to_html(trees.build(spans, [], now_ns=100))
 
         assert 5 == html.count("<details open>")
 

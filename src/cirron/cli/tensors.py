@@ -152,14 +152,14 @@ def curve(epochs: Sequence[dict[str, Any]], key: str) -> str:
     return f"{spark(values)} {last}" if len(values) > 1 else last
 
 
-def spark(values: Sequence[float | None], width: int = WIDTH) -> str:
+def spark(values: Sequence[float | None]) -> str:
     """A line of bars from the lowest value to the highest; `!` for one that is not finite.
 
     >>> spark([1.0, 2.0, None, 3.0])
     '▁▅ █'
     """
-    if len(values) > width:  # the last of each stretch
-        values = [values[(at + 1) * len(values) // width - 1] for at in range(width)]
+    if len(values) > WIDTH:  # the last of each stretch
+        values = [values[(at + 1) * len(values) // WIDTH - 1] for at in range(WIDTH)]
     finite = [one for one in values if one is not None and one - one == 0]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
 

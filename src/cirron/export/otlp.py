@@ -51,11 +51,10 @@ NAMES = (
 
 def write(run: Run, path: str, *, headers: Mapping[str, str] | None = None) -> None:
     """Writes a file, or sends to an address such as `http://localhost:4318/v1/traces`."""
-    try:
-        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service
-        from opentelemetry.proto.trace.v1 import trace_pb2 as protos
-    except ImportError:
-        raise errors.missing('export "otlp"', "opentelemetry-proto") from None
+    module = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
+    service = errors.need(module, 'export "otlp"', "opentelemetry-proto")
+    from opentelemetry.proto.trace.v1 import trace_pb2 as protos
+
     requests = _requests(run, service, protos)
     if path.lower().startswith(("http://", "https://")):
         post = _poster(path, headers or {}, service)

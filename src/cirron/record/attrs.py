@@ -120,9 +120,7 @@ def describe_error(kind: type[BaseException], error: BaseException | None, limit
         text = "" if error is None else str.__str__(text_of(error))
     except BaseException as raised:  # protects the run from a user's method
         trace = TRACE(raised)
-        is_just_now = (
-            trace is None or trace.tb_next is None
-        )  # else it was raised by `__str__` itself
+        is_just_now = trace is None or trace.tb_next is None  # else `__str__` itself raised it
         if is_just_now if issubclass(type(raised), KeyboardInterrupt) else is_for_program(raised):
             raise
         text = ""
@@ -175,9 +173,7 @@ class Copier:
             return value
         try:
             return self._other(value, kind, nesting)
-        except (
-            BaseException
-        ) as error:  # protects the run, e.g. from a list that another thread changes
+        except BaseException as error:  # protects the run: another thread may change a list
             if is_for_program(error):
                 raise
             return self._text(name_of(value))

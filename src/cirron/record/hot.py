@@ -624,7 +624,6 @@ class State:
         self,
         ring: deque[Record],
         *,
-        append: Callable[[Record], None] | None = None,
         opened: set[Span] | None = None,
         root: Span | None = None,
         off: bool = False,
@@ -633,7 +632,7 @@ class State:
         at_epoch_end: Callable[[Span], None] | None = None,
     ) -> None:
         self.ring = ring
-        self.append = ring.append if append is None else append
+        self.append: Callable[[Record], None] = ring.append
         self.opened = set() if opened is None else opened
         self.root = IDLE_ROOT if root is None else root
         self.off = off

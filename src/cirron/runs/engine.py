@@ -272,18 +272,12 @@ class DuckDB:
             self._execute(f"COPY ({sql}) TO {_literal(path)} (FORMAT parquet)", given)
 
     def frame(self, sql: str, given: Mapping[str, Any]) -> Any:
-        try:
-            import pandas  # noqa: F401  DuckDB's own error does not say what to install
-        except ImportError:
-            raise errors.missing(".df()", "pandas") from None
+        errors.need("pandas", ".df()")  # DuckDB's own error does not say what to install
         with self._own_errors():
             return self._execute(sql, given).df()
 
     def arrow(self, sql: str, given: Mapping[str, Any]) -> Any:
-        try:
-            import pyarrow  # type: ignore[import-untyped]  # noqa: F401
-        except ImportError:
-            raise errors.missing(".arrow()", "pyarrow") from None
+        errors.need("pyarrow", ".arrow()")
         with self._own_errors():
             # From a cursor, DuckDB would copy the rows once more.
             relation = self._cursor().sql(_bound(sql, given), params=dict(given) or None)
@@ -361,11 +355,8 @@ _SPARK = {"VARCHAR": "string", "DOUBLE[]": "array<double>", "BIGINT[]": "array<b
 def _read(files: Sequence[str], columns: Mapping[str, str]) -> Any:
     if not files:
         return []
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise errors.missing("engine=", "pyarrow") from None
+    pyarrow = errors.need("pyarrow", "engine=")
+    parquet = errors.need("pyarrow.parquet", "engine=", "pyarrow")
     tables = [parquet.ParquetFile(one).read(columns=list(columns)) for one in files]
     return pyarrow.concat_tables(tables)
 

@@ -17,7 +17,7 @@ from cirron import wire
 from cirron.record import clock
 from cirron.runs import blackboxes, scan
 from cirron.runs.derived import derive
-from cirron.runs.placement import KNOWN, PLACED, PLACES, Placement
+from cirron.runs.placement import KNOWN, PLACED, Placement
 from cirron.runs.scan import RECORDS, BatchFile, Round, Scan, SpoolSource
 from cirron.runs.store import TABLES, Segment, Store, StoredSession, nothing, select
 
@@ -377,9 +377,11 @@ class Ingest:
         if not is_found:
             return
         for table, (sql, given) in found.items():
+            columns = list(TABLES[table])
+            placed = ", ".join(columns[columns.index("attrs") + 1 :])
             self._db.execute(
                 f"CREATE OR REPLACE TEMP TABLE new_{table} AS"
-                f" SELECT * EXCLUDE ({', '.join(PLACES[table])}) FROM ({sql})",
+                f" SELECT * EXCLUDE ({placed}) FROM ({sql})",
                 given,
             )
         self._placement.place()

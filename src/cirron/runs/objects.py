@@ -138,18 +138,14 @@ class RemoteObjects:
     """Files in object storage: `s3://bucket/path`, `gs://`, `az://`, `file:///`, `memory:///`."""
 
     def __init__(self, url: str) -> None:
-        try:
-            import obstore
-            import obstore.exceptions
-            import obstore.store
-        except ImportError:
-            raise errors.missing(f"a store at {url}", "obstore") from None
+        self._api = errors.need("obstore", f"a store at {url}")
+        from obstore import exceptions, store
+
         self._url = url
-        self._api: Any = obstore
-        self._failed: Any = obstore.exceptions.BaseError
-        self._taken: Any = obstore.exceptions.AlreadyExistsError
+        self._failed: Any = exceptions.BaseError
+        self._taken: Any = exceptions.AlreadyExistsError
         with self._as_message():
-            self._store: Any = obstore.store.from_url(url)
+            self._store: Any = store.from_url(url)
         self._copies = Path(tempfile.mkdtemp(prefix="cirron-"))  # files never change
         weakref.finalize(self, shutil.rmtree, self._copies, ignore_errors=True)
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from cirron.runs.engine import Engine
 
 
+MAX_SHOWN = 20  # rows of a `repr`
+
+
 class Rows(NamedTuple):
     """A result: the column names, and the rows."""
 
@@ -65,11 +68,7 @@ class Relation:
 
     def pl(self) -> Any:
         """A polars DataFrame."""
-        try:
-            import polars
-        except ImportError:
-            raise errors.missing(".pl()", "polars") from None
-        return polars.from_arrow(self.arrow())
+        return errors.need("polars", ".pl()").from_arrow(self.arrow())
 
     def arrow(self) -> Any:
         """A pyarrow Table."""
@@ -87,21 +86,19 @@ class Relation:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows())
 
-    def _first(self, limit: int = 20) -> tuple[Rows, int]:
-        columns, rows = self.head(limit + 1).fetch()
-        return Rows(columns, rows[:limit]), len(rows) - limit
+    def _first(self) -> tuple[list[str], list[tuple[Any, ...]], bool]:
+        columns, rows = self.head(MAX_SHOWN + 1).fetch()
+        return columns, rows[:MAX_SHOWN], len(rows) > MAX_SHOWN
 
     def __repr__(self) -> str:
         from cirron.view import tables
 
-        (columns, rows), more = self._first()
-        return tables.as_text(columns, rows, has_more=more > 0)
+        return tables.as_text(*self._first())
 
     def _repr_html_(self) -> str:
         from cirron.view import tables
 
-        (columns, rows), more = self._first()
-        return tables.as_html(columns, rows, has_more=more > 0)
+        return tables.as_html(*self._first())
 
 
 class Spans(Relation):

@@ -41,7 +41,7 @@ SMALL_BYTES = 64 * 2**20
 MANY = 16
 
 # The tables of a segment. A `key` identifies a record in joins, within a session. Times are
-# nanoseconds since 1970. The last columns say where a span is in its tree.
+# nanoseconds since 1970. The columns after `attrs` say where a record is in its tree.
 TABLES: dict[str, dict[str, str]] = {
     "spans": {
         "session": "BIGINT",

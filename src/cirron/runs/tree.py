@@ -9,12 +9,15 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from msgspec import field
+from msgspec.structs import astuple, replace
+
 from cirron import errors, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    import pandas
+    from pandas import DataFrame
 
 # More siblings of one name than this are folded into one row.
 FOLD_ABOVE = 20
@@ -42,49 +45,12 @@ Value: TypeAlias = float | int | str | bool | None
 NONFINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
-class Node:
-    """A span in a tree."""
+class Node(wire.Span, eq=False):
+    """A span in a tree. Its parent may be missing there."""
 
-    __slots__ = (
-        "attrs",
-        "children",
-        "cpu_ns",
-        "depth",
-        "end_ns",
-        "gpu_ns",
-        "id",
-        "index",
-        "marks",
-        "memory_peak_bytes",
-        "name",
-        "parent_id",
-        "start_ns",
-    )
-    id: str
-    parent_id: str | None  # even if the parent is not in the tree
-    name: str
-    index: int | None
-    start_ns: int
-    end_ns: int | None  # None while the span is open
-    cpu_ns: int | None
-    gpu_ns: int | None
-    memory_peak_bytes: int | None
-    attrs: dict[str, Any]
-
-    def __init__(self, span: wire.Span | Node) -> None:
-        self.id = span.id
-        self.parent_id = span.parent_id
-        self.name = span.name
-        self.index = span.index
-        self.start_ns = span.start_ns
-        self.end_ns = span.end_ns
-        self.cpu_ns = span.cpu_ns
-        self.gpu_ns = span.gpu_ns
-        self.memory_peak_bytes = span.memory_peak_bytes
-        self.attrs = span.attrs
-        self.marks: list[wire.Mark] = []  # by time
-        self.children: list[Node] = []  # by start
-        self.depth = -1  # 0 for a root; -1 until it is known
+    marks: list[wire.Mark] = field(default_factory=list)  # by time
+    children: list[Node] = field(default_factory=list)  # by start
+    depth: int = -1  # 0 for a root; -1 until it is known
 
     @property
     def is_open(self) -> bool:
@@ -132,10 +98,7 @@ class Tree:
 
 
 def build(
-    spans: Iterable[wire.Span],
-    marks: Iterable[wire.Mark],
-    open_spans: Iterable[wire.Span] = (),
-    now_ns: int | None = None,
+    spans: Iterable[wire.Span], marks: Iterable[wire.Mark], now_ns: int | None = None
 ) -> Tree:
     """The tree of these records. Duplicates are dropped; a closed span replaces an open copy.
 
@@ -145,10 +108,7 @@ def build(
     for span in spans:
         known = nodes.get(span.id)
         if known is None or (known.end_ns is None and span.end_ns is not None):
-            nodes[span.id] = Node(span)
-    for span in open_spans:
-        if span.id not in nodes:
-            nodes[span.id] = Node(span)
+            nodes[span.id] = Node(*astuple(span))
 
     latest_ns = 0
     outside: list[wire.Mark] = []
@@ -184,7 +144,8 @@ def select(tree: Tree, name: str | None = None, last: int | None = None) -> Tree
         kept = closed[max(0, len(closed) - last) :]
     if name is not None:
         kept = list(walk(kept))
-    selected = Tree([_copy(node) for node in kept], tree.now_ns)
+    copies = [replace(node, children=[], depth=-1) for node in kept]
+    selected = Tree(copies, tree.now_ns)
     selected.is_partial = tree.is_partial
     selected.is_selection = True
     return selected
@@ -206,12 +167,6 @@ def _matches(nodes: Iterable[Node], name: str) -> Iterator[Node]:
             yield node
         else:
             yield from _matches(node.children, name)
-
-
-def _copy(node: Node) -> Node:
-    copy = Node(node)
-    copy.marks = node.marks
-    return copy
 
 
 def _assemble(nodes: list[Node]) -> list[Node]:
@@ -275,7 +230,6 @@ class Series:
         self.nonfinite_count = 0
 
     def add(self, value: Value) -> None:
-        """Adds the next value."""
         self.count += 1
         self.last = value
         self.nonfinite_count += isinstance(value, float) and value - value != 0
@@ -535,12 +489,9 @@ def to_json(tree: Tree) -> str:
     return wire.encode(to_dict(tree)).decode()
 
 
-def to_frame(tree: Tree) -> pandas.DataFrame:
+def to_frame(tree: Tree) -> DataFrame:
     """One row per span, by start."""
-    try:
-        import pandas
-    except ImportError:
-        raise errors.missing("ci.trace(format='df')", "pandas") from None
+    pandas = errors.need("pandas", "ci.trace(format='df')")
     nodes = sorted(walk(tree.roots), key=attrgetter("start_ns"))
     now_ns = tree.now_ns
     # Text stays `object` with None for missing values: comparing with pandas.NA raises.
@@ -562,13 +513,14 @@ def to_frame(tree: Tree) -> pandas.DataFrame:
         "marks": ("object", [{m.name: mark_value(m) for m in node.marks} for node in nodes]),
     }
 
-    def series(dtype: str, values: list[Any]) -> pandas.Series[Any]:
+    def series(dtype: str, values: list[Any]) -> Any:
         try:
             return pandas.Series(values, dtype=dtype)
         except (OverflowError, TypeError):  # an index may be larger than 63 bits
             return pandas.Series(values, dtype="object")
 
-    return pandas.DataFrame({name: series(*column) for name, column in columns.items()})
+    frame: DataFrame = pandas.DataFrame({name: series(*one) for name, one in columns.items()})
+    return frame
 
 
 def _paths(nodes: Sequence[Node]) -> list[str]:

@@ -298,19 +298,17 @@ def _collect() -> tree.Tree:
         memory = session.memory
         collectors.append(session.collector)
     spans: list[wire.Span] = []
-    held: list[wire.Span] = []
     for collector in collectors:
         collector.drain()
         collector.settle()
         spans += [collector.open_record(span) for span in collector.open_spans()]
-        held += collector.held_records()
-    closed: list[wire.Span] = []
+        spans += collector.held_records()
     marks: list[wire.Mark] = []
     for span_bytes, mark_bytes in memory.chunks():
-        closed += wire.decode_spans(span_bytes)
+        spans += wire.decode_spans(span_bytes)
         marks += wire.decode_marks(mark_bytes)
     anchor = _idle.anchor if session is None else session.anchor
-    found = tree.build(closed + held, marks, spans, now_ns=anchor.at(clock.now()))
+    found = tree.build(spans, marks, now_ns=anchor.at(clock.now()))
     found.is_partial = memory.evicted_bytes > 0
     return found
 

@@ -134,9 +134,8 @@ def _ask(recorded: Recorded, form: str, wait_s: float) -> str:
     import cirron
 
     root = Path(cirron.__file__).parent.parent
-    with contextlib.suppress(
-        OSError, subprocess.SubprocessError
-    ):  # too slow, or no process could be started
+    # Too slow, or no process could be started.
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         with tempfile.TemporaryDirectory(prefix="cirron-", ignore_cleanup_errors=True) as folder:
             done = subprocess.run(  # noqa: S603  our own code
                 [sys.executable, "-P", "-c", JUDGE, folder, str(root), form],

@@ -224,13 +224,11 @@ class Process:
 
         @functools.wraps(raise_exit)
         def leave(*given: Any, **named: Any) -> Any:
-            if (
-                threading.current_thread() is threading.main_thread()
-            ):  # in others it ends only the thread
+            # In other threads, it ends only the thread.
+            if threading.current_thread() is threading.main_thread():
                 self._outermost = find_outermost()
-                self._status = next(
-                    iter((*given[isinstance(owner, type) :], *named.values())), None
-                )
+                said = (*given[isinstance(owner, type) :], *named.values())
+                self._status = next(iter(said), None)
             return raise_exit(*given, **named)
 
         self._patches.set(owner, name, leave)

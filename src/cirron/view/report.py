@@ -148,16 +148,9 @@ def reasons(found: Why) -> str:
         ranks = ", ".join(str(one) for one in group.ranks[:MAX_RANKS] if one is not None)
         more = f" and {len(group.ranks) - MAX_RANKS} more" if len(group.ranks) > MAX_RANKS else ""
         who = f"rank {ranks}{more}" if ranks else "the process"
-        step = (
-            ""
-            if group.last_step is None
-            else f", last {text.plain(group.step_name)} {group.last_step}"
-        )
-        late = (
-            ""
-            if group.has_arrived
-            else f": never arrived at the last {text.plain(group.step_name)}"
-        )
+        name = text.plain(group.step_name)
+        step = "" if group.last_step is None else f", last {name} {group.last_step}"
+        late = "" if group.has_arrived else f": never arrived at the last {name}"
         lines += ["", f"{who} ({group.state}{step}){late}"]
         where = f"in {text.plain(group.where, 300)}" if group.where else "no span was open"
         lines.append(f"  {where}")

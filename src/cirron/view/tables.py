@@ -67,17 +67,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [(" " * GAP).join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def as_text(
-    columns: Sequence[str], rows: Sequence[tuple[Any, ...]], *, has_more: bool = False
-) -> str:
+def as_text(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], has_more: bool = False) -> str:
     """A table of text."""
     lines = aligned([[text.plain(name, MAX_CELL) for name in columns], *cells(columns, rows)])
     return "\n".join([*lines, *(["..."] if has_more else [])] if rows else [lines[0], "(no rows)"])
 
 
-def as_html(
-    columns: Sequence[str], rows: Sequence[tuple[Any, ...]], *, has_more: bool = False
-) -> str:
+def as_html(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], has_more: bool = False) -> str:
     """A table of HTML."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join(
