@@ -199,7 +199,6 @@ def builtins(value: Any) -> Any:
 
 
 def changed(session: Session, **fields: Any) -> Session:
-    """A copy with some fields replaced."""
     return msgspec.structs.replace(session, **fields)
 
 

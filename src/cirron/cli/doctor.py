@@ -150,7 +150,6 @@ def check_folder(problems: list[Problem]) -> None:
 
 
 def check_endpoint(problems: list[Problem]) -> str:
-    """Asks the endpoint whether it accepts batches."""
     from cirron.ship import backlog
 
     try:
@@ -167,7 +166,6 @@ def check_endpoint(problems: list[Problem]) -> str:
 
 
 def show(content: dict[str, Any], problems: list[Problem]) -> None:
-    """Prints what was found."""
     output.echo(f"cirron {content['cirron']}, Python {content['python']}")
     for title, found in (("packages", content["packages"]), ("frameworks", content["frameworks"])):
         listed = ", ".join(f"{name} {release}" for name, release in found.items() if release)

@@ -36,7 +36,6 @@ def ls(folder: str | None, is_json: bool) -> None:
 
 
 def row(run: Run, name: str) -> list[str]:
-    """A run as a row of `COLUMNS`."""
     program = run.program
     return [
         text.plain(name),

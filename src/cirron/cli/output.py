@@ -70,7 +70,6 @@ def echo(line: str = "") -> None:
 
 
 def echo_json(content: dict[str, Any]) -> None:
-    """Prints strict JSON in ASCII."""
     echo(text.to_json({"schema": SCHEMA, **content}))
 
 

@@ -112,7 +112,6 @@ class Selection(NamedTuple):
         return self.run.main if self.run.main in self.sessions else self.sessions[-1]
 
     def count_of(self, table: str, session: Session) -> int:
-        """The number of records of the session in a table."""
         query = f"SELECT count(*) AS count FROM {table} WHERE session = :session"  # noqa: S608
         return int(self.run.sql(query, session=session.key).rows()[0]["count"])
 
@@ -142,7 +141,6 @@ class Selection(NamedTuple):
 
 
 def choose(runs: Runs, wanted: str | None, is_all: bool) -> list[Run]:
-    """The runs to show: the requested ones, or the latest."""
     if wanted is not None:
         return [runs[wanted]]
     return [runs[run_id] for run_id in runs] if is_all else [runs.latest]

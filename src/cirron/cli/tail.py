@@ -127,7 +127,6 @@ def _newest(what: str, run: Run, told: dict[str, int], limit: int) -> Iterator[d
 
 
 def line(event: dict[str, Any]) -> str:
-    """An event as a line of text."""
     rank = "" if event["rank"] is None else f"rank {event['rank']} "
     if event["event"] == "state":
         return f"{rank}pid {event['pid']}: {event['state']}"

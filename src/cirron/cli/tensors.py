@@ -132,7 +132,6 @@ def _json(content: str | None) -> dict[str, Any]:
 
 
 def row(one: TensorHistory) -> list[str]:
-    """A tensor as a row of `COLUMNS`."""
     state = one.problem or ("frozen" if one.last["attrs"].get("frozen") else "ok")
     name = text.plain(one.name) + ("" if one.rank is None else f" @{one.rank}")
     change = one.last["change"]

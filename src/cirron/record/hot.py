@@ -642,7 +642,6 @@ class State:
         self.at_epoch_end = at_epoch_end
 
     def replaced(self, **changes: Any) -> State:
-        """A copy with some fields replaced."""
         other = State(self.ring)
         for name in State.__slots__:
             setattr(other, name, changes.get(name, getattr(self, name)))
@@ -745,7 +744,6 @@ def close(span: Span, at: int = 0) -> None:
 
 
 def fail(span: Span, error: BaseException, end: Callable[[Span], None] = close) -> None:
-    """Ends a span with an exception."""
     if not span.end:
         _note_error(span, type(error), error)
         end(span)
@@ -802,7 +800,6 @@ def begin_phase(
 
 
 def end_phase(span: Span) -> None:
-    """Ends a phase."""
     phase = span.phase
     # Else it is a span, a shutdown has recorded it, or a scope inside it is still open.
     if phase is not None and not span.end and _get() is span:
@@ -998,7 +995,6 @@ def is_fetching() -> bool:
 
 
 def record_of(span: Span) -> Closed:
-    """The record of a span."""
     parent = span.parent
     above, phase = parent.sequence, parent.phase
     if phase is not None and phase[0] < span.sequence and span.thread == parent.thread:

@@ -118,12 +118,10 @@ class Engine(Protocol):
 
 @functools.cache
 def query(name: str) -> str:
-    """The SQL of a query."""
     return resources.files("cirron.runs").joinpath(f"queries/{name}.sql").read_text("utf-8")
 
 
 def queries() -> list[str]:
-    """The names of all queries."""
     folder = resources.files("cirron.runs").joinpath("queries")
     return sorted(
         one.name.removesuffix(".sql") for one in folder.iterdir() if one.name.endswith(".sql")

@@ -381,7 +381,6 @@ class Store:
         return is_done
 
     def seen(self, connection: Any, segments: list[Segment] | None = None) -> set[str]:
-        """The ids of the batches in the store."""
         sql, given = select("batches", self.files("batches", segments=segments))
         rows = connection.execute(f"SELECT batch_id FROM ({sql})", given).fetchall()
         return {batch_id for (batch_id,) in rows}

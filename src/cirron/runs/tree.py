@@ -419,7 +419,6 @@ def _count(nodes: Iterable[Node]) -> int:
 
 
 def members(item: Node | Folded) -> list[Node]:
-    """The spans in a row."""
     return [item] if isinstance(item, Node) else list(item.owners.values())
 
 
@@ -485,7 +484,6 @@ def to_dict(tree: Tree) -> dict[str, Any]:
 
 
 def to_json(tree: Tree) -> str:
-    """`to_dict` as strict JSON."""
     return wire.encode(to_dict(tree)).decode()
 
 

@@ -132,7 +132,6 @@ def shutdown() -> None:
 
 
 def _finish(how: str, detail: str | None = None) -> None:
-    """Ends the session, and prints a summary of the run."""
     session = _session
     _end(how, detail)
     if session is not None and session.pid == os.getpid():
@@ -468,7 +467,6 @@ class Cirron(Calls):
 
 
 def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
-    """The user's sinks, checked."""
     sinks = [] if given is None else given
     if not isinstance(sinks, (list, tuple)) or not all(map(is_sink, sinks)):
         rule = (

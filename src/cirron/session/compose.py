@@ -116,7 +116,6 @@ class Session:
     # -- starting ---------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Builds the stages and attaches them."""
         self._cpu_start_ns = time.process_time_ns()
         self._scheduled = Scheduled()
         attrs = {"framework": self.hooks.imported, **identity.surroundings(os.environ)}
@@ -240,7 +239,6 @@ class Session:
             self.black_box.start()
 
     def header(self) -> wire.Header:
-        """The header of a batch that is sealed now."""
         return wire.Header(
             schema_version=wire.SCHEMA_VERSION,
             sdk_version=__version__,
@@ -310,7 +308,6 @@ class Session:
 
     @property
     def recorded(self) -> Recorded:
-        """Where the records of this session are."""
         folder = None if self.sinks.spool is None else self._folder()
         return Recorded(folder, self.header(), self.memory)
 

@@ -71,7 +71,6 @@ class Description:
 
     @property
     def known(self) -> wire.Program:
-        """What is known so far."""
         return wire.Program(**self._facts)
 
     def find_out(self) -> None:
@@ -102,7 +101,6 @@ class Description:
         self._facts["versions"] = versions()
 
     def give_up(self) -> None:
-        """Aborts git."""
         self._status.give_up()
 
     def after_fork(self) -> None:

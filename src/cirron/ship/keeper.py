@@ -107,7 +107,6 @@ class Keeper:
         self._worker.start()
 
     def add(self, batch: Sealed) -> None:
-        """Registers a file that was written."""
         self.bytes += batch.size
         self._unmeasured_bytes += batch.size
         if batch.size < SMALL_BYTES:
@@ -134,7 +133,6 @@ class Keeper:
         self.keep(is_last=True)
 
     def keep(self, *, is_last: bool = False) -> None:
-        """Maintains the folder once."""
         actions = [self._merge, self._keep_cap]
         if is_last or self._ticks >= self._boxes_tick:
             self._boxes_tick = self._ticks + BOXES_EVERY

@@ -100,7 +100,6 @@ class MemoryOutbox:
         return 0
 
     def head(self) -> Item | None:
-        """The oldest batch."""
         with self._lock:
             self._out = self._queue[0] if self._queue else None
             return self._out
@@ -114,7 +113,6 @@ class MemoryOutbox:
         raise FileNotFoundError(errno.ENOENT, "no such file", key)
 
     def done(self, item: Item) -> None:
-        """Removes a batch that was sent."""
         self._finish(item)
 
     def reject(self, item: Item) -> None:

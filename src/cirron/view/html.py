@@ -98,7 +98,6 @@ svg text.on{fill:#fff;pointer-events:none}
 
 
 def page(run: Run) -> str:
-    """The whole page."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     parts = (

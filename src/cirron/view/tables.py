@@ -68,13 +68,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_text(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], has_more: bool = False) -> str:
-    """A table of text."""
     lines = aligned([[text.plain(name, MAX_CELL) for name in columns], *cells(columns, rows)])
     return "\n".join([*lines, *(["..."] if has_more else [])] if rows else [lines[0], "(no rows)"])
 
 
 def as_html(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], has_more: bool = False) -> str:
-    """A table of HTML."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(one)}</td>" for one in row) + "</tr>"
@@ -102,7 +100,6 @@ def run_row(run: Run) -> tuple[str, ...]:
 
 
 def run_line(run: Run) -> str:
-    """A run in one line."""
     name, state, started, lasted, *_ = run_row(run)
     ranks = f", {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
     return f"<run {name}: {state}, started {started}, {lasted} long{ranks}>"
@@ -114,5 +111,4 @@ def runs_text(runs: Sequence[Run]) -> str:
 
 
 def runs_html(runs: Sequence[Run]) -> str:
-    """Runs as a table."""
     return as_html(RUN_COLUMNS, [run_row(run) for run in runs])

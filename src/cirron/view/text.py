@@ -294,7 +294,6 @@ def commit(known: wire.Program) -> str:
 
 
 def tags(known: wire.Program) -> str:
-    """The tags, some with a value."""
     shown = (plain(f"{name}={given}" if given else name) for name, given in known.tags.items())
     return ", ".join(_at_most(MAX_CONFIG, shown, len(known.tags)))
 
@@ -330,7 +329,6 @@ class Cells(NamedTuple):
 
 
 def cells(row: trees.Row, now_ns: int) -> Cells:
-    """The text of a row of an outline."""
     item = row.item
     if isinstance(item, trees.Rest):
         return Cells(_rest(item), "", [], [])

@@ -176,7 +176,6 @@ class HttpSink(Sink):
         self._worker.start()
 
     def emit(self, batch: Sealed) -> Outcome:
-        """Puts a batch into the outbox."""
         outcome = self._outbox.put(batch)
         self._worker.start()
         self._worker.wake()
@@ -199,7 +198,6 @@ class HttpSink(Sink):
         self._outbox.close()
 
     def health(self) -> dict[str, object]:
-        """Counters, and the last error."""
         return {
             "http_sent": self.sent,
             "http_sent_records": self.sent_records,
@@ -394,7 +392,6 @@ class HttpSink(Sink):
 
 
 def judge(reply: Reply) -> Answer:
-    """The meaning of a reply."""
     by_hundred = {2: Verdict.ACCEPTED, 3: Verdict.MOVED, 4: Verdict.REFUSED}
     verdict = MEANINGS.get(reply.status) or by_hundred.get(reply.status // 100, Verdict.FAILING)
     if not reply.status:
@@ -403,7 +400,6 @@ def judge(reply: Reply) -> Answer:
 
 
 def unreadable(error: OSError) -> Answer:
-    """The answer for a file that cannot be read."""
     verdict = Verdict.UNREACHABLE if error.errno in system.SHORTAGE else Verdict.UNREADABLE
     return Answer(verdict, error.strerror or type(error).__name__)
 
