@@ -126,15 +126,11 @@ class Selection(NamedTuple):
     def closed(self, session: Session, ids: list[str]) -> set[str]:
         """Those of these spans that ended normally."""
         query = (
-            "SELECT id, attrs FROM spans WHERE session = :session AND end_ns IS NOT NULL"
-            " AND id IN (SELECT unnest(:ids))"
+            "SELECT id FROM spans WHERE session = :session AND end_ns IS NOT NULL"
+            " AND (attrs->>'truncated') IS NULL AND id IN (SELECT unnest(:ids))"
         )
         rows = self.run.sql(query, session=session.key, ids=ids) if ids else ()
-        return {
-            row["id"]
-            for row in rows
-            if not msgspec.json.decode(row["attrs"] or "{}").get("truncated")
-        }
+        return {row["id"] for row in rows}
 
 
 # -- which runs ---------------------------------------------------------------------------------

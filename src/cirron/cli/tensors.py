@@ -6,9 +6,8 @@ import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-import msgspec
 
-from cirron import errors
+from cirron import errors, export
 from cirron.cli import output
 from cirron.view import tables, text
 
@@ -90,7 +89,7 @@ def read(run: Run) -> list[TensorHistory]:
     by_tensor: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for entry in run.query("tensors"):
         if entry["attempt"] == run.attempts[-1]:
-            entry["attrs"] = _json(entry["attrs"])
+            entry["attrs"] = export.attributes(entry["attrs"])
             by_tensor.setdefault((entry["tensor"], entry["rank"]), []).append(entry)
     sick = health(run)
     found = [
@@ -106,7 +105,7 @@ def health(run: Run) -> dict[tuple[str, int | None], str]:
     for mark in run.sql(
         "SELECT attrs, rank FROM marks WHERE name = 'training_health' ORDER BY ts_ns"
     ):
-        said = _json(mark["attrs"])
+        said = export.attributes(mark["attrs"])
         names, since = said.get("tensors"), said.get("sinces")
         for at, name in enumerate(names if isinstance(names, list) else []):
             problem = "" if said.get("problem") == "recovered" else str(said.get("problem"))
@@ -121,11 +120,6 @@ def _problem(attrs: dict[str, Any]) -> str:
     if attrs.get("nonfinite_count"):
         return f"{text.value(attrs['nonfinite_count'])} not finite"
     return "no gradient" if attrs.get("no_gradient") else ""
-
-
-def _json(content: str | None) -> dict[str, Any]:
-    found = msgspec.json.decode(content or "{}")
-    return found if isinstance(found, dict) else {}
 
 
 # -- as text ------------------------------------------------------------------------------------
