@@ -19,9 +19,8 @@ def compact(folder: str | None, store: str | None, is_json: bool) -> None:
     """
     from cirron.runs import opened
 
-    where = output.default_folder() if folder is None else folder
     with output.status("compacting"):
-        done = opened.compact(where, store=store)
+        done = opened.compact(output.default_folder(folder), store=store)
     if is_json:
         output.echo_json(done)
     else:

@@ -20,8 +20,7 @@ def depot(folder: str | None, store: str | None, *, make: bool = False) -> Depot
     from cirron.server.depot import Depot
     from cirron.server.process import depot_of
 
-    where = output.default_folder() if folder is None else folder
-    return Depot(store or depot_of(where, make=make))
+    return Depot(store or depot_of(output.default_folder(folder), make=make))
 
 
 @click.group()

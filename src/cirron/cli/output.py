@@ -55,7 +55,7 @@ def open_place(folder: str | None) -> Place:
     from cirron.runs.place import Place
 
     with status("reading"):
-        return Place([default_folder() if folder is None else folder])
+        return Place([default_folder(folder)])
 
 
 def open_run(folder: str | None, wanted: str | None) -> Run:
@@ -73,14 +73,6 @@ def echo_json(content: dict[str, Any]) -> None:
     echo(text.to_json({"schema": SCHEMA, **content}))
 
 
-def is_terminal(stream: Any = None) -> bool:
-    """Whether this stream, by default standard output, is a terminal."""
-    try:
-        return bool((stream or sys.stdout).isatty())
-    except (AttributeError, ValueError):  # None, or closed
-        return False
-
-
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], more: str = "") -> None:
     """Prints a table. Its cells must be safe for a terminal already.
 
@@ -88,7 +80,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], more: str = "")
     the middle of words and numbers.
     """
     lines = tables.aligned([columns, *rows])
-    if not is_terminal() or not draw(columns, rows, max(map(len, lines)) + tables.GAP):
+    width = max(map(len, lines)) + tables.GAP
+    if not text.is_terminal(sys.stdout) or not draw(columns, rows, width):
         for line in lines:
             echo(line)
     if more:
@@ -118,7 +111,7 @@ def draw(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> b
 @contextlib.contextmanager
 def status(what: str) -> Iterator[None]:
     """Shows a status line on a terminal while the block runs."""
-    if not is_terminal(sys.stderr):
+    if not text.is_terminal(sys.stderr):
         yield
         return
     from rich.console import Console
@@ -130,7 +123,7 @@ def status(what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on a terminal. Yields a function that takes (done, total)."""
-    if not is_terminal(sys.stderr):
+    if not text.is_terminal(sys.stderr):
         yield lambda done, total: None
         return
     from rich.console import Console
@@ -143,4 +136,4 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def records_folder(folder: str | None) -> str:
     """The `.cirron` folder that contains the records."""
-    return os.fspath(folders.find(default_folder() if folder is None else folder))
+    return os.fspath(folders.find(default_folder(folder)))

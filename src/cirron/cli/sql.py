@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 
 import click
 
@@ -37,7 +38,7 @@ def sql(query: str, wanted: str | None, folder: str | None, is_json: bool, is_cs
         writer = csv.writer(written, lineterminator="\n")
         writer.writerows([columns, *rows])
         lines = written.getvalue().removesuffix("\n")
-        if output.is_terminal():
+        if text.is_terminal(sys.stdout):
             lines = "\n".join(text.escape(line) for line in lines.split("\n"))
         output.echo(lines)
     else:

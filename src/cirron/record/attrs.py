@@ -29,7 +29,13 @@ MAX_FEW = 32  # up to this many short attributes need no further check
 
 FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of Deferred
 PLAIN_KEYS = frozenset((int, float, bool, type(None)))
-SCALARS = (bool, int, float, str)
+# How a value of a subclass is read: enums that are numbers or texts, np.float64, np.str_.
+SCALARS: dict[type, Any] = {
+    bool: bool,
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+}
 # Not from `types`, which would have to be imported.
 FunctionType, MappingProxyType, SimpleNamespace = (
     type(lambda: None),
@@ -182,9 +188,9 @@ class Copier:
         if issubclass(kind, Deferred):
             FIXED.add(kind)
             return value
-        for base in SCALARS:  # enums that are numbers or texts, np.float64, np.str_
+        for base, read in SCALARS.items():
             if issubclass(kind, base):
-                return self.value(SCALAR_OF[base](value), nesting)
+                return self.value(read(value), nesting)
         if issubclass(kind, dict):
             if nesting >= MAX_NESTING:
                 return self._text("{...}")
@@ -324,11 +330,3 @@ def show(value: Any) -> str:
     if kind is dict:
         return f"({', '.join([f'{key}={show(item)}' for key, item in value.items()])})"
     return name_of(value.value) if kind is Foreign else repr(value)
-
-
-SCALAR_OF: dict[type, Any] = {
-    bool: bool,
-    int: int.__int__,
-    float: float.__float__,
-    str: str.__str__,
-}

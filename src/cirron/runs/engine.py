@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cirron import errors
 from cirron.record import clock
 from cirron.runs.derived import LEVELS, STEP_PARTS, TRAINING_STEPS, WAITED_STEPS
+from cirron.runs.relation import Rows
 from cirron.runs.store import DERIVED, NO_LEVEL, TABLES, nothing
 
 if TYPE_CHECKING:
@@ -98,12 +99,10 @@ class Engine(Protocol):
 
     span_marks: str  # the SQL of that view, over `marks`
 
-    def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def rows(self, sql: str, given: Mapping[str, Any]) -> Rows:
         """The column names, and the rows."""
 
-    def batches(
-        self, sql: str, given: Mapping[str, Any]
-    ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
+    def batches(self, sql: str, given: Mapping[str, Any]) -> Iterator[Rows]:
         """The same in chunks, for results of any size."""
 
     def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
@@ -252,18 +251,16 @@ class DuckDB:
         )
         return self._execute(f"SELECT {columns} FROM ({sql}\n) q", given)
 
-    def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def rows(self, sql: str, given: Mapping[str, Any]) -> Rows:
         with self._own_errors():
             result = self._fetch(sql, given)
-            return _names(result), result.fetchall()
+            return Rows(_names(result), result.fetchall())
 
-    def batches(
-        self, sql: str, given: Mapping[str, Any]
-    ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
+    def batches(self, sql: str, given: Mapping[str, Any]) -> Iterator[Rows]:
         with self._own_errors():
             result = self._fetch(sql, given)
             while rows := result.fetchmany(CHUNK_ROWS):
-                yield _names(result), rows
+                yield Rows(_names(result), rows)
 
     def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
         with self._own_errors():
@@ -325,17 +322,15 @@ class Spark:
         for name, sql in (VIEWS | {"span_marks": self.span_marks}).items():
             session.sql(sql).createOrReplaceTempView(name)
 
-    def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def rows(self, sql: str, given: Mapping[str, Any]) -> Rows:
         frame = self._session.sql(sql, args=dict(given) or None)
-        return list(frame.columns), [tuple(row) for row in frame.collect()]
+        return Rows(list(frame.columns), [tuple(row) for row in frame.collect()])
 
-    def batches(
-        self, sql: str, given: Mapping[str, Any]
-    ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
+    def batches(self, sql: str, given: Mapping[str, Any]) -> Iterator[Rows]:
         frame = self._session.sql(sql, args=dict(given) or None)
         rows = map(tuple, frame.toLocalIterator())
         while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
-            yield list(frame.columns), chunk
+            yield Rows(list(frame.columns), chunk)
 
     def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
         self._session.sql(sql, args=dict(given) or None).write.parquet(path)

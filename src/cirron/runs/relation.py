@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,7 +41,7 @@ class Relation:
 
     def fetch(self) -> Rows:
         """The column names, and the rows as tuples."""
-        return Rows(*self._engine.rows(self.sql, self._given))
+        return self._engine.rows(self.sql, self._given)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows as dicts."""
@@ -52,11 +51,11 @@ class Relation:
     @property
     def columns(self) -> list[str]:
         """The column names."""
-        return self._engine.rows(f"SELECT * FROM ({self.sql}\n) q LIMIT 0", self._given)[0]
+        return self._engine.rows(f"SELECT * FROM ({self.sql}\n) q LIMIT 0", self._given).columns
 
     def batches(self) -> Iterator[Rows]:
         """The result in chunks, for any size."""
-        return itertools.starmap(Rows, self._engine.batches(self.sql, self._given))
+        return self._engine.batches(self.sql, self._given)
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a Parquet file, or with Spark to a folder of them."""
@@ -81,7 +80,7 @@ class Relation:
 
     def __len__(self) -> int:
         counted = f"SELECT count(*) FROM ({self.sql}\n) q"
-        return int(self._engine.rows(counted, self._given)[1][0][0])
+        return int(self._engine.rows(counted, self._given).rows[0][0])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows())

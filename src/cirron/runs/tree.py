@@ -7,9 +7,9 @@ Views call `outline`, which returns a short list of rows for a tree of any size.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from msgspec import field
+from msgspec import Struct, field
 from msgspec.structs import astuple, replace
 
 from cirron import errors, wire
@@ -75,8 +75,6 @@ class Node(wire.Span, eq=False):
 
 class Tree:
     """Spans by parent. Open spans last until `now_ns`."""
-
-    __slots__ = ("is_partial", "is_selection", "marks", "now_ns", "roots", "span_count")
 
     def __init__(self, nodes: list[Node], now_ns: int, marks: Sequence[wire.Mark] = ()) -> None:
         self.is_partial = False  # older spans were dropped
@@ -267,17 +265,15 @@ class Folded:
         return fold(self.pooled, self.threshold, self.now_ns)
 
 
-class Rest:
+class Rest(Struct, eq=False):
     """Spans that are not shown: those past `shown` rows of a parent, or all inside a row."""
 
-    name = "..."
-    error = None
-    is_open = False
-
-    def __init__(self, count: int, shown: int, start_ns: int) -> None:
-        self.count = count
-        self.shown = shown
-        self.start_ns = start_ns
+    name: ClassVar[str] = "..."
+    error: ClassVar[str | None] = None
+    is_open: ClassVar[bool] = False
+    count: int
+    shown: int
+    start_ns: int
 
 
 Item: TypeAlias = Node | Folded | Rest
@@ -327,18 +323,17 @@ def fold(
     return [*shown, Rest(count, len(shown), hidden[0].start_ns)]
 
 
-class Row:
+class Row(Struct, eq=False):
     """One line of an outline, with the lines below it.
 
     If the line above is folded and only a few of its spans contain this one, `inside` has the first
     and the last of them.
     """
 
-    def __init__(self, item: Item, depth: int, inside: tuple[Node, Node] | None = None) -> None:
-        self.item = item
-        self.depth = depth
-        self.inside = inside
-        self.rows: list[Row] = []
+    item: Item
+    depth: int
+    inside: tuple[Node, Node] | None = None
+    rows: list[Row] = field(default_factory=list)
 
 
 def outline(tree: Tree, max_rows: int = MAX_ROWS) -> list[Row]:

@@ -261,7 +261,7 @@ def trace(format: str = "tree", name: str | None = None, last: int | None = None
         text.print_safely("profiling is off: ci.profile(enabled=False) or CIRRON_ENABLED=0")
         return None
     if notebook.in_notebook():
-        return notebook.TraceView(found)
+        return found  # the cell shows it as HTML
     text.print_safely(text.render(found))
     return None
 

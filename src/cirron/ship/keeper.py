@@ -210,10 +210,8 @@ class Keeper:
 
     def _keep_cap(self) -> None:
         is_due = self._ticks % MEASURE_EVERY == 0
-        if self._unmeasured_bytes * MEASURE_PART > self._max_bytes or is_due:
-            self._measure()
-
-    def _measure(self) -> None:
+        if self._unmeasured_bytes * MEASURE_PART <= self._max_bytes and not is_due:
+            return
         self._spool.find()  # again: it may have been replaced by a link
         if self._spool.is_ours:
             remove_stale(self._spool)

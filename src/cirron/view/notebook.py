@@ -45,19 +45,6 @@ border-radius:2px}
 """
 
 
-class TraceView:
-    """What `ci.trace()` returns in a notebook: HTML in a cell, text anywhere else."""
-
-    def __init__(self, tree: trees.Tree) -> None:
-        self.tree = tree
-
-    def __repr__(self) -> str:
-        return text.render(self.tree)
-
-    def _repr_html_(self) -> str:
-        return to_html(self.tree)
-
-
 def in_notebook() -> bool:
     """Whether a cell of a Jupyter kernel would render what is returned to it."""
     # A kernel has imported IPython already; other programs should not have to.

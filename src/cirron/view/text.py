@@ -123,6 +123,14 @@ def encodable(text: str, stream: object) -> str:
         return text.encode("ascii", "backslashreplace").decode()
 
 
+def is_terminal(stream: Any) -> bool:
+    """Whether `sys.stdout` or `sys.stderr` is a terminal. Either may be None, or closed."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
 def print_safely(text: str, name: str = "stdout") -> None:
     """Prints to `sys.stdout` or `sys.stderr`, even if the program closed or replaced it."""
     file = getattr(sys, name)
