@@ -77,12 +77,11 @@ def _begin(
         if _profiler is not None and _owner != os.getpid():  # inherited by a fork
             _end("clean")
         if _profiler is not None and _is_automatic:  # the program's own settings take precedence
-            automatic = _session
-            is_empty = automatic is not None and automatic.is_empty
+            empty = _session if _session is not None and _session.is_empty else None
             _end("clean")
-            if automatic is not None and is_empty:
+            if empty is not None:
                 with guard.quiet("start"):
-                    automatic.remove()
+                    empty.remove()
         if _profiler is not None:
             guard.warn(
                 "ci.profile() was called again; the running profiler continues unchanged."

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import files, guard, hooks, settings, wire
@@ -66,9 +65,9 @@ class Session:
         values: settings.Settings,
         frameworks: tuple[str, ...] | None,
         memory: Memory,
-        on_child: Callable[[], None] = lambda: None,
-        user_sinks: Sequence[Emitter] = (),
-        config: Mapping[str, Any] = MappingProxyType({}),
+        on_child: Callable[[], None],
+        user_sinks: Sequence[Emitter],
+        config: Mapping[str, Any],
     ) -> None:
         self.settings = values
         self.user_sinks = user_sinks
@@ -438,7 +437,7 @@ class Sinks:
         session: wire.Session,
         header: Callable[[], wire.Header],
         prefix: str,
-        of_user: Sequence[Emitter] = (),
+        of_user: Sequence[Emitter],
     ) -> None:
         self.all: list[Sink] = []
         self.spool: Spool | None = None

@@ -66,7 +66,7 @@ def reach(endpoint: str, api_key: str | None) -> tuple[str, str] | None:
     """
     from cirron.ship.connection import Connection
 
-    connection = Connection(endpoint, connect_s=REACH_S, request_s=REACH_S, now=clock.now)
+    connection = Connection(endpoint, request_s=REACH_S, now=clock.now)
     key = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     headers = {"Content-Type": "application/json", "Content-Length": "2", **key}
     try:

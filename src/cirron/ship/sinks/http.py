@@ -135,7 +135,6 @@ class HttpSink(Sink):
         outbox: MemoryOutbox,
         *,
         sdk_version: str,
-        connect_s: float = 5.0,
         request_s: float = 30.0,
         is_patient: bool = False,
         now: Callable[[], int] = clock.now,
@@ -153,7 +152,7 @@ class HttpSink(Sink):
             "X-Cirron-SDK-Version": sdk_version,
         }
         self._outbox = outbox
-        self._connect_s, self._request_s = connect_s, request_s
+        self._request_s = request_s
         self._is_patient = is_patient  # during `close`, waits as the server asks
         self._now = now
         self._random = fraction if random is None else random
@@ -337,9 +336,7 @@ class HttpSink(Sink):
         if self._connection is None:
             from cirron.ship.connection import Connection
 
-            self._connection = Connection(
-                self._endpoint, connect_s=self._connect_s, request_s=self._request_s, now=self._now
-            )
+            self._connection = Connection(self._endpoint, request_s=self._request_s, now=self._now)
         if self._is_stopped:  # `close` came before the connection existed
             self._connection.stop()
         its_own = {"X-Cirron-Batch-Id": item.batch_id, "Content-Length": str(size)}
