@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cirron import errors, export, wire
+from cirron.export import timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -36,17 +37,7 @@ LEFT JOIN (SELECT span_key, marks FROM span_marks WHERE session = :session) m ON
 WHERE p.session = :session
 """
 # Columns that are attributes.
-NAMES = (
-    "id",
-    "pid",
-    "thread_id",
-    "index",
-    "epoch",
-    "step",
-    "cpu_ns",
-    "gpu_ns",
-    "memory_peak_bytes",
-)
+NAMES = ("id", "pid", "thread_id", "epoch", "step", *timeline.DETAILS)
 
 
 def write(run: Run, path: str, *, headers: Mapping[str, str] | None = None) -> None:

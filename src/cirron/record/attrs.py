@@ -37,11 +37,9 @@ SCALARS: dict[type, Any] = {
     str: str.__str__,
 }
 # Not from `types`, which would have to be imported.
-FunctionType, MappingProxyType, SimpleNamespace = (
-    type(lambda: None),
-    type(type.__dict__),
-    type(sys.implementation),
-)
+FunctionType = type(lambda: None)
+MappingProxyType = type(type.__dict__)
+SimpleNamespace = type(sys.implementation)
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 SEQUENCES: tuple[Any, ...] = (list, tuple, deque, *VIEWS)
 

@@ -608,18 +608,6 @@ def _drop_deep(span: Span) -> Span:
 class State:
     """Where records go and where time comes from: everything that `attach` replaces."""
 
-    __slots__ = (
-        "append",
-        "at_epoch_end",
-        "now",
-        "off",
-        "opened",
-        "ring",
-        "root",
-        "sequence",
-        "undone",
-    )
-
     def __init__(
         self,
         ring: deque[Record],
@@ -643,18 +631,16 @@ class State:
 
     def replaced(self, **changes: Any) -> State:
         other = State(self.ring)
-        for name in State.__slots__:
-            setattr(other, name, changes.get(name, getattr(self, name)))
+        vars(other).update(vars(self), **changes)
         return other
 
 
 def attach(state: State) -> State:
-    """Replaces the state of the hot path; returns the previous one."""
+    """Replaces the state of the hot path in one step; returns the previous one."""
     module = globals()
     old = State(ring)
-    for name in State.__slots__:
-        setattr(old, name, module[name])
-        module[name] = getattr(state, name)
+    vars(old).update((name, module[name]) for name in vars(state))
+    module.update(vars(state))
     return old
 
 

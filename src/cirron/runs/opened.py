@@ -278,11 +278,9 @@ class Runs(Mapping[str, Run]):
 
     def __getitem__(self, wanted: str) -> Run:
         _check_text("run", wanted, "it must be the id of a run, or the start of one")
-        matching = (
-            [wanted]
-            if wanted in self._ids
-            else [one for one in self._ids if one.startswith(wanted)]
-        )
+        matching = [one for one in self._ids if one.startswith(wanted)]
+        if wanted in matching:
+            matching = [wanted]
         if len(matching) != 1:
             known = ", ".join((matching or self._ids)[-8:]) or "none"
             count = "several runs have" if matching else "no run here has"

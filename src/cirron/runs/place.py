@@ -392,11 +392,9 @@ def is_store(where: str | os.PathLike[str]) -> bool:
 def no_records(problems: Sequence[str]) -> errors.SettingError:
     """The error for a place without records, or without readable records."""
     if problems:
-        shown = [
-            *problems[:20],
-            *([f"and {len(problems) - 20:,} more"] if len(problems) > 20 else []),
-        ]
-        return errors.SettingError("none of the files can be read: " + "\n".join(shown))
+        more = [f"and {len(problems) - 20:,} more"] if len(problems) > 20 else []
+        shown = "\n".join([*problems[:20], *more])
+        return errors.SettingError(f"none of the files can be read: {shown}")
     return errors.UnknownRunError(
         "the folder has no records yet. A run writes its first records after one flush interval"
         " (a second by default): try again then, or after the program has ended"

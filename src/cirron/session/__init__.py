@@ -16,24 +16,12 @@ from cirron import errors, guard, hooks, settings, wire
 from cirron.record import clock, hot
 from cirron.record.budget import renew
 from cirron.runs import tree
-from cirron.session.compose import Flushed, Session
+from cirron.session.compose import Flushed as Flushed
+from cirron.session.compose import Session
 from cirron.session.lifecycle import Process
 from cirron.ship.collect import Collector
 from cirron.ship.sinks.memory import Memory
 from cirron.snapshot.taker import check, refer, stand_in
-
-__all__ = [
-    "Cirron",
-    "Flushed",
-    "Profiler",
-    "flush",
-    "health",
-    "profile",
-    "report",
-    "shutdown",
-    "trace",
-    "watch",
-]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

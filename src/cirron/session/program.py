@@ -138,6 +138,8 @@ def gpus(environ: Mapping[str, str], driver: str = DRIVER) -> list[str]:
 
 def plain(value: Any) -> Any:
     """A settled value for JSON; other objects by the name of their class."""
+    if value is None or isinstance(value, str):
+        return value
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -146,8 +148,4 @@ def plain(value: Any) -> Any:
         return value if value - value == 0 else str(value)
     if isinstance(value, int):
         return value if -MAX_INT <= value < MAX_INT else hex(value)
-    return (
-        value
-        if value is None or isinstance(value, str)
-        else attrs.name_of(getattr(value, "value", value))
-    )
+    return attrs.name_of(getattr(value, "value", value))

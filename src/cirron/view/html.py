@@ -100,24 +100,14 @@ svg text.on{fill:#fff;pointer-events:none}
 def page(run: Run) -> str:
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    parts = (
-        _verdict(run),
-        _problems(run),
-        _steps(run),
-        _phases(run),
-        _curves(run),
-        _ranks(run),
-        _timeline(run),
-        _outline(run),
-        _tensors(run),
-    )
+    parts = (_verdict, _problems, _steps, _phases, _curves, _ranks, _timeline, _outline, _tensors)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="referrer" content="no-referrer">'
         f"<title>{say(run.id)}</title><style>{STYLE}</style></head><body>"
-        f"{_header(run)}{''.join(parts)}</body></html>\n"
+        f"{_header(run)}{''.join(part(run) for part in parts)}</body></html>\n"
     )
 
 
