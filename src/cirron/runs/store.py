@@ -326,13 +326,13 @@ class Store:
         """
         store = self if target is None else target
         seen = set() if target is None else store.seen(connection)
-        by_run: dict[str, list[Segment]] = {}
+        alike: dict[tuple[str, bool], list[Segment]] = {}
         for segment in self.manifest.segments:
             is_small = segment.bytes < SMALL_BYTES and not segment.is_of_orphans
             if (target is not None or is_small) and run_id in (None, segment.run_id):
-                by_run.setdefault(segment.run_id, []).append(segment)
+                alike.setdefault((segment.run_id, segment.is_of_orphans), []).append(segment)
         merged = 0
-        for segments in by_run.values():
+        for _, segments in sorted(alike.items()):  # orphans last
             if target is None and len(segments) < 2:
                 continue
             if target is not None:
@@ -343,9 +343,7 @@ class Store:
                     if not one.rows.get("batches")
                     or not seen.issuperset(self.seen(connection, [one]))
                 ]
-            orphans = [one for one in segments if one.is_of_orphans]
-            rest = [one for one in segments if not one.is_of_orphans]
-            for group in (*_groups(rest), *_groups(orphans)):
+            for group in _groups(segments):
                 if not self._replace(connection, group, store):
                     return merged
                 merged += len(group)
