@@ -21,8 +21,6 @@ def compact(folder: str | None, store: str | None, is_json: bool) -> None:
 
     with output.status("compacting"):
         done = opened.compact(output.default_folder(folder), store=store)
-    if is_json:
-        output.echo_json(done)
-    else:
-        merged = text.plural(done["merged"], "segment")
-        output.echo(f"merged {merged}, deleted {text.plural(done['removed'], 'unused file')}")
+    merged, removed = done["merged"], done["removed"]
+    said = f"merged {text.plural(merged, 'segment')}, deleted {text.plural(removed, 'unused file')}"
+    output.echo(done if is_json else said)

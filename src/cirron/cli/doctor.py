@@ -64,7 +64,7 @@ def doctor(ctx: click.Context, network: bool, is_json: bool) -> None:
     if network:
         content["endpoint"] = check_endpoint(problems)
     if is_json:
-        output.echo_json(content | {"problems": [one._asdict() for one in problems]})
+        output.echo(content | {"problems": [one._asdict() for one in problems]})
     else:
         show(content, problems)
     ctx.exit(1 if problems else 0)

@@ -52,7 +52,7 @@ def list_(folder: str | None, store: str | None, is_json: bool) -> None:
     found = server_keys.every(depot(folder, store))
     if is_json:
         names = ("id", "name", "scopes", "created_ns", "rate")
-        output.echo_json({"keys": [{n: getattr(one, n) for n in names} for one in found]})
+        output.echo({"keys": [{n: getattr(one, n) for n in names} for one in found]})
         return
     rows = [
         (

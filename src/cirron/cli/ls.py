@@ -29,7 +29,7 @@ def ls(folder: str | None, is_json: bool) -> None:
     found = output.open_place(folder).runs
     runs = [found[one] for one in found][::-1]
     if is_json:
-        output.echo_json({"runs": [as_dict(run) for run in runs]})
+        output.echo({"runs": [as_dict(run) for run in runs]})
         return
     short = prefixes([run.id for run in runs])
     output.table(COLUMNS, [row(run, short[run.id]) for run in runs])

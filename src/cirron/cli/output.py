@@ -64,13 +64,11 @@ def open_run(folder: str | None, wanted: str | None) -> Run:
     return runs.latest if wanted is None else runs[wanted]
 
 
-def echo(line: str = "") -> None:
-    """Prints a line; characters that the terminal's encoding lacks are escaped."""
-    click.echo(text.encodable(line, sys.stdout))
-
-
-def echo_json(content: dict[str, Any]) -> None:
-    echo(text.to_json({"schema": SCHEMA, **content}))
+def echo(said: str | dict[str, Any] = "") -> None:
+    """Prints text, or a dict as JSON. Characters that the terminal's encoding lacks are escaped."""
+    if isinstance(said, dict):
+        said = text.to_json({"schema": SCHEMA, **said})
+    click.echo(text.encodable(said, sys.stdout))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], more: str = "") -> None:

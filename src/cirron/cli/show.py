@@ -87,7 +87,7 @@ def show(
     if name is not None:
         check_name(chosen, name)
     if is_json or form == "json":
-        output.echo_json(as_dict(shown, name, last, place.problems))
+        output.echo(as_dict(shown, name, last, place.problems))
         return
     for number, one in enumerate(shown):
         if number:

@@ -32,7 +32,7 @@ def sql(query: str, wanted: str | None, folder: str | None, is_json: bool, is_cs
     run = output.open_run(folder, wanted)
     columns, rows = run.sql(query).fetch()
     if is_json:
-        output.echo_json({"run_id": run.id, "columns": columns, "rows": rows})
+        output.echo({"run_id": run.id, "columns": columns, "rows": rows})
     elif is_csv:
         written = io.StringIO()
         writer = csv.writer(written, lineterminator="\n")

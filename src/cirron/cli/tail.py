@@ -42,10 +42,7 @@ def tail(wanted: str | None, folder: str | None, interval: float, is_json: bool)
     try:
         while True:
             for event in seen.look(run):
-                if is_json:
-                    output.echo_json(event)
-                else:
-                    output.echo(line(event))
+                output.echo(event if is_json else line(event))
             if run.state != "running":
                 return
             time.sleep(interval)

@@ -70,7 +70,7 @@ def tensors(
             what = f"{text.plain(name)!r} is {kinds} of run {text.plain(run.id)}; {hint}"
         raise errors.UnknownRunError(what)
     if is_json:
-        output.echo_json({"run_id": run.id, "tensors": [one._asdict() for one in found]})
+        output.echo({"run_id": run.id, "tensors": [one._asdict() for one in found]})
     elif name is None:
         shown = found if is_all else found[:MAX_ROWS]
         left = len(found) - len(shown)
