@@ -96,9 +96,7 @@ def show(
     show_problems(place.problems)
     others = [run_id for run_id in place.runs if run_id not in {run.id for run in chosen}]
     if others:
-        echo("")
-        for line in other_runs(place.runs, others):
-            echo(line)
+        echo("\n".join(["", *other_runs(place.runs, others)]))
 
 
 class Selection(NamedTuple):
@@ -189,11 +187,9 @@ def title(run: Run) -> str:
 def show_run(shown: Selection, name: str | None, last: int | None) -> None:
     """Prints a run: each session with its state and its tree."""
     run = shown.run
-    echo(title(run) if run.main.info is None else f"run {title(run)}")
     first = run.main.program
     common = text.program(first)
-    for line in common:
-        echo(line)
+    echo("\n".join([title(run) if run.main.info is None else f"run {title(run)}", *common]))
     is_large = len(shown.sessions) > MAX_TREES
     for session in [shown.main] if is_large else shown.sessions:
         # Only one process of a run asks git for changes.
@@ -201,9 +197,7 @@ def show_run(shown: Selection, name: str | None, last: int | None) -> None:
             session.program, dirty=session.program.dirty or first.dirty
         )
         own = [line for line in text.program(program) if line not in common]
-        echo("")
-        for line in header(shown, session) + own + story(shown, session):
-            echo(line)
+        echo("\n".join(["", *header(shown, session), *own, *story(shown, session)]))
         echo(text.render(trees.select(run.tree_of(session), name, last), is_detailed=True))
     if is_large:
         show_sessions(shown)
@@ -214,9 +208,7 @@ def show_sessions(shown: Selection) -> None:
     sessions = sorted(shown.sessions, key=lambda one: one.state in ("running", "clean", "unknown"))
     for session in sessions[:MAX_STORIES]:
         if session is not shown.main and (lines := story(shown, session)):
-            echo("")
-            for line in [", ".join(who(session)), *lines]:
-                echo(line)
+            echo("\n".join(["", ", ".join(who(session)), *lines]))
     echo("")
     times = shown.step_times()
     rows = [
