@@ -22,7 +22,7 @@ import weakref
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cirron import errors
 from cirron.record import clock
@@ -94,27 +94,6 @@ def _tables(files: Files) -> dict[str, tuple[dict[str, str], list[str]]]:
     return found
 
 
-class Engine(Protocol):
-    """Runs SQL over the tables of a run."""
-
-    span_marks: str  # the SQL of that view, over `marks`
-
-    def rows(self, sql: str, given: Mapping[str, Any]) -> Rows:
-        """The column names, and the rows."""
-
-    def batches(self, sql: str, given: Mapping[str, Any]) -> Iterator[Rows]:
-        """The same in chunks, for results of any size."""
-
-    def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
-        """Writes the rows to a Parquet file (with Spark, to a folder of them)."""
-
-    def frame(self, sql: str, given: Mapping[str, Any]) -> Any:
-        """A pandas DataFrame."""
-
-    def arrow(self, sql: str, given: Mapping[str, Any]) -> Any:
-        """A pyarrow Table."""
-
-
 @functools.cache
 def query(name: str) -> str:
     return resources.files("cirron.runs").joinpath(f"queries/{name}.sql").read_text("utf-8")
@@ -184,7 +163,7 @@ class DuckDB:
     """
 
     owner: object = None  # of the files; must outlive every query
-    span_marks = (
+    span_marks = (  # the SQL of that view, over `marks`
         # An aggregate with ORDER BY takes three times as long. Nulls in a struct sort last.
         "SELECT session, span_key, CAST(to_json([{'ts_ns': one.ts_ns, 'name': one.name,"
         " 'value': one.value, 'text': one.text} for one in list_sort(list({"
@@ -341,6 +320,8 @@ class Spark:
     def arrow(self, sql: str, given: Mapping[str, Any]) -> Any:
         return self._session.sql(sql, args=dict(given) or None).toArrow()
 
+
+Engine: TypeAlias = DuckDB | Spark
 
 _SPARK = {"VARCHAR": "string", "DOUBLE[]": "array<double>", "BIGINT[]": "array<bigint>"}
 

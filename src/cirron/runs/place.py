@@ -331,7 +331,7 @@ class Place:
         files = look.files_of(run.id)
         sessions = self._write_sessions(run)
         files.tables["sessions"] = [str(sessions)]
-        engine: engines.DuckDB | engines.Spark
+        engine: engines.Engine
         if self._spark is not None:
             engine = engines.Spark(self._spark, files, self._scratch)
         else:
