@@ -198,8 +198,9 @@ class TorchHook:
             return is_model, None
         mode = "train" if module.training else "eval"
         if lane.loading is None:  # a model in a dataset says nothing about the loop
-            lane.model = reference
             main = lane.main
+            if module.training or not lane.has_worked:  # a teacher is not what is trained
+                lane.model = reference
             if not lane.has_worked or main is None or main.is_exhausted or lane.optimizers:
                 self._begin_work(lane, reference, mode)
         return is_model, hot.begin("forward", None, MODES[mode], Inner)
@@ -418,7 +419,7 @@ class TorchHook:
             if step is None:
                 return engine.around(load, original, args, None, end, fail)
             item = within(step, "data_load", None, own, step.start, original, args, NO_NAMES, fail)
-            lane.loading = None
+            lane.loading, lane.has_worked = None, False
             return item
 
         return __next__

@@ -109,7 +109,7 @@ class Loops:
         ):
             return None
         lane.loading = main
-        lane.has_worked = main.has_stepped = False
+        main.has_stepped = False
         main.is_step_new = True
         main.fetched += 1
         index = main.index
@@ -140,7 +140,6 @@ class Loops:
             self._next_item(lane, owner)
         elif current.is_training and len(lane.passes) == 1:
             lane.step = find_open_step()
-        lane.has_worked = False
         return hot.begin("data_load")
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
@@ -200,6 +199,7 @@ class Loops:
 
     def end_load(self, lane: Lane, load: hot.Span) -> None:
         current, lane.loading = lane.loading, None
+        lane.has_worked = False
         if current is not None and current.is_undecided and current.opens_anything:
             hot.suspend(load)
             current.waiting.append(load)
@@ -230,6 +230,7 @@ class Loops:
         current.fetched -= 1
         if current.has_unused_items:
             current.is_exhausted = True
+            lane.has_worked = False  # with the last item
             if current.is_undecided:
                 current.unused_items = current.fetched - current.index - 1
             lane.step = None
@@ -652,6 +653,7 @@ def drop_new_step(current: Pass | None) -> None:
     if current is not None and current.step is not None and current.is_step_new:
         hot.drop(current.step)
         current.step = current.lane.step = None
+        current.has_stepped = True  # in the step before it
         current.index -= 1
 
 
