@@ -50,6 +50,7 @@ from cirron.hooks.torch.passes import (
     UNDECIDED,
     USED,
     Lane,
+    Load,
     Pass,
     ThisThread,
     count_fetches,
@@ -84,11 +85,11 @@ class Loops:
 
     def end(self) -> None:
         """Closes what this thread has open."""
-        lane = self.this_thread.lane
-        end_optimizers(lane, 0)
-        while lane.passes:
-            self.end_pass(lane.passes[-1])
-        lane.free.end(self)
+        for lane in self.this_thread.lanes:
+            end_optimizers(lane, 0)
+            while lane.passes:
+                self.end_pass(lane.passes[-1])
+            lane.free.end(self)
 
     # -- event: a fetch ---------------------------------------------------------------------
 
@@ -135,12 +136,14 @@ class Loops:
             self._decide(lane, current, is_evaluating=current.is_for_loop)
         owner = (lane.main or current) if current.state is JOINED else current
         if current.state is UNDECIDED:
-            release_unused(current)
+            release_unused(current, current.kept - 1)
         elif owner.opens_steps and (owner.is_training or current.state is EVALUATION):
             self._next_item(lane, owner)
         elif current.is_training and len(lane.passes) == 1:
             lane.step = find_open_step()
-        return hot.begin("data_load")
+        load = hot.begin("data_load", None, None, Load)
+        load.item = nothing
+        return load
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
         """Begins the next step, if the open one has trained, or its batch was evaluated."""
@@ -175,6 +178,8 @@ class Loops:
         close_step(current, at)
         if current.length is None:
             self._split_endless(current)
+        if current.span is not None and not is_under(hot.innermost(), current.span):
+            hot.enter_context(current.span)  # which a task of asyncio has opened in its own context
         name = "step" if current.is_training else "batch"
         current.step = hot.begin(name, current.index, None, hot.Step, at)
         for load in loads:
@@ -283,7 +288,6 @@ class Loops:
         current.is_for_loop = is_batches or callers.is_for(asker)
         current.is_in_generator = callers.is_generator(asker)
         current.may_read_ahead = not current.is_for_loop or current.is_in_generator
-        current.items_at_once = callers.times_in_zip(iterator) if current.is_for_loop else 1
         is_told = lane.is_told_to_evaluate
         # After a model in eval mode, an item that is fetched by hand may still be trained with.
         is_eval_loop = current.is_for_loop and lane.is_model_in_eval_mode
@@ -392,7 +396,7 @@ class Loops:
                 return
             if by_hand:
                 self._hand_over(lane, current)
-            if lane.optimizers and lane is self.this_thread.lane:
+            if lane.optimizers and lane is self.this_thread.find():
                 end_stale_optimizers(lane)
             self.end_pass(
                 current,
@@ -428,6 +432,8 @@ class Loops:
         undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
         for current in undecided:
             current.first_model_evaluated = is_evaluating
+            if current.state is UNDECIDED:
+                release_unused(current, current.kept)
         if len(undecided) == 1 and (is_evaluating or is_forward):
             current = undecided[0]
             if main is None:
@@ -474,7 +480,7 @@ class Loops:
 
     def close(self, span: hot.Span) -> None:
         """Closes a span of a hook. If it is not known yet what it belongs to, it waits."""
-        lane = self.this_thread.lane
+        lane = self.this_thread.find()
         is_known = lane.main is not None or lane.step is span.parent
         for current in lane.passes:
             if is_known and current.state is not USED:
@@ -567,7 +573,7 @@ class Loops:
         """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
         current.state = EVALUATION
         current.first_index = current.index
-        current.reads_ahead = count_fetches(batches[-1]) >= MAX_AHEAD and current.items_at_once == 1
+        current.reads_ahead = current.may_read_ahead and count_fetches(batches[-1]) == MAX_AHEAD
         if current.has_own_steps:
             current.opens_steps = False
             current.opens_span = current.opens_span and not current.has_outer_epoch
@@ -637,15 +643,18 @@ def release_waiting(current: Pass, parent: hot.Span | None) -> None:
     current.waiting = []
 
 
-def release_unused(current: Pass) -> None:
-    """Another item is fetched before a model has used the last one. Unless the loop reads ahead, it
-    was used without a model: its fetch stays where it was made.
+def release_unused(current: Pass, kept: int) -> None:
+    """Leaves fetches where they were made, but for the last ones, if the program has let go of
+    their items: it has used these without a model.
     """
-    kept = max(MAX_AHEAD if current.may_read_ahead else 1, current.items_at_once)
     waiting = current.waiting
-    while waiting and (waiting[0].name != "data_load" or count_fetches(waiting) >= kept):
-        current.index += waiting[0].name == "data_load"
+    while (fetches := count_fetches(waiting)) > kept:
+        if fetches < MAX_WAITING and waiting[0].item() is not None:
+            break
+        current.index += 1
         hot.release(waiting.pop(0))
+        while waiting and waiting[0].name != "data_load":
+            hot.release(waiting.pop(0))
 
 
 def drop_new_step(current: Pass | None) -> None:

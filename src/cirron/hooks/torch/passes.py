@@ -6,7 +6,10 @@ Runs on the user's threads.
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from _thread import _local
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,8 +34,19 @@ MAX_AHEAD = 2
 MAX_WAITING = 64
 
 
+# Set in the context of a task of asyncio, and so in those of the tasks that it starts.
+lane_of_context: ContextVar[Lane] = ContextVar("cirron_lane")
+
+
 def nothing() -> None:
     """Stands for a weak reference to an object that is gone."""
+
+
+class Load(hot.OwnSpan):
+    """A fetch."""
+
+    __slots__ = ("item",)
+    item: Callable[[], Any]  # a weak reference
 
 
 class Pass:
@@ -73,7 +87,6 @@ class Pass:
         self.optimizer_steps = 0
         self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch
         # Items that are fetched before the one before them is used.
-        self.items_at_once = 1  # that a `zip` takes
         self.may_read_ahead = False
         self.reads_ahead = False
         self.is_exhausted = False  # the loader has no more items, but the last are not used yet
@@ -96,6 +109,11 @@ class Pass:
     def may_be_peek(self) -> bool:
         """Whether the program may want no more than the one item that it has asked for."""
         return not self.is_for_loop and self.fetched == 1 and not self.is_exhausted
+
+    @property
+    def kept(self) -> int:
+        """Items that the program may have at hand without our knowing."""
+        return MAX_AHEAD if self.may_read_ahead else 1
 
     @property
     def is_round_over(self) -> bool:
@@ -208,7 +226,8 @@ class Pass:
 class Lane:
     """What one thread is doing."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: Callable[[], Any] = nothing) -> None:
+        self.task = task  # a weak reference; None: a thread
         self.passes: list[Pass] = []  # outermost first
         self.main: Pass | None = None  # the pass that owns the epoch and the steps
         self.loading: Pass | None = None  # it is being asked for an item
@@ -225,6 +244,10 @@ class Lane:
         self.optimizers: list[tuple[int, hot.Span | None]] = []
         self.epochs = 0  # so far
         self.free = FreeLoop(self)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.passes) or self.free.epoch is not None
 
     @property
     def has_used_loop(self) -> bool:
@@ -249,10 +272,25 @@ class Lane:
 
 
 class ThisThread(_local):
-    """Where a thread finds its lane."""
+    """Where a thread finds its lane. A task of asyncio has its own, unless it was started in a pass
+    over a loader: then it works on that loop. Programs: `asyncio_trainings`, `asyncio_steps`.
+    """
 
     def __init__(self) -> None:
-        self.lane = Lane()
+        self.own = Lane()
+        self.lane = self.own  # the last one that was used
+        self.lanes = [self.own]
+
+    def find(self) -> Lane:
+        """The lane of the task, or of the thread if it runs none."""
+        task = None if asyncio._get_running_loop() is None else asyncio.current_task()
+        lane = self.own if task is None else lane_of_context.get(None) or self.own
+        if lane.task() is not task and not lane.passes:
+            lane = Lane(weakref.ref(task))
+            lane_of_context.set(lane)
+            self.lanes = [one for one in self.lanes if one is self.own or one.is_busy] + [lane]
+        self.lane = lane
+        return lane
 
 
 def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
@@ -281,6 +319,18 @@ def has_optimizers(kind: type[torch.optim.Optimizer] = torch.optim.Optimizer) ->
 
 def count_fetches(spans: list[hot.Span]) -> int:
     return sum(one.name == "data_load" for one in spans)
+
+
+def reference_to(item: Any, depth: int = 3) -> Callable[[], Any]:
+    """A weak reference to an item, or to the first part of it that can have one."""
+    try:
+        return weakref.ref(item)
+    except TypeError:  # a tuple, or a number
+        parts = item.values() if isinstance(item, dict) else item
+    if depth and isinstance(item, (dict, list, tuple)):
+        found = (reference_to(part, depth - 1) for part in parts)
+        return next((one for one in found if one is not nothing), nothing)
+    return nothing
 
 
 def length_of(iterator: Any) -> int | None:
