@@ -147,27 +147,27 @@ class Loops:
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
         """Begins the next step, if the open one has trained, or its batch was evaluated."""
-        is_done = lane.has_worked
-        if current.is_training and self._has_optimizers():
-            is_done = current.has_stepped or self._is_changed_by_hand(lane, current)
+        is_done = current.is_done
+        if current.is_training and not is_done:
+            is_done = self._is_changed_by_hand(lane, current)
         current.is_step_new = current.step is None or is_done
         if current.is_step_new:
             self._next_step(current)
         elif current.fetched == MAX_AHEAD and not lane.has_worked:
             current.reads_ahead = current.may_read_ahead
 
-    def _has_optimizers(self) -> bool:
-        """Without any, each batch with a backward is a step. Program: `manual_sgd`."""
-        self._optimizers_exist = self._optimizers_exist or has_optimizers()
-        return self._optimizers_exist
-
     def _is_changed_by_hand(self, lane: Lane, current: Pass) -> bool:
-        """Whether the program has changed the weights since the last fetch, without an optimizer.
-        Program: `manual_after_optimizer`.
+        """Whether the program has trained since the last fetch, without an optimizer: it has
+        changed the weights, or has no optimizers. Programs: `manual_after_optimizer`, `manual_sgd`.
         """
         before, now = current.versions, versions_of(lane)
         current.versions = now
-        return lane.has_worked and before[:1] == now[:1] and before != now
+        is_changed = (before[:1] == now[:1] and before != now) or not self._has_optimizers()
+        return lane.has_worked and is_changed
+
+    def _has_optimizers(self) -> bool:
+        self._optimizers_exist = self._optimizers_exist or has_optimizers()
+        return self._optimizers_exist
 
     def _next_step(self, current: Pass) -> None:
         """The step begins with what other loaders have fetched since the last one was done."""
@@ -210,8 +210,7 @@ class Loops:
             current.waiting.append(load)
         else:
             hot.close(load)
-        if current is not None and current.is_round_over and current.reads_ahead:
-            current.is_exhausted, current.unused_items = True, 1
+        if current is not None and current.is_exhausted:
             lane.step = None
 
     def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
@@ -234,10 +233,8 @@ class Loops:
         span = current.span or current.above
         current.fetched -= 1
         if current.has_unused_items:
-            current.is_exhausted = True
+            current.has_ended = True
             lane.has_worked = False  # with the last item
-            if current.is_undecided:
-                current.unused_items = current.fetched - current.index - 1
             lane.step = None
         else:
             drop_new_step(lane.main if current.state is JOINED else current)
@@ -274,20 +271,19 @@ class Loops:
             self.end_pass(current)
             # A scope around one fetch is not a loop, but an epoch may have a single step.
             is_loop = current.fetched > 1 or current.is_round_over or current.above.name == "epoch"
-            return self._begin_pass(lane, iterator, may_be_main=is_loop)
+            return self._begin_pass(lane, iterator, is_loop=is_loop)
         if current.state is JOINED and main is not None and main.was_only_peeked_at(current):
             self._swap(main, current)
             return main
         return current
 
-    def _begin_pass(self, lane: Lane, iterator: Any, *, may_be_main: bool = True) -> Pass:
+    def _begin_pass(self, lane: Lane, iterator: Any, *, is_loop: bool = True) -> Pass:
         lane.free.end_evaluation()
         current = Pass(lane)
         asker = callers.find_asker()
         is_batches = hot.is_fetching()  # `ci.batches` asks
         current.is_for_loop = is_batches or callers.is_for(asker)
         current.is_in_generator = callers.is_generator(asker)
-        current.may_read_ahead = not current.is_for_loop or current.is_in_generator
         is_told = lane.is_told_to_evaluate
         # After a model in eval mode, an item that is fetched by hand may still be trained with.
         is_eval_loop = current.is_for_loop and lane.is_model_in_eval_mode
@@ -298,7 +294,7 @@ class Loops:
         current.above = hot.innermost()
         current.began_in_step = lane.has_worked
         self._follow(current, iterator)
-        self._choose_spans(current, is_told, is_batches, may_be_main)
+        self._choose_spans(current, is_told, is_batches, is_loop)
         setup = self.setups.pop(iterator, None)
         if setup is not None and current.opens_span:
             current.setup = setup
@@ -316,7 +312,7 @@ class Loops:
         return current
 
     def _choose_spans(
-        self, current: Pass, is_told: bool, is_batches: bool, may_be_main: bool
+        self, current: Pass, is_told: bool, is_batches: bool, is_loop: bool
     ) -> None:
         """Leaves out the spans that the program or a framework has opened itself."""
         lane = current.lane
@@ -326,17 +322,15 @@ class Loops:
         if main is not None:
             current.opens_steps = not (is_told and hot.innermost().name in STEPS)
             current.opens_span = not is_told
-        elif may_be_main:
+        else:
             if free.step is not None:  # the steps of a loop without a loader may hold this one
                 names -= {free.step.name}
-            has_step = not STEPS.isdisjoint(names)
-            may_evaluate = current.is_for_loop and current.began_evaluating
-            current.is_in_own_step = has_step and may_evaluate and not (is_told or is_batches)
-            current.opens_steps = current.is_in_own_step or not (has_step or is_batches)
+            current.is_in_own_step = not (is_loop and STEPS.isdisjoint(names))
+            may_evaluate = current.is_for_loop and current.began_evaluating and not is_told
+            is_allowed = may_evaluate or not current.is_in_own_step
+            current.opens_steps = is_allowed and not is_batches
             is_whole = current.opens_steps or not current.has_outer_epoch
-            is_free = current.is_in_own_step or not has_step
-            current.opens_span = is_whole and is_free and not is_told
-        current.ends_epoch = current.opens_steps and not current.is_in_own_step
+            current.opens_span = is_allowed and is_whole and not is_told
 
     def _follow(self, current: Pass, iterator: Any) -> None:
         current.iterator = weakref.ref(iterator, lambda _: self.iterator_gone(current))
@@ -379,7 +373,7 @@ class Loops:
             if current.is_training:
                 self.on_epoch_end(span)
             engine.close_long(span, ended_ns)
-        elif current.is_training and current.ends_epoch:
+        elif current.is_training and not current.is_in_own_step:
             handmade = hot.find_handmade("epoch")
             if handmade is not None:
                 self.on_epoch_end(handmade)
@@ -388,8 +382,7 @@ class Loops:
         """Left early, by `break` or an exception; called wherever the last reference is dropped."""
         with guard.quiet("torch loader"):
             lane = current.lane
-            is_used = current.has_stepped if current.is_training else lane.has_worked
-            has_more = current.is_exhausted and (current.unused_items > 0 or not is_used)
+            has_more = current.is_exhausted and (current.unused_items > 0 or not current.is_done)
             by_hand = current.is_undecided and not current.is_for_loop
             if (has_more and not by_hand) or current not in lane.passes:
                 current.iterator = nothing
@@ -421,14 +414,13 @@ class Loops:
         self, lane: Lane, *, is_evaluating: bool, is_forward: bool = False, is_in_train: bool = True
     ) -> None:
         """A model runs, or is trained, for the first time since a fetch."""
-        lane.has_worked = True
         main = lane.main
-        if main is not None and main.is_exhausted and main.has_stepped:
-            if main.unused_items and not is_evaluating:
-                main.unused_items -= 1
+        if main is not None and main.is_exhausted and main.is_done:
+            if main.unused_items > 0 and is_evaluating is not main.is_training:
                 self._next_step(main)
-            elif is_evaluating or main.iterator() is None:  # else another model of the last step
-                self.end_pass(main)
+            elif main.is_training and (is_evaluating or main.iterator() is None):
+                self.end_pass(main)  # else another model of the last step
+        lane.has_worked = True
         undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
         for current in undecided:
             current.first_model_evaluated = is_evaluating

@@ -68,11 +68,10 @@ class Pass:
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
         self.began_in_step = False  # a model had run in the open step of the main pass
         self.has_outer_epoch = False  # the program or a framework has opened an epoch around it
-        self.is_in_own_step = False  # it may evaluate inside a step that the program opened itself
+        self.is_in_own_step = False  # the program has opened a span around it for one step
         # Which spans it opens: none that the program or a framework opens itself.
         self.opens_span = False  # the epoch or evaluation
         self.opens_steps = False
-        self.ends_epoch = False  # its end is the end of an epoch that the program opened
         # While it is undecided.
         self.setup: hot.Span | None = None  # the start of its workers
         self.waiting: list[hot.Span] = []  # fetches, and forwards once USED, without a parent
@@ -87,10 +86,8 @@ class Pass:
         self.optimizer_steps = 0
         self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch
         # Items that are fetched before the one before them is used.
-        self.may_read_ahead = False
         self.reads_ahead = False
-        self.is_exhausted = False  # the loader has no more items, but the last are not used yet
-        self.unused_items = 0  # besides the one that the open step is for
+        self.has_ended = False  # the loader has no more items, but the last are not used yet
         self.stepped_ns = 0  # the last optimizer step since the loader was exhausted
 
     @property
@@ -109,6 +106,25 @@ class Pass:
     def may_be_peek(self) -> bool:
         """Whether the program may want no more than the one item that it has asked for."""
         return not self.is_for_loop and self.fetched == 1 and not self.is_exhausted
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the open step has trained, or its batch was evaluated."""
+        return self.has_stepped if self.is_training else self.lane.has_worked
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether there are no more items, but the last ones are not used yet."""
+        return self.has_ended or (self.reads_ahead and self.is_round_over)
+
+    @property
+    def unused_items(self) -> int:
+        """Besides the one that the open step is for."""
+        return self.fetched - self.index
+
+    @property
+    def may_read_ahead(self) -> bool:
+        return self.is_in_generator or not self.is_for_loop
 
     @property
     def kept(self) -> int:
