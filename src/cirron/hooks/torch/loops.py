@@ -234,6 +234,7 @@ class Loops:
         current.fetched -= 1
         if current.has_unused_items:
             current.has_ended = True
+            current.has_last_step = not current.is_undecided
             lane.has_worked = False  # with the last item
             lane.step = None
         else:
@@ -244,8 +245,13 @@ class Loops:
                 hot.drop(current.span)
         if teardown is not None:
             hot.release(teardown, span if not span.end else None)
-        if not current.is_exhausted:
-            self.end_pass(current)
+        if current.is_exhausted:
+            return
+        other = next((one for one in lane.passes if one.state is JOINED and one.is_for_loop), None)
+        if current is lane.main and current.is_for_loop and other is not None:
+            self._swap(current, other)  # the epoch goes on with a longer one. Program: `zipped_cycle`
+            current = other
+        self.end_pass(current)
 
     def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
         """The workers have stopped, which is the last part of their pass."""
@@ -326,8 +332,9 @@ class Loops:
             if free.step is not None:  # the steps of a loop without a loader may hold this one
                 names -= {free.step.name}
             current.is_in_own_step = not (is_loop and STEPS.isdisjoint(names))
-            may_evaluate = current.is_for_loop and current.began_evaluating and not is_told
-            is_allowed = may_evaluate or not current.is_in_own_step
+            may_evaluate = current.is_for_loop and current.began_evaluating
+            is_evaluation = may_evaluate and not (is_told or is_batches)
+            is_allowed = is_evaluation or not current.is_in_own_step
             current.opens_steps = is_allowed and not is_batches
             is_whole = current.opens_steps or not current.has_outer_epoch
             current.opens_span = is_allowed and is_whole and not is_told
@@ -382,7 +389,7 @@ class Loops:
         """Left early, by `break` or an exception; called wherever the last reference is dropped."""
         with guard.quiet("torch loader"):
             lane = current.lane
-            has_more = current.is_exhausted and (current.unused_items > 0 or not current.is_done)
+            has_more = current.is_exhausted and (current.is_last_due or not current.is_done)
             by_hand = current.is_undecided and not current.is_for_loop
             if (has_more and not by_hand) or current not in lane.passes:
                 current.iterator = nothing
@@ -416,7 +423,8 @@ class Loops:
         """A model runs, or is trained, for the first time since a fetch."""
         main = lane.main
         if main is not None and main.is_exhausted and main.is_done:
-            if main.unused_items > 0 and is_evaluating is not main.is_training:
+            if main.is_last_due and is_evaluating is not main.is_training:
+                main.has_last_step = True
                 self._next_step(main)
             elif main.is_training and (is_evaluating or main.iterator() is None):
                 self.end_pass(main)  # else another model of the last step

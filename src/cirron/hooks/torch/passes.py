@@ -88,6 +88,7 @@ class Pass:
         # Items that are fetched before the one before them is used.
         self.reads_ahead = False
         self.has_ended = False  # the loader has no more items, but the last are not used yet
+        self.has_last_step = False  # the step for the last item has begun
         self.stepped_ns = 0  # the last optimizer step since the loader was exhausted
 
     @property
@@ -118,9 +119,9 @@ class Pass:
         return self.has_ended or (self.reads_ahead and self.is_round_over)
 
     @property
-    def unused_items(self) -> int:
-        """Besides the one that the open step is for."""
-        return self.fetched - self.index
+    def is_last_due(self) -> bool:
+        """Whether an item is left for one more step."""
+        return self.fetched > self.index and not self.has_last_step
 
     @property
     def may_read_ahead(self) -> bool:
@@ -192,8 +193,6 @@ class Pass:
         if self.span is not None and self.span.end:
             return True  # a fork has closed it
         if self.is_round_over and not self.reads_ahead and self.lane.has_worked:
-            return True
-        if self.began_evaluating and self.above.end:
             return True
         if self.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
