@@ -14,6 +14,7 @@ from ciclo import moments
 from ciclo._seam import __version__
 from ciclo.elapsed import Elapsed, Period, elapse
 from ciclo.errors import (
+    ArgumentError,
     CallbackError,
     CheckpointError,
     CicloError,
@@ -117,6 +118,7 @@ __all__ = [
     "Result",
     "loop",
     "managed",
+    "ArgumentError",
     "CallbackError",
     "CheckpointError",
     "CicloError",

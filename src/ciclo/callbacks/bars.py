@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from ciclo import device_values, processes
 from ciclo.callbacks.base import LoopCallback, number, scalars
-from ciclo.elapsed import Period, as_period, clock
-from ciclo.errors import need
+from ciclo.elapsed import Period, as_period, check_elapsed, clock
+from ciclo.errors import check, need
 from ciclo.logs import Logs
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class Bar(LoopCallback):
 
     def __call__(self, elapsed: Elapsed, logs: LogsLike | None = None) -> None:
         """Updates the bar in a hand-written loop. The last step closes it."""
-        self._update(elapsed, logs)
+        check_elapsed(elapsed, "the first argument of a bar")
+        self._update(elapsed, None if logs is None else Logs(logs))
         if self.total is not None and self._count(elapsed) >= self.total:
             self.close()
 
@@ -175,8 +176,12 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
         *,
         file: TextIO | None = None,
     ) -> None:
-        if verbose not in (0, 1, 2):
-            raise ValueError(f"verbose={verbose!r} is not valid; use 0, 1 or 2")
+        check("verbose", verbose, lambda one: one in (0, 1, 2), "0, 1 or 2")
+        check("width", width, lambda one: range(one) is not None, "a number of characters")
+        if interval is not None:
+            check("interval", interval, lambda one: one >= 0, "a number of seconds")
+        if file is not None:
+            check("file", file, lambda one: callable(one.write), "an open file")
         of = "" if num_epochs is None else f"/{num_epochs}"
         self._title = "" if epoch is None else f"Epoch {epoch}{of}"
         self.width = width
@@ -185,7 +190,9 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
         self.always_stateful = always_stateful
         if isinstance(stateful_metrics, str):
             stateful_metrics = [stateful_metrics]
-        self.stateful_metrics = frozenset(stateful_metrics or ())
+        names = () if stateful_metrics is None else stateful_metrics
+        check("stateful_metrics", names, lambda one: iter(one) is not None, "a list of names")
+        self.stateful_metrics = frozenset(names)
         self.unit_name = unit_name
         self._file = file
         super().__init__(total)
@@ -301,6 +308,8 @@ class rich_bar(Bar):  # noqa: N801  a name like the functions beside it
 
     def __init__(self, total: Period | SupportsIndex | None = None, *, console: Any = None) -> None:
         self._rich = need("rich.progress", "ciclo.rich_bar()", "rich")
+        if console is not None:
+            check("console", console, lambda one: callable(one.get_time), "a rich.console.Console")
         self._console = console
         self._progress: Any = None
         self._task: Any = None

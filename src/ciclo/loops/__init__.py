@@ -17,7 +17,7 @@ from ciclo.binding import listed, pairs_of
 from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
-from ciclo.errors import CicloError, PeriodError, refuse_unknown, warn
+from ciclo.errors import CicloError, PeriodError, check, refuse_unknown, warn
 from ciclo.loop import NO_BATCH, OPTIONS, LoopState, Result, State, begin, iterate, refuse_options
 from ciclo.moments import (
     on_epoch_end,
@@ -126,18 +126,18 @@ def fit(
     whole("epochs", epochs)
     if whole("steps_per_epoch", steps_per_epoch) == 0:
         raise PeriodError("steps_per_epoch=0 is not valid; use 1 or more")
-    given = {on_train_step: train_step, on_test_step: test_step, on_reset_step: reset_step}
-    pairs = [(moment, step) for moment, step in given.items() if step is not None]
+    own = {on_train_step: train_step, on_test_step: test_step, on_reset_step: reset_step}
+    pairs = [(moment, step) for moment, step in own.items() if step is not None]
     length = steps_per_epoch if steps_per_epoch is not None else length_of(train)
     if length is None and hasattr(train, "__next__") and epochs is not None and epochs > 1:
         raise CicloError(ONCE)
     if length == 0:
         warn(NO_BATCH)
-    ends = [] if steps is None else [steps]
+    run = begin(fit, state, steps, options)
     if epochs is not None and length is not None:
-        elapsed = options.get("elapsed")
-        ends.append(epochs * length + (0 if elapsed is None else elapsed.steps))
-    run = begin(fit, state, min(ends) if ends else None, options)
+        end = epochs * length + run.elapsed.steps
+        given = {} if run.stop is None else dict(run.stop._given())
+        run._stop = Period(**{**given, "steps": min(end, given.get("steps", end))})
     cut = Epochs(run)
     return _train(
         run,
@@ -163,7 +163,9 @@ class Evaluation:
         self.dataset = dataset
         self.name = name
         self.stop = None if duration is None else as_period(duration)
-        given = {"aggregation": aggregation, "weighted": True, **(options or {})}
+        options = {} if options is None else options
+        check("inner_loop_kwargs", options, lambda one: {**one} == one, "a dict of options")
+        given = {"aggregation": aggregation, "weighted": True, **options}
         self._inner = {key: given.pop(key) for key in INNER if key in given}
         self._options = given
         refuse_unknown("inner_loop", given, [*INNER, *OPTIONS])
