@@ -16,7 +16,7 @@ from _weakref import ref  # `weakref` takes a millisecond to import
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ciclo.elapsed import FIELDS, NO_EPOCHS, Elapsed, Period, as_period, check_elapsed
-from ciclo.errors import PeriodError, refuse_unknown, shown
+from ciclo.errors import PeriodError, check, refuse_unknown, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -371,8 +371,7 @@ def every(
     >>> ciclo.every(steps=1000) | ciclo.every(time=600)
     """
     refuse_unknown("every", unknown, (*FIELDS[:-1], "at"), EACH_EPOCH)
-    if at not in ("start", "end"):
-        raise PeriodError(f'at={at!r} is not valid; use "start" or "end"')
+    check("at", at, lambda one: one in ("start", "end"), '"start" or "end"', PeriodError)
     amount = Period(steps, samples=samples, tokens=tokens, time=time)
     if at == "end" and amount.steps is None:
         raise PeriodError(

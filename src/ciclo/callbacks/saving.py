@@ -158,8 +158,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         """
         self.wait()
         if isinstance(step, str):
-            if step not in ("latest", "best"):
-                raise ValueError(f'step={step!r} is not valid; use a number, "latest" or "best"')
+            check("step", step, ("latest", "best").__contains__, 'a number, "latest" or "best"')
             found = self.latest_step if step == "latest" else self.best_step
         else:
             found = step if step in self.folder.steps() else None

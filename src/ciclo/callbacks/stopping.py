@@ -61,20 +61,23 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
                 " looks=3 (evaluations), and not both"
             )
         if patience is not None and not isinstance(patience, Period):
-            if not whole("patience", patience):
-                raise ValueError(
-                    f"patience={patience!r} is not valid; use 1 or more, or ciclo.at(...)"
-                )
+            check(
+                "patience",
+                whole("patience", patience),
+                lambda one: one > 0,
+                "1 or more, or ciclo.at(...)",
+            )
             patience = Period(patience)
-        if looks is not None and not whole("looks", looks):
-            raise ValueError(f"looks={looks!r} is not valid; use 1 or more")
-        check("min_delta", min_delta, lambda one: number(one) >= 0, "0 or more")
+        if looks is not None:
+            check("looks", whole("looks", looks), lambda one: one > 0, "1 or more")
+        delta = number(min_delta)
+        check("min_delta", min_delta, lambda _: delta is not None and delta >= 0, "0 or more")
         if baseline is not None:
             check("baseline", baseline, lambda one: number(one) is not None, "a number, or None")
         self.monitor = monitor
         self.patience = patience
         self.looks = looks
-        self.min_delta = number(min_delta) or 0.0
+        self.min_delta = delta or 0.0
         self.mode = mode
         self.baseline = baseline
         self.restore_best_weights = restore_best_weights

@@ -124,8 +124,13 @@ def fit(
     if epochs is None and steps is None:
         raise PeriodError("fit() needs an end: epochs=10 or steps=1000")
     whole("epochs", epochs)
-    if whole("steps_per_epoch", steps_per_epoch) == 0:
-        raise PeriodError("steps_per_epoch=0 is not valid; use 1 or more")
+    if steps_per_epoch is not None:
+        check(
+            "steps_per_epoch",
+            whole("steps_per_epoch", steps_per_epoch),
+            lambda one: one > 0,
+            "1 or more",
+        )
     own = {on_train_step: train_step, on_test_step: test_step, on_reset_step: reset_step}
     pairs = [(moment, step) for moment, step in own.items() if step is not None]
     length = steps_per_epoch if steps_per_epoch is not None else length_of(train)
@@ -137,7 +142,8 @@ def fit(
     if epochs is not None and length is not None:
         end = epochs * length + run.elapsed.steps
         given = {} if run.stop is None else dict(run.stop._given())
-        run._stop = Period(**{**given, "steps": min(end, given.get("steps", end))})
+        given["steps"] = min(end, given.get("steps", end))
+        run._stop = Period.create(**given)
     cut = Epochs(run)
     return _train(
         run,

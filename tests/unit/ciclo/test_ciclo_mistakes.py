@@ -23,6 +23,8 @@ LOGS = {"metrics": {"x": 1.0}}
 STEP = {ciclo.on_train_step: lambda state: state + 1}
 LAYER = {"dense": {"w": 1.0}}
 X, Y = np.zeros((4, 2)), np.zeros(4)
+LINEAR = torch.nn.Linear(2, 1)
+RATES = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(LINEAR.parameters(), 0.1), 1)
 UNTYPED: Any = ciclo  # for calls that a type checker refuses
 
 
@@ -325,8 +327,6 @@ def test_states_that_look_like_mistakes() -> None:
     assert run(lambda state: {"w": state["w"] + 1}, {"w": 0}).state == {"w": 2}
 
 
-LINEAR = torch.nn.Linear(2, 1)
-RATES = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(LINEAR.parameters(), 0.1), 1)
 # Values of the wrong type, for any argument.
 OTHERS: dict[str, Any] = {
     "text": "x",
@@ -426,7 +426,7 @@ def test_a_value_of_another_type_is_refused(argument: str, tmp_path: Any, monkey
             call(OTHERS[name])
 
         place = caught.traceback[-1]
-        assert place.path.is_relative_to(Path(ciclo.__file__).parent), (name, place)
+        assert Path(place.path).is_relative_to(Path(ciclo.__file__).parent), (name, place)
         assert str(place.statement).strip().startswith("raise "), (name, place)
 
 
