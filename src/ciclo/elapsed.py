@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     Shape: TypeAlias = tuple[int, ...]
     BatchSize: TypeAlias = Callable[[list[Shape]], int | tuple[int, int]]
 
+__all__ = ["Elapsed", "Period", "elapse"]
+
 Batch = TypeVar("Batch")
 FIELDS = ("steps", "samples", "tokens", "time", "date")
 NO_EPOCHS = dict.fromkeys(

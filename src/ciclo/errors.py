@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+__all__ = [
+    "ArgumentError",
+    "CallbackError",
+    "CheckpointError",
+    "CicloError",
+    "MissingDependencyError",
+    "MonitorError",
+    "PeriodError",
+]
 
 MAX_MESSAGE = 4000  # characters
 MAX_SHOWN = 80  # characters of a value

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     Predicate: TypeAlias = Callable[[Elapsed], Any]
 
+__all__ = ["Schedule", "after", "always", "at", "every", "never", "piecewise"]
+
 # The index of each field in `_before`.
 JUMPING = {"samples": 0, "tokens": 1, "time": 2, "date": 3}
 EACH_EPOCH = dict.fromkeys(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TextIO
 
 from ciclo import device_values, processes
 from ciclo.callbacks.base import LoopCallback, number, scalars
@@ -32,6 +32,16 @@ REDRAW_S = 0.1  # in a terminal or a notebook
 REPEAT_S = 10.0  # a line in a file or a pipe
 UNDRAWABLE = (OSError, ValueError)  # a broken pipe, a closed file
 UNITS = {"steps": "step", "samples": "sample", "tokens": "token", "time": "s", "date": "s"}
+
+
+class Progress(NamedTuple):
+    """What a bar shows."""
+
+    done: float  # in the unit of the bar
+    seconds: float  # since the start
+    pace: float | None  # seconds per unit
+    shown: dict[str, str]  # logged values
+    is_last: bool
 
 
 class Bar(LoopCallback):
@@ -134,14 +144,11 @@ class Bar(LoopCallback):
         gone = self._latest_at - first_at
         pace = gone / (count - first_count) if count > first_count else None
         try:
-            self.draw(count, now - self._began, pace, self._shown, is_last)
+            self.draw(Progress(count, now - self._began, pace, self._shown, is_last))
         except UNDRAWABLE:
             self._is_mine = False  # the output is gone; the run continues without a bar
 
-    def draw(
-        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
-    ) -> None:
-        """Draws the count, the seconds so far, the seconds per unit and the values."""
+    def draw(self, at: Progress) -> None:
         raise NotImplementedError
 
     def _finish(self) -> None:
@@ -224,16 +231,14 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
                 self._means[name] = (total + value, count + 1, step)
                 self._newest[name] = (total + value) / (count + 1)
 
-    def draw(
-        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
-    ) -> None:
+    def draw(self, at: Progress) -> None:
         # A program without a console has no stdout.
-        if self._out is None or self.verbose == 0 or (self.verbose == 2 and not is_last):
+        if self._out is None or self.verbose == 0 or (self.verbose == 2 and not at.is_last):
             return
         if self._title and not self._has_title:
             self._out.write(self._title + "\n")
         self._has_title = True
-        text = self._text(count, seconds, pace, shown, is_last)
+        text = self._text(at)
         if not self._can_rewrite:
             self._out.write(text + "\n")
         else:
@@ -249,26 +254,24 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
             self._out.flush()
             self._length = 0
 
-    def _text(
-        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
-    ) -> str:
+    def _text(self, at: Progress) -> str:
         parts = []
         if self.total is None:
-            parts.append(f"{count:g}/Unknown")
+            parts.append(f"{at.done:g}/Unknown")
         else:
-            done = min(count, self.total)
+            done = min(at.done, self.total)
             width = len(f"{self.total:.0f}")
             full = int(self.width * done / self.total) if self.total else self.width
             line, rest = _glyphs(self._out)
             drawn = line * full + rest * (self.width - full)
             parts.append(f"{done:>{width}.0f}/{self.total:.0f} {drawn}")
-        if self.total is None or is_last:
-            parts.append(_clock(seconds))
-        elif pace is not None:
-            parts.append(_clock(pace * (self.total - count)))
-        if pace is not None and self.unit in ("steps", "samples", "tokens"):
-            parts.append(f"{_duration(pace)}/{self.unit_name or UNITS[self.unit]}")
-        return " ".join(parts) + "".join(f" - {name}: {text}" for name, text in shown.items())
+        if self.total is None or at.is_last:
+            parts.append(_clock(at.seconds))
+        elif at.pace is not None:
+            parts.append(_clock(at.pace * (self.total - at.done)))
+        if at.pace is not None and self.unit in ("steps", "samples", "tokens"):
+            parts.append(f"{_duration(at.pace)}/{self.unit_name or UNITS[self.unit]}")
+        return " ".join(parts) + "".join(f" - {name}: {text}" for name, text in at.shown.items())
 
 
 class tqdm_bar(Bar):  # noqa: N801  a name like the functions beside it
@@ -286,15 +289,13 @@ class tqdm_bar(Bar):  # noqa: N801  a name like the functions beside it
         """Updates the bar in a hand-written loop. The batch is optional."""
         super().__call__(elapsed, batch if isinstance(batch, Logs) else logs)
 
-    def draw(
-        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
-    ) -> None:
+    def draw(self, at: Progress) -> None:
         if self._bar is None:
-            options = {"total": self.total, "initial": count, "unit": UNITS[self.unit]}
+            options = {"total": self.total, "initial": at.done, "unit": UNITS[self.unit]}
             self._bar = self._tqdm(**{**options, **self._options})
-        self._bar.set_postfix(shown, refresh=False)
-        self._bar.update(count - self._bar.n)
-        if is_last:
+        self._bar.set_postfix(at.shown, refresh=False)
+        self._bar.update(at.done - self._bar.n)
+        if at.is_last:
             self._bar.refresh()
 
     def _finish(self) -> None:
@@ -315,9 +316,7 @@ class rich_bar(Bar):  # noqa: N801  a name like the functions beside it
         self._task: Any = None
         super().__init__(total)
 
-    def draw(
-        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
-    ) -> None:
+    def draw(self, at: Progress) -> None:
         rich = self._rich
         if self._progress is None:
             self._progress = rich.Progress(
@@ -329,8 +328,8 @@ class rich_bar(Bar):  # noqa: N801  a name like the functions beside it
             )
             self._progress.start()
             self._task = self._progress.add_task("", total=self.total, shown="")
-        text = " - ".join(f"{name}: {value}" for name, value in shown.items())
-        self._progress.update(self._task, completed=count, shown=text)
+        text = " - ".join(f"{name}: {value}" for name, value in at.shown.items())
+        self._progress.update(self._task, completed=at.done, shown=text)
 
     def _finish(self) -> None:
         if self._progress is not None:
