@@ -52,6 +52,8 @@ SESSIONS = {
 }
 SCHEMAS = {name: columns for name, columns in TABLES.items() if name != "batches"}
 SCHEMAS["sessions"] = SESSIONS
+# The tables in files, and their columns. `new_spans` and `new_marks`: of segments without `steps`.
+FILES = SCHEMAS | DERIVED | {"new_spans": TABLES["spans"], "new_marks": TABLES["marks"]}
 # The views that are the same SQL in both engines.
 VIEWS = {"step_parts": STEP_PARTS, "training_steps": TRAINING_STEPS, "waited_steps": WAITED_STEPS}
 CHUNK_ROWS = 10_000
@@ -78,20 +80,8 @@ class QueryError(errors.CirronError):
 class Files:
     """The Parquet files of a run."""
 
-    tables: dict[str, list[str]]
-    new_spans: list[str]  # of segments without `steps`
-    new_marks: list[str]
-    spans_by_level: dict[int, list[str]]  # all files, by the finest level of their segments
-
-
-def _tables(files: Files) -> dict[str, tuple[dict[str, str], list[str]]]:
-    """The tables in files: the columns and the paths of each."""
-    found = {
-        name: (columns, files.tables.get(name, [])) for name, columns in (SCHEMAS | DERIVED).items()
-    }
-    found["new_spans"] = TABLES["spans"], files.new_spans
-    found["new_marks"] = TABLES["marks"], files.new_marks
-    return found
+    tables: dict[str, list[str]]  # of each table in `FILES`
+    spans_by_level: dict[int, list[str]]  # all spans, by the finest level of their segments
 
 
 @functools.cache
@@ -184,7 +174,7 @@ class DuckDB:
         drop = functools.partial(connection.cursor().execute, f"DROP SCHEMA {self._schema} CASCADE")
         weakref.finalize(self, drop).atexit = False
         cursor = self._cursor()
-        views = {name: _read_parquet(*table) for name, table in _tables(files).items()}
+        views = {name: _read_parquet(FILES[name], paths) for name, paths in files.tables.items()}
         views["span_levels"] = " UNION ALL ".join(
             f"SELECT {level} AS finest_level, * FROM ({_read_parquet(TABLES['spans'], paths)})"
             for level, paths in (files.spans_by_level or {NO_LEVEL: []}).items()
@@ -290,7 +280,7 @@ class Spark:
                 frame = reader.parquet(*shared).union(frame) if here else reader.parquet(*shared)
             return frame
 
-        frames = {name: frame_of(*table) for name, table in _tables(files).items()}
+        frames = {name: frame_of(FILES[name], paths) for name, paths in files.tables.items()}
         levels = [
             frame_of(TABLES["spans"], paths).selectExpr(f"{level} AS finest_level", "*")
             for level, paths in (files.spans_by_level or {NO_LEVEL: []}).items()
