@@ -68,10 +68,8 @@ BLACK_BOX: dict[str, Any] = {
 }
 
 # The values of fields that a span in a black box does not have. It always has a start.
-_OPEN_SPAN: dict[str, Any] = {
-    **dict.fromkeys(wire.Span.__struct_fields__),
-    **{"id": "", "name": "?", "thread_id": 0, "pid": 0, "attrs": {}, "mark_ids": []},
-}
+_OPEN_SPAN: dict[str, Any] = dict.fromkeys(wire.Span.__struct_fields__)
+_OPEN_SPAN |= {"id": "", "name": "?", "thread_id": 0, "pid": 0, "attrs": {}, "mark_ids": []}
 del _OPEN_SPAN["start_ns"]
 _TYPES = {bool: "bool", int: "int", float: "float", str: "string"}
 
