@@ -273,7 +273,8 @@ class Spark:
         def frame_of(columns: Mapping[str, str], paths: Sequence[str]) -> Any:
             kinds = ", ".join(f"`{one}` {_SPARK.get(kind, kind)}" for one, kind in columns.items())
             here = [one for one in paths if Path(one).is_relative_to(local)]
-            shared = [_no_glob(one) for one in paths if one not in here]
+            # Spark would take a path for a pattern.
+            shared = [re.sub(r"([\\*?\[\]{}])", r"\\\1", one) for one in paths if one not in here]
             frame = session.createDataFrame(_read(here, columns), kinds)
             if shared:  # by name: a folder `run=...` must not become a column
                 reader = session.read.schema(kinds).option("recursiveFileLookup", "true")
@@ -327,10 +328,6 @@ def _read(files: Sequence[str], columns: Mapping[str, str]) -> Any:
 
 def _names(result: Any) -> list[str]:
     return [one[0] for one in result.description]
-
-
-def _no_glob(path: str) -> str:
-    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
 def _read_parquet(columns: Mapping[str, str], files: Sequence[str]) -> str:

@@ -91,7 +91,9 @@ def _begin(
             session = Session(values, frameworks, _memory, _process.watch_child, sinks, flags)
             session.start()
             _session = session
-            for model in _take_waiting():
+            waiting = [model for known in _to_watch if (model := known()) is not None]
+            _to_watch.clear()
+            for model in waiting:
                 session.watch(model)
             session.hooks.install()
             _process.watch()
@@ -184,12 +186,6 @@ def watch(model: Any) -> None:
             check(model)
             if all(known() is not model for known in _to_watch):
                 _to_watch.append(refer(model))
-
-
-def _take_waiting() -> list[Any]:
-    waiting = [model for known in _to_watch if (model := known()) is not None]
-    _to_watch.clear()
-    return waiting
 
 
 def health() -> dict[str, Any]:
