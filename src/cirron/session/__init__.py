@@ -451,18 +451,15 @@ class Cirron(Calls):
 
 def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
     sinks = [] if given is None else given
-    if not isinstance(sinks, (list, tuple)) or not all(map(is_sink, sinks)):
+    if not isinstance(sinks, (list, tuple)) or not all(
+        callable(getattr(one, "emit", None)) and not isinstance(one, type) for one in sinks
+    ):
         rule = (
             "it must be a list of sinks: objects with a method emit(batch), which returns"
             " ci.Outcome.DONE or ci.Outcome.DROPPED"
         )
         raise errors.out_of_range("sinks", given, rule)
     return tuple(sinks)
-
-
-def is_sink(given: object) -> bool:
-    """Whether this is an instance with the one method that a sink needs."""
-    return not isinstance(given, type) and callable(getattr(given, "emit", None))
 
 
 profile = Cirron().profile
