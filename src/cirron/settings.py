@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SNAPSHOTS = ("stats", "sampled", "full")
 OUTPUTS = ("spool", "log", "stdout", "none")
 ACCESS = ("private", "group", "all")
+ON, OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
 
 MAX_FAULTS = 5  # named in the warning about one file
 
@@ -144,9 +145,9 @@ def count(what: str, given: Any) -> int:
 def switch(what: str, given: Any) -> bool:
     if isinstance(given, bool):
         return given
-    if isinstance(given, str) and given.lower() in ("0", "1", "true", "false", "on", "off"):
-        return given.lower() in ("1", "true", "on")
-    raise errors.one_of(what, given, (True, False))
+    if isinstance(given, str) and given.lower() in ON + OFF:
+        return given.lower() in ON
+    raise errors.out_of_range(what, given, "use one of True, False; in the environment, 1 or 0")
 
 
 def outputs(what: str, given: Any) -> tuple[str, ...]:

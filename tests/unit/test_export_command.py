@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -61,6 +62,9 @@ def test_what_is_missing_is_said(run_id: str) -> None:
     assert "'perfetto', 'chrome'" in cirron("--format", "gif", "-o", "out")[1]
     assert "'folder' is a folder" in cirron("--format", "json", "-o", "folder")[1]
     assert "'file' is a file" in cirron("--format", "csv", "-o", "file")[1]
+    os.mkfifo("pipe")
+    assert "'pipe' is a device or a pipe" in cirron("--format", "json", "-o", "pipe")[1]
+    assert Path("pipe").is_fifo()
     assert (
         "'none/out' cannot be written: there is no folder"
         in cirron("--format", "json", "-o", "none/out")[1]

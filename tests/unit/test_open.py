@@ -523,6 +523,8 @@ def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
         (lambda run: run.sql(3), "it must be a query in SQL"),
         (lambda run: run.series(3), "it must be the name of a mark"),
         (lambda run: run.tensor(3), "it must be the name of a tensor"),
+        (lambda run: run.series("lss"), "mark='lss' is not valid; use one of 'loss', 'lr'"),
+        (lambda run: run.tensor("fc"), "tensor='fc' is not valid; there is no tensor yet"),
         (lambda run: run.tree(rank=3), "the processes of this run have no ranks"),
         (lambda run: run.export("json", 3), "it must be the path of a file"),
         (lambda run: run.query("series"), "write run.query('series', name=...)"),
@@ -537,7 +539,8 @@ def test_what_cannot_be_asked(
 ) -> None:
     """An argument of a wrong type, or one that is missing, is named, with what is allowed."""
     spool = Spool(tmp_path)
-    spool.write(spool.training(1))
+    marks = [spool.mark("root", name, 0.5) for name in ("loss", "lr", "loss")]
+    spool.write(spool.training(1), marks)
     with pytest.raises(errors.SettingError, match=re.escape(told)):
         wrong(cirron.open(tmp_path))
 
@@ -562,6 +565,29 @@ def test_only_parameters_are_replaced(tmp_path: Path) -> None:
     found = cirron.open(tmp_path).sql(query.replace("1::x", "1::INTEGER"), x=3)
 
     assert [{":x": ":x", "b": "it's :x", "c": 3, "d": 1}] == found.rows()
+
+
+def test_a_parameter_without_a_value(tmp_path: Path) -> None:
+    """DuckDB's error about the colon says what to write."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    with pytest.raises(engine.QueryError, match=r":name has no value: write run.sql\(..., name="):
+        cirron.open(tmp_path).sql("SELECT * FROM marks WHERE name = :name").rows()
+
+
+def test_a_folder_of_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second look at runs that ended normally writes nothing, however many there are."""
+    for _ in range(5):
+        cirron.profile(path=str(tmp_path / ".cirron"), report=False)
+        with cirron.scope("work"):
+            cirron.mark("loss", 0.5)
+        cirron.shutdown()
+    found = cirron.open(tmp_path).runs
+    monkeypatch.setattr(store.Store, "write", None)
+    again = cirron.open(tmp_path).runs
+
+    assert (5, {2}) == (len(again), {len(run.spans) for run in again.values()})
+    assert list(found) == list(again)
 
 
 def test_a_process_sees_its_own_records_at_once(

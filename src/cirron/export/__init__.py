@@ -68,6 +68,10 @@ def replacing(path: str) -> Iterator[str]:
         raise errors.SettingError(
             f"{path!r} is a folder, but this format writes one file: give the name of a file"
         )
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise errors.SettingError(
+            f"{path!r} is a device or a pipe, which cannot be replaced: give the name of a file"
+        )
     folder, name = os.path.split(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise errors.SettingError(f"{path!r} cannot be written: there is no folder {folder!r}")

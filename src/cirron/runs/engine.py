@@ -222,13 +222,16 @@ class DuckDB:
         return cursor
 
     @contextlib.contextmanager
-    def _own_errors(self) -> Iterator[None]:
+    def _own_errors(self, sql: str, given: Mapping[str, Any]) -> Iterator[None]:
         try:
             yield
         except self._error as error:
             said = str(error)
+            absent = [one for one in _PARAMETER.findall(sql) if one and one not in given]
             if said.startswith("Catalog Error: Table"):  # its suggestion would be an internal table
                 said = f"{said.partition(chr(10))[0]} The tables are {', '.join(SCHEMAS)}."
+            elif said.startswith("Parser Error") and absent:
+                said += f"\n\n:{absent[0]} has no value: write run.sql(..., {absent[0]}=...)"
             raise QueryError(said) from None
 
     def _execute(self, sql: str, given: Mapping[str, Any]) -> Any:
@@ -251,20 +254,20 @@ class DuckDB:
         return self._execute(f"SELECT {columns} FROM ({sql}\n) q", given)
 
     def rows(self, sql: str, given: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
-        with self._own_errors():
+        with self._own_errors(sql, given):
             result = self._fetch(sql, given)
             return _names(result), result.fetchall()
 
     def batches(
         self, sql: str, given: Mapping[str, Any]
     ) -> Iterator[tuple[list[str], list[tuple[Any, ...]]]]:
-        with self._own_errors():
+        with self._own_errors(sql, given):
             result = self._fetch(sql, given)
             while rows := result.fetchmany(CHUNK_ROWS):
                 yield _names(result), rows
 
     def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
-        with self._own_errors():
+        with self._own_errors(sql, given):
             self._execute(f"COPY ({sql}) TO {_literal(path)} (FORMAT parquet)", given)
 
     def frame(self, sql: str, given: Mapping[str, Any]) -> Any:
@@ -272,7 +275,7 @@ class DuckDB:
             import pandas  # noqa: F401  DuckDB's own error does not say what to install
         except ImportError:
             raise errors.missing(".df()", "pandas") from None
-        with self._own_errors():
+        with self._own_errors(sql, given):
             return self._execute(sql, given).df()
 
     def arrow(self, sql: str, given: Mapping[str, Any]) -> Any:
@@ -280,7 +283,7 @@ class DuckDB:
             import pyarrow  # type: ignore[import-untyped]  # noqa: F401
         except ImportError:
             raise errors.missing(".arrow()", "pyarrow") from None
-        with self._own_errors():
+        with self._own_errors(sql, given):
             # From a cursor, DuckDB would copy the rows once more.
             relation = self._cursor().sql(_bound(sql, given), params=dict(given) or None)
             if relation is None:
