@@ -222,6 +222,12 @@ TABLE = (
     Setting("report", switch, True, "print a summary to standard error when the run ends"),
     Setting("tags", tags, {}, "labels for the run: a list, or name=value"),
 )
+# The environment variables that cirron reads, or sets for child processes.
+VARIABLES = (
+    *(setting.variable for setting in TABLE),
+    *("CIRRON_CONFIG", "CIRRON_RUN_ID", "CIRRON_DEPLOYMENT_ID", "CIRRON_PIPELINE_ID"),
+    *("CIRRON_WORKSPACE_ID", "CIRRON_PARENT_RUN", "CIRRON_AUTOSTART"),
+)
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 
 
@@ -295,6 +301,11 @@ def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = No
 def is_in_environment(setting: Setting) -> bool:
     """Whether the environment sets it."""
     return bool(os.environ.get(setting.variable))
+
+
+def unknown_variables() -> list[str]:
+    """Environment variables that look like settings, but are not."""
+    return sorted({one for one in os.environ if one.startswith("CIRRON_")}.difference(VARIABLES))
 
 
 def keep_key_safe(given: dict[str, Any], table: Table | None) -> None:

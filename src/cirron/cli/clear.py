@@ -73,6 +73,12 @@ def clear(
     """
     root = Path(output.records_folder(folder))
     place = output.open_place(os.fspath(root))
+    kept = [one.path for one in record_folders(root) if not one.is_ours and one.path.exists()]
+    if kept or not any(one.is_ours for one in record_folders(root)):
+        raise errors.SettingError(
+            f"cirron did not create {text.plain(str(kept[0] if kept else root), 300)}, and deletes"
+            " nothing in it: delete the folder yourself"
+        )
     runs = [place.runs[wanted]] if wanted is not None else [place.runs[one] for one in place.runs]
     running = [run for run in runs if run.state == "running"]
     if wanted is not None and running:
@@ -100,11 +106,17 @@ def clear(
         output.echo(f"deleted {text.plural(removed, 'file')} of {text.plural(len(chosen), 'run')}")
 
 
-def files_of(root: Path, run: Run) -> Iterator[DoomedFile]:
-    """The files that cirron wrote for a run."""
+def record_folders(root: Path) -> Iterator[files.Folder]:
+    """The folders of batches and black boxes."""
     for name, names in (("spool", files.BATCH), ("blackbox", files.BLACK_BOX)):
         folder = files.Folder(root / name, names)
         folder.find()
+        yield folder
+
+
+def files_of(root: Path, run: Run) -> Iterator[DoomedFile]:
+    """The files that cirron wrote for a run."""
+    for folder in record_folders(root):
         with contextlib.suppress(OSError):
             for entry in folder.entries() if folder.is_ours else ():
                 if run_of(folder.path / entry.name) == run.id:
