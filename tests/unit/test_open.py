@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import json
@@ -21,7 +22,7 @@ import pytest
 
 import cirron
 from cirron import errors, wire
-from cirron.runs import derived, engine, ingest, opened, store, untrusted
+from cirron.runs import derived, engine, ingest, objects, opened, store, untrusted
 from cirron.runs.place import Place
 from cirron.view import text
 
@@ -610,6 +611,26 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
     assert 5 == len(cirron.open(tmp_path).spans)
     assert "in the way" == (tmp_path / ".cirron" / "store").read_text()
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run on a full disk is read into a temporary store, and the problem names the disk."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(3))
+    real = objects.LocalObjects.add
+
+    def add(self: objects.LocalObjects, name: str, file: Path) -> bool:
+        if self.root.is_relative_to(tmp_path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, name, file)
+
+    monkeypatch.setattr(objects.LocalObjects, "add", add)
+    run = cirron.open(tmp_path)
+
+    assert 3 == len(run.steps)
+    assert ["No space left on device; a temporary store is used instead"] == [
+        one.partition(": ")[2] for one in run.problems
+    ]
 
 
 def test_a_store_that_leads_out(tmp_path: Path) -> None:
