@@ -158,14 +158,16 @@ def duckdb() -> Any:
     connection.execute(
         "SET GLOBAL autoinstall_known_extensions = false;"
         "SET GLOBAL autoload_known_extensions = false;"
-        "SET GLOBAL preserve_insertion_order = false; SET enable_progress_bar = false;"
+        "SET GLOBAL preserve_insertion_order = false;"
         "SET GLOBAL python_enable_replacements = false;"  # no Python variables as tables
         "SET GLOBAL parquet_metadata_cache = true;"  # the files of a store never change
         # The same functions as in Spark.
         "CREATE MACRO try_sum(x) AS TRY_CAST(sum(x) AS BIGINT);"
         "CREATE MACRO try_add(a, b) AS TRY(a + b)"
     )
-    return connection
+    # Unlike the connection, a cursor draws no progress bar, and changing that setting in a notebook
+    # needs ipywidgets.
+    return connection.cursor()
 
 
 class DuckDB:
