@@ -220,7 +220,7 @@ notebook.TraceView(tree.build(spans, []))
 
 
 def test_a_real_kernel_reads_a_run(tmp_path: Path) -> None:
-    """In a Jupyter kernel each result of `ci.open()` is a table, and `ci.report()` has a verdict."""
+    """In a Jupyter kernel results of `ci.open()` are tables, and `ci.report()` has a verdict."""
     start = f"""
 import sys
 sys.path.insert(0, {str(SOURCE)!r})
