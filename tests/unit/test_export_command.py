@@ -101,6 +101,14 @@ def test_a_missing_package_is_named(
     assert not Path("out").exists()
 
 
+def test_the_home_folder(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path may start with `~`, as in `ci.profile(path=...)`."""
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    ci.open("~").export("json", "~/run.json")
+
+    assert run_id == json.loads(Path("run.json").read_text())["run"]
+
+
 def test_after_an_error_there_is_the_old_file(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is replaced once the new one is whole."""
     from cirron.export import table

@@ -58,7 +58,7 @@ def export(run: Run, form: str, path: str | os.PathLike[str], **options: Any) ->
     if not isinstance(path, (str, os.PathLike)):
         raise errors.out_of_range("path", path, "it must be the path of a file or a folder")
     module = importlib.import_module(f"cirron.export.{FORMS[form].module}")
-    getattr(module, FORMS[form].function)(run, os.fspath(path), **options)
+    getattr(module, FORMS[form].function)(run, os.path.expanduser(path), **options)
 
 
 @contextlib.contextmanager

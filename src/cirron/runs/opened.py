@@ -376,7 +376,7 @@ def _places(where: Any) -> list[str | os.PathLike[str]]:
     given = [where] if is_one else list(where)
     if not given or not all(isinstance(one, (str, os.PathLike)) for one in given):
         raise errors.out_of_range("where", where, "it must be a folder, a store, or a list of them")
-    return given
+    return [os.path.expanduser(one) for one in given]  # as for ci.profile(path=...)
 
 
 def _check_text(what: str, given: object, rule: str) -> None:
