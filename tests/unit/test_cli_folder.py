@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import threading
@@ -69,6 +70,18 @@ class TestClear:
         assert 0 == call("clear", "--yes").exit_code
         assert set() == records(home)
         assert 3 == call("ls").exit_code
+
+    def test_each_file_is_read_once(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A folder of a thousand runs is searched once, not once for each run."""
+        for number in range(3):
+            record(f"run {number}")
+        searched: list[Path] = []
+        module = importlib.import_module("cirron.cli.clear")
+        real = module.run_of
+        monkeypatch.setattr(module, "run_of", lambda path: searched.append(path) or real(path))
+
+        assert "deleted 6 files of 3 runs\n" == call("clear", "--yes").output
+        assert 6 == len(searched) == len(set(searched))
 
     def test_clear_asks_before_deleting(self, home: Path) -> None:
         """Without a yes nothing is removed."""
