@@ -78,7 +78,12 @@ class TestClear:
         searched: list[Path] = []
         module = importlib.import_module("cirron.cli.clear")
         real = module.run_of
-        monkeypatch.setattr(module, "run_of", lambda path: searched.append(path) or real(path))
+
+        def run_of(path: Path) -> str | None:
+            searched.append(path)
+            return real(path)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(module, "run_of", run_of)
 
         assert "deleted 6 files of 3 runs\n" == call("clear", "--yes").output
         assert 6 == len(searched) == len(set(searched))
