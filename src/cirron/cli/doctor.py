@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import tempfile
@@ -66,6 +67,7 @@ def doctor(ctx: click.Context, network: bool, is_json: bool) -> None:
         for name in NEEDED
         if content["packages"][name] is None
     ]
+    check_variables(problems)
     if values is not None:
         check_folder(values, problems)
     if network:
@@ -128,6 +130,14 @@ def effective(values: settings.Settings, problems: list[Problem]) -> dict[str, d
     return found
 
 
+def check_variables(problems: list[Problem]) -> None:
+    """Finds misspelled environment variables."""
+    for name in settings.unknown_variables():
+        similar = difflib.get_close_matches(name, settings.VARIABLES, n=1)
+        hint = f"; did you mean {similar[0]}?" if similar else ""
+        problems.append(Problem(f"{name} has no effect{hint}", f"unset {name}"))
+
+
 def check_folder(values: settings.Settings, problems: list[Problem]) -> None:
     """Checks whether a program started here could write its records."""
     try:
@@ -174,7 +184,7 @@ def show(content: dict[str, Any], problems: list[Problem]) -> None:
     if content["settings"]:
         output.echo()
         rows = [
-            [name, text.plain(str(one["value"])), text.plain(one["from"])]
+            [name, text.plain(written(one["value"])), text.plain(one["from"])]
             for name, one in content["settings"].items()
         ]
         output.table(("setting", "value", "from"), rows)
@@ -186,3 +196,12 @@ def show(content: dict[str, Any], problems: list[Problem]) -> None:
         output.echo(f"  fix: {text.plain(one.mend, 300)}")
     if not problems:
         output.echo("no problems found")
+
+
+def written(value: Any) -> str:
+    """The value of a setting as the environment would have it."""
+    if isinstance(value, dict):
+        value = [f"{name}={given}" if given else name for name, given in value.items()]
+    if isinstance(value, (list, tuple)):
+        value = ",".join(value) or None
+    return "-" if value is None else str(value)

@@ -52,6 +52,7 @@ def tensors(
     argument that is not a run is a tensor of the newest run. Unhealthy tensors come first: not
     finite, dead, exploding, vanishing, without a gradient.
     """
+    folder, wanted = output.folder_or_run(folder, wanted)
     runs = output.open_place(folder).runs
     try:
         run = runs.latest if wanted is None else runs[wanted]

@@ -50,7 +50,7 @@ def export(run: Run, form: str, path: str | os.PathLike[str], **options: Any) ->
         raise errors.out_of_range("path", path, "it must be the path of a file or a folder")
     module, function = FORMS[form][0].split(".")
     write = getattr(importlib.import_module(f"cirron.export.{module}"), function)
-    write(run, os.fspath(path), **options)
+    write(run, os.path.expanduser(path), **options)
 
 
 @contextlib.contextmanager
@@ -59,6 +59,10 @@ def replacing(path: str) -> Iterator[str]:
     if os.path.isdir(path or "."):
         raise errors.SettingError(
             f"{path!r} is a folder, but this format writes one file: give the name of a file"
+        )
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise errors.SettingError(
+            f"{path!r} is a device or a pipe, which cannot be replaced: give the name of a file"
         )
     folder, name = os.path.split(os.path.abspath(path))
     if not os.path.isdir(folder):

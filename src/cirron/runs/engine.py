@@ -136,14 +136,16 @@ def duckdb() -> Any:
     connection.execute(
         "SET GLOBAL autoinstall_known_extensions = false;"
         "SET GLOBAL autoload_known_extensions = false;"
-        "SET GLOBAL preserve_insertion_order = false; SET enable_progress_bar = false;"
+        "SET GLOBAL preserve_insertion_order = false;"
         "SET GLOBAL python_enable_replacements = false;"  # no Python variables as tables
         "SET GLOBAL parquet_metadata_cache = true;"  # the files of a store never change
         # The same functions as in Spark.
         "CREATE MACRO try_sum(x) AS TRY_CAST(sum(x) AS BIGINT);"
         "CREATE MACRO try_add(a, b) AS TRY(a + b)"
     )
-    return connection
+    # Unlike the connection, a cursor draws no progress bar, and changing that setting in a notebook
+    # needs ipywidgets.
+    return connection.cursor()
 
 
 class DuckDB:
@@ -192,13 +194,16 @@ class DuckDB:
         return cursor
 
     @contextlib.contextmanager
-    def _own_errors(self) -> Iterator[None]:
+    def _own_errors(self, sql: str, given: Mapping[str, Any]) -> Iterator[None]:
         try:
             yield
         except self._error as error:
             said = str(error)
+            absent = [one for one in _PARAMETER.findall(sql) if one and one not in given]
             if said.startswith("Catalog Error: Table"):  # its suggestion would be an internal table
                 said = f"{said.partition(chr(10))[0]} The tables are {', '.join(SCHEMAS)}."
+            elif said.startswith("Parser Error") and absent:
+                said += f"\n\n:{absent[0]} has no value: write run.sql(..., {absent[0]}=...)"
             raise QueryError(said) from None
 
     def _execute(self, sql: str, given: Mapping[str, Any]) -> Any:
@@ -221,28 +226,28 @@ class DuckDB:
         return self._execute(f"SELECT {columns} FROM ({sql}\n) q", given)
 
     def rows(self, sql: str, given: Mapping[str, Any]) -> Rows:
-        with self._own_errors():
+        with self._own_errors(sql, given):
             result = self._fetch(sql, given)
             return Rows(_names(result), result.fetchall())
 
     def batches(self, sql: str, given: Mapping[str, Any]) -> Iterator[Rows]:
-        with self._own_errors():
+        with self._own_errors(sql, given):
             result = self._fetch(sql, given)
             while rows := result.fetchmany(CHUNK_ROWS):
                 yield Rows(_names(result), rows)
 
     def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
-        with self._own_errors():
+        with self._own_errors(sql, given):
             self._execute(f"COPY ({sql}) TO {_literal(path)} (FORMAT parquet)", given)
 
     def frame(self, sql: str, given: Mapping[str, Any]) -> Any:
         errors.need("pandas", ".df()")  # DuckDB's own error does not say what to install
-        with self._own_errors():
+        with self._own_errors(sql, given):
             return self._execute(sql, given).df()
 
     def arrow(self, sql: str, given: Mapping[str, Any]) -> Any:
         errors.need("pyarrow", ".arrow()")
-        with self._own_errors():
+        with self._own_errors(sql, given):
             # From a cursor, DuckDB would copy the rows once more.
             relation = self._cursor().sql(_bound(sql, given), params=dict(given) or None)
             if relation is None:

@@ -137,7 +137,11 @@ class Ingest:
                     {"files": files},
                 )
         self._placement.place()
-        for run_id in {session.run_id for session in self._sessions.values()}:
+        # Usually few: a folder may have the black boxes of a thousand runs that ended normally.
+        incomplete = self._db.execute(
+            "SELECT session FROM new_spans UNION SELECT session FROM new_marks"
+        ).fetchall()
+        for run_id in {self._sessions[key].run_id for (key,) in incomplete}:
             self._write(Segment(id=clock.random_id(), run_id=run_id, rows={}))
         # The stores know more about a session than its black box.
         known = {one.key: one for store in stores for one in store.manifest.sessions}
@@ -315,6 +319,8 @@ class Ingest:
             condition += " AND session IN (SELECT unnest($sessions))"
         count = 0
         for table, sql in PLACED.items():
+            if not self._count(table):
+                continue
             sql = f"SELECT * FROM ({sql}) WHERE {condition}"
             self._store.write(self._db, segment, table, sql, given)
             if rows := segment.rows.get(table):

@@ -174,11 +174,12 @@ class Place:
                 if store.tidy(self._db):
                     store.clean()
                 store.check(self._db)
-            except (DamagedError, DatabaseError) as error:
-                reason = str(error).partition("\n")[0]
-                source.problems.append(
-                    f"{folder / STORE}: {reason}; delete it, and it is created again"
-                )
+            except (DamagedError, DatabaseError, OSError) as error:
+                if isinstance(error, OSError):  # a full disk
+                    told = f"{error.strerror or error}; a temporary store is used instead"
+                else:
+                    told = str(error).partition("\n")[0] + "; delete it, and it is created again"
+                source.problems.append(f"{folder / STORE}: {told}")
                 store = self._new_store()
                 Ingest(store, self._db).run([source])
             self._stores[folder] = store

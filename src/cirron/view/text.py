@@ -349,12 +349,13 @@ def cells(row: trees.Row, now_ns: int) -> Cells:
             f"median {duration(item.median_ns)}, worst {duration(item.worst_ns)}{worst},"
             f" total {duration(item.total_ns)}"
         )
-        times = (
+        times = [
             f"{plain(key[:-3])}: median {duration(median)}, total {duration(total)}"
             for key, (total, median) in item.times.items()
-        )
+            if not key.startswith(SETTINGS)
+        ]
         notes += itertools.starmap(_attr, item.traits.items())
-        notes += _at_most(MAX_ATTRS, times, len(item.times))
+        notes += _at_most(MAX_ATTRS, times, len(times))
         return Cells(f"{plain(item.name)} x{item.count}", time, _marks(item.marks), notes)
     attrs = {
         key: given

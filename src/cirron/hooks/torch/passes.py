@@ -7,6 +7,7 @@ Runs on the user's threads.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import weakref
 from _thread import _local
 from contextvars import ContextVar
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
-from cirron.hooks.engine import STEPS
+from cirron.hooks.engine import MAX_WAITING, STEPS, Waiting
 from cirron.hooks.torch import callers
 from cirron.hooks.torch.free import FreeLoop
 from cirron.record import hot
@@ -30,12 +31,11 @@ EVALUATION, TRAINING = "evaluation", "training"
 EVALUATIONS = frozenset(("evaluation", "prediction"))
 # A loop that reads ahead has fetched at most this many items when it uses the first.
 MAX_AHEAD = 2
-# Spans that may wait in a pass for a parent.
-MAX_WAITING = 64
-
+# Parts of an item that are tried for one that can have a weak reference.
+MAX_PARTS = 8
 
 # Set in the context of a task of asyncio, and so in those of the tasks that it starts.
-lane_of_context: ContextVar[Lane] = ContextVar("cirron_lane")
+lane_of_context: ContextVar[Lane | None] = ContextVar("cirron_lane", default=None)
 
 
 def nothing() -> None:
@@ -74,7 +74,7 @@ class Pass:
         self.opens_steps = False
         # While it is undecided.
         self.setup: hot.Span | None = None  # the start of its workers
-        self.waiting: list[hot.Span] = []  # fetches, and forwards once USED, without a parent
+        self.waiting = Waiting()  # fetches, and forwards once USED
         self.first_model_evaluated = False
         # Once it is an evaluation or a training.
         self.span: hot.Span | None = None
@@ -261,10 +261,6 @@ class Lane:
         self.free = FreeLoop(self)
 
     @property
-    def is_busy(self) -> bool:
-        return bool(self.passes) or self.free.epoch is not None
-
-    @property
     def has_used_loop(self) -> bool:
         """Whether a `for` loop is USED."""
         return any(one.state is USED and one.is_for_loop for one in self.passes)
@@ -299,11 +295,12 @@ class ThisThread(_local):
     def find(self) -> Lane:
         """The lane of the task, or of the thread if it runs none."""
         task = None if asyncio._get_running_loop() is None else asyncio.current_task()
-        lane = self.own if task is None else lane_of_context.get(None) or self.own
+        lane = self.own if task is None else lane_of_context.get() or self.own
         if lane.task() is not task and not lane.passes:
             lane = Lane(weakref.ref(task))
             lane_of_context.set(lane)
-            self.lanes = [one for one in self.lanes if one is self.own or one.is_busy] + [lane]
+            is_open = [one for one in self.lanes if one.passes or one.free.epoch is not None]
+            self.lanes = [*is_open, self.own, lane]
         self.lane = lane
         return lane
 
@@ -342,10 +339,10 @@ def reference_to(item: Any, depth: int = 3) -> Callable[[], Any]:
         return weakref.ref(item)
     except TypeError:  # a tuple, or a number
         parts = item.values() if isinstance(item, dict) else item
-    if depth and isinstance(item, (dict, list, tuple)):
-        found = (reference_to(part, depth - 1) for part in parts)
-        return next((one for one in found if one is not nothing), nothing)
-    return nothing
+    if not depth or not isinstance(item, (dict, list, tuple)):
+        return nothing
+    found = (reference_to(part, depth - 1) for part in itertools.islice(parts, MAX_PARTS))
+    return next((one for one in found if one is not nothing), nothing)
 
 
 def length_of(iterator: Any) -> int | None:
