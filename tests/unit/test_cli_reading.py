@@ -231,6 +231,13 @@ class TestTensors:
         assert ("a.weight", "50%") == (second.split()[0], second.split()[-1])
         assert "▁▅█ 3" in second
 
+    def test_a_terminal_without_bars(self, tmp_path: Path) -> None:
+        """On an ASCII terminal a curve is drawn with other characters, not with escapes."""
+        self.write(tmp_path)
+        result = CliRunner(charset="ascii").invoke(main, ["tensors", "--dir", str(tmp_path)])
+
+        assert (True, False) == ("_=# 3" in result.output, "\\u2581" in result.output)
+
     def test_one_by_name(self, tmp_path: Path) -> None:
         """A tensor is found without naming the run: its epochs, and both histograms."""
         self.write(tmp_path)

@@ -190,7 +190,7 @@ class Run:
     def _check_known(self, what: str, name: str, names: str) -> None:
         """Raises an error that lists the known names if a misspelled one would give no rows."""
         if not self.sql(f"SELECT 1 FROM ({names}) n WHERE name = :name LIMIT 1", name=name).rows():
-            known = self.sql(f"SELECT DISTINCT name FROM ({names}) n ORDER BY name").head(MAX_NAMES)
+            known = self.sql(f"SELECT DISTINCT name FROM ({names}) n ORDER BY 1 LIMIT {MAX_NAMES}")
             raise errors.one_of(what, name, [row["name"] for row in known])
 
     def export(self, form: str, path: str | os.PathLike[str], **options: Any) -> None:
