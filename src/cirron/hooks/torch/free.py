@@ -56,6 +56,10 @@ class FreeLoop:
         self._last_forward_ns = 0  # when the last forward of the evaluation ended
         self._trained: set[weakref.ref[Any]] = set()  # models
 
+    @property
+    def is_open(self) -> bool:
+        return self.is_holding or self.epoch is not None
+
     def before_forward(self, loops: Loops, model: weakref.ref[Any], *, is_in_train: bool) -> None:
         """A model runs while no loader is in use."""
         self._end_by_hand(loops)

@@ -100,7 +100,7 @@ class Loops:
             or step is not hot.current()
             or step.phase is not None
             or main is None
-            or not main.has_stepped
+            or not main.stepped_ns
             or not main.opens_steps
             or main.iterator() is not iterator
             or main.length is None  # another epoch may be due
@@ -109,7 +109,7 @@ class Loops:
         ):
             return None
         lane.loading = main
-        main.has_stepped = False
+        main.stepped_ns = 0
         main.is_step_new = True
         main.fetched += 1
         index = main.index
@@ -135,7 +135,7 @@ class Loops:
             self._decide(lane, current, is_evaluating=current.is_for_loop)
         owner = (lane.main or current) if current.state is JOINED else current
         if current.state is UNDECIDED:
-            release_unused(current, current.kept - 1)
+            release_unused(current, is_fetching=True)
         elif owner.opens_steps and (owner.is_training or current.state is EVALUATION):
             self._next_item(lane, owner)
         elif current.is_training and len(lane.passes) == 1:
@@ -182,7 +182,7 @@ class Loops:
         for load in loads:
             load.parent = current.step
         current.index += 1
-        current.has_stepped = False
+        current.stepped_ns = 0
         if current.lane.step is not None:
             current.lane.step = current.step
 
@@ -425,7 +425,7 @@ class Loops:
         for current in undecided:
             current.first_model_evaluated = is_evaluating
             if current.state is UNDECIDED:
-                release_unused(current, current.kept)
+                release_unused(current)
         if len(undecided) == 1 and (is_evaluating or is_forward):
             current = undecided[0]
             if main is None:
@@ -461,8 +461,7 @@ class Loops:
         free = lane.free
         free.saw_training(self, optimizer)
         # Else the steps are a framework's: Keras's optimizers, for one, are not torch's.
-        is_its_loop = free.is_holding or free.epoch is not None
-        free.is_by_hand = by_backward and is_its_loop and not self._has_optimizers()
+        free.is_by_hand = by_backward and free.is_open and not self._has_optimizers()
         free.versions = versions_of(lane) if free.is_by_hand else ()
         is_known = not (free.is_holding or free.is_by_hand or lane.passes)
         lane.step = free.step if is_known else None
@@ -489,13 +488,11 @@ class Loops:
         if main is None:
             lane.free.count_step(self, optimizer)
             return
-        main.has_stepped = True
+        main.stepped_ns = hot.now()
         main.versions = ()
         main.optimizer_steps += 1
         if main.fetched == main.length:  # the loop may clear them before the epoch ends
             self.keep_gradients()
-        if main.is_exhausted:
-            main.stepped_ns = hot.now()
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
         """The scaler has found infinity: this ends a step, too."""
@@ -506,7 +503,7 @@ class Loops:
         if main is None:
             lane.free.count_step(self, optimizer)
         else:
-            main.has_stepped = True
+            main.stepped_ns = hot.now()
 
     # -- transitions ------------------------------------------------------------------------
 
@@ -550,7 +547,7 @@ class Loops:
         lane.free.forget()
 
     def _join(self, main: Pass, current: Pass) -> None:
-        if main.is_training and main.has_stepped and main.opens_steps:
+        if main.is_training and main.is_done and main.opens_steps:
             self._next_step(main)
         current.state = JOINED
         current.waiting.release(main.step)
@@ -622,11 +619,12 @@ class Loops:
         self.descriptions.put_model(model, span or describe.find_described())
 
 
-def release_unused(current: Pass, kept: int) -> None:
-    """Leaves fetches where they were made, but for the last ones, if the program has let go of
-    their items: it has used these without a model.
+def release_unused(current: Pass, *, is_fetching: bool = False) -> None:
+    """Leaves fetches where they were made if the program has let go of their items: it has used
+    these without a model. Of the last one, or two if it reads ahead, it may have made copies.
     """
     waiting = current.waiting
+    kept = (MAX_AHEAD if current.may_read_ahead else 1) - is_fetching
     while (fetches := count_fetches(waiting)) > kept:
         item = getattr(waiting[0], "item", nothing)
         if fetches < MAX_WAITING and item() is not None:
@@ -642,7 +640,7 @@ def drop_new_step(current: Pass | None) -> None:
     if current is not None and current.step is not None and current.is_step_new:
         hot.drop(current.step)
         current.step = current.lane.step = None
-        current.has_stepped = True  # in the step before it
+        current.stepped_ns = hot.now()  # in the step before it
         current.index -= 1
 
 

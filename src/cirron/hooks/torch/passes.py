@@ -82,14 +82,13 @@ class Pass:
         self.index = 0  # of the next step
         self.first_index = 0
         self.is_step_new = False  # opened for the item that is being fetched
-        self.has_stepped = False  # an optimizer has, in the open step
+        self.stepped_ns = 0  # when an optimizer did, in the open step
         self.optimizer_steps = 0
         self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch
         # Items that are fetched before the one before them is used.
         self.reads_ahead = False
         self.has_ended = False  # the loader has no more items, but the last are not used yet
         self.has_last_step = False  # the step for the last item has begun
-        self.stepped_ns = 0  # the last optimizer step since the loader was exhausted
 
     @property
     def is_undecided(self) -> bool:
@@ -111,7 +110,7 @@ class Pass:
     @property
     def is_done(self) -> bool:
         """Whether the open step has trained, or its batch was evaluated."""
-        return self.has_stepped if self.is_training else self.lane.has_worked
+        return self.stepped_ns > 0 if self.is_training else self.lane.has_worked
 
     @property
     def is_exhausted(self) -> bool:
@@ -126,11 +125,6 @@ class Pass:
     @property
     def may_read_ahead(self) -> bool:
         return self.is_in_generator or not self.is_for_loop
-
-    @property
-    def kept(self) -> int:
-        """Items that the program may have at hand without our knowing."""
-        return MAX_AHEAD if self.may_read_ahead else 1
 
     @property
     def is_round_over(self) -> bool:
@@ -199,7 +193,7 @@ class Pass:
             return callers.references_to(self.iterator()) < self.references
         if self.is_training and new.began_evaluating:
             # After the last item, `next` may not be called again. A generator will be.
-            is_over = self.fetched == self.length and self.has_stepped and not self.reads_ahead
+            is_over = self.fetched == self.length and self.is_done and not self.reads_ahead
             return is_over and not self.is_in_generator
         return new.is_for_loop and self.state is not JOINED
 
@@ -219,14 +213,14 @@ class Pass:
         was left in train mode. Programs: `probe_in_step`, `validation_in_train_mode`.
         """
         is_inside = inner.is_for_loop and inner.began_in_step
-        return is_inside and self.is_training and self.has_stepped
+        return is_inside and self.is_training and self.is_done
 
     def was_only_peeked_at(self, other: Pass) -> bool:
         """Whether the program goes on with another iterator. Of two that are asked by hand, the
         main pass is the one that is asked again.
         """
         by_hand = not (self.is_for_loop or other.is_for_loop) and self.iterator() is not None
-        return by_hand and self.is_training and self.fetched == 1 and self.has_stepped
+        return by_hand and self.is_training and self.fetched == 1 and self.is_done
 
     @property
     def is_finished_evaluation(self) -> bool:
@@ -299,8 +293,8 @@ class ThisThread(_local):
         if lane.task() is not task and not lane.passes:
             lane = Lane(weakref.ref(task))
             lane_of_context.set(lane)
-            is_open = [one for one in self.lanes if one.passes or one.free.epoch is not None]
-            self.lanes = [*is_open, self.own, lane]
+            busy = [one for one in self.lanes if one.passes or one.free.is_open]
+            self.lanes = [*busy, self.own, lane]
         self.lane = lane
         return lane
 
