@@ -86,24 +86,29 @@ def test_workers_that_persist_are_not_advised_again(made: Made) -> None:
     assert verdict.gain is None
 
 
-def test_a_loader_that_is_made_for_each_epoch(made: Made) -> None:
-    """Workers that persist go with their loader: it starts new ones in each epoch."""
+@pytest.mark.parametrize("is_in_step", [False, True])
+def test_a_loader_that_is_made_for_each_epoch(made: Made, is_in_step: bool) -> None:
+    """Workers that persist go with their loader: it starts new ones in each epoch, before the first
+    step or, in Lightning, inside it."""
     session, at = made(), 0
     for number in range(6):
         settings: dict[str, Any] = {"loader_workers": 2, "loader_persistent_workers": True}
         session.span("epoch", at, at + 600 * MS, index=number, **settings)
-        session.span("data_setup", at, at + 200 * MS)
         for index in range(40):
             start = at + (200 + 10 * index) * MS
-            step = session.span("step", start, start + 10 * MS, None, index)
+            began = at if is_in_step and index == 0 else start
+            step = session.span("step", began, start + 10 * MS, None, index)
+            if index == 0:
+                session.span("data_setup", at, at + 200 * MS, step if is_in_step else None)
             session.span("data_load", start, start + MS, step)
             session.span("forward", start + MS, start + 10 * MS, step, mode="train")
         at += 600 * MS
     session.write()
 
-    verdict = ci.open(".").report().verdict
+    report = ci.open(".").report()
 
-    assert ("input-bound", True) == (verdict.kind, "create the loader once" in verdict.advice)
+    assert ["input-bound"] == [one.kind for one in report.findings]
+    assert "create the loader once" in report.verdict.advice
 
 
 def evaluating(session: MadeSession, evaluated: range, mode: str, forwards: int = 20) -> None:

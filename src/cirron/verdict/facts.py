@@ -55,7 +55,7 @@ class Step(NamedTuple):
     forward: int | None
     backward: int | None
     optimizer: int | None
-    beside: int  # evaluations, checkpoints and compilations inside the step
+    beside: int  # evaluations, checkpoints, compilations, starting workers, inside the step
     own: int  # not covered by any child
     gpu: int | None  # of the parts of the step
     memory: int | None
