@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import Judged, Rule, percent
+from cirron.verdict.rules import Judged, Rule, ms, percent
 from cirron.verdict.whatif import without
 from cirron.view.text import plural
 
@@ -80,7 +80,7 @@ def rule_of(kind: Class) -> Rule:
             f"{part} takes {percent(share)} of the time",
             share,
             *without(facts, (1 - LEFT) * ns),
-            [f"{plural(count, 'time')} in {len(facts.steps)} steps, {ns / count / 1e9:.3g} s each"],
+            [f"{plural(count, 'time')} in {len(facts.steps)} steps, {ms(ns / count)} each"],
             advice + (f" ({option})" if option else "") + otherwise,
             part,
         )

@@ -18,6 +18,7 @@ operations. There is no gain: the largest possible batch is not known.
 
 from __future__ import annotations
 
+import itertools
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
@@ -70,118 +71,130 @@ BETWEEN = (
 def judge(facts: Facts) -> Judged:
     if len(facts.steps) < MIN_STEPS:
         return Abstained(KIND, "too few steps")
-    between = facts.account.get("between steps", 0) / facts.window_ns
+    return (
+        in_outer_scope(facts)
+        or between_steps(facts)
+        or in_unknown_parts(facts)
+        or in_inner_scope(facts)
+        or in_no_phase(facts)
+        or in_small_calls(facts)
+    )
+
+
+def perhaps_needed(share: float, summary: str, evidence: str, advice: str, blames: str) -> Finding:
+    why = "the work may be needed"
+    return Finding(KIND, summary, share, None, why, [evidence], advice, blames)
+
+
+def in_outer_scope(facts: Facts) -> Judged:
     name, ns = max(facts.outside.items(), key=lambda one: one[1], default=("", 0))
-    if ns >= max(SHARE, between) * facts.window_ns:
-        share = ns / facts.window_ns
-        if name == OUTSIDE:
-            return Finding(
-                KIND,
-                f"forward passes outside the training steps take {percent(share)} of the time",
-                share,
-                None,
-                "the work may be needed",
-                [f"{ns / 1e9:.3g} s are in forward passes that no backward pass follows"],
-                "if they are an evaluation: do it less often, on less data, or in larger batches",
-                name,
-            )
-        return Finding(
-            KIND,
-            f"{name} takes {percent(share)} of the time, between the steps",
+    if ns < max(SHARE * facts.window_ns, facts.account.get("between steps", 0)):
+        return None
+    share = ns / facts.window_ns
+    if name == OUTSIDE:
+        return perhaps_needed(
             share,
-            None,
-            "the work may be needed",
-            [f"the scope {name} takes {ns / 1e9:.3g} s and contains no step"],
-            f"do {name} less often, or asynchronously",
+            f"forward passes outside the training steps take {percent(share)} of the time",
+            f"{ms(ns)} are in forward passes that no backward pass follows",
+            "if they are an evaluation: do it less often, on less data, or in larger batches",
             name,
         )
-    if between >= SHARE:
-        if between < MOST and facts.is_starved(between * facts.window_ns):
-            return Abstained(KIND, STARVED)
-        ends = [step.start + step.wall for step in facts.steps]
-        gaps = {at: facts.steps[at].start - ends[at - 1] for at in range(1, len(ends))}
-        at_starts = sum(gaps[at] for at in facts.first_of_epochs)
-        is_at_starts = at_starts > sum(gaps.values()) / 2
-        where, hint = BETWEEN[facts.framework in BOOSTERS][is_at_starts]
-        return Finding(
-            KIND,
-            f"the time is between the {where}",
-            between,
-            None,
-            "the work may be needed",
-            [f"{percent(between)} of the time is between {where}, and nothing was recorded there"],
-            f'to find it, wrap the code there in: with ci.scope("name"):{hint}',
-            "between steps",
-        )
-    if not any(step.forward is not None for step in facts.steps):
-        return Abstained(KIND, "no phases were recorded, so the parts of a step are not known")
-    inside = {
+    return perhaps_needed(
+        share,
+        f"{name} takes {percent(share)} of the time, between the steps",
+        f"the scope {name} takes {ms(ns)} and contains no step",
+        f"do {name} less often, or asynchronously",
+        name,
+    )
+
+
+def between_steps(facts: Facts) -> Judged:
+    share = facts.account.get("between steps", 0) / facts.window_ns
+    if share < SHARE:
+        return None
+    if share < MOST and facts.is_starved(share * facts.window_ns):
+        return Abstained(KIND, STARVED)
+    pairs = enumerate(itertools.pairwise(facts.steps), 1)
+    gaps = {at: step.start - before.start - before.wall for at, (before, step) in pairs}
+    at_starts = sum(gaps[at] for at in facts.first_of_epochs)
+    where, hint = BETWEEN[facts.framework in BOOSTERS][at_starts > sum(gaps.values()) / 2]
+    return perhaps_needed(
+        share,
+        f"the time is between the {where}",
+        f"{percent(share)} of the time is between {where}, and nothing was recorded there",
+        f'to find it, wrap the code there in: with ci.scope("name"):{hint}',
+        "between steps",
+    )
+
+
+def in_unknown_parts(facts: Facts) -> Judged:
+    if any(step.forward is not None for step in facts.steps):
+        return None
+    return Abstained(KIND, "no phases were recorded, so the parts of a step are not known")
+
+
+def in_inner_scope(facts: Facts) -> Judged:
+    usual = {
         name: ns for name, (count, ns) in facts.scopes.items() if 2 * count >= len(facts.steps)
     }
-    name, ns = max(inside.items(), key=lambda one: one[1], default=("", 0))
-    if ns >= IN_SCOPE * facts.window_ns and not facts.is_on_gpu:
-        share = ns / facts.window_ns
-        return Finding(
-            KIND,
-            f"{name} takes {percent(share)} of the time, in the steps",
-            share,
-            None,
-            "the work may be needed",
-            [f"the scope {name} takes {ms(ns / len(facts.steps))} per step, outside the phases"],
-            f"make {name} faster, or do it less often; if it prepares data, let the workers of a"
-            " loader do it",
-            name,
-        )
+    name, ns = max(usual.items(), key=lambda one: one[1], default=("", 0))
+    share = ns / facts.window_ns
+    if share < IN_SCOPE or facts.is_on_gpu:
+        return None
+    return perhaps_needed(
+        share,
+        f"{name} takes {percent(share)} of the time, in the steps",
+        f"the scope {name} takes {ms(ns / len(facts.steps))} per step, outside the phases",
+        f"make {name} faster, or do it less often; if it prepares data, let the workers of a"
+        " loader do it",
+        name,
+    )
+
+
+def in_no_phase(facts: Facts) -> Judged:
     usual = median(step.own for step in facts.steps)
     share = sum(min(step.own, HICCUP * usual) for step in facts.steps) / facts.window_ns
     least = TRAINER_NS if facts.framework in TRAINERS else 0
     if share < SHARE or quantiles((step.own for step in facts.steps), n=10)[0] < least:
-        return judge_calls(facts)
+        return None
+    busy = facts.device_share if facts.is_on_gpu else 0.0
+    if busy is None:
+        return Abstained(KIND, "the device's time was not measured, and Python may wait for it")
+    if busy >= GPU_BUSY:
+        return Abstained(KIND, f"kernels fill {percent(busy)} of a step: the device is busy")
+    summary = "Python code in the steps takes the time"
     evidence = [
         f"{percent(share)} of the time is in steps, in no phase: {ms(usual)} per step (median)"
     ]
     where, ns = facts.gap
     if ns > facts.account["in no phase"] / 2:
         evidence.append(f"most of it is {where}")
+    causes = COMPUTING
+    loading = facts.account.get("data_load", 0) / facts.window_ns
+    if facts.is_on_gpu:
+        summary = "the GPU waits for the host"
+        evidence.append(f"kernels fill {percent(busy)} of a step (median): the device waits")
+        causes += ", copies to and from the device (pin_memory, non_blocking)"
+    elif (facts.asleep_share or 0.0) - loading >= share / 2:
+        evidence.append("the thread sleeps for most of it: it waits instead of computing")
+        causes = WAITING
     levels = [median(step.own for step in part) for part in quarters(facts.steps)]
     is_growing = levels == sorted(levels) and levels[-1] > GROWTH * levels[0]
-    is_growing = is_growing and (facts.starved_share or 0.0) < CROWDED
-    if is_growing:
+    if is_growing and (facts.starved_share or 0.0) < CROWDED:
         evidence.append(
             f"it grows from {ms(levels[0])} to {ms(levels[-1])} (first and last quarter)"
         )
-    if facts.is_on_gpu:
-        busy = facts.device_share
-        if busy is None:
-            return Abstained(KIND, "the device's time was not measured, and Python may wait for it")
-        if busy >= GPU_BUSY:
-            return Abstained(KIND, f"kernels fill {percent(busy)} of a step: the device is busy")
-        evidence.append(f"kernels fill {percent(busy)} of a step (median): the device waits")
-    loading = facts.account.get("data_load", 0) / facts.window_ns
-    is_asleep = (facts.asleep_share or 0.0) - loading >= share / 2 and not facts.is_on_gpu
-    if is_asleep:
-        evidence.append("the thread sleeps for most of it: it waits instead of computing")
-    causes = GROWING if is_growing else WAITING if is_asleep else COMPUTING
-    has_loader = any(step.data_load is not None for step in facts.steps)
-
-    def mended(step: Step) -> float:
-        left = LEFT * sum(one or 0 for one in (step.forward, step.backward, step.optimizer))
-        left = max(left, least)
-        return step.wall - max(min(step.own, HICCUP * usual) - left, 0.0)
-
-    return Finding(
-        KIND,
-        "the GPU waits for the host"
-        if facts.is_on_gpu
-        else "Python code in the steps takes the time",
-        share,
-        *replay(facts, mended),
-        evidence,
-        f'to find it, wrap parts of the loop in: with ci.scope("name"): Usual causes: {causes}'
-        + (", copies to and from the device (pin_memory, non_blocking)" if facts.is_on_gpu else "")
-        + ("" if has_loader else "; if batches are loaded there: for batch in ci.batches(loader)"),
-        "in no phase",
+        causes = GROWING
+    if not any(step.data_load is not None for step in facts.steps):
+        causes += "; if batches are loaded there: for batch in ci.batches(loader)"
+    advice = f'to find it, wrap parts of the loop in: with ci.scope("name"): Usual causes: {causes}'
+    prediction = replay(
+        facts,
+        lambda step: (
+            step.wall - max(min(step.own, HICCUP * usual) - max(LEFT * phases_of(step), least), 0.0)
+        ),
     )
+    return Finding(KIND, summary, share, *prediction, evidence, advice, "in no phase")
 
 
 def quarters(steps: Sequence[Step]) -> list[Sequence[Step]]:
@@ -189,15 +202,15 @@ def quarters(steps: Sequence[Step]) -> list[Sequence[Step]]:
     return [steps[at * size : (at + 1) * size] for at in range(4)]
 
 
-def judge_calls(facts: Facts) -> Judged:
-    """Whether the operations are so small that calling them takes the time."""
+def phases_of(step: Step) -> int:
+    return sum(one or 0 for one in (step.forward, step.backward, step.optimizer))
+
+
+def in_small_calls(facts: Facts) -> Judged:
     size, tensors = facts.loader.get("batch_size"), facts.model.get("tensors")
     if not isinstance(tensors, int) or facts.model.get("compiled"):
         return None  # not known in many loops, and most of them are fine
-    phases = [
-        sum(one or 0 for one in (step.forward, step.backward, step.optimizer))
-        for step in facts.steps
-    ]
+    phases = [phases_of(step) for step in facts.steps]
     # On a GPU, calls matter only if they take the host's time.
     is_small = (
         sum(phases) >= CALLS * facts.window_ns
