@@ -187,7 +187,7 @@ def test_forward_passes_outside_steps(made: Made, tmp_path: Path) -> None:
     reports = [ci.open(str(tmp_path / mode)).report() for mode in ("eval", "train")]
 
     assert ["evaluation-heavy", "host-bound"] == [one.verdict.kind for one in reports]
-    assert "forward passes outside the training steps" in reports[1].verdict.summary
+    assert "forward passes that no backward pass follows" in reports[1].verdict.summary
 
 
 def test_a_warm_up_that_compiles_in_many_steps_is_a_storm(made: Made) -> None:

@@ -28,8 +28,6 @@ from cirron.verdict.rules import BOOSTERS, MOST, STARVED, Judged, ms, percent
 from cirron.verdict.whatif import replay
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cirron.verdict.facts import Facts, Step
 
 KIND: Class = "host-bound"
@@ -91,21 +89,13 @@ def in_outer_scope(facts: Facts) -> Judged:
     if ns < max(SHARE * facts.window_ns, facts.account.get("between steps", 0)):
         return None
     share = ns / facts.window_ns
+    what, advice = f"{name} takes", f"do {name} less often, or asynchronously"
     if name == OUTSIDE:
-        return perhaps_needed(
-            share,
-            f"forward passes outside the training steps take {percent(share)} of the time",
-            f"{ms(ns)} are in forward passes that no backward pass follows",
-            "if they are an evaluation: do it less often, on less data, or in larger batches",
-            name,
-        )
-    return perhaps_needed(
-        share,
-        f"{name} takes {percent(share)} of the time, between the steps",
-        f"the scope {name} takes {ms(ns)} and contains no step",
-        f"do {name} less often, or asynchronously",
-        name,
-    )
+        what = "forward passes that no backward pass follows take"
+        advice = "if they are an evaluation: do it less often, on less data, or in larger batches"
+    summary = f"{what} {percent(share)} of the time, between the steps"
+    evidence = f"it takes {ms(ns)} beside {len(facts.steps)} steps, and contains none"
+    return perhaps_needed(share, summary, evidence, advice, name)
 
 
 def between_steps(facts: Facts) -> Judged:
@@ -152,10 +142,11 @@ def in_inner_scope(facts: Facts) -> Judged:
 
 
 def in_no_phase(facts: Facts) -> Judged:
-    usual = median(step.own for step in facts.steps)
-    share = sum(min(step.own, HICCUP * usual) for step in facts.steps) / facts.window_ns
+    own = [step.own for step in facts.steps]
+    usual = median(own)
+    share = sum(min(one, HICCUP * usual) for one in own) / facts.window_ns
     least = TRAINER_NS if facts.framework in TRAINERS else 0
-    if share < SHARE or quantiles((step.own for step in facts.steps), n=10)[0] < least:
+    if share < SHARE or quantiles(own, n=10)[0] < least:
         return None
     busy = facts.device_share if facts.is_on_gpu else 0.0
     if busy is None:
@@ -163,9 +154,8 @@ def in_no_phase(facts: Facts) -> Judged:
     if busy >= GPU_BUSY:
         return Abstained(KIND, f"kernels fill {percent(busy)} of a step: the device is busy")
     summary = "Python code in the steps takes the time"
-    evidence = [
-        f"{percent(share)} of the time is in steps, in no phase: {ms(usual)} per step (median)"
-    ]
+    each = f"{ms(usual)} per step (median)"
+    evidence = [f"{percent(share)} of the time is in steps, in no phase: {each}"]
     where, ns = facts.gap
     if ns > facts.account["in no phase"] / 2:
         evidence.append(f"most of it is {where}")
@@ -178,12 +168,11 @@ def in_no_phase(facts: Facts) -> Judged:
     elif (facts.asleep_share or 0.0) - loading >= share / 2:
         evidence.append("the thread sleeps for most of it: it waits instead of computing")
         causes = WAITING
-    levels = [median(step.own for step in part) for part in quarters(facts.steps)]
+    size = len(own) // 4
+    levels = [median(own[at : at + size]) for at in range(0, 4 * size, size)]
     is_growing = levels == sorted(levels) and levels[-1] > GROWTH * levels[0]
     if is_growing and (facts.starved_share or 0.0) < CROWDED:
-        evidence.append(
-            f"it grows from {ms(levels[0])} to {ms(levels[-1])} (first and last quarter)"
-        )
+        evidence.append(f"it grows from {ms(levels[0])} (first quarter) to {ms(levels[-1])} (last)")
         causes = GROWING
     if not any(step.data_load is not None for step in facts.steps):
         causes += "; if batches are loaded there: for batch in ci.batches(loader)"
@@ -195,11 +184,6 @@ def in_no_phase(facts: Facts) -> Judged:
         ),
     )
     return Finding(KIND, summary, share, *prediction, evidence, advice, "in no phase")
-
-
-def quarters(steps: Sequence[Step]) -> list[Sequence[Step]]:
-    size = len(steps) // 4
-    return [steps[at * size : (at + 1) * size] for at in range(4)]
 
 
 def phases_of(step: Step) -> int:
