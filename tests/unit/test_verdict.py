@@ -398,6 +398,35 @@ def test_what_is_beside_the_training_is_named(part: str) -> None:
     assert f"{part}-heavy" == judge(made)[0].kind
 
 
+@pytest.mark.parametrize(
+    ("wall", "awaited", "kinds"),
+    [
+        (MS // 10, None, []),
+        (MS // 10, 95 * MS // 10, []),
+        (MS // 10, MS, ["evaluation-heavy"]),
+        (4 * MS, None, ["evaluation-heavy"]),
+    ],
+    ids=["unknown", "the evaluation waits for the steps", "it takes long itself", "steps wait"],
+)
+def test_an_evaluation_that_waits_for_steps_of_jax(
+    wall: int, awaited: int | None, kinds: list[str]
+) -> None:
+    """JAX issues steps and computes them later: 10 steps take up to 95 ms of each evaluation."""
+    steps = [
+        Step(0, at, at * 10 * MS, wall, *[None] * 4, 0, wall, None, None, awaited=awaited)
+        for at in range(300)
+    ]
+    account = {"in no phase": 300 * wall, "evaluation": 300 * (10 * MS - wall)}
+    found = Facts("cpu", 1, "jax", steps, "batch", account=account, window_ns=3000 * MS)
+    found.asides = {"evaluation": 30}
+    _, findings, abstained = judge(found)
+
+    assert kinds == [one.kind for one in findings]
+    reasons = {one.kind: one.why for one in abstained}
+    assert (awaited is None and not kinds) == ("mark the loss" in reasons.get("host-bound", ""))
+    assert (wall < MS) == ("after they have ended" in reasons.get("uneven-steps", ""))
+
+
 def test_compiles_again_and_again() -> None:
     """Compilations in several steps are a compile storm; many at once are not."""
     apart = facts(compiles=[(100 * MS * number, 100 * MS, "") for number in range(5)])

@@ -190,6 +190,19 @@ def test_forward_passes_outside_steps(made: Made, tmp_path: Path) -> None:
     assert "forward passes that no backward pass follows" in reports[1].verdict.summary
 
 
+@pytest.mark.parametrize(("device_ms", "kinds"), [(9.5, []), (1, ["input-bound"])])
+def test_loading_while_jax_computes(made: Made, device_ms: float, kinds: list[str]) -> None:
+    """Batches that are loaded in the time that the device needs anyway cost nothing."""
+    session = made()
+    root = session.span("cirron.session", 0, 2000 * MS, framework="jax")
+    for number in range(200):
+        at = 10 * number * MS
+        session.span("batch", at, at + MS // 10, root, number, device_ns=int(device_ms * MS))
+    session.write()
+
+    assert kinds == [one.kind for one in ci.open(".").report().findings]
+
+
 def test_a_warm_up_that_compiles_in_many_steps_is_a_storm(made: Made) -> None:
     """A function that is compiled for each of 30 lengths, and traced before that."""
     session, at = made(), 0

@@ -127,7 +127,9 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
     )
     share, where = work / facts.window_ns, ""
     starved = facts.starved_share or 0.0
-    if facts.device_ns > work:  # the host waits for the device outside the phases
+    if (
+        facts.device_times and facts.device_ns > work
+    ):  # the host waits for the device outside the phases
         work, where = facts.device_ns, " on the device"
         share = min(work / facts.window_ns, 1.0)
     if share >= COMPUTE:

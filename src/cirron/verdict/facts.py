@@ -11,7 +11,7 @@ import json
 from bisect import bisect
 from collections import Counter
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron.verdict.endings import Ending, endings
@@ -39,6 +39,8 @@ CROWDED = 0.25
 WARM_UP_SHARE = 0.5
 # If this many steps compile, they are a compile storm, not warm-up.
 MAX_COMPILING = 10
+# A JAX step that takes less has only been issued: the device computes it later.
+ISSUE_NS = 500_000
 # A step with this many times the usual forward passes, but no longer backward, evaluates the model.
 MORE_FORWARDS = 4
 SCHEDULED = ("starved_ns", "asleep_ns", "children_ns")
@@ -61,6 +63,7 @@ class Step(NamedTuple):
     memory: int | None
     evaluation: int = 0  # forward passes of an evaluation, part of `beside`
     forwards: int = 1  # number of forward passes
+    awaited: int | None = None  # JAX: the most that the device can have taken
 
     @property
     def work(self) -> int:
@@ -169,7 +172,16 @@ class Facts:
     def device_ns(self) -> float:
         """The device's time for all steps: a lower bound, however fast the host becomes."""
         times = [gpu for gpu, _ in self.device_times]
+        awaited = [one.awaited for one in self.steps if one.awaited is not None]
+        if len(awaited) == len(self.steps):
+            return float(sum(awaited))
         return len(self.steps) * median(times) if times else 0.0
+
+    @property
+    def is_only_issued(self) -> bool:
+        """Whether JAX computes steps after they have ended, in what comes after them."""
+        works = [one.work for one in self.steps]
+        return self.framework == "jax" and quantiles(works, n=10)[0] < ISSUE_NS
 
     @property
     def first_of_epochs(self) -> list[int]:
@@ -256,14 +268,18 @@ def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[
     steps = with_evaluations([Step(*values) for *values, _, _ in rows])
     if any(name != "batch" for *_, name, _ in rows):
         return steps
+    attrs = [_attrs(text) for *_, text in rows]
+    steps = [
+        step._replace(awaited=its.get("device_ns")) for step, its in zip(steps, attrs, strict=True)
+    ]
     # `ci.batches` does nothing but fetch between its batches. For the first batch of an epoch, the
     # wait is known if it comes from a DataLoader.
     waits = []
-    for before, step, (*_, attrs) in zip([None, *steps], steps, rows, strict=False):
+    for before, step, its in zip([None, *steps], steps, attrs, strict=False):
         if before is not None and before.is_before(step):
             waits.append(max(step.start - before.start - before.wall, 0))
         else:
-            waits.append(_attrs(attrs).get("data_load_ns") or 0)
+            waits.append(its.get("data_load_ns") or 0)
     if sum(waits) < MIN_WAIT_NS * len(steps):
         return steps
     return [step.after(wait) for step, wait in zip(steps, waits, strict=True)]

@@ -6,6 +6,7 @@ import itertools
 from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
+from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Finding
 
 if TYPE_CHECKING:
@@ -16,11 +17,21 @@ if TYPE_CHECKING:
 BOOSTERS = ("xgboost", "lightgbm")
 ESTIMATORS = ("sklearn", *BOOSTERS)  # frameworks whose training is a call of `fit`
 STARVED = "the delay may come from other work on the machine: the training waited for a CPU"
+FEW = "too few steps"
+ISSUED = "JAX computes the steps after they have ended"
+UNMARKED = f"{ISSUED}: to know where the time goes, mark the loss in each step, or wait for it"
 MOST = 0.65  # of the time: a larger delay does not come from other work on the machine
 MIN_LOOSE = 5  # a period of at least this many steps may be off by one
 
 Judged: TypeAlias = Finding | Abstained | None
 Rule: TypeAlias = "Callable[[Facts], Judged]"
+
+
+def unclear(facts: Facts) -> str:
+    """Why the times of the steps do not tell where the time goes; empty if they do."""
+    if len(facts.steps) < MIN_STEPS:
+        return FEW
+    return UNMARKED if facts.is_only_issued and not facts.device_ns else ""
 
 
 def percent(share: float) -> str:

@@ -22,9 +22,9 @@ import itertools
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from cirron.verdict.facts import CROWDED, MIN_STEPS
+from cirron.verdict.facts import CROWDED
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import BOOSTERS, MOST, STARVED, Judged, ms, percent
+from cirron.verdict.rules import BOOSTERS, MOST, STARVED, Judged, ms, percent, unclear
 from cirron.verdict.whatif import replay
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ BETWEEN = (
 
 
 def judge(facts: Facts) -> Judged:
-    if len(facts.steps) < MIN_STEPS:
-        return Abstained(KIND, "too few steps")
+    if why := unclear(facts):
+        return Abstained(KIND, why)
     return (
         in_outer_scope(facts)
         or between_steps(facts)
@@ -99,10 +99,11 @@ def in_outer_scope(facts: Facts) -> Judged:
 
 
 def between_steps(facts: Facts) -> Judged:
-    share = facts.account.get("between steps", 0) / facts.window_ns
+    ns = min(facts.account.get("between steps", 0), facts.window_ns - facts.device_ns)
+    share = ns / facts.window_ns
     if share < SHARE:
         return None
-    if share < MOST and facts.is_starved(share * facts.window_ns):
+    if share < MOST and facts.is_starved(ns):
         return Abstained(KIND, STARVED)
     pairs = enumerate(itertools.pairwise(facts.steps), 1)
     gaps = {at: step.start - before.start - before.wall for at, (before, step) in pairs}

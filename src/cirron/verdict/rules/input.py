@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding, Prediction
-from cirron.verdict.rules import MOST, STARVED, Judged, longest, ms, percent, period_of
+from cirron.verdict.rules import MOST, STARVED, Judged, longest, ms, percent, period_of, unclear
 from cirron.verdict.whatif import lasting, with_workers, without
 from cirron.view.text import plural
 
@@ -91,6 +91,9 @@ def judge(facts: Facts) -> Judged:
     share = sum(loads) / facts.window_ns
     if total < SHARE * facts.window_ns:
         return None
+    why = unclear(facts)
+    if why and share < SATURATED:
+        return Abstained(KIND, why)
     workers = facts.workers
     waits = [0 if at in late else step.data_load or 0 for at, step in enumerate(facts.steps)]
     stalls = stalls_of(waits)
@@ -127,6 +130,8 @@ def judge(facts: Facts) -> Judged:
     unsure = (
         "all cores are busy"
         if is_pegged(facts)
+        else "the device's time is not known"
+        if why
         else "it depends on when the stalls come"
         if is_stalling
         else ""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cirron.verdict import facts as known
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import STARVED, Judged, longest, ms, percent, period_of
+from cirron.verdict.rules import ISSUED, STARVED, Judged, longest, ms, percent, period_of, unclear
 from cirron.verdict.whatif import without
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ CAUSES = (
 
 
 def judge(facts: Facts) -> Judged:
-    if len(facts.steps) < known.MIN_STEPS:
-        return Abstained(KIND, "too few steps")
+    if len(facts.steps) < known.MIN_STEPS or facts.is_only_issued:
+        return Abstained(KIND, unclear(facts) or ISSUED)
     typical = median(step.work for step in facts.steps)
     beyond = [step.work - typical if step.work > RATIO * typical else 0.0 for step in facts.steps]
     at = longest(beyond)
