@@ -252,6 +252,15 @@ def test_small_stalls_between_do_not_hide_the_period() -> None:
     assert "every 10 steps" in verdict.evidence[-1]
 
 
+def test_one_or_two_long_waits_are_no_stalls() -> None:
+    """They may be anything; three or more are a pattern."""
+    two, three = (
+        judge(facts(every(count, data_load=900 * MS), count=100))[0].kind for count in (2, 3)
+    )
+
+    assert ("healthy", "input-bound") == (two, three)
+
+
 def test_stalls_are_hidden_by_what_was_loaded_before() -> None:
     """A stall of 80 ms is as long as 8.2 steps: two workers have to be 6 batches ahead each.
 
@@ -529,6 +538,15 @@ def test_a_thread_that_sleeps_does_not_wait_for_the_processor() -> None:
 
     assert "input-bound" != judge(made)[0].kind
     assert "input-bound" == judge(replace(made, asleep_share=0.4))[0].kind
+
+
+def test_a_machine_that_was_busy_after_a_quiet_warm_up() -> None:
+    """The warm-up slept for 9 of 12 s, so all waits for a CPU may have been in the 3 s after it."""
+    slow = {number: {"data_load": 100 * MS} for number in (7, 30, 31, 99, 150, 230, 260)}
+    quiet = facts(slow, loader={"workers": 1}, starved_share=0.05, asleep_share=0.75)
+    kinds = [judge(replace(quiet, warm_up_ns=ns))[0].kind for ns in (0, 9_000 * MS)]
+
+    assert ["input-bound", "compute-bound"] == kinds
 
 
 def test_memory_that_grows_with_the_steps_however_long_they_take() -> None:

@@ -121,6 +121,7 @@ class Facts:
     steps: list[Step] = field(default_factory=list)  # settled ones
     step_name: str = "step"  # or `batch`, of `ci.batches`
     warm_up: int = 0  # steps cut off
+    warm_up_ns: int = 0  # their time
     is_fetched_between: bool = False  # `ci.batches` fetches data between the steps
     account: dict[str, int] = field(default_factory=dict)  # part -> ns, adds up to `window_ns`
     window_ns: int = 0  # from the first settled step to the end of the last
@@ -198,12 +199,15 @@ class Facts:
     def is_starved(self, ns: float, is_own_wait: bool = False) -> bool:
         """Whether other work on the machine may explain a delay of `ns`.
 
-        A thread that loads its own data and waits for a disk sleeps: it does not want a CPU.
+        A thread that loads its own data and waits for a disk sleeps: it does not want a CPU. The
+        shares include the warm-up, in which all the sleep may be, and none of the waits for a CPU.
         """
-        if is_own_wait and (self.asleep_share or 0.0) * self.window_ns >= STARVED * ns:
+        lasted = self.window_ns + self.warm_up_ns
+        asleep_ns = (self.asleep_share or 0.0) * lasted - self.warm_up_ns
+        if is_own_wait and asleep_ns >= STARVED * ns:
             return False
         if self.starved_share is not None:
-            return self.starved_share * self.window_ns > STARVED * ns
+            return self.starved_share * lasted > STARVED * ns
         if self.cpu_share is None or self.is_on_gpu:
             return False
         return self.cpu_share * self.window_ns < STARVED * sum(step.work for step in self.steps)
@@ -239,6 +243,7 @@ def gather(run: Run) -> Facts:
         facts.warm_up = 1
     facts.steps = steps[facts.warm_up :]
     first = facts.steps[0].start if facts.steps else 0
+    facts.warm_up_ns = first - steps[0].start if facts.steps else 0
     facts.compiles = [one for one in compiles if one[0] >= first]
     describe(facts, run, given)
     gather_values(facts, run, given)

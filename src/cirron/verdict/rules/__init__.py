@@ -21,6 +21,7 @@ FEW = "too few steps"
 ISSUED = "JAX computes the steps after they have ended"
 UNMARKED = f"{ISSUED}: to know where the time goes, mark the loss in each step, or wait for it"
 MOST = 0.65  # of the time: a larger delay does not come from other work on the machine
+MIN_LONG = 3  # one or two steps that are longer than all others are no pattern
 MIN_LOOSE = 5  # a period of at least this many steps may be off by one
 
 Judged: TypeAlias = Finding | Abstained | None
@@ -62,6 +63,19 @@ def longest(times: Sequence[float]) -> list[int]:
     left = sum(times) / 2
     least = next((one for one in sorted(times, reverse=True) if (left := left - one) <= 0), 0.0) / 2
     return [at for at, one in enumerate(times) if one > least]
+
+
+def repeated(times: Sequence[float]) -> list[int]:
+    """The indices of the long times, without one or two that are longer than all others.
+
+    >>> repeated([1, 900, 80, 1, 80, 1, 80, 1])
+    [2, 4, 6]
+    """
+    left, at = list(times), longest(times)
+    while 0 < len(at) < MIN_LONG:
+        left = [0 if number in at else one for number, one in enumerate(left)]
+        at = longest(left)
+    return at
 
 
 def period_of(at: Sequence[int]) -> int | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding, Prediction
-from cirron.verdict.rules import MOST, STARVED, Judged, longest, ms, percent, period_of, unclear
+from cirron.verdict.rules import MOST, STARVED, Judged, ms, percent, period_of, repeated, unclear
 from cirron.verdict.whatif import lasting, with_workers, without
 from cirron.view.text import plural
 
@@ -84,35 +84,39 @@ def judge(facts: Facts) -> Judged:
     late = {
         at: max((facts.steps[at].data_load or 0) - typical, 0.0) for at in facts.first_of_epochs
     }
-    total = sum(loads) - sum(late.values())
+    waits = [(step.data_load or 0) - late.get(at, 0.0) for at, step in enumerate(facts.steps)]
+    total = sum(waits)
     cold = sum(late.values()) + facts.account.get(SET_UP, 0)
     if len(late) >= MIN_EPOCHS and cold > max(COLD * facts.window_ns, total):
         return judge_cold(facts, cold, late, typical)
     share = sum(loads) / facts.window_ns
-    if total < SHARE * facts.window_ns:
-        return None
-    why = unclear(facts)
-    if why and share < SATURATED:
-        return Abstained(KIND, why)
     workers = facts.workers
-    waits = [0 if at in late else step.data_load or 0 for at, step in enumerate(facts.steps)]
     stalls = stalls_of(waits)
     # n workers that cannot keep up finish n batches at once: one long wait, then n - 1 short ones.
     if workers and not stalls_of(
         [sum(waits[at : at + workers]) for at in range(0, len(waits), workers)]
     ):
-        stalls = []
-    is_stalling = bool(stalls)
-    at = longest([wait if wait >= min(stalls) else 0 for wait in waits]) if stalls else []
+        stalls = {}
+    at = repeated([stalls.get(number, 0.0) for number in range(len(waits))])
+    is_stalling = bool(at)
+    rare = 0.0 if is_stalling else sum(stalls.values())
+    if total - rare < SHARE * facts.window_ns:
+        return None
+    why = unclear(facts)
+    if why and share < SATURATED:
+        return Abstained(KIND, why)
     every = period_of(at)  # other work on the machine has no period
     # Workers wait for a CPU as long as the work of the steps does.
-    delay = sum(stalls) if is_stalling else min(total, sum(step.work for step in facts.steps))
+    delay = (
+        sum(stalls.values()) if is_stalling else min(total, sum(step.work for step in facts.steps))
+    )
     may_be_starved = share < MOST and not every and (is_stalling or workers)
     if may_be_starved and facts.is_starved(delay, is_own_wait=not workers):
         return Abstained(KIND, STARVED)
-    if workers and not is_stalling and (facts.asleep_share or 1.0) < ASLEEP:
+    asleep = 1.0 if facts.asleep_share is None else facts.asleep_share
+    if workers and not is_stalling and asleep < ASLEEP:
         return None
-    found = plan(facts, stalls if is_stalling else [])
+    found = plan(facts, max(stalls.values()) if is_stalling else 0.0)
     saved = sum(step.wall for step in facts.steps) - max(found.left, facts.device_ns)
     if saved < MIN_GAIN * facts.window_ns and not is_pegged(facts):
         return None
@@ -149,12 +153,12 @@ def judge(facts: Facts) -> Judged:
     )
 
 
-def stalls_of(waits: Sequence[int]) -> list[int]:
-    """The few long waits, if they make up most of the waiting."""
+def stalls_of(waits: Sequence[float]) -> dict[int, float]:
+    """The few long waits, by index, if they make up most of the waiting."""
     limit = STALL * max(median(waits), 1)
-    found = [wait for wait in waits if wait > limit]
-    is_stalling = len(found) < 0.5 * len(waits) and sum(found) > 0.5 * sum(waits)
-    return found if is_stalling else []
+    found = {at: wait for at, wait in enumerate(waits) if wait > limit}
+    is_stalling = len(found) < 0.5 * len(waits) and sum(found.values()) > 0.5 * sum(waits)
+    return found if is_stalling else {}
 
 
 def judge_beside(facts: Facts) -> Judged:
@@ -220,13 +224,13 @@ def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: fl
     )
 
 
-def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
-    """How many workers to try, and how long the steps would take."""
+def plan(facts: Facts, stall: float) -> Plan:
+    """How many workers to try, and how long the steps would take; `stall` is the longest."""
     now = facts.workers or 0
     cores = facts.cores or max(4, 2 * now)
     work = [step.wall - (step.data_load or 0) for step in facts.steps]
     usual = max(mean(work), 1.0)
-    if now and stalls:
+    if now and stall:
         typical = median(step.data_load or 0 for step in facts.steps)
         more = sum(max((step.data_load or 0) - typical, 0) for step in facts.steps)
         workers = 2 * now if has_waiting_workers(facts) else max(min(2 * now, cores), now)
@@ -246,8 +250,7 @@ def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
     needed = min(math.ceil(mean(loads) / usual) + 1, MAX_WORKERS)
     workers = min(needed, cores) if is_busy else needed
     # A stall is hidden if the batches loaded before it last as long.
-    longest = max(stalls, default=0)
-    ahead = min(max(math.ceil(longest / usual / workers) + 1, AHEAD), MAX_AHEAD)
+    ahead = min(max(math.ceil(stall / usual / workers) + 1, AHEAD), MAX_AHEAD)
     total = with_workers(loads, work, workers, ahead, HANDOVER_NS, facts.first_of_epochs)
     if is_busy:
         wall = sum(step.wall for step in facts.steps)
