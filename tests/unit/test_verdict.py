@@ -317,6 +317,18 @@ def test_python_in_the_step() -> None:
     assert pytest.approx((6 - 9 * 0.07) / 15.3, abs=0.01) == verdict.gain.share
 
 
+@pytest.mark.parametrize(("own", "kinds"), [(10, []), (40, ["host-bound"])])
+def test_time_between_the_forward_passes_of_a_step(own: int, kinds: list[str]) -> None:
+    """An agent's environment needs it; if it takes nearly all of the time, it is named."""
+    found = facts(every(300, own=own * MS))
+    found.gap = "between forward and forward", 300 * own * MS
+    _, findings, abstained = judge(found)
+
+    assert kinds == [one.kind for one in findings]
+    assert [None] * len(kinds) == [one.gain for one in findings]
+    assert kinds or "between forward and forward" in "".join(one.why for one in abstained)
+
+
 @pytest.mark.parametrize(("own", "found"), [(1600, "healthy"), (6000, "host-bound")])
 def test_what_a_trainer_does_itself_is_no_fault(own: int, found: str) -> None:
     """Steps of 3 ms, and some of a Trainer's own calls: no more than 2 ms is theirs."""

@@ -10,6 +10,8 @@ In no phase: 20 % or more is inside steps, but in no phase. A single step counts
 typical ones. The gain is a replay that leaves 7 % of the time of the phases, for losses and
 metrics. The loop of a Trainer has an overhead of its own, which is left. On a GPU, the host may
 wait for the device: it is a finding only if the device's time fills less than 70 % of the work.
+Between the forward passes of a step, an environment or a sampler may need the time: it is a finding
+from 75 % on, without a gain.
 
 Small operations: batches have at most 8 samples, and forward, backward and optimizer take less than
 150 us per tensor of the model in the fastest tenth of the steps, about the cost of calling the
@@ -23,7 +25,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from cirron.verdict.facts import CROWDED
-from cirron.verdict.findings import Abstained, Class, Finding
+from cirron.verdict.findings import Abstained, Class, Finding, Prediction
 from cirron.verdict.rules import BOOSTERS, MOST, STARVED, Judged, ms, percent, unclear
 from cirron.verdict.whatif import replay
 
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
     from cirron.verdict.facts import Facts, Step
 
 KIND: Class = "host-bound"
+NEEDED = "the work may be needed"
 SHARE = 0.20
 IN_SCOPE = 0.5
 HICCUP = 3.0
+PASSES, BETWEEN_PASSES = "between forward and forward", 0.75
 LEFT = 0.07  # of the time of the phases: losses, zero_grad, logs
 # The overhead of a Trainer's own loop per step: about 1 ms in Lightning, 1.6 ms in transformers.
 TRAINERS = ("transformers", "lightning", "pytorch_lightning")
@@ -80,8 +84,7 @@ def judge(facts: Facts) -> Judged:
 
 
 def perhaps_needed(share: float, summary: str, evidence: str, advice: str, blames: str) -> Finding:
-    why = "the work may be needed"
-    return Finding(KIND, summary, share, None, why, [evidence], advice, blames)
+    return Finding(KIND, summary, share, None, NEEDED, [evidence], advice, blames)
 
 
 def in_outer_scope(facts: Facts) -> Judged:
@@ -158,8 +161,18 @@ def in_no_phase(facts: Facts) -> Judged:
     each = f"{ms(usual)} per step (median)"
     evidence = [f"{percent(share)} of the time is in steps, in no phase: {each}"]
     where, ns = facts.gap
+    prediction = replay(
+        facts,
+        lambda step: (
+            step.wall - max(min(step.own, HICCUP * usual) - max(LEFT * phases_of(step), least), 0.0)
+        ),
+    )
     if ns > facts.account["in no phase"] / 2:
         evidence.append(f"most of it is {where}")
+        if where == PASSES and share < BETWEEN_PASSES:
+            return Abstained(KIND, f"{evidence[0]}, {where}, where {NEEDED}")
+        if where == PASSES:
+            prediction = Prediction(None, NEEDED)
     causes = COMPUTING
     loading = facts.account.get("data_load", 0) / facts.window_ns
     if facts.is_on_gpu:
@@ -178,12 +191,6 @@ def in_no_phase(facts: Facts) -> Judged:
     if not any(step.data_load is not None for step in facts.steps):
         causes += "; if batches are loaded there: for batch in ci.batches(loader)"
     advice = f'to find it, wrap parts of the loop in: with ci.scope("name"): Usual causes: {causes}'
-    prediction = replay(
-        facts,
-        lambda step: (
-            step.wall - max(min(step.own, HICCUP * usual) - max(LEFT * phases_of(step), least), 0.0)
-        ),
-    )
     return Finding(KIND, summary, share, *prediction, evidence, advice, "in no phase")
 
 
