@@ -138,7 +138,7 @@ def test_what_if_predicts_the_step_time(made: Made) -> None:
     assert pytest.approx(80 / 402) == gain["share"]
     assert pytest.approx(0.01, rel=0.02) == gain["replay_error"]
     assert (
-        "39.8% of the time, 0.16 s of these steps more"
+        "39.8% of the time, 160.00ms of these steps more"
         in cirron("report", "--what-if", "forward=2x")[1]
     )
     assert (
@@ -293,6 +293,24 @@ def test_a_run_beside_its_predecessors(made: Made) -> None:
     assert f"cirron diff {' '.join(ids)}" in cirron("report", "second")[1]
     assert 4 == cirron("diff", *ids, "--fail-on", "5%")[0]
     assert 0 == cirron("diff", *reversed(ids), "--fail-on", "5%")[0]
+
+
+@pytest.mark.parametrize(("runs_before", "status"), [(1, 5), (3, 0)])
+def test_equal_runs_are_the_same_or_inconclusive(made: Made, runs_before: int, status: int) -> None:
+    """One run on each side cannot tell a change of 5 %; three can. Both print the times."""
+    ids = [f"run{number}" for number in range(runs_before + 1)]
+    for number, run_id in enumerate(ids):
+        session = made(run_id=run_id, start=number * 10**12)
+        for step in range(60):
+            at = 10**12 * number + step * 10_000_000
+            session.span("batch", at, at + 9_000_000 + step % 7 * 10_000, None, step)
+        session.write()
+    baseline = [text for one in ids[1:-1] for text in ("--baseline", one)]
+    found = cirron("diff", ids[0], ids[-1], *baseline)
+
+    assert status == found[0]
+    assert ("inconclusive" if status else "no change") in found[1]
+    assert "batch" in found[1]
 
 
 def test_too_little_to_compare() -> None:

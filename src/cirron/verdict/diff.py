@@ -42,6 +42,12 @@ class Diff:
     marks: list[dict[str, Any]]  # where the values of each mark first differ
     tensors: list[dict[str, Any]] = field(default_factory=list)  # the first that differ
 
+    @property
+    def is_inconclusive(self) -> bool:
+        """Whether nothing has changed for certain, and something may have."""
+        outcomes = {one.outcome for one in self.changes}
+        return outcomes.isdisjoint(("slower", "faster")) and outcomes != {"same"}
+
     def exceeds(self, limit: float) -> bool | None:
         """Whether something is slower than the limit allows. None: inconclusive."""
         if not self.changes:

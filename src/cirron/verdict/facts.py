@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from bisect import bisect
 from collections import Counter
 from dataclasses import dataclass, field
@@ -138,6 +139,9 @@ class Facts:
     clock_ns: int = 0
     values: dict[str, list[Value]] = field(default_factory=dict)  # of marks, by name
     sick: list[tuple[str, int | None, str]] = field(default_factory=list)  # tensor, epoch, what
+    gradients: dict[int, dict[str, float]] = field(
+        default_factory=dict
+    )  # of the first and the last epoch: tensor -> root mean square
     compiles: list[tuple[int, int, str]] = field(
         default_factory=list
     )  # after warm-up: start, ns, and why
@@ -497,6 +501,9 @@ def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     """The values of marks, and the sick tensors."""
     for row in run.query("newest_values", most=MAX_VALUES, **given).fetch().rows:
         facts.values.setdefault(row[0], []).append(Value(*row))
+    for epoch, tensor, mean, std in run.query("gradients", **given).fetch().rows:
+        if mean is not None and std is not None:
+            facts.gradients.setdefault(epoch, {})[tensor] = math.hypot(mean, std)
     for epoch, attrs in run.query("health", **given).fetch().rows:
         found = _attrs(attrs)
         if found.get("problem") != "recovered":

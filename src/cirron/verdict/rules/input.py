@@ -47,10 +47,18 @@ PEGGED = 0.9  # of the cores
 BUSY = 0.5  # of the loading time; below it, loading waits for a disk or a network
 WAITING = 0.25  # CPU time as a share of the workers' time; below it, they wait
 MAX_WORKERS = 8
+# Why the gain of more workers is not known.
+BUSY_CORES = "loading needs every core"
+SHARED = "the workers may wait for each other: for a lock, or the same disk"
 SATURATED = 0.9  # of a step, to load a batch: the loading thread never gets ahead
 # Batches that a worker loads in advance: torch's default, and the largest number to advise.
 AHEAD, MAX_AHEAD = 2, 64
 HANDOVER_NS = 300_000  # cost of taking a batch from a worker
+# Samplers of libraries. They take next to no time, and another one may take any.
+SAMPLERS = (
+    *("SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"),
+    *("BatchSampler", "DistributedSampler", "SeedableRandomSampler", "BatchSamplerShard"),
+)
 
 
 # Why no gain is predicted if the workers are kept already, and if they are restarted.
@@ -66,7 +74,7 @@ class Plan(NamedTuple):
     workers: int
     ahead: int
     left: float  # ns that the steps would take
-    is_sure: bool = True
+    unsure: str = ""  # why the workers' gain is not known
     needed: int = 0  # workers to keep up, which may be more than there are cores
     is_waiting: bool | None = None  # loading waits instead of computing; None: not known
 
@@ -115,7 +123,7 @@ def judge(facts: Facts) -> Judged:
         return Abstained(KIND, STARVED)
     asleep = 1.0 if facts.asleep_share is None else facts.asleep_share
     if workers and not is_stalling and asleep < ASLEEP:
-        return None
+        return judge_sampler(facts, share)
     found = plan(facts, max(stalls.values()) if is_stalling else 0.0)
     saved = sum(step.wall for step in facts.steps) - max(found.left, facts.device_ns)
     if saved < MIN_GAIN * facts.window_ns and not is_pegged(facts):
@@ -138,9 +146,7 @@ def judge(facts: Facts) -> Judged:
         if why
         else "it depends on when the stalls come"
         if is_stalling
-        else ""
-        if found.is_sure
-        else "loading needs every core"
+        else found.unsure
     )
     return Finding(
         KIND,
@@ -149,6 +155,26 @@ def judge(facts: Facts) -> Judged:
         *(lasting(facts, found.left) if not unsure else Prediction(None, unsure)),
         evidence,
         advice(facts, is_stalling, found),
+        "data_load",
+    )
+
+
+def judge_sampler(facts: Facts, share: float) -> Judged:
+    """Batches that are ready, and a sampler of the program's own, which no worker runs."""
+    sampler = facts.loader.get("sampler")
+    if sampler is None or sampler in SAMPLERS or facts.is_starved(share * facts.window_ns):
+        return None
+    return Finding(
+        KIND,
+        "the main process takes the time to load data",
+        share,
+        None,
+        "the time of the sampler is not known",
+        [
+            f"data_load is {percent(share)} of the time, though the workers' batches are ready",
+            f"{sampler} draws the batches in the main process",
+        ],
+        f"make {sampler} faster, such as by sorting once per epoch; more workers will not help",
         "data_load",
     )
 
@@ -244,7 +270,8 @@ def plan(facts: Facts, stall: float) -> Plan:
         workers = min(needed, cores) if has_cores and not is_waiting else needed
         total = with_workers(loads, work, workers, AHEAD, HANDOVER_NS, facts.first_of_epochs)
         advised = workers if has_cores else now
-        return Plan(advised, AHEAD, total, has_cores, needed, is_waiting)
+        unsure = SHARED if is_waiting and now > 1 else "" if has_cores else BUSY_CORES
+        return Plan(advised, AHEAD, total, unsure, needed, is_waiting)
     loads = [float(step.data_load or 0) for step in facts.steps]
     is_busy = busy_loading(facts) >= BUSY
     needed = min(math.ceil(mean(loads) / usual) + 1, MAX_WORKERS)
@@ -256,7 +283,10 @@ def plan(facts: Facts, stall: float) -> Plan:
         wall = sum(step.wall for step in facts.steps)
         total = max(total, (facts.cpu_share or 0.0) * wall / cores)
     # Two workers on the two threads of one core take longer, by an unknown factor.
-    return Plan(workers, ahead, total, not is_busy or workers < cores, needed, not is_busy)
+    unsure = BUSY_CORES if is_busy and workers >= cores else ""
+    if facts.loader.get("sampler", SAMPLERS[0]) not in SAMPLERS:
+        unsure = f"{facts.loader['sampler']} may take the time, and no worker runs it"
+    return Plan(workers, ahead, total, unsure, needed, not is_busy)
 
 
 def busy_loading(facts: Facts) -> float:
