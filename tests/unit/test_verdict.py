@@ -507,6 +507,13 @@ def test_more_threads_than_cores() -> None:
     assert ("compute-bound", True) == (verdict.kind, "torch.set_num_threads(8)" in verdict.advice)
 
 
+def test_a_model_in_float64() -> None:
+    """It computes twice as long as in float32, and the report says so."""
+    verdict, *_ = judge(facts(model={"dtype": "float64"}))
+
+    assert ("compute-bound", True) == (verdict.kind, "use float32" in verdict.advice)
+
+
 def test_time_in_no_phase_that_grows() -> None:
     """A history that each step goes through takes longer and longer."""
     verdict, *_ = judge(facts({number: {"own": number * MS // 2} for number in range(300)}))
