@@ -228,6 +228,19 @@ def test_the_process_that_died_first_is_told_first() -> None:
     assert [[2], [1], [0]] == [group.ranks for group in why(run).groups]
 
 
+def test_the_rank_that_the_others_wait_for_is_told_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher kills the rank that hangs in backward, after a signal has ended the late one."""
+    ends = [
+        Ending(0, "killed", "epoch[0] > step[30] > backward", 30, 49.0, "", 1, epoch=0),
+        Ending(1, "signal", "", 29, None, "SIGTERM", 2, epoch=0),
+    ]
+    monkeypatch.setattr("cirron.verdict.why.endings", lambda run: ends)
+    ranks = [SimpleNamespace(attempt=0, rank=one.rank, box=None) for one in ends]
+    run: Any = SimpleNamespace(sessions=ranks, attempts=[0], id="run", state="killed")
+
+    assert [[1], [0]] == [group.ranks for group in why(run).groups]
+
+
 def test_a_rank_in_an_earlier_epoch_never_arrived() -> None:
     """Each epoch counts its steps anew: step 99 of epoch 0 is before step 0 of epoch 1."""
     behind = Ending(1, "signal", "", 99, None, epoch=0)

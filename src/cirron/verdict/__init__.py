@@ -27,7 +27,7 @@ from cirron.verdict.rules import (
     ranks,
     uneven,
 )
-from cirron.view.text import plural
+from cirron.view.text import duration, plural
 
 if TYPE_CHECKING:
     from cirron.runs.opened import Run
@@ -217,7 +217,7 @@ def basis(facts: Facts, run: Run) -> list[str]:
             f" {plural(facts.warm_up, 'warm-up step')}"
         )
     if len(run.ranks) > 1:
-        said.append(f"clock error at least {facts.clock_ns / 1e6:.3g} ms")
+        said.append(f"clock error at least {duration(facts.clock_ns)}")
     timed = sum(step.gpu is not None for step in facts.steps)
     if facts.is_on_gpu:
         said.append(f"device time on {timed} of {len(facts.steps)} steps")

@@ -72,7 +72,9 @@ def why(run: Run, dumps: Path | None = None) -> Why:
     problems: list[str] = []
     collectives = {} if dumps is None else read_dumps(dumps, problems)
     members = [one for one in run.sessions if one.attempt == run.attempts[-1]]
-    found = sorted(zip(members, endings(run), strict=True), key=lambda one: one[1].blamed)
+    found = list(zip(members, endings(run), strict=True))
+    is_hung = any(one.is_hung for _, one in found)
+    found.sort(key=lambda one: one[1].awaited if is_hung else one[1].blamed)
     latest = max((one.position for _, one in found), default=NOWHERE)
     groups: dict[tuple[Any, ...], Group] = {}
     for session, ending in found:
@@ -99,7 +101,7 @@ def why(run: Run, dumps: Path | None = None) -> Why:
         group.ranks.append(session.rank)
     for group in groups.values():
         group.ranks.sort(key=lambda rank: -1 if rank is None else rank)
-    # Among groups of the same size, the one that ended first comes first.
+    # Groups of the same size stay in order: who ended first, or whom the others wait for.
     ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))
     return Why(run.id, run.state, ordered, problems)
 

@@ -101,9 +101,8 @@ def judge_hang(facts: Facts) -> Judged:
     _, hung = split(facts.endings)
     if not hung:
         return None
-    # The others wait in backward for a rank that is behind them, or stuck in another place.
     halted = [one for one in facts.endings if one in hung or one.state in ("running", "signal")]
-    halted.sort(key=lambda one: (one.position, one.where.endswith("backward")))
+    halted.sort(key=lambda one: one.awaited)
     late, first = halted[0], next(one for one in halted if one in hung)
     where = f"in {first.where}" if first.where else NO_SPAN
     is_loading = first.where.endswith("data_load") and facts.workers
