@@ -220,7 +220,7 @@ def test_the_collective_that_a_rank_is_in() -> None:
 def test_the_process_that_died_first_is_told_first() -> None:
     """Of groups that are as large: the others fail when they miss it."""
     ranks = [
-        SimpleNamespace(attempt=0, rank=rank, state=state, box=None, last_ns=at)
+        SimpleNamespace(attempt=0, rank=rank, state=state, box=None, last_ns=at, info=None)
         for rank, state, at in ((0, "signal", 7), (1, "exception", 9), (2, "killed", 8))
     ]
     run: Any = SimpleNamespace(sessions=ranks, attempts=[0], id="run", state="killed")
@@ -235,8 +235,30 @@ def test_the_rank_that_the_others_wait_for_is_told_first(monkeypatch: pytest.Mon
         Ending(1, "signal", "", 29, None, "SIGTERM", 2, epoch=0),
     ]
     monkeypatch.setattr("cirron.verdict.why.endings", lambda run: ends)
-    ranks = [SimpleNamespace(attempt=0, rank=one.rank, box=None) for one in ends]
+    info = SimpleNamespace(world_size=4)
+    ranks = [SimpleNamespace(attempt=0, rank=one.rank, box=None, info=info) for one in ends]
     run: Any = SimpleNamespace(sessions=ranks, attempts=[0], id="run", state="killed")
+
+    found = why(run)
+    assert [[1], [0]] == [group.ranks for group in found.groups]
+    assert "no records of rank 2, 3" in found.problems[0]
+
+
+def test_a_rank_in_a_collective_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are at the same place: the one that sleeps comes first."""
+    ends = [Ending(rank, "running", "setup", None, 30.0) for rank in range(2)]
+    calls = "/lib/torch/distributed/c10d_logger.py:83 in wrapper", "train.py:4 in prepare"
+    monkeypatch.setattr("cirron.verdict.why.endings", lambda run: ends)
+    ranks = [
+        SimpleNamespace(
+            attempt=0,
+            rank=rank,
+            info=None,
+            box=SimpleNamespace(content={"stacks": [{"name": "MainThread", "frames": [call]}]}),
+        )
+        for rank, call in enumerate(calls)
+    ]
+    run: Any = SimpleNamespace(sessions=ranks, attempts=[0], id="run", state="running")
 
     assert [[1], [0]] == [group.ranks for group in why(run).groups]
 

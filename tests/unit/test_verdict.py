@@ -825,7 +825,7 @@ def test_the_rank_that_died_first_is_named() -> None:
     verdict, *_ = judge(facts(endings=ended))
 
     assert (
-        "rank 2 was killed or crashed, last seen in step[3]; first of 3 of 4 processes"
+        "rank 2 was killed or crashed, last seen in step[3]; 3 of 4 processes died, this one first"
         == verdict.summary
     )
     assert ["rank 2", "rank 1", "rank 0"] == [one[:6] for one in verdict.evidence]
@@ -836,7 +836,16 @@ def test_only_one_rank_died() -> None:
     ended = [Ending(0, "killed", "step[3]", 3, None), Ending(1, "clean", "", 3, None)]
     verdict, *_ = judge(facts(endings=ended))
 
-    assert verdict.summary.endswith("last seen in step[3]; 1 of 2 processes")
+    assert verdict.summary.endswith("last seen in step[3]; 1 of 2 processes died")
+
+
+def test_an_error_in_the_body_of_a_loop() -> None:
+    """It closes the batch of `ci.batches`, so the report names the last one."""
+    verdict, *_ = judge(
+        facts(endings=[Ending(0, "exception", "", 30, None, "ValueError: bad", step_name="batch")])
+    )
+
+    assert "the run failed with ValueError: bad during or after batch 30" == verdict.summary
 
 
 def test_a_run_that_hangs() -> None:

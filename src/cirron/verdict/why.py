@@ -20,12 +20,15 @@ from cirron.runs import untrusted
 from cirron.verdict.endings import NOWHERE, endings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from cirron.runs.opened import Run, Session
 
 MAX_DUMP_BYTES = 64 * 2**20
 MAX_FRAMES = 40
+MAX_MISSING = 16  # ranks that are named
+COLLECTIVE = "/torch/distributed/"  # the file of a call that waits for other ranks
 DUMP = re.compile(r".*?(\d+)(?:\.pickle)?$")
 
 
@@ -72,13 +75,19 @@ def why(run: Run, dumps: Path | None = None) -> Why:
     problems: list[str] = []
     collectives = {} if dumps is None else read_dumps(dumps, problems)
     members = [one for one in run.sessions if one.attempt == run.attempts[-1]]
-    found = list(zip(members, endings(run), strict=True))
-    is_hung = any(one.is_hung for _, one in found)
-    found.sort(key=lambda one: one[1].awaited if is_hung else one[1].blamed)
-    latest = max((one.position for _, one in found), default=NOWHERE)
+    found = list(zip(members, endings(run), map(stack_of, members), strict=True))
+    if any(one.is_hung for _, one, _ in found):  # a rank in a collective waits for the others
+        found.sort(key=lambda one: (one[1].awaited, any(COLLECTIVE in call for call in one[2])))
+    else:
+        found.sort(key=lambda one: one[1].blamed)
+    latest = max((one.position for _, one, _ in found), default=NOWHERE)
+    missing = missing_of(members)
+    if missing:
+        problems.append(
+            f"no records of rank {missing}: on another machine, or it never started recording"
+        )
     groups: dict[tuple[Any, ...], Group] = {}
-    for session, ending in found:
-        stack = stack_of(session)
+    for session, ending, stack in found:
         place = re.sub(r"\[\d+\]", "", ending.where)
         collective = collectives.get(session.rank) if session.rank is not None else None
         kind = ending.error.partition(":")[0]
@@ -104,6 +113,15 @@ def why(run: Run, dumps: Path | None = None) -> Why:
     # Groups of the same size stay in order: who ended first, or whom the others wait for.
     ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))
     return Why(run.id, run.state, ordered, problems)
+
+
+def missing_of(sessions: Sequence[Session]) -> str:
+    """The ranks, of as many as the launcher has started, that recorded nothing."""
+    sizes = [one.info.world_size or 0 for one in sessions if one.info is not None]
+    known = {one.rank for one in sessions}
+    missing = [rank for rank in range(max(sizes, default=0)) if rank not in known]
+    more = f" and {len(missing) - MAX_MISSING} more" if len(missing) > MAX_MISSING else ""
+    return ", ".join(map(str, missing[:MAX_MISSING])) + more
 
 
 def stack_of(session: Session) -> list[str]:
