@@ -469,8 +469,11 @@ def test_compiles_again_and_again() -> None:
     apart = facts(compiles=[(100 * MS * number, 100 * MS, "") for number in range(5)])
     at_once = facts(compiles=[(number, 100 * MS, "") for number in range(5)])
 
+    first = facts(compiles=[(start, ns, "first call") for start, ns, _ in apart.compiles])
+
     assert "compile-storm" == judge(apart)[0].kind
     assert "compute-bound" == judge(at_once)[0].kind, "a first evaluation, with all its functions"
+    assert "compute-bound" == judge(first)[0].kind, "each of them for the first time"
 
 
 def test_uneven_steps_are_found() -> None:

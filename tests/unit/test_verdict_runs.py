@@ -219,6 +219,23 @@ def test_a_warm_up_that_compiles_in_many_steps_is_a_storm(made: Made) -> None:
     assert ("compile-storm", True) == (verdict.kind, "in 29 of 99 steps" in verdict.evidence[0])
 
 
+def test_the_first_compilation_is_warm_up(made: Made) -> None:
+    """It is no part of the time of which a fix saves a share, though the step itself is short."""
+    session = made()
+    root = session.span("cirron.session", 0, 4000 * MS, framework="jax")
+    for number in range(100):
+        at = 1000 * MS + 30 * number * MS
+        batch = session.span("batch", at - 990 * MS * (number == 0), at + MS, root, number)
+        if number == 0:
+            session.span("compile", 10 * MS, 990 * MS, batch, cause="first call")
+    session.write()
+
+    report = ci.open(".").report()
+
+    assert "input-bound" == report.verdict.kind
+    assert pytest.approx(29 / 30, abs=0.01) == report.verdict.share
+
+
 def test_keras_that_was_only_imported(made: Made) -> None:
     """TensorBoard imports it: a loop of torch's steps is advised in torch's words."""
     session = made()

@@ -243,6 +243,8 @@ def gather(run: Run) -> Facts:
     facts.warm_up = settled_from([one.wall - one.beside for one in steps])
     starts = [one.start for one in steps]
     compiling = {bisect(starts, start) for start, *_ in compiles}
+    while facts.warm_up + 1 in compiling and facts.warm_up < MAX_COMPILING:
+        facts.warm_up += 1
     if sum(0 < at <= facts.warm_up for at in compiling) >= MAX_COMPILING:
         facts.warm_up = 1
     facts.steps = steps[facts.warm_up :]
