@@ -348,6 +348,25 @@ def test_equal_runs_are_the_same_or_inconclusive(made: Made, runs_before: int, s
     assert "batch" in found[1]
 
 
+def test_evaluations_that_are_more_frequent_are_a_difference(made: Made) -> None:
+    """Each takes as long as before, so no time by name has changed; the last step ends it."""
+    ids = ("rarely", "often", "again")
+    for number, run_id in enumerate(ids):
+        session, at = made(run_id=run_id, start=number * 10**12), 10**12 * number
+        for step in range(100):
+            session.span("step", at, at + 10_000_000, None, step)
+            at += 10_000_000
+            if step % (50, 10, 10)[number] == 9:
+                session.span("evaluation", at, at + 30_000_000)
+                at += 30_000_000
+        session.write()
+
+    more, same = (as_json("diff", one, "often")["differences"] for one in ("rarely", "again"))
+
+    assert ["evaluation: 2 in 100 steps before, 9 in 100 steps after"] == more
+    assert [] == same
+
+
 def test_too_little_to_compare() -> None:
     """Inconclusive has an exit code of its own, and prints what there is."""
     for _ in range(2):
