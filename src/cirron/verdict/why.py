@@ -192,11 +192,17 @@ def read_dumps(folder: Path, problems: list[str]) -> dict[int, str]:
 
 
 def last_collective(dump: Any) -> str:
-    """The first entry that has not completed, else the last one."""
+    """The first entry that has not completed, else the last one. Gloo never reports completion."""
     entries = [one for one in dump.get("entries", []) if isinstance(one, dict)]
-    waiting = [one for one in entries if one.get("state") != "completed"] or entries[-1:]
+    waiting = [one for one in entries if one.get("state") != "completed" and not is_of_gloo(one)]
+    waiting = waiting or entries[-1:]
     if not waiting:
         return "no collective"
     known = {key: one for key, one in waiting[0].items() if isinstance(one, (str, int))}
     number = known.get("collective_seq_id", known.get("seq_id", "?"))
     return f"{known.get('profiling_name', '?')} #{number} ({known.get('state', '?')})"
+
+
+def is_of_gloo(entry: dict[str, Any]) -> bool:
+    name = entry.get("profiling_name")
+    return isinstance(name, str) and name.startswith("gloo")

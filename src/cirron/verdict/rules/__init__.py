@@ -45,12 +45,14 @@ def percent(share: float) -> str:
 
 
 def ms(ns: float) -> str:
-    """A time in milliseconds, or in seconds from 10 seconds on.
+    """A time in milliseconds; in microseconds below 0.1, and in seconds from 10 seconds on.
 
-    >>> ms(1_234_000), ms(45_600_000), ms(215_995e6)
-    ('1.23 ms', '45.6 ms', '216 s')
+    >>> ms(12_400), ms(1_234_000), ms(45_600_000), ms(215_995e6)
+    ('12.4 us', '1.23 ms', '45.6 ms', '216 s')
     """
     found, unit = (ns / 1e6, "ms") if abs(ns) < 1e10 else (ns / 1e9, "s")
+    if 0 < abs(ns) < 1e5:
+        found, unit = ns / 1e3, "us"
     return f"{found:.0f} {unit}" if found >= 100 else f"{found:.3g} {unit}"
 
 
