@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -143,13 +144,13 @@ def test_a_late_rank_is_named_though_all_wait(
 
 def test_the_collective_of_gloo_is_the_last_one(tmp_path: Path) -> None:
     """A dump of a real process group: no entry is ever completed."""
-    distributed = torch.distributed
-    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed, binding = torch.distributed, cast("Any", torch._C)._distributed_c10d
+    store = binding.FileStore(str(tmp_path / "store"), 1)
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         for _ in range(3):
             distributed.all_reduce(torch.ones(1))
-        dump = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(True, False, False))  # noqa: S301  our own
+        dump = pickle.loads(binding._dump_fr_trace(True, False, False))
     finally:
         distributed.destroy_process_group()
 
