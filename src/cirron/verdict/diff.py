@@ -117,7 +117,11 @@ def waited(run: Run) -> float:
 
 
 def sample(runs: Sequence[Run]) -> dict[str, Runs]:
-    """Durations after warm-up by span name, run and rank, in the order in which spans ended."""
+    """Durations after warm-up by span name, run and rank, in the order in which spans ended.
+
+    Two parts of steps have no span: the wait between the batches of `ci.batches`, and the time in
+    no phase.
+    """
     found: dict[str, Runs] = {}
     for run in runs:
         sessions = [one for one in run.sessions if one.attempt == run.attempts[-1]][:MAX_RANKS]
@@ -128,6 +132,11 @@ def sample(runs: Sequence[Run]) -> dict[str, Runs]:
             for name, mode, wall in rows:
                 if name not in OUTER:
                     walls.setdefault(name if mode is None else f"{name} ({mode})", []).append(wall)
+            steps = fetch_steps(run, {"session": session.key}, MAX_SPANS)
+            if any(step.forward is not None for step in steps):
+                walls["in no phase"] = [step.own for step in steps]
+            if any(step.data_load for step in steps):
+                walls.setdefault("data_load", [step.data_load or 0 for step in steps])
             for name, each in walls.items():
                 kept.setdefault(name, []).append(each[settled_from(each) :])
         for name, ranks in kept.items():
