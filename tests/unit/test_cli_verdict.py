@@ -348,6 +348,30 @@ def test_equal_runs_are_the_same_or_inconclusive(made: Made, runs_before: int, s
     assert "batch" in found[1]
 
 
+@pytest.mark.parametrize(("wait", "own", "named"), [(4, 0, "data_load"), (0, 4, "in no phase")])
+def test_parts_of_steps_without_a_span_are_compared(
+    made: Made, wait: int, own: int, named: str
+) -> None:
+    """The wait between the batches of `ci.batches`, and the time in no phase of a step."""
+    for number, run_id in enumerate(("before", "after")):
+        session, at = made(run_id=run_id, start=number * 10**12), 10**12 * number
+        for step in range(100):
+            noise = step * 7919 % 13 * 10_000
+            at += (1 + wait * number) * 1_000_000 + noise
+            end = at + (10 + own * number) * 1_000_000 + noise
+            batch = session.span("batch", at, end, None, step)
+            session.span("forward", at, at + 4_000_000, batch, mode="train")
+            session.span("backward", at + 4_000_000, at + 9_000_000, batch)
+            at = end
+        session.write()
+
+    found = as_json("diff", "before", "after")["changes"]
+
+    changed = {one["name"]: one["outcome"] for one in found if one["name"] != "batch"}
+    assert "slower" == changed.pop(named)
+    assert {"same", "unknown"} >= set(changed.values())
+
+
 def test_evaluations_that_are_more_frequent_are_a_difference(made: Made) -> None:
     """Each takes as long as before, so no time by name has changed; the last step ends it."""
     ids = ("rarely", "often", "again")
