@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from ciclo.elapsed import Period, as_period, check_dataset, clock, samples_of
-from ciclo.errors import CicloError, PeriodError
+from ciclo.errors import CicloError, PeriodError, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -149,18 +149,15 @@ def as_duration(given: Period | SupportsIndex | None) -> Period | None:
     """The duration of an epoch as a period of steps, samples or seconds."""
     if given is None:
         return None
-    try:
-        period = as_period(given)
-    except PeriodError:
-        period = None
-    named = {} if period is None else dict(period._given())
-    if period is None or len(named) != 1 or not named.keys() <= {"steps", "samples", "time"}:
-        raise PeriodError(
-            f"epoch_duration={given!r} is not valid; use steps, as in epoch_duration=100, or"
-            " ciclo.at(samples=50_000) or ciclo.at(time=600)"
-        )
-    if not all(named.values()):
-        raise PeriodError(f"epoch_duration={given!r} is not valid; use more than 0")
+
+    def is_duration(given: Any) -> bool:
+        ((name, _),) = as_period(given)._given()
+        return name in ("steps", "samples", "time")
+
+    allowed = "steps, as in epoch_duration=100, or ciclo.at(samples=50_000) or ciclo.at(time=600)"
+    check("epoch_duration", given, is_duration, allowed, PeriodError)
+    period = as_period(given)
+    check("epoch_duration", given, lambda _: period._given()[0][1], "more than 0", PeriodError)
     return period
 
 

@@ -292,7 +292,6 @@ def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = No
 
 
 def is_in_environment(setting: Setting) -> bool:
-    """Whether the environment sets it."""
     return bool(os.environ.get(setting.variable))
 
 

@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 
 import cirron as ci
 from cirron import wire
-from cirron.cli import COMMANDS, ls, main, output, tail, tensors
+from cirron.cli import COMMANDS, ls, main, tail, tensors
+from cirron.view import text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -325,7 +326,7 @@ class TestTerminal:
 
     def test_a_table_on_a_terminal(self, steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """There it is rich's; what looks like markup or a code in a name is text."""
-        monkeypatch.setattr(output, "is_terminal", lambda stream=None: stream is None)
+        monkeypatch.setattr(text, "is_terminal", lambda stream: stream is sys.stdout)
         found = call("sql", "SELECT name, text FROM marks WHERE text IS NOT NULL", "--dir", steps)
 
         assert 0 == found.exit_code, found.output
@@ -334,7 +335,7 @@ class TestTerminal:
 
     def test_a_table_that_is_too_wide(self, steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a narrow terminal no word and no number is split: its rows are lines."""
-        monkeypatch.setattr(output, "is_terminal", lambda stream=None: stream is None)
+        monkeypatch.setattr(text, "is_terminal", lambda stream: stream is sys.stdout)
         monkeypatch.setenv("COLUMNS", "40")
         found = call("ls", steps)
 

@@ -135,7 +135,7 @@ class TestHtml:
     def test_an_open_span_is_unfolded_at_any_depth(self) -> None:
         """The way to where the process is can be seen without a click."""
         spans = [span(str(n), "level", str(n - 1), start=n, end=None) for n in range(6)]
-        html = notebook.to_html(trees.build([], [], spans, now_ns=100))
+        html = notebook.to_html(trees.build(spans, [], now_ns=100))
 
         assert 5 == html.count("<details open>")
 
@@ -164,7 +164,7 @@ class TestHtml:
         """Where HTML cannot be shown the view reads as the text tree."""
         tree = trees.build([span("a", "step", index=3)], [])
 
-        assert text.render(tree) == repr(notebook.TraceView(tree))
+        assert text.render(tree) == repr(tree)
 
 
 class TestInNotebook:
@@ -206,7 +206,7 @@ from cirron.runs import tree
 from cirron.view import notebook
 assert notebook.in_notebook()
 spans = [wire.Span("a", "epoch", None, 0, 0, 142000, None, None, None, 1, 1, None, {{}}, [])]
-notebook.TraceView(tree.build(spans, []))
+tree.build(spans, [])
 """
     v4: Any = nbformat.v4
     cells = [v4.new_code_cell(code)]

@@ -260,9 +260,9 @@ class TestRender:
                     nothing=None,
                 ),
                 span("b", "backward", "e", None, 2, 142_002, error="ValueError: bad"),
+                span("s", "cirron.session", end=None),
             ],
             [mark("m", "e", "loss", 0.9, 1), mark("n", "e", "loss", 0.5, 2)],
-            [span("s", "cirron.session", end=None)],
             now_ns=4_000_000_000,
         )
 
@@ -451,7 +451,7 @@ class TestDetails:
 
     def test_an_open_span_has_no_share(self) -> None:
         """What has not ended may still become more."""
-        tree = trees.build([span("2", "a", "1", end=10)], [], [span("1", "epoch", end=None)], 100)
+        tree = trees.build([span("2", "a", "1", end=10), span("1", "epoch", end=None)], [], 100)
 
         assert ["epoch - 0.1us (open)", "  a - 0.0us, 10%"] == (
             text.render(tree, is_detailed=True).splitlines()

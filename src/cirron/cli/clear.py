@@ -92,12 +92,9 @@ def clear(
         runs_, files_ = text.plural(len(chosen), "run"), text.plural(len(found), "file")
         click.confirm(f"Delete {runs_} for good ({files_}, {total})?", abort=True, err=True)
     removed = remove(root, place, chosen, found)
-    if is_json:
-        output.echo_json(
-            {"runs": [run.id for run in chosen], "files": removed, "left": len(found) - removed}
-        )
-    else:
-        output.echo(f"deleted {text.plural(removed, 'file')} of {text.plural(len(chosen), 'run')}")
+    names, left = [run.id for run in chosen], len(found) - removed
+    said = f"deleted {text.plural(removed, 'file')} of {text.plural(len(chosen), 'run')}"
+    output.echo({"runs": names, "files": removed, "left": left} if is_json else said)
 
 
 def files_of(root: Path, run: Run) -> Iterator[DoomedFile]:

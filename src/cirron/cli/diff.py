@@ -43,10 +43,7 @@ def diff(
     with output.status("comparing"):
         found = compare([runs[one] for one in (before, *baseline)], [runs[after]])
     verdict = None if limit is None else found.exceeds(limit)
-    if is_json:
-        output.echo_json({**found.as_dict(), "is_slower": verdict})
-    else:
-        output.echo(view.changes(found))
+    output.echo({**found.as_dict(), "is_slower": verdict} if is_json else view.changes(found))
     if found.is_inconclusive if limit is None else verdict is None:
         raise SystemExit(UNCLEAR)
     if verdict:

@@ -64,7 +64,7 @@ def doctor(ctx: click.Context, network: bool, is_json: bool) -> None:
     if network:
         content["endpoint"] = check_endpoint(problems)
     if is_json:
-        output.echo_json(content | {"problems": [one._asdict() for one in problems]})
+        output.echo(content | {"problems": [one._asdict() for one in problems]})
     else:
         show(content, problems)
     ctx.exit(1 if problems else 0)
@@ -118,9 +118,11 @@ def effective(problems: list[Problem]) -> dict[str, dict[str, Any]]:
         if setting.name == "api_key" and value is not None:
             value = "***"
         found[setting.name] = {"value": value, "from": source}
-    for fault in () if table is None else table.faults.values():
-        assert table is not None
-        problems.append(Problem(f"{table.file.path}: {fault}", "correct that line, or remove it"))
+    if table is not None:
+        problems += [
+            Problem(f"{table.file.path}: {fault}", "correct that line, or remove it")
+            for fault in table.faults.values()
+        ]
     return found
 
 
@@ -148,7 +150,6 @@ def check_folder(problems: list[Problem]) -> None:
 
 
 def check_endpoint(problems: list[Problem]) -> str:
-    """Asks the endpoint whether it accepts batches."""
     from cirron.ship import backlog
 
     try:
@@ -165,7 +166,6 @@ def check_endpoint(problems: list[Problem]) -> str:
 
 
 def show(content: dict[str, Any], problems: list[Problem]) -> None:
-    """Prints what was found."""
     output.echo(f"cirron {content['cirron']}, Python {content['python']}")
     for title, found in (("packages", content["packages"]), ("frameworks", content["frameworks"])):
         listed = ", ".join(f"{name} {release}" for name, release in found.items() if release)

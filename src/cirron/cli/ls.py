@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from cirron.runs.opened import Run
 
-COLUMNS = ("run", "state", "started", "lasted", "ranks", "attempts", "script", "tags")
+COLUMNS = (*tables.RUN_COLUMNS[:-1], "script", "tags")
 SHORTEST = 8
 
 
@@ -29,22 +29,17 @@ def ls(folder: str | None, is_json: bool) -> None:
     found = output.open_place(folder).runs
     runs = [found[one] for one in found][::-1]
     if is_json:
-        output.echo_json({"runs": [as_dict(run) for run in runs]})
+        output.echo({"runs": [as_dict(run) for run in runs]})
         return
     short = prefixes([run.id for run in runs])
     output.table(COLUMNS, [row(run, short[run.id]) for run in runs])
 
 
 def row(run: Run, name: str) -> list[str]:
-    """A run as a row of `COLUMNS`."""
     program = run.program
     return [
         text.plain(name),
-        run.state,
-        tables.moment(run.started_ns),
-        text.duration(run.ended_ns - run.started_ns),
-        str(len(run.ranks) or "-"),
-        str(len(run.attempts)),
+        *tables.run_row(run)[1:-1],
         text.plain(program.script or "-"),
         text.tags(program) or "-",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -102,14 +103,7 @@ class Run:
     def state(self) -> State:
         """The state of the run: that of the worst process of the last attempt."""
         last = [one.state for one in self.sessions if one.attempt == self.attempts[-1]]
-        order: tuple[State, ...] = (
-            "running",
-            "killed",
-            "signal",
-            "exception",
-            "unknown",
-            "clean",
-        )
+        order: tuple[State, ...] = ("running", "killed", "signal", "exception", "unknown", "clean")
         return min(last, key=order.index)
 
     @cached_property
@@ -272,7 +266,7 @@ class Run:
     def _repr_html_(self) -> str:
         from cirron.view import tables
 
-        return tables.run_html(self)
+        return tables.runs_html([self])
 
 
 class Runs(Mapping[str, Run]):
@@ -284,11 +278,9 @@ class Runs(Mapping[str, Run]):
 
     def __getitem__(self, wanted: str) -> Run:
         _check_text("run", wanted, "it must be the id of a run, or the start of one")
-        matching = (
-            [wanted]
-            if wanted in self._ids
-            else [one for one in self._ids if one.startswith(wanted)]
-        )
+        matching = [one for one in self._ids if one.startswith(wanted)]
+        if wanted in matching:
+            matching = [wanted]
         if len(matching) != 1:
             known = ", ".join((matching or self._ids)[-8:]) or "none"
             count = "several runs have" if matching else "no run here has"
@@ -381,21 +373,9 @@ def _mark(row: tuple[Any, ...]) -> wire.Mark:
     nonfinite = None
     if text is not None:
         value = text
-    elif value is not None and (value != value or abs(value) == float("inf")):
-        nonfinite = "nan" if value != value else ("inf" if value > 0 else "-inf")
-        value = None
-    elif value is not None and kind_of == "int":
-        value = int(value)
-    elif value is not None and kind_of == "bool":
-        value = bool(value)
-    return wire.Mark(
-        id_,
-        span_id,
-        name,
-        kind_of or "",
-        value,
-        _json(attrs),
-        ts_ns or 0,
-        kind or "point",
-        nonfinite,
-    )
+    elif value is not None and not math.isfinite(value):
+        value, nonfinite = None, str(value)
+    elif value is not None:
+        value = {"int": int, "bool": bool}.get(kind_of, float)(value)
+    attrs, ts_ns, kind = _json(attrs), ts_ns or 0, kind or "point"
+    return wire.Mark(id_, span_id, name, kind_of or "", value, attrs, ts_ns, kind, nonfinite)

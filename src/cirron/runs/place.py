@@ -280,19 +280,19 @@ class Place:
         for box in self._boxes:
             key = session_key(box.session.id, box.session.run_id)
             boxes.setdefault(key, []).append(box)
-        now_ns, host = clock.wall(), blackboxes.this_host()
+        now_ns = clock.wall()
         sessions = {}
         for key, one in known.items():
             info = one.session
             own = next(
                 (box for box in boxes.get(key, ()) if info and box.session.pid == info.pid), None
             )
-            content = None if own is None else own.content
-            if content is None:
+            if own is None:
                 state, is_silent = blackboxes.judge_records(one.ended, now_ns - one.last_ns), False
             else:
-                state, is_silent = blackboxes.judge(content, info, now_ns, host)
-            ended = (content or {}).get("ended") or {}
+                state, is_silent = blackboxes.judge(own, now_ns)
+            content = {} if own is None else own.content
+            ended = content.get("ended") or {}
             first_ns = moment(info.clock.wall_ns if info else one.first_ns)
             sessions[key] = Session(
                 key=key,
@@ -304,7 +304,7 @@ class Place:
                 first_ns=first_ns,
                 last_ns=max(
                     moment(ended.get("at_ns", 0)),
-                    moment((content or {}).get("heartbeat_ns", 0)),
+                    moment(content.get("heartbeat_ns", 0)),
                     one.last_ns,
                     first_ns,
                 ),
@@ -392,11 +392,9 @@ def is_store(where: str | os.PathLike[str]) -> bool:
 def no_records(problems: Sequence[str]) -> errors.SettingError:
     """The error for a place without records, or without readable records."""
     if problems:
-        shown = [
-            *problems[:20],
-            *([f"and {len(problems) - 20:,} more"] if len(problems) > 20 else []),
-        ]
-        return errors.SettingError("none of the files can be read: " + "\n".join(shown))
+        more = [f"and {len(problems) - 20:,} more"] if len(problems) > 20 else []
+        shown = "\n".join([*problems[:20], *more])
+        return errors.SettingError(f"none of the files can be read: {shown}")
     return errors.UnknownRunError(
         "the folder has no records yet. A run writes its first records after one flush interval"
         " (a second by default): try again then, or after the program has ended"

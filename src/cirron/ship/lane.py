@@ -28,8 +28,6 @@ STALL_NS = 300_000_000
 
 
 class Lane(Sink):
-    """Passes batches to a sink, in order, on a separate thread."""
-
     def __init__(self, sink: Emitter, name: str, max_bytes: int = MAX_BYTES) -> None:
         self.name = name
         self.dropped = 0  # batches dropped from the queue, refused by the sink, or left at the end

@@ -64,7 +64,7 @@ class FreeLoop:
         self._end_by_hand(loops)
         has_grad = torch.is_grad_enabled()
         if is_in_train and has_grad:
-            self.saw_training(loops)
+            self.saw_training(loops, is_forward=True)
             self._trained.add(model)
             return
         is_trained = not is_in_train and not has_grad and model in self._trained
@@ -72,7 +72,9 @@ class FreeLoop:
         if has_begun and is_trained and self.evaluation is None:
             self.evaluation = engine.begin_long("evaluation")
 
-    def saw_training(self, loops: Loops, optimizer: int | None = None) -> None:
+    def saw_training(
+        self, loops: Loops, optimizer: int | None = None, *, is_forward: bool = False
+    ) -> None:
         """A forward with gradients, a backward, or the step of an optimizer."""
         if self._stepped:
             if optimizer is not None and optimizer not in self._stepped:
@@ -82,7 +84,9 @@ class FreeLoop:
             self._stepped.clear()
         goes_on = self._goes_on(loops)
         self.end_evaluation()
-        if goes_on:
+        if goes_on and is_forward:
+            pass  # it may come after the last step
+        elif goes_on:
             self._release()
         elif hot.open_names() & {"epoch", *STEPS} or current_graph_task_id() != -1:
             self._release()  # the program or a framework has opened the step

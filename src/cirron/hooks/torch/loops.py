@@ -50,6 +50,7 @@ from cirron.hooks.torch.passes import (
     UNDECIDED,
     USED,
     Lane,
+    Load,
     Pass,
     ThisThread,
     count_fetches,
@@ -84,11 +85,11 @@ class Loops:
 
     def end(self) -> None:
         """Closes what this thread has open."""
-        lane = self.this_thread.lane
-        end_optimizers(lane, 0)
-        while lane.passes:
-            self.end_pass(lane.passes[-1])
-        lane.free.end(self)
+        for lane in self.this_thread.lanes:
+            end_optimizers(lane, 0)
+            while lane.passes:
+                self.end_pass(lane.passes[-1])
+            lane.free.end(self)
 
     # -- event: a fetch ---------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class Loops:
         ):
             return None
         lane.loading = main
-        lane.has_worked = main.has_stepped = False
+        main.has_stepped = False
         main.is_step_new = True
         main.fetched += 1
         index = main.index
@@ -135,37 +136,38 @@ class Loops:
             self._decide(lane, current, is_evaluating=current.is_for_loop)
         owner = (lane.main or current) if current.state is JOINED else current
         if current.state is UNDECIDED:
-            release_unused(current)
+            release_unused(current, current.kept - 1)
         elif owner.opens_steps and (owner.is_training or current.state is EVALUATION):
             self._next_item(lane, owner)
         elif current.is_training and len(lane.passes) == 1:
             lane.step = find_open_step()
-        lane.has_worked = False
-        return hot.begin("data_load")
+        load = hot.begin("data_load", None, None, Load)
+        load.item = nothing
+        return load
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
         """Begins the next step, if the open one has trained, or its batch was evaluated."""
-        is_done = lane.has_worked
-        if current.is_training and self._has_optimizers():
-            is_done = current.has_stepped or self._is_changed_by_hand(lane, current)
+        is_done = current.is_done
+        if current.is_training and not is_done:
+            is_done = self._is_changed_by_hand(lane, current)
         current.is_step_new = current.step is None or is_done
         if current.is_step_new:
             self._next_step(current)
         elif current.fetched == MAX_AHEAD and not lane.has_worked:
             current.reads_ahead = current.may_read_ahead
 
-    def _has_optimizers(self) -> bool:
-        """Without any, each batch with a backward is a step. Program: `manual_sgd`."""
-        self._optimizers_exist = self._optimizers_exist or has_optimizers()
-        return self._optimizers_exist
-
     def _is_changed_by_hand(self, lane: Lane, current: Pass) -> bool:
-        """Whether the program has changed the weights since the last fetch, without an optimizer.
-        Program: `manual_after_optimizer`.
+        """Whether the program has trained since the last fetch, without an optimizer: it has
+        changed the weights, or has no optimizers. Programs: `manual_after_optimizer`, `manual_sgd`.
         """
         before, now = current.versions, versions_of(lane)
         current.versions = now
-        return lane.has_worked and before[:1] == now[:1] and before != now
+        is_changed = (before[:1] == now[:1] and before != now) or not self._has_optimizers()
+        return lane.has_worked and is_changed
+
+    def _has_optimizers(self) -> bool:
+        self._optimizers_exist = self._optimizers_exist or has_optimizers()
+        return self._optimizers_exist
 
     def _next_step(self, current: Pass) -> None:
         """The step begins with what other loaders have fetched since the last one was done."""
@@ -176,6 +178,8 @@ class Loops:
         close_step(current, at)
         if current.length is None:
             self._split_endless(current)
+        if current.span is not None and not is_under(hot.innermost(), current.span):
+            hot.enter_context(current.span)  # which a task of asyncio has opened in its own context
         name = "step" if current.is_training else "batch"
         current.step = hot.begin(name, current.index, None, hot.Step, at)
         for load in loads:
@@ -200,13 +204,13 @@ class Loops:
 
     def end_load(self, lane: Lane, load: hot.Span) -> None:
         current, lane.loading = lane.loading, None
+        lane.has_worked = False
         if current is not None and current.is_undecided and current.opens_anything:
             hot.suspend(load)
             current.waiting.append(load)
         else:
             hot.close(load)
-        if current is not None and current.is_round_over and current.reads_ahead:
-            current.is_exhausted, current.unused_items = True, 1
+        if current is not None and current.is_exhausted:
             lane.step = None
 
     def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
@@ -229,9 +233,9 @@ class Loops:
         span = current.span or current.above
         current.fetched -= 1
         if current.has_unused_items:
-            current.is_exhausted = True
-            if current.is_undecided:
-                current.unused_items = current.fetched - current.index - 1
+            current.has_ended = True
+            current.has_last_step = not current.is_undecided
+            lane.has_worked = False  # with the last item
             lane.step = None
         else:
             drop_new_step(lane.main if current.state is JOINED else current)
@@ -241,8 +245,13 @@ class Loops:
                 hot.drop(current.span)
         if teardown is not None:
             hot.release(teardown, span if not span.end else None)
-        if not current.is_exhausted:
-            self.end_pass(current)
+        if current.is_exhausted:
+            return
+        other = next((one for one in lane.passes if one.state is JOINED and one.is_for_loop), None)
+        if current is lane.main and current.is_for_loop and other is not None:
+            self._swap(current, other)  # the epoch goes on with a longer one. Program: `zipped_cycle`
+            current = other
+        self.end_pass(current)
 
     def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
         """The workers have stopped, which is the last part of their pass."""
@@ -268,21 +277,19 @@ class Loops:
             self.end_pass(current)
             # A scope around one fetch is not a loop, but an epoch may have a single step.
             is_loop = current.fetched > 1 or current.is_round_over or current.above.name == "epoch"
-            return self._begin_pass(lane, iterator, may_be_main=is_loop)
+            return self._begin_pass(lane, iterator, is_loop=is_loop)
         if current.state is JOINED and main is not None and main.was_only_peeked_at(current):
             self._swap(main, current)
             return main
         return current
 
-    def _begin_pass(self, lane: Lane, iterator: Any, *, may_be_main: bool = True) -> Pass:
+    def _begin_pass(self, lane: Lane, iterator: Any, *, is_loop: bool = True) -> Pass:
         lane.free.end_evaluation()
         current = Pass(lane)
         asker = callers.find_asker()
         is_batches = hot.is_fetching()  # `ci.batches` asks
         current.is_for_loop = is_batches or callers.is_for(asker)
         current.is_in_generator = callers.is_generator(asker)
-        current.may_read_ahead = not current.is_for_loop or current.is_in_generator
-        current.items_at_once = callers.times_in_zip(iterator) if current.is_for_loop else 1
         is_told = lane.is_told_to_evaluate
         # After a model in eval mode, an item that is fetched by hand may still be trained with.
         is_eval_loop = current.is_for_loop and lane.is_model_in_eval_mode
@@ -293,7 +300,7 @@ class Loops:
         current.above = hot.innermost()
         current.began_in_step = lane.has_worked
         self._follow(current, iterator)
-        self._choose_spans(current, is_told, is_batches, may_be_main)
+        self._choose_spans(current, is_told, is_batches, is_loop)
         setup = self.setups.pop(iterator, None)
         if setup is not None and current.opens_span:
             current.setup = setup
@@ -311,7 +318,7 @@ class Loops:
         return current
 
     def _choose_spans(
-        self, current: Pass, is_told: bool, is_batches: bool, may_be_main: bool
+        self, current: Pass, is_told: bool, is_batches: bool, is_loop: bool
     ) -> None:
         """Leaves out the spans that the program or a framework has opened itself."""
         lane = current.lane
@@ -321,17 +328,16 @@ class Loops:
         if main is not None:
             current.opens_steps = not (is_told and hot.innermost().name in STEPS)
             current.opens_span = not is_told
-        elif may_be_main:
+        else:
             if free.step is not None:  # the steps of a loop without a loader may hold this one
                 names -= {free.step.name}
-            has_step = not STEPS.isdisjoint(names)
+            current.is_in_own_step = not (is_loop and STEPS.isdisjoint(names))
             may_evaluate = current.is_for_loop and current.began_evaluating
-            current.is_in_own_step = has_step and may_evaluate and not (is_told or is_batches)
-            current.opens_steps = current.is_in_own_step or not (has_step or is_batches)
+            is_evaluation = may_evaluate and not (is_told or is_batches)
+            is_allowed = is_evaluation or not current.is_in_own_step
+            current.opens_steps = is_allowed and not is_batches
             is_whole = current.opens_steps or not current.has_outer_epoch
-            is_free = current.is_in_own_step or not has_step
-            current.opens_span = is_whole and is_free and not is_told
-        current.ends_epoch = current.opens_steps and not current.is_in_own_step
+            current.opens_span = is_allowed and is_whole and not is_told
 
     def _follow(self, current: Pass, iterator: Any) -> None:
         current.iterator = weakref.ref(iterator, lambda _: self.iterator_gone(current))
@@ -374,7 +380,7 @@ class Loops:
             if current.is_training:
                 self.on_epoch_end(span)
             engine.close_long(span, ended_ns)
-        elif current.is_training and current.ends_epoch:
+        elif current.is_training and not current.is_in_own_step:
             handmade = hot.find_handmade("epoch")
             if handmade is not None:
                 self.on_epoch_end(handmade)
@@ -383,15 +389,14 @@ class Loops:
         """Left early, by `break` or an exception; called wherever the last reference is dropped."""
         with guard.quiet("torch loader"):
             lane = current.lane
-            is_used = current.has_stepped if current.is_training else lane.has_worked
-            has_more = current.is_exhausted and (current.unused_items > 0 or not is_used)
+            has_more = current.is_exhausted and (current.is_last_due or not current.is_done)
             by_hand = current.is_undecided and not current.is_for_loop
             if (has_more and not by_hand) or current not in lane.passes:
                 current.iterator = nothing
                 return
             if by_hand:
                 self._hand_over(lane, current)
-            if lane.optimizers and lane is self.this_thread.lane:
+            if lane.optimizers and lane is self.this_thread.find():
                 end_stale_optimizers(lane)
             self.end_pass(
                 current,
@@ -416,17 +421,19 @@ class Loops:
         self, lane: Lane, *, is_evaluating: bool, is_forward: bool = False, is_in_train: bool = True
     ) -> None:
         """A model runs, or is trained, for the first time since a fetch."""
-        lane.has_worked = True
         main = lane.main
-        if main is not None and main.is_exhausted and main.has_stepped:
-            if main.unused_items and not is_evaluating:
-                main.unused_items -= 1
+        if main is not None and main.is_exhausted and main.is_done:
+            if main.is_last_due and is_evaluating is not main.is_training:
+                main.has_last_step = True
                 self._next_step(main)
-            elif is_evaluating or main.iterator() is None:  # else another model of the last step
-                self.end_pass(main)
+            elif main.is_training and (is_evaluating or main.iterator() is None):
+                self.end_pass(main)  # else another model of the last step
+        lane.has_worked = True
         undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
         for current in undecided:
             current.first_model_evaluated = is_evaluating
+            if current.state is UNDECIDED:
+                release_unused(current, current.kept)
         if len(undecided) == 1 and (is_evaluating or is_forward):
             current = undecided[0]
             if main is None:
@@ -473,7 +480,7 @@ class Loops:
 
     def close(self, span: hot.Span) -> None:
         """Closes a span of a hook. If it is not known yet what it belongs to, it waits."""
-        lane = self.this_thread.lane
+        lane = self.this_thread.find()
         is_known = lane.main is not None or lane.step is span.parent
         for current in lane.passes:
             if is_known and current.state is not USED:
@@ -566,7 +573,7 @@ class Loops:
         """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
         current.state = EVALUATION
         current.first_index = current.index
-        current.reads_ahead = count_fetches(batches[-1]) >= MAX_AHEAD and current.items_at_once == 1
+        current.reads_ahead = current.may_read_ahead and count_fetches(batches[-1]) == MAX_AHEAD
         if current.has_own_steps:
             current.opens_steps = False
             current.opens_span = current.opens_span and not current.has_outer_epoch
@@ -636,15 +643,18 @@ def release_waiting(current: Pass, parent: hot.Span | None) -> None:
     current.waiting = []
 
 
-def release_unused(current: Pass) -> None:
-    """Another item is fetched before a model has used the last one. Unless the loop reads ahead, it
-    was used without a model: its fetch stays where it was made.
+def release_unused(current: Pass, kept: int) -> None:
+    """Leaves fetches where they were made, but for the last ones, if the program has let go of
+    their items: it has used these without a model.
     """
-    kept = max(MAX_AHEAD if current.may_read_ahead else 1, current.items_at_once)
     waiting = current.waiting
-    while waiting and (waiting[0].name != "data_load" or count_fetches(waiting) >= kept):
-        current.index += waiting[0].name == "data_load"
+    while (fetches := count_fetches(waiting)) > kept:
+        if fetches < MAX_WAITING and waiting[0].item() is not None:
+            break
+        current.index += 1
         hot.release(waiting.pop(0))
+        while waiting and waiting[0].name != "data_load":
+            hot.release(waiting.pop(0))
 
 
 def drop_new_step(current: Pass | None) -> None:
@@ -652,6 +662,7 @@ def drop_new_step(current: Pass | None) -> None:
     if current is not None and current.step is not None and current.is_step_new:
         hot.drop(current.step)
         current.step = current.lane.step = None
+        current.has_stepped = True  # in the step before it
         current.index -= 1
 
 
