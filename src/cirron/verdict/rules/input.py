@@ -93,31 +93,28 @@ def judge(facts: Facts) -> Judged:
         at: max((facts.steps[at].data_load or 0) - typical, 0.0) for at in facts.first_of_epochs
     }
     waits = [(step.data_load or 0) - late.get(at, 0.0) for at, step in enumerate(facts.steps)]
-    total = sum(waits)
     cold = sum(late.values()) + facts.account.get(SET_UP, 0)
-    if len(late) >= MIN_EPOCHS and cold > max(COLD * facts.window_ns, total):
+    if len(late) >= MIN_EPOCHS and cold > max(COLD * facts.window_ns, sum(waits)):
         return judge_cold(facts, cold, late, typical)
-    share = sum(loads) / facts.window_ns
-    workers = facts.workers
-    stalls = stalls_of(waits)
-    # n workers that cannot keep up finish n batches at once: one long wait, then n - 1 short ones.
-    if workers and not stalls_of(
-        [sum(waits[at : at + workers]) for at in range(0, len(waits), workers)]
-    ):
-        stalls = {}
+    return judge_waits(facts, loads, waits)
+
+
+def judge_waits(facts: Facts, loads: Sequence[int], waits: Sequence[float]) -> Judged:
+    """Steps that wait for their data, all of them or some (stalls)."""
+    share, workers = sum(loads) / facts.window_ns, facts.workers
+    stalls = stalls_of(waits, workers or 0)
     at = repeated([stalls.get(number, 0.0) for number in range(len(waits))])
     is_stalling = bool(at)
-    rare = 0.0 if is_stalling else sum(stalls.values())
-    if total - rare < SHARE * facts.window_ns:
+    lasted = sum(stalls.values())
+    total = sum(waits)
+    if total - (0.0 if is_stalling else lasted) < SHARE * facts.window_ns:
         return None
     why = unclear(facts)
     if why and share < SATURATED:
         return Abstained(KIND, why)
     every = period_of(at)  # other work on the machine has no period
     # Workers wait for a CPU as long as the work of the steps does.
-    delay = (
-        sum(stalls.values()) if is_stalling else min(total, sum(step.work for step in facts.steps))
-    )
+    delay = lasted if is_stalling else min(total, sum(step.work for step in facts.steps))
     may_be_starved = share < MOST and not every and (is_stalling or workers)
     if may_be_starved and facts.is_starved(delay, is_own_wait=not workers):
         return Abstained(KIND, STARVED)
@@ -137,7 +134,7 @@ def judge(facts: Facts) -> Judged:
     if is_stalling:
         evidence.append(
             f"{len(at)} of {len(loads)} steps wait {ms(median(waits[one] for one in at))},"
-            f" others {ms(typical)}" + (f"; every {every} steps" if every else "")
+            f" others {ms(median(loads))}" + (f"; every {every} steps" if every else "")
         )
     unsure = (
         "all cores are busy"
@@ -179,11 +176,17 @@ def judge_sampler(facts: Facts, share: float) -> Judged:
     )
 
 
-def stalls_of(waits: Sequence[float]) -> dict[int, float]:
-    """The few long waits, by index, if they make up most of the waiting."""
+def stalls_of(waits: Sequence[float], workers: int = 0) -> dict[int, float]:
+    """The few long waits, by index, if they make up most of the waiting.
+
+    n workers that cannot keep up finish n batches at once: one long wait, then n - 1 short ones.
+    """
     limit = STALL * max(median(waits), 1)
     found = {at: wait for at, wait in enumerate(waits) if wait > limit}
     is_stalling = len(found) < 0.5 * len(waits) and sum(found.values()) > 0.5 * sum(waits)
+    if is_stalling and workers:
+        starts = range(0, len(waits), workers)
+        is_stalling = bool(stalls_of([sum(waits[at : at + workers]) for at in starts]))
     return found if is_stalling else {}
 
 
