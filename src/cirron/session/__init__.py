@@ -16,6 +16,7 @@ from cirron import errors, guard, hooks, settings, wire
 from cirron.record import clock, hot
 from cirron.record.budget import renew
 from cirron.runs import tree
+from cirron.session import identity
 from cirron.session.compose import Flushed, Session
 from cirron.session.lifecycle import Process
 from cirron.ship.collect import Collector
@@ -77,12 +78,9 @@ def _begin(
         if _profiler is not None and _owner != os.getpid():  # inherited by a fork
             _end("clean")
         if _profiler is not None and _is_automatic:  # the program's own settings take precedence
-            automatic = _session
-            is_empty = automatic is not None and automatic.is_empty
+            if _session is not None:
+                _session.is_removed_if_empty = True
             _end("clean")
-            if automatic is not None and is_empty:
-                with guard.quiet("start"):
-                    automatic.remove()
         if _profiler is not None:
             guard.warn(
                 "ci.profile() was called again; the running profiler continues unchanged."
@@ -118,7 +116,11 @@ def begin_by_itself() -> None:
         if _profiler is None:
             profile()
             _is_automatic = True
-    if _session is not None and _session.black_box is not None:
+    if _session is None:
+        return
+    # Workers of a pool and of a loader import a framework, and often record nothing.
+    _session.is_removed_if_empty = identity.is_child(os.environ)
+    if _session.black_box is not None:
         # A program that dies in its first line leaves a run, too.
         _session.black_box.refresh(clock.now() + int(FIRST_BOX_S * 1e9))
 
@@ -332,9 +334,26 @@ def _on_signal(name: str, *, is_fatal: bool) -> None:
         session.black_box.signals.append({"name": name, "at_ns": at_ns})
     if is_fatal:
         hot.attach(_idle_state)
-        session.end("signal", name)
+        if session.rank() is None and _is_daemon():
+            session.end("clean")
+        else:
+            session.end("signal", name)
     else:
         session.store(clock.now() + int(SIGNAL_WAIT_S * 1e9))
+
+
+def _is_daemon() -> bool:
+    """Whether this is a daemonic child, such as a Pool's worker: its parent ends it by a signal."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.current_process().daemon
+
+
+def _on_exec() -> None:
+    """Ends the session, because another program will replace this one. It is of the same run."""
+    if _session is not None and _session.pid == os.getpid():
+        run_id = _session.identity.run_id
+        _finish("clean")
+        os.environ[identity.PARENT_RUN] = run_id
 
 
 def _after_fork() -> None:
@@ -349,7 +368,9 @@ def _after_fork() -> None:
         _session.start_in_child()
 
 
-_process = Process(on_exit=_finish, on_signal=_on_signal, after_fork=_after_fork)
+_process = Process(
+    on_exit=_finish, on_signal=_on_signal, on_exec=_on_exec, after_fork=_after_fork
+)
 
 
 # -- as objects ------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ class Session:
         self.hooks = hooks.Hooks(values, frameworks, self.taker)
         self.root: hot.Span | None = None
         self.pid = 0  # of the process that owns the stages; 0: there are none
+        self.is_removed_if_empty = False
         self.state: hot.State
         self.collector: Collector
         self.sinks: Sinks
@@ -276,7 +277,7 @@ class Session:
         self._handed_down.take_back(os.environ)
         if self.pid != os.getpid():
             return  # a forked child that recorded nothing
-
+        is_removed = self.is_removed_if_empty and how == "clean" and self.is_empty
         error = lifecycle.last_error() if how == "exception" else None
 
         def before_closing() -> None:
@@ -306,6 +307,8 @@ class Session:
             )
         if self.black_box is not None:
             self.black_box.close(deadline, how, detail)
+        if is_removed:
+            self._remove()
         speaker.settle(SPEAK_S)
 
     @property
@@ -320,16 +323,19 @@ class Session:
         recorded = self.collector.seen + self.collector.pending
         return not recorded and self.state.opened <= {self.root}
 
-    def remove(self) -> None:
-        """Removes the files of an empty session that has ended."""
-        for folder, part in (
-            (self.sinks.folder, f"-{self._batch_prefix}"),
-            (self.sinks.boxes, f"{self._identity.id}-"),
-        ):
-            with contextlib.suppress(OSError):
-                for entry in list(folder.entries()):
-                    if part in entry.name:
-                        folder.remove(entry.name)
+    def _remove(self) -> None:
+        """Removes the files, unless a forked child has recorded something in this session."""
+        parts = {self.sinks.boxes: f"{self._identity.id}-", self.sinks.folder: self._batch_prefix}
+        with contextlib.suppress(OSError):
+            found = [
+                (folder, entry.name)
+                for folder, part in parts.items()
+                for entry in folder.entries()
+                if part in entry.name
+            ]
+            if sum(folder is self.sinks.boxes for folder, _ in found) <= 1:
+                for folder, name in found:
+                    folder.remove(name)
 
     # -- flushing and counters --------------------------------------------------------------
 

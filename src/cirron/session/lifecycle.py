@@ -77,10 +77,12 @@ class Process:
         *,
         on_exit: Callable[[str, str | None], None],
         on_signal: OnSignal,
+        on_exec: Callable[[], None],
         after_fork: Callable[[], None],
     ) -> None:
         self._on_exit = on_exit
         self._on_signal = on_signal
+        self._on_exec = on_exec
         self._previous: dict[int, Any] = {}
         self._finalizer: Any = None
         self._is_handling = False
@@ -106,6 +108,8 @@ class Process:
         self._note_status(sys, "exit")
         if hasattr(builtins, "exit"):  # `quit` has the same class; missing under `python -S`
             self._note_status(type(builtins.exit), "__call__")
+        for name in ("execv", "execve"):  # all other functions of this kind call one of these
+            self._note_exec(name)
         if threading.current_thread() is threading.main_thread():
             self._outermost = find_outermost()
         self.watch_multiprocessing()
@@ -234,6 +238,20 @@ class Process:
             return raise_exit(*given, **named)
 
         self._patches.set(owner, name, leave)
+
+    def _note_exec(self, name: str) -> None:
+        """Wraps a function that replaces this program: threads and `atexit` end without a word."""
+        replace = getattr(os, name)
+
+        @functools.wraps(replace)
+        def leave(path: Any, *given: Any) -> Any:
+            # `os.execvp` tries each folder of PATH.
+            with contextlib.suppress(TypeError, ValueError):  # `replace` raises the right one
+                if os.access(path, os.X_OK):
+                    self._on_exec()
+            return replace(path, *given)
+
+        self._patches.set(os, name, leave)
 
     def _exit(self) -> None:
         frame, status = self._outermost, None
