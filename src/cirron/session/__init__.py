@@ -368,9 +368,7 @@ def _after_fork() -> None:
         _session.start_in_child()
 
 
-_process = Process(
-    on_exit=_finish, on_signal=_on_signal, on_exec=_on_exec, after_fork=_after_fork
-)
+_process = Process(on_exit=_finish, on_signal=_on_signal, on_exec=_on_exec, after_fork=_after_fork)
 
 
 # -- as objects ------------------------------------------------------------------------------

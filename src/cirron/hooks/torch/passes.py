@@ -159,8 +159,8 @@ class Pass:
             return True  # a fork has closed it
         if self.is_round_over and not self.reads_ahead and self.lane.has_worked:
             return True
-        if self.began_evaluating and self.above.end:
-            return True
+        if self.above.end and (self.began_evaluating or not self.goes_on()):
+            return True  # a fit that was stopped in an epoch, for example
         if self.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(self.iterator()) < self.references
