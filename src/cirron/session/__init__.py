@@ -16,7 +16,6 @@ from cirron import errors, guard, hooks, settings, wire
 from cirron.record import clock, hot
 from cirron.record.budget import renew
 from cirron.runs import tree
-from cirron.session import identity
 from cirron.session.compose import Flushed, Session
 from cirron.session.lifecycle import Process
 from cirron.ship.collect import Collector
@@ -119,7 +118,7 @@ def begin_by_itself() -> None:
     if _session is None:
         return
     # Workers of a pool and of a loader import a framework, and often record nothing.
-    _session.is_removed_if_empty = identity.is_child(os.environ)
+    _session.is_removed_if_empty = _session.is_child
     if _session.black_box is not None:
         # A program that dies in its first line leaves a run, too.
         _session.black_box.refresh(clock.now() + int(FIRST_BOX_S * 1e9))
@@ -350,10 +349,10 @@ def _is_daemon() -> bool:
 
 def _on_exec() -> None:
     """Ends the session, because another program will replace this one. It is of the same run."""
-    if _session is not None and _session.pid == os.getpid():
-        run_id = _session.identity.run_id
+    session = _session
+    if session is not None and session.pid == os.getpid():
         _finish("clean")
-        os.environ[identity.PARENT_RUN] = run_id
+        session.hand_down()
 
 
 def _after_fork() -> None:

@@ -79,7 +79,8 @@ class Session:
         self._rank = self._identity.rank, self._identity.world_size
         self._handed_down = identity.HandedDown()
         # Only one process of a run calls git: a thousand ranks share a file system.
-        self.is_first = self._identity.rank in (None, 0) and not identity.is_child(os.environ)
+        self.is_child = identity.is_child(os.environ)
+        self.is_first = self._identity.rank in (None, 0) and not self.is_child
         self._program = program.Description(values.tags, config, os.environ, runs_git=self.is_first)
         self._describer = Worker(self._program.find_out, "cirron-program")
         self.taker = Taker(
@@ -109,6 +110,10 @@ class Session:
             self._identity, rank=rank, world_size=world_size, program=self._program.known
         )
 
+    def hand_down(self) -> None:
+        """Lets child processes, and a program that replaces this one, join the run."""
+        self._handed_down.give(os.environ, self._identity.run_id)
+
     def rank(self) -> int | None:
         """The rank of this process. torch may provide it later, and then forget it."""
         self._rank = identity.distributed() or self._rank
@@ -130,7 +135,7 @@ class Session:
         self._too_deep = hot.too_deep
         self._names_cut = hot.names_cut
         self._attrs_cut = attributes.cut
-        self._handed_down.give(os.environ, self._identity.run_id)
+        self.hand_down()
         self._describer.start()
         self._build()
         hot.leave_context()
