@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import tempfile
@@ -60,11 +61,12 @@ def doctor(ctx: click.Context, network: bool, is_json: bool) -> None:
         for name in NEEDED
         if content["packages"][name] is None
     ]
+    check_variables(problems)
     check_folder(problems)
     if network:
         content["endpoint"] = check_endpoint(problems)
     if is_json:
-        output.echo_json(content | {"problems": [one._asdict() for one in problems]})
+        output.echo(content | {"problems": [one._asdict() for one in problems]})
     else:
         show(content, problems)
     ctx.exit(1 if problems else 0)
@@ -118,10 +120,20 @@ def effective(problems: list[Problem]) -> dict[str, dict[str, Any]]:
         if setting.name == "api_key" and value is not None:
             value = "***"
         found[setting.name] = {"value": value, "from": source}
-    for fault in () if table is None else table.faults.values():
-        assert table is not None
-        problems.append(Problem(f"{table.file.path}: {fault}", "correct that line, or remove it"))
+    if table is not None:
+        problems += [
+            Problem(f"{table.file.path}: {fault}", "correct that line, or remove it")
+            for fault in table.faults.values()
+        ]
     return found
+
+
+def check_variables(problems: list[Problem]) -> None:
+    """Finds misspelled environment variables."""
+    for name in settings.unknown_variables():
+        similar = difflib.get_close_matches(name, settings.VARIABLES, n=1)
+        hint = f"; did you mean {similar[0]}?" if similar else ""
+        problems.append(Problem(f"{name} has no effect{hint}", f"unset {name}"))
 
 
 def check_folder(problems: list[Problem]) -> None:
@@ -148,7 +160,6 @@ def check_folder(problems: list[Problem]) -> None:
 
 
 def check_endpoint(problems: list[Problem]) -> str:
-    """Asks the endpoint whether it accepts batches."""
     from cirron.ship import backlog
 
     try:
@@ -165,7 +176,6 @@ def check_endpoint(problems: list[Problem]) -> str:
 
 
 def show(content: dict[str, Any], problems: list[Problem]) -> None:
-    """Prints what was found."""
     output.echo(f"cirron {content['cirron']}, Python {content['python']}")
     for title, found in (("packages", content["packages"]), ("frameworks", content["frameworks"])):
         listed = ", ".join(f"{name} {release}" for name, release in found.items() if release)
@@ -176,7 +186,7 @@ def show(content: dict[str, Any], problems: list[Problem]) -> None:
     if content["settings"]:
         output.echo()
         rows = [
-            [name, text.plain(str(one["value"])), text.plain(one["from"])]
+            [name, text.plain(written(one["value"])), text.plain(one["from"])]
             for name, one in content["settings"].items()
         ]
         output.table(("setting", "value", "from"), rows)
@@ -188,3 +198,12 @@ def show(content: dict[str, Any], problems: list[Problem]) -> None:
         output.echo(f"  fix: {text.plain(one.mend, 300)}")
     if not problems:
         output.echo("no problems found")
+
+
+def written(value: Any) -> str:
+    """The value of a setting as the environment would have it."""
+    if isinstance(value, dict):
+        value = [f"{name}={given}" if given else name for name, given in value.items()]
+    if isinstance(value, (list, tuple)):
+        value = ",".join(value) or None
+    return "-" if value is None else str(value)

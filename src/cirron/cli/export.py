@@ -31,6 +31,5 @@ def formats() -> str:
 )
 @output.in_folder
 def export(wanted: str | None, form: str, path: str, folder: str | None) -> None:
-    """Writes a run for another tool."""
     exports.export(output.open_run(folder, wanted), form, path)
     output.echo(f"wrote {text.escape(path)}")

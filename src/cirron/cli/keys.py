@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cirron.cli import output
-from cirron.view import text
+from cirron.view import tables, text
 
 if TYPE_CHECKING:
     from cirron.server.depot import Depot
@@ -20,8 +20,7 @@ def depot(folder: str | None, store: str | None, *, make: bool = False) -> Depot
     from cirron.server.depot import Depot
     from cirron.server.process import depot_of
 
-    where = output.default_folder() if folder is None else folder
-    return Depot(store or depot_of(where, make=make))
+    return Depot(store or depot_of(output.default_folder(folder), make=make))
 
 
 @click.group()
@@ -53,10 +52,16 @@ def list_(folder: str | None, store: str | None, is_json: bool) -> None:
     found = server_keys.every(depot(folder, store))
     if is_json:
         names = ("id", "name", "scopes", "created_ns", "rate")
-        output.echo_json({"keys": [{n: getattr(one, n) for n in names} for one in found]})
+        output.echo({"keys": [{n: getattr(one, n) for n in names} for one in found]})
         return
     rows = [
-        (one.id, text.plain(one.name), ", ".join(one.scopes), str(one.rate), when(one.created_ns))
+        (
+            one.id,
+            text.plain(one.name),
+            ", ".join(one.scopes),
+            str(one.rate),
+            tables.moment(one.created_ns, "%Y-%m-%d %H:%M"),
+        )
         for one in found
     ]
     output.table(("id", "name", "scope", "rate", "created"), rows)
@@ -93,10 +98,3 @@ def link(key_id: str, address: str, folder: str | None, store: str | None) -> No
         raise errors.one_of("key", key_id, readers)
     where = settings.address("ADDRESS", address)
     output.echo(f"{where}/?token={login.new_link(kept, key_id)}")
-
-
-def when(ns: int) -> str:
-    """A moment, for a table."""
-    import datetime
-
-    return datetime.datetime.fromtimestamp(ns / 1e9).strftime("%Y-%m-%d %H:%M")

@@ -58,7 +58,7 @@ def export(run: Run, form: str, path: str | os.PathLike[str], **options: Any) ->
     if not isinstance(path, (str, os.PathLike)):
         raise errors.out_of_range("path", path, "it must be the path of a file or a folder")
     module = importlib.import_module(f"cirron.export.{FORMS[form].module}")
-    getattr(module, FORMS[form].function)(run, os.fspath(path), **options)
+    getattr(module, FORMS[form].function)(run, os.path.expanduser(path), **options)
 
 
 @contextlib.contextmanager
@@ -67,6 +67,10 @@ def replacing(path: str) -> Iterator[str]:
     if os.path.isdir(path or "."):
         raise errors.SettingError(
             f"{path!r} is a folder, but this format writes one file: give the name of a file"
+        )
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise errors.SettingError(
+            f"{path!r} is a device or a pipe, which cannot be replaced: give the name of a file"
         )
     folder, name = os.path.split(os.path.abspath(path))
     if not os.path.isdir(folder):

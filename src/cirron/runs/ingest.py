@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from duckdb import Error as DatabaseError
 from duckdb import IOException
 
@@ -16,7 +17,7 @@ from cirron import wire
 from cirron.record import clock
 from cirron.runs import blackboxes, scan
 from cirron.runs.derived import derive
-from cirron.runs.placement import KNOWN, PLACED, PLACES, Placement
+from cirron.runs.placement import KNOWN, PLACED, Placement
 from cirron.runs.scan import RECORDS, BatchFile, Round, Scan, SpoolSource
 from cirron.runs.store import TABLES, Segment, Store, StoredSession, nothing, select
 
@@ -26,47 +27,22 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 20
 
-# The fields of each record that are read, and their types.
-_FIELDS: dict[str, dict[str, str]] = {
-    "spans": {
-        "id": "VARCHAR",
-        "name": "VARCHAR",
-        "parent_id": "VARCHAR",
-        "index": "BIGINT",
-        "start_ns": "BIGINT",
-        "end_ns": "BIGINT",
-        "cpu_ns": "BIGINT",
-        "gpu_ns": "BIGINT",
-        "memory_peak_bytes": "BIGINT",
-        "thread_id": "BIGINT",
-        "pid": "BIGINT",
-        "rank": "BIGINT",
-        "attrs": "JSON",
-    },
-    "marks": {
-        "id": "VARCHAR",
-        "span_id": "VARCHAR",
-        "name": "VARCHAR",
-        "value_type": "VARCHAR",
-        "value": "JSON",
-        "value_nonfinite": "VARCHAR",
-        "attrs": "JSON",
-        "ts_ns": "BIGINT",
-        "kind": "VARCHAR",
-    },
-    "snapshots": {
-        "id": "VARCHAR",
-        "span_id": "VARCHAR",
-        "tensor_name": "VARCHAR",
-        "shape": "JSON",
-        "dtype": "VARCHAR",
-        "mode": "VARCHAR",
-        "stats": "STRUCT(mean DOUBLE, std DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE,"
-        " histogram STRUCT(bins DOUBLE[], counts BIGINT[]))",
-        "blob_uri": "VARCHAR",
-        "ts_ns": "BIGINT",
-        "attrs": "JSON",
-    },
+# The columns of the fields of a record. A field of another type is read as JSON.
+_COLUMNS: dict[Any, str] = {
+    str: "VARCHAR",
+    str | None: "VARCHAR",
+    int: "BIGINT",
+    int | None: "BIGINT",
+    wire.Stats: "STRUCT(mean DOUBLE, std DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE,"
+    " histogram STRUCT(bins DOUBLE[], counts BIGINT[]))",
+}
+_FIELDS = {
+    table: {
+        field.name: _COLUMNS.get(field.type, "JSON")
+        for field in msgspec.structs.fields(record)
+        if field.name != "mark_ids"  # each mark names its span
+    }
+    for table, record in RECORDS.items()
 }
 # From the fields of a record to the columns of the store that need no other record.
 _READ = {
@@ -162,7 +138,11 @@ class Ingest:
                     {"files": files},
                 )
         self._placement.place()
-        for run_id in {session.run_id for session in self._sessions.values()}:
+        # Usually few: a folder may have the black boxes of a thousand runs that ended normally.
+        incomplete = self._db.execute(
+            "SELECT session FROM new_spans UNION SELECT session FROM new_marks"
+        ).fetchall()
+        for run_id in {self._sessions[key].run_id for (key,) in incomplete}:
             self._write(Segment(id=clock.random_id(), run_id=run_id, rows={}))
         # The stores know more about a session than its black box.
         known = {one.key: one for store in stores for one in store.manifest.sessions}
@@ -277,15 +257,6 @@ class Ingest:
                 {"files": files, "first": first, "last": last},
             )
 
-    def _make(self, table: str, columns: dict[str, str], rows: list[tuple[Any, ...]]) -> None:
-        """Creates a small table in one statement. One statement per row would take 1 ms each."""
-        taken = ", ".join(
-            f"unnest(CAST($c{at} AS {kind}[])) AS {name}"
-            for at, (name, kind) in enumerate(columns.items())
-        )
-        given = {f"c{at}": [row[at] for row in rows] for at in range(len(columns))}
-        self._db.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {taken}", given)
-
     def _count(self, table: str) -> int:
         return int(self._db.execute(f"SELECT count(*) FROM new_{table}").fetchone()[0])
 
@@ -329,8 +300,11 @@ class Ingest:
             segment = Segment(id=clock.random_id(), run_id=run_id, rows={})
             listed = [one[1:] for one in batches if one.run_id == run_id]
             if listed:
-                self._make("listed", TABLES["batches"], listed)
-                self._store.write(self._db, segment, "batches", "SELECT * FROM listed", {})
+                kinds = TABLES["batches"]
+                lists = (f"unnest(CAST(${one} AS {kinds[one]}[])) AS {one}" for one in kinds)
+                given = dict(zip(kinds, map(list, zip(*listed, strict=True)), strict=True))
+                sql = f"SELECT {', '.join(lists)}"
+                self._store.write(self._db, segment, "batches", sql, given)
             is_of_many = len(run_ids) > 1
             left -= self._write(segment, "NOT is_lost", is_of_many=is_of_many)
         for run_id in run_ids if left else ():
@@ -346,6 +320,8 @@ class Ingest:
             condition += " AND session IN (SELECT unnest($sessions))"
         count = 0
         for table, sql in PLACED.items():
+            if not self._count(table):
+                continue
             sql = f"SELECT * FROM ({sql}) WHERE {condition}"
             self._store.write(self._db, segment, table, sql, given)
             if rows := segment.rows.get(table):
@@ -401,9 +377,11 @@ class Ingest:
         if not is_found:
             return
         for table, (sql, given) in found.items():
+            columns = list(TABLES[table])
+            placed = ", ".join(columns[columns.index("attrs") + 1 :])
             self._db.execute(
                 f"CREATE OR REPLACE TEMP TABLE new_{table} AS"
-                f" SELECT * EXCLUDE ({', '.join(PLACES[table])}) FROM ({sql})",
+                f" SELECT * EXCLUDE ({placed}) FROM ({sql})",
                 given,
             )
         self._placement.place()

@@ -41,7 +41,7 @@ SMALL_BYTES = 64 * 2**20
 MANY = 16
 
 # The tables of a segment. A `key` identifies a record in joins, within a session. Times are
-# nanoseconds since 1970. The last columns say where a span is in its tree.
+# nanoseconds since 1970. The columns after `attrs` say where a record is in its tree.
 TABLES: dict[str, dict[str, str]] = {
     "spans": {
         "session": "BIGINT",
@@ -242,10 +242,7 @@ class Store:
             self.manifest = newest(self.objects)
 
     def files(
-        self,
-        table: str,
-        run_id: str | None = None,
-        segments: Iterable[Segment] | None = None,
+        self, table: str, run_id: str | None = None, segments: Iterable[Segment] | None = None
     ) -> list[str]:
         """Local paths of a table's files."""
         found = []
@@ -329,13 +326,13 @@ class Store:
         """
         store = self if target is None else target
         seen = set() if target is None else store.seen(connection)
-        by_run: dict[str, list[Segment]] = {}
+        alike: dict[tuple[str, bool], list[Segment]] = {}
         for segment in self.manifest.segments:
             is_small = segment.bytes < SMALL_BYTES and not segment.is_of_orphans
             if (target is not None or is_small) and run_id in (None, segment.run_id):
-                by_run.setdefault(segment.run_id, []).append(segment)
+                alike.setdefault((segment.run_id, segment.is_of_orphans), []).append(segment)
         merged = 0
-        for segments in by_run.values():
+        for _, segments in sorted(alike.items()):  # orphans last
             if target is None and len(segments) < 2:
                 continue
             if target is not None:
@@ -346,9 +343,7 @@ class Store:
                     if not one.rows.get("batches")
                     or not seen.issuperset(self.seen(connection, [one]))
                 ]
-            orphans = [one for one in segments if one.is_of_orphans]
-            rest = [one for one in segments if not one.is_of_orphans]
-            for group in (*_groups(rest), *_groups(orphans)):
+            for group in _groups(segments):
                 if not self._replace(connection, group, store):
                     return merged
                 merged += len(group)
@@ -384,7 +379,6 @@ class Store:
         return is_done
 
     def seen(self, connection: Any, segments: list[Segment] | None = None) -> set[str]:
-        """The ids of the batches in the store."""
         sql, given = select("batches", self.files("batches", segments=segments))
         rows = connection.execute(f"SELECT batch_id FROM ({sql})", given).fetchall()
         return {batch_id for (batch_id,) in rows}

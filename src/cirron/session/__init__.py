@@ -16,24 +16,12 @@ from cirron import errors, guard, hooks, settings, wire
 from cirron.record import clock, hot
 from cirron.record.budget import renew
 from cirron.runs import tree
-from cirron.session.compose import Flushed, Session
+from cirron.session.compose import Flushed as Flushed
+from cirron.session.compose import Session
 from cirron.session.lifecycle import Process
 from cirron.ship.collect import Collector
 from cirron.ship.sinks.memory import Memory
 from cirron.snapshot.taker import check, refer, stand_in
-
-__all__ = [
-    "Cirron",
-    "Flushed",
-    "Profiler",
-    "flush",
-    "health",
-    "profile",
-    "report",
-    "shutdown",
-    "trace",
-    "watch",
-]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -133,7 +121,6 @@ def shutdown() -> None:
 
 
 def _finish(how: str, detail: str | None = None) -> None:
-    """Ends the session, and prints a summary of the run."""
     session = _session
     _end(how, detail)
     if session is not None and session.pid == os.getpid():
@@ -263,7 +250,7 @@ def trace(format: str = "tree", name: str | None = None, last: int | None = None
         text.print_safely("profiling is off: ci.profile(enabled=False) or CIRRON_ENABLED=0")
         return None
     if notebook.in_notebook():
-        return notebook.TraceView(found)
+        return found  # the cell shows it as HTML
     text.print_safely(text.render(found))
     return None
 
@@ -299,19 +286,17 @@ def _collect() -> tree.Tree:
         memory = session.memory
         collectors.append(session.collector)
     spans: list[wire.Span] = []
-    held: list[wire.Span] = []
     for collector in collectors:
         collector.drain()
         collector.settle()
         spans += [collector.open_record(span) for span in collector.open_spans()]
-        held += collector.held_records()
-    closed: list[wire.Span] = []
+        spans += collector.held_records()
     marks: list[wire.Mark] = []
     for span_bytes, mark_bytes in memory.chunks():
-        closed += wire.decode_spans(span_bytes)
+        spans += wire.decode_spans(span_bytes)
         marks += wire.decode_marks(mark_bytes)
     anchor = _idle.anchor if session is None else session.anchor
-    found = tree.build(closed + held, marks, spans, now_ns=anchor.at(clock.now()))
+    found = tree.build(spans, marks, now_ns=anchor.at(clock.now()))
     found.is_partial = memory.evicted_bytes > 0
     return found
 
@@ -488,7 +473,6 @@ class Cirron(Calls):
 
 
 def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
-    """The user's sinks, checked."""
     sinks = [] if given is None else given
     if not isinstance(sinks, (list, tuple)) or not all(map(is_sink, sinks)):
         rule = (

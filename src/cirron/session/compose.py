@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import files, guard, hooks, settings, wire
@@ -66,9 +65,9 @@ class Session:
         values: settings.Settings,
         frameworks: tuple[str, ...] | None,
         memory: Memory,
-        on_child: Callable[[], None] = lambda: None,
-        user_sinks: Sequence[Emitter] = (),
-        config: Mapping[str, Any] = MappingProxyType({}),
+        on_child: Callable[[], None],
+        user_sinks: Sequence[Emitter],
+        config: Mapping[str, Any],
     ) -> None:
         self.settings = values
         self.user_sinks = user_sinks
@@ -122,7 +121,6 @@ class Session:
     # -- starting ---------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Builds the stages and attaches them."""
         self._cpu_start_ns = time.process_time_ns()
         self._scheduled = Scheduled()
         attrs = {"framework": self.hooks.imported, **identity.surroundings(os.environ)}
@@ -246,7 +244,6 @@ class Session:
             self.black_box.start()
 
     def header(self) -> wire.Header:
-        """The header of a batch that is sealed now."""
         return wire.Header(
             schema_version=wire.SCHEMA_VERSION,
             sdk_version=__version__,
@@ -318,7 +315,6 @@ class Session:
 
     @property
     def recorded(self) -> Recorded:
-        """Where the records of this session are."""
         folder = None if self.sinks.spool is None else self._folder()
         return Recorded(folder, self.header(), self.memory)
 
@@ -452,7 +448,7 @@ class Sinks:
         session: wire.Session,
         header: Callable[[], wire.Header],
         prefix: str,
-        of_user: Sequence[Emitter] = (),
+        of_user: Sequence[Emitter],
     ) -> None:
         self.all: list[Sink] = []
         self.spool: Spool | None = None

@@ -58,11 +58,6 @@ class Keep(tuple[()]):
 KEEPERS = (functools.partial(getattr, Drop()), functools.partial(getattr, Keep()))
 
 
-def keep_contexts() -> None:
-    _contexts[()] = copy_context()
-    gc.callbacks.extend(KEEPERS)
-
-
 class OnSignal(Protocol):
     """Called for a signal; `is_fatal`: the process ends when this returns."""
 
@@ -103,18 +98,18 @@ class Process:
         """Registers for exit and signals."""
         atexit.register(self._exit)
         if sys.version_info < (3, 12):
-            keep_contexts()
+            _contexts[()] = copy_context()
+            gc.callbacks.extend(KEEPERS)
         # Python forgets the status before it calls `atexit`.
         self._note_status(sys, "exit")
         if hasattr(builtins, "exit"):  # `quit` has the same class; missing under `python -S`
             self._note_status(type(builtins.exit), "__call__")
         for name in ("execv", "execve"):  # all other functions of this kind call one of these
             self._note_exec(name)
-        if threading.current_thread() is threading.main_thread():
-            self._outermost = find_outermost()
         self.watch_multiprocessing()
         if threading.current_thread() is not threading.main_thread():
             return  # Python lets only the main thread set handlers
+        self._outermost = find_outermost()
         for number in (signal.SIGTERM, signal.SIGINT):
             current = signal.getsignal(number)
             # Not replaced: an ignored signal; a handler that was set outside Python (None);
@@ -228,13 +223,11 @@ class Process:
 
         @functools.wraps(raise_exit)
         def leave(*given: Any, **named: Any) -> Any:
-            if (
-                threading.current_thread() is threading.main_thread()
-            ):  # in others it ends only the thread
+            # In other threads, it ends only the thread.
+            if threading.current_thread() is threading.main_thread():
                 self._outermost = find_outermost()
-                self._status = next(
-                    iter((*given[isinstance(owner, type) :], *named.values())), None
-                )
+                said = (*given[isinstance(owner, type) :], *named.values())
+                self._status = next(iter(said), None)
             return raise_exit(*given, **named)
 
         self._patches.set(owner, name, leave)

@@ -78,7 +78,6 @@ class Encoder:
     # -- spans --------------------------------------------------------------------------------
 
     def encoded_spans(self, columns: Columns, mark_ids: Iterable[list[str]]) -> tuple[bytes, int]:
-        """The encoded spans, and their number."""
         attrs = columns[4]
         is_plain = are_plain(values_of(attrs)) and GAUGES.isdisjoint(keys_of(attrs))
         if is_plain and are_short(mark_ids):
@@ -267,12 +266,10 @@ def transpose(records: list[Any]) -> Columns:
 
 
 def values_of(attrs: Columns) -> list[Any]:
-    """All attribute values of the records."""
     return list(chain.from_iterable(map(dict.values, filter(None, attrs))))
 
 
 def keys_of(attrs: Columns) -> set[str]:
-    """All attribute names of the records."""
     return set().union(*filter(None, attrs))
 
 

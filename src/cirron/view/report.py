@@ -19,7 +19,6 @@ MAX_RATIO = 100  # a larger ratio of two times means that nothing is known
 
 
 def render(report: Report) -> str:
-    """The whole report."""
     run, verdict = report.run, report.verdict
     lines = [f"VERDICT  {verdict.kind}: {text.plain(verdict.summary, 200)}", *told(verdict)]
     if "ranks" not in run:  # nothing was recorded
@@ -78,7 +77,6 @@ def since(report: Report, before: dict[str, Any]) -> list[str]:
 
 
 def interval(change: Change) -> str:
-    """The confidence interval of a change."""
     high = f"{100 * (change.high - 1):+.1f}%" if change.high < MAX_RATIO else "any"
     return f"{100 * (change.low - 1):+.1f}% to {high}"
 
@@ -148,16 +146,9 @@ def reasons(found: Why) -> str:
         ranks = ", ".join(str(one) for one in group.ranks[:MAX_RANKS] if one is not None)
         more = f" and {len(group.ranks) - MAX_RANKS} more" if len(group.ranks) > MAX_RANKS else ""
         who = f"rank {ranks}{more}" if ranks else "the process"
-        step = (
-            ""
-            if group.last_step is None
-            else f", last {text.plain(group.step_name)} {group.last_step}"
-        )
-        late = (
-            ""
-            if group.has_arrived
-            else f": never arrived at the last {text.plain(group.step_name)}"
-        )
+        name = text.plain(group.step_name)
+        step = "" if group.last_step is None else f", last {name} {group.last_step}"
+        late = "" if group.has_arrived else f": never arrived at the last {name}"
         lines += ["", f"{who} ({group.state}{step}){late}"]
         where = f"in {text.plain(group.where, 300)}" if group.where else "no span was open"
         lines.append(f"  {where}")
@@ -223,6 +214,5 @@ def result(found: Diff) -> str:
 
 
 def place(at: dict[str, int]) -> str:
-    """A position in the training."""
     parts = [f"{name} {number}" for name, number in at.items() if number >= 0]
     return ", ".join(parts) or "the session's own"

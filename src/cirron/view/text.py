@@ -123,6 +123,14 @@ def encodable(text: str, stream: object) -> str:
         return text.encode("ascii", "backslashreplace").decode()
 
 
+def is_terminal(stream: Any) -> bool:
+    """Whether `sys.stdout` or `sys.stderr` is a terminal. Either may be None, or closed."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
 def print_safely(text: str, name: str = "stdout") -> None:
     """Prints to `sys.stdout` or `sys.stderr`, even if the program closed or replaced it."""
     file = getattr(sys, name)
@@ -294,7 +302,6 @@ def commit(known: wire.Program) -> str:
 
 
 def tags(known: wire.Program) -> str:
-    """The tags, some with a value."""
     shown = (plain(f"{name}={given}" if given else name) for name, given in known.tags.items())
     return ", ".join(_at_most(MAX_CONFIG, shown, len(known.tags)))
 
@@ -330,7 +337,6 @@ class Cells(NamedTuple):
 
 
 def cells(row: trees.Row, now_ns: int) -> Cells:
-    """The text of a row of an outline."""
     item = row.item
     if isinstance(item, trees.Rest):
         return Cells(_rest(item), "", [], [])
@@ -346,12 +352,13 @@ def cells(row: trees.Row, now_ns: int) -> Cells:
             f"median {duration(item.median_ns)}, worst {duration(item.worst_ns)}{worst},"
             f" total {duration(item.total_ns)}"
         )
-        times = (
+        times = [
             f"{plain(key[:-3])}: median {duration(median)}, total {duration(total)}"
             for key, (total, median) in item.times.items()
-        )
+            if not key.startswith(SETTINGS)
+        ]
         notes += itertools.starmap(_attr, item.traits.items())
-        notes += _at_most(MAX_ATTRS, times, len(item.times))
+        notes += _at_most(MAX_ATTRS, times, len(times))
         return Cells(f"{plain(item.name)} x{item.count}", time, _marks(item.marks), notes)
     attrs = {
         key: given
