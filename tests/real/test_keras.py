@@ -124,7 +124,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     assert 0 == ended.returncode, ended.stderr
     assert "internal error" not in ended.stderr
     run = read_one(folder / ".cirron")
-    (root,) = tree.to_dict(tree.build(run.spans, run.marks, [], now_ns=0))["roots"]
+    (root,) = tree.to_dict(tree.build(run.spans, run.marks, now_ns=0))["roots"]
     facts = json.loads((folder / "facts.json").read_text())
     if release:
         assert facts["version"].startswith(".".join(map(str, hooks.MINIMUM["keras"])))
