@@ -246,8 +246,9 @@ def test_early_stopping(recorded: Recorded) -> None:
 
 
 def test_stopped_in_a_batch(recorded: Recorded) -> None:
-    """An epoch that is stopped has the batches that it had."""
-    assert recorded.epoch(0, 2) == recorded.outline("stopped_in_a_batch")
+    """An epoch that is stopped has the batches that it had, and is over for the next fit."""
+    assert f"{recorded.epoch(0, 2)} {recorded.epoch(0)}" == recorded.outline("stopped_in_a_batch")
+    assert not named(recorded.cases["stopped_in_a_batch"], "build", "evaluation")
 
 
 def test_a_subclassed_model(recorded: Recorded) -> None:

@@ -188,6 +188,8 @@ class Pass:
             return True  # a fork has closed it
         if self.is_round_over and not self.reads_ahead and self.lane.has_worked:
             return True
+        if self.above.end and not self.goes_on():
+            return True  # the fit of a framework that was stopped inside an epoch
         if self.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(self.iterator()) < self.references
