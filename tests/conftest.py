@@ -6,6 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 import cirron as ci
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Made: TypeAlias = Callable[..., "MadeSession"]
+
+# On a busy machine, generated examples take long, which is not a failure.
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
 
 # What settings and identity are read from.
 MACHINE = (

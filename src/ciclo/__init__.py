@@ -10,23 +10,16 @@ loaded on first use. No framework is imported before it is needed.
 
 from typing import TYPE_CHECKING
 
-from ciclo import moments
+from ciclo import elapsed, errors, interrupts, moments, schedules
 from ciclo._seam import __version__
-from ciclo.elapsed import Elapsed, Period, elapse
-from ciclo.errors import (
-    CallbackError,
-    CheckpointError,
-    CicloError,
-    MissingDependencyError,
-    MonitorError,
-    PeriodError,
-)
+from ciclo.elapsed import *
+from ciclo.errors import *
 from ciclo.history import History, history
-from ciclo.interrupts import Preempted
+from ciclo.interrupts import *
 from ciclo.logs import Logs, LogsLike, logs
 from ciclo.loop import LoopState, Result, loop
 from ciclo.moments import *
-from ciclo.schedules import Schedule, after, always, at, every, never, piecewise
+from ciclo.schedules import *
 
 if TYPE_CHECKING:
     from ciclo import managed
@@ -97,36 +90,13 @@ SUBMODULES = (
     "utils",
 )
 
-__all__ = [
-    "Elapsed",
-    "Period",
-    "Schedule",
-    "after",
-    "always",
-    "at",
-    "elapse",
-    "every",
-    "never",
-    "piecewise",
-    "History",
-    "Logs",
-    "LogsLike",
-    "history",
-    "logs",
-    "LoopState",
-    "Result",
-    "loop",
-    "managed",
-    "CallbackError",
-    "CheckpointError",
-    "CicloError",
-    "MissingDependencyError",
-    "MonitorError",
-    "PeriodError",
-    "Preempted",
-    "__version__",
-]
+__all__ = ["History", "Logs", "LogsLike", "LoopState", "Result", "__version__"]
+__all__ += ["history", "logs", "loop", "managed"]
+__all__ += elapsed.__all__
+__all__ += errors.__all__
+__all__ += interrupts.__all__
 __all__ += moments.__all__
+__all__ += schedules.__all__
 __all__ += [name for names in LAZY.values() for name in names]
 
 

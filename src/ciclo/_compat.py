@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ciclo.binding import with_arguments
 from ciclo.callbacks.base import LoopCallback
 from ciclo.elapsed import samples_of
+from ciclo.errors import check
 from ciclo.logs import LogsLike
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def inject(function: Callable[..., Any]) -> Callable[..., Any]:
     >>> ciclo.inject(lambda state, batch: state + batch)(1, 2, 3, 4)
     3
     """
+    check("function", function, callable, "a function")
     parameters = inspect.signature(function).parameters.values()
     if any(one.kind is one.VAR_POSITIONAL for one in parameters):
         return function

@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ciclo.device_values import PLAIN, describe
-from ciclo.errors import CallbackError
+from ciclo.errors import CallbackError, shown
 from ciclo.logs import COLLECTIONS, Logs
 from ciclo.schedules import Every, Schedule, always, as_schedule
 from ciclo.unreturned import drops_its_logs
@@ -31,6 +31,15 @@ FORM = "def callback(state, batch, elapsed, loop_state): ..."
 PAIR = "return logs, state"
 NO_STATE = (type, FunctionType, BaseException)  # allowed only if the state already was one
 LOGGED = frozenset(COLLECTIONS)  # collections of logs; rarely the keys of a state
+
+
+STEPPED = "{ciclo.on_epoch_end: lambda: scheduler.step()}, or create_torch_state(scheduler=...)"
+# Models by the module and name of their class, and the functions that create a state from them.
+CREATORS = {
+    ("torch.nn.modules.module", "Module"): "create_torch_state",
+    ("flax.linen.module", "Module"): "create_flax_state",
+    ("flax.nnx.module", "Module"): "create_nnx_state",
+}
 
 
 class Bound(NamedTuple):
@@ -62,7 +71,7 @@ def bind_tasks(tasks: Any, watch: Watch | None) -> list[Task]:
         is_always = isinstance(schedule, always) or (
             isinstance(schedule, Every) and schedule.amount.steps == 1
         )
-        due = None if is_always else schedule
+        due = None if is_always else schedule.is_due
         if callbacks is None:
             raise CallbackError(
                 f"None is not a callback of {schedule!r}; to do nothing: ciclo.noop"
@@ -104,11 +113,10 @@ def bind(callback: Any, watch: Watch | None = None) -> Bound:
     callback = adapters.adapt(getattr(callback, "__loop_step__", callback))
     if hasattr(type(callback), "__loop_callback__"):
         call = callback.__loop_callback__
-    elif isinstance(callback, type) or not callable(callback):
-        hint = f" Did you mean {name}(...)?" if isinstance(callback, type) else ""
+    elif isinstance(callback, (type, Schedule)) or not callable(callback) or _is_layer(callback):
         raise CallbackError(
-            f"{callback!r} is not a callback; use a function such as\n    {FORM}\n"
-            f"or an object with __loop_callback__(loop_state).{hint}"
+            f"{shown(callback)} is not a callback; use a function such as\n    {FORM}\n"
+            f"or an object with __loop_callback__(loop_state).{_hint(name, callback)}"
         )
     else:
         call = with_arguments(name, callback)
@@ -118,6 +126,36 @@ def bind(callback: Any, watch: Watch | None = None) -> Bound:
                 f"    return logs\nor, with a new state,\n    {PAIR}"
             )
     return Bound(name, call if watch is None else watch.call(name, call), callback)
+
+
+def _hint(name: str, given: Any) -> str:
+    """What to write in place of an object that is not a callback."""
+    if steps_rate(given):
+        return f" Step the scheduler yourself: {STEPPED}"
+    if isinstance(given, Schedule):
+        return " A schedule is a key of the tasks; combine two with & or |"
+    if (create := creator_of(given)) is not None:
+        return f" For a model: state = ciclo.{create}({name}, ...)"
+    return f" Did you mean {name}(...)?" if isinstance(given, type) else ""
+
+
+def creator_of(given: Any) -> str | None:
+    """The function that creates a state from a model of this type; None for anything else."""
+    for kind in type(given).__mro__:
+        if (found := CREATORS.get((kind.__module__, kind.__name__))) is not None:
+            return found
+    return None
+
+
+def _is_layer(given: Any) -> bool:
+    """Whether this is a model that accepts any arguments when it is called, but cannot use them."""
+    return creator_of(given) in ("create_torch_state", "create_flax_state")
+
+
+def steps_rate(given: Any) -> bool:
+    """Whether this is a learning rate scheduler of torch, or its class."""
+    kinds = given.__mro__ if isinstance(given, type) else type(given).__mro__
+    return any(kind.__module__ == "torch.optim.lr_scheduler" for kind in kinds)
 
 
 def name_of(callback: Any) -> str:

@@ -14,7 +14,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ciclo import _seam, _trees
-from ciclo.errors import PeriodError, refuse_unknown, warn
+from ciclo.errors import PeriodError, check, refuse_unknown, shown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     Counts: TypeAlias = tuple[int, int, float, float]  # samples, tokens, time, date
     Shape: TypeAlias = tuple[int, ...]
     BatchSize: TypeAlias = Callable[[list[Shape]], int | tuple[int, int]]
+
+__all__ = ["Elapsed", "Period", "elapse"]
 
 Batch = TypeVar("Batch")
 FIELDS = ("steps", "samples", "tokens", "time", "date")
@@ -69,6 +71,9 @@ class Elapsed:
         time: float = 0.0,
         date: float | None = None,
     ) -> None:
+        if not (type(steps) is type(samples) is type(tokens) is int):
+            given = {"steps": steps, "samples": samples, "tokens": tokens}
+            steps, samples, tokens = (_integer(name, one) for name, one in given.items())
         self.steps = steps
         self.samples = samples
         self.tokens = tokens
@@ -93,7 +98,8 @@ class Elapsed:
 
     def update(self, batch_size: int) -> Elapsed:
         """The counts after a batch of this size, for hand-written loops."""
-        return self.update_time().replace(steps=self.steps + 1, samples=self.samples + batch_size)
+        samples = self.samples + _integer("batch_size", batch_size)
+        return self.update_time().replace(steps=self.steps + 1, samples=samples)
 
     def update_time(self) -> Elapsed:
         """The same counts with the current time."""
@@ -102,6 +108,7 @@ class Elapsed:
 
     def replace(self, *, date_start: float | None = None, **fields: Any) -> Elapsed:
         """A copy with some fields changed."""
+        refuse_unknown("replace", fields, FIELDS)
         changed = Elapsed(**{name: getattr(self, name) for name in FIELDS} | fields)
         if date_start is not None:
             changed.time = changed.date - date_start
@@ -136,6 +143,7 @@ class Elapsed:
 
     def __sub__(self, earlier: Elapsed) -> Elapsed:
         """The difference to `earlier`, with the date of this one."""
+        check_elapsed(earlier, "the right side of elapsed - earlier")
         return Elapsed(
             self.steps - earlier.steps,
             self.samples - earlier.samples,
@@ -244,7 +252,7 @@ def as_period(given: Period | SupportsIndex) -> Period:
         or hasattr(given, "timestamp")
     ):
         raise PeriodError(
-            f"{given!r} ({type(given).__name__}) is not a period; write 1000 for steps, or"
+            f"{shown(given)} is not a period; write 1000 for steps, or"
             " ciclo.at(samples=50_000, time=3600). To stop for another reason, set"
             " loop_state.stop_iteration = True in a callback"
         )
@@ -255,14 +263,20 @@ def whole(name: str, given: Any) -> int | None:
     """A non-negative integer, or None."""
     if given is None:
         return None
-    if isinstance(given, bool) or not hasattr(given, "__index__"):
-        raise PeriodError(
-            f"{name}={given!r} is not a whole number ({type(given).__name__}); write {name}=1000"
-        )
-    number = operator.index(given)
+    number = _integer(name, given)
     if number < 0:
         raise PeriodError(f"{name}={number} is negative; use 0 or more")
     return number
+
+
+def _integer(name: str, given: Any) -> int:
+    try:
+        if not isinstance(given, bool):
+            return operator.index(given)
+    except (TypeError, ValueError):  # torch and TensorFlow raise either
+        pass
+    kind = type(given).__name__
+    raise PeriodError(f"{name}={given!r} is not a whole number ({kind}); write {name}=1000")
 
 
 def _seconds(name: str, given: Any, method: str, allowed: str) -> float | None:
@@ -270,12 +284,21 @@ def _seconds(name: str, given: Any, method: str, allowed: str) -> float | None:
         return None
     if hasattr(given, method):
         given = getattr(given, method)()
-    if isinstance(given, bool) or not hasattr(given, "__float__"):
-        raise PeriodError(f"{name}={given!r} ({type(given).__name__}) is not valid; use {allowed}")
-    seconds = float(given)
-    if not isfinite(seconds) or seconds < 0:
-        raise PeriodError(f"{name}={seconds} is not valid; use {allowed}, not negative")
-    return seconds
+
+    def is_amount(one: Any) -> bool:
+        return isfinite(one) and one >= 0 and not isinstance(one, bool)
+
+    check(name, given, is_amount, f"{allowed}, not negative", PeriodError)
+    return float(given)
+
+
+def check_elapsed(given: Any, what: str) -> None:
+    """Refuses anything but an Elapsed, such as a number of steps."""
+    if not isinstance(given, Elapsed):
+        raise TypeError(
+            f"{what} is {shown(given)}, not an Elapsed; give the elapsed of a callback, of"
+            " ciclo.elapse(dataset) or of an earlier loop, or ciclo.Elapsed(steps=1000)"
+        )
 
 
 def now() -> float:
@@ -303,11 +326,8 @@ class Timeline(Generic[Batch]):
         watch: _seam.Watch | None = None,
     ) -> None:
         check_dataset(dataset)
-        if initial is not None and not isinstance(initial, Elapsed):
-            raise TypeError(
-                f"{initial!r} ({type(initial).__name__}) is not an Elapsed; give the"
-                " elapsed that a loop returned, or ciclo.Elapsed(steps=1000)"
-            )
+        if initial is not None:
+            check_elapsed(initial, "initial")
         if batch_size_fn is not None:
             _check_batch_size_fn(batch_size_fn)
         self.initial = Elapsed() if initial is None else initial
@@ -394,12 +414,11 @@ def elapse(
 
 def check_dataset(dataset: Any) -> None:
     """Refuses a dataset that is not iterable, or does not yield batches."""
-    if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+    can_iterate = hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
+    if not can_iterate or getattr(dataset, "shape", None) == ():
         name = getattr(dataset, "__name__", None)
         what = "a list, a loader or a generator" if name is None else f"what it returns: {name}()"
-        raise TypeError(
-            f"the dataset {dataset!r} ({type(dataset).__name__}) is not iterable; give {what}"
-        )
+        raise TypeError(f"the dataset {shown(dataset)} is not iterable; give {what}")
     if isinstance(dataset, str):
         warn(f"the dataset is the string {dataset!r}, so each character is a batch")
     is_torch = "torch.utils.data.dataset" in (one.__module__ for one in type(dataset).__mro__)

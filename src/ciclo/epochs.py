@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from ciclo.elapsed import Period, as_period, check_dataset, clock, samples_of
-from ciclo.errors import CicloError, PeriodError
+from ciclo.errors import CicloError, PeriodError, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -107,8 +107,14 @@ class Epochs:
                 self.is_open = True
                 self.count += 1
                 yield batch
-            if self.count == 0:
-                return  # an empty epoch ends the data
+            is_short = expected is not None and self.count < expected
+            if self.count == 0 or (is_short and hasattr(source, "__next__")):
+                return  # the data has ended
+            if is_short:
+                raise CicloError(
+                    f"an epoch of train should have {expected} batches, but had {self.count};"
+                    f" use fit(..., steps_per_epoch={self.count})"
+                )
             epoch, count, rest = epoch + 1, 0, None
 
     def _read(self, dataset: Any, can_repeat: bool) -> Iterable[Any]:
@@ -149,18 +155,15 @@ def as_duration(given: Period | SupportsIndex | None) -> Period | None:
     """The duration of an epoch as a period of steps, samples or seconds."""
     if given is None:
         return None
-    try:
-        period = as_period(given)
-    except PeriodError:
-        period = None
-    named = {} if period is None else dict(period._given())
-    if period is None or len(named) != 1 or not named.keys() <= {"steps", "samples", "time"}:
-        raise PeriodError(
-            f"epoch_duration={given!r} is not valid; use steps, as in epoch_duration=100, or"
-            " ciclo.at(samples=50_000) or ciclo.at(time=600)"
-        )
-    if not all(named.values()):
-        raise PeriodError(f"epoch_duration={given!r} is not valid; use more than 0")
+
+    def is_duration(given: Any) -> bool:
+        ((name, _),) = as_period(given)._given()
+        return name in ("steps", "samples", "time")
+
+    allowed = "steps, as in epoch_duration=100, or ciclo.at(samples=50_000) or ciclo.at(time=600)"
+    check("epoch_duration", given, is_duration, allowed, PeriodError)
+    period = as_period(given)
+    check("epoch_duration", given, lambda _: period._given()[0][1], "more than 0", PeriodError)
     return period
 
 
@@ -176,11 +179,5 @@ def length_of(dataset: Any) -> int | None:
 
 
 def _counted(batches: Iterator[Any], length: int, done: int) -> Iterator[tuple[Any, bool]]:
-    count = done
     for count, batch in enumerate(itertools.islice(batches, length - done), done + 1):
         yield batch, count == length
-    if 0 < count < length:
-        raise CicloError(
-            f"an epoch of train should have {length} batches, but had {count};"
-            f" use fit(..., steps_per_epoch={count})"
-        )

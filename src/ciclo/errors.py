@@ -1,7 +1,8 @@
 """Every exception that ciclo raises on purpose.
 
     CicloError
-      PeriodError (ValueError)       a period or schedule that is not valid
+      ArgumentError (TypeError, ValueError)   an argument that is not valid
+        PeriodError                  a period or schedule that is not valid
       CallbackError (TypeError)      a callback of the wrong form, or with a wrong result
       MonitorError (ValueError)      a monitored value is not logged
       CheckpointError                a checkpoint that cannot be written or read, or does not fit
@@ -14,19 +15,34 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import ModuleType
     from typing import Any
 
+__all__ = [
+    "ArgumentError",
+    "CallbackError",
+    "CheckpointError",
+    "CicloError",
+    "MissingDependencyError",
+    "MonitorError",
+    "PeriodError",
+]
 
 MAX_MESSAGE = 4000  # characters
+MAX_SHOWN = 80  # characters of a value
+LITERAL = (bool, int, float, str, list, tuple, dict, type(None))  # a value shows its type
 
 
 class CicloError(Exception):
     """The base of every error that ciclo raises."""
 
 
-class PeriodError(CicloError, ValueError):
+class ArgumentError(CicloError, TypeError, ValueError):
+    """An argument is not valid."""
+
+
+class PeriodError(ArgumentError):
     """A period or a schedule is not valid."""
 
 
@@ -69,6 +85,33 @@ def did_you_mean(name: str, names: Iterable[Any]) -> str:
     near = get_close_matches(name, [one for one in names if isinstance(one, str)], 3)
     near = [one for one in dict.fromkeys(near) if one != name]
     return f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def check(
+    name: str,
+    given: Any,
+    is_valid: type | Callable[[Any], Any],
+    allowed: str,
+    error: type[ArgumentError] = ArgumentError,
+) -> None:
+    """Refuses an argument that is not valid, and says what is.
+
+    is_valid: a type, or a function. It may fail, as `given > 0` does for a string
+    """
+    try:
+        if isinstance(given, is_valid) if isinstance(is_valid, type) else is_valid(given):
+            return
+    except Exception:  # noqa: BLE001  any error of comparing a value of another type
+        pass
+    raise error(f"{name}={shown(given)} is not valid; use {allowed}")
+
+
+def shown(given: Any) -> str:
+    """A value in an error: one line, with its type if that is not obvious."""
+    text, kind = " ".join(repr(given).split()), type(given)
+    text = text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+    is_clear = kind in LITERAL or kind.__name__ in text
+    return text if is_clear else f"{text} ({kind.__name__})"
 
 
 def refuse_unknown(

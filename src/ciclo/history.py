@@ -5,17 +5,18 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
+from collections.abc import Mapping
 from operator import sub
 from typing import TYPE_CHECKING, Any, overload
 
 from ciclo.columns import Column
 from ciclo.device_values import STACKED
-from ciclo.elapsed import FIELDS, Elapsed
-from ciclo.errors import CallbackError, need
+from ciclo.elapsed import FIELDS, Elapsed, check_elapsed
+from ciclo.errors import CallbackError, need, shown
 from ciclo.logs import COLLECTIONS, DICTS, Logs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import SupportsIndex, TypeAlias
 
     from ciclo.logs import LogsLike
@@ -52,7 +53,7 @@ class History:
     def append(self, row: LogsLike) -> None:
         """Adds a row, such as one of another history; its counts are in its `elapsed`."""
         if not hasattr(row, "items"):
-            raise CallbackError(f"a row of a history is logs, a dict of dicts; got {row!r}")
+            raise CallbackError(f"a row of a history is logs, a dict of dicts; got {shown(row)}")
         given = row.get("elapsed", {})
         counts = {name: given[name] for name in FIELDS if name in given}
         number = 0 if self._newest is None else self._newest + 1
@@ -60,11 +61,20 @@ class History:
 
     def extend(self, rows: Iterable[LogsLike]) -> None:
         """Adds several rows."""
+        if not hasattr(rows, "__iter__"):
+            raise CallbackError(f"a history is made of a list of logs; got {shown(rows)}")
         for row in rows:
             self.append(row)
 
     def commit(self, elapsed: Elapsed, logs: LogsLike) -> None:
         """Adds the logs of a step; a second commit for the same step extends its row."""
+        check_elapsed(elapsed, "the first argument of history.commit")
+        if not isinstance(logs, Mapping):
+            raise CallbackError(f"logs are a dict of dicts; got {shown(logs)} to commit")
+        self.record(elapsed, logs)
+
+    def record(self, elapsed: Elapsed, logs: LogsLike) -> None:
+        """`commit` without checks, for loops."""
         steps = elapsed.steps
         if steps == self._newest:
             self._amend(logs)
@@ -175,8 +185,8 @@ class History:
         `"samples"`, `"tokens"`, `"time"`, `"date"`, `"date_start"`. One name returns a list,
         several return a tuple of lists.
         """
-        if not names or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"collect{names!r} is not valid; use names: history.collect('loss')")
+        if not names:
+            raise TypeError("collect() is not valid; use names: history.collect('loss')")
         if not self._columns:  # nothing is logged yet, so any name may be right
             return [] if len(names) == 1 else tuple([] for _ in names)
         found = [self._resolve(name) for name in names]
@@ -216,9 +226,14 @@ class History:
         """The logs of a step, with its counts in the collection `elapsed`."""
         if isinstance(row, slice):
             return [self[one] for one in range(len(self))[row]]
-        if not hasattr(row, "__index__"):
-            raise TypeError(f"history[{row!r}] is not a row; for columns: history.collect('loss')")
-        number = range(len(self))[row]
+        try:
+            number = range(len(self))[row]
+        except IndexError:
+            raise IndexError(f"history[{row!r}] is outside its {len(self)} rows") from None
+        except TypeError:
+            raise TypeError(
+                f"history[{shown(row)}] is not a row; for columns: history.collect('loss')"
+            ) from None
         found = Logs()
         for (collection, name), column in self._all().items():
             values = column.settled()
@@ -336,6 +351,8 @@ class History:
         return array(code, every[place :: len(INDEX)].tobytes())
 
     def _resolve(self, name: str) -> Column | Sequence[Any]:
+        if not isinstance(name, str):
+            raise TypeError(f"{shown(name)} is not a name; use history.collect('loss')")
         collection, _, rest = name.partition(".")
         count = rest if collection == "elapsed" else name
         named = [f"{one}.{name}" for one, columns in self._columns.items() if name in columns]

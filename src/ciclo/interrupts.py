@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from ciclo.loop import Result
 
+__all__ = ["Preempted"]
+
 # A launcher may forward a signal that the whole job already got: both count as one.
 ECHO_S = 1.0
 _current: Interrupts | None = None  # the outermost loop of the main thread

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ciclo.binding import Offer, arguments_of, name_of
 from ciclo.device_values import TARGETS, describe
-from ciclo.errors import CallbackError
+from ciclo.errors import CallbackError, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +25,20 @@ NO_TARGETS = (
     "ciclo: the batch has no targets; give batches of the form (x, y), or"
     " unpack=lambda batch: (inputs, targets)"
 )
+
+
+def check_training(
+    accumulate: Any = None, clip_norm: Any = None, ema_decay: Any = None, unpack: Any = None
+) -> None:
+    """Checks the options that the states of all frameworks have."""
+    for name, given, is_valid, allowed in (
+        ("accumulate", accumulate, lambda one: type(one) is int and one > 0, "1 or more"),
+        ("clip_norm", clip_norm, lambda one: type(one) is not bool and one > 0, "a number above 0"),
+        ("ema_decay", ema_decay, lambda one: 0 <= one < 1, "a decay such as 0.999"),
+        ("unpack", unpack, callable, "a function: lambda batch: (inputs, targets)"),
+    ):
+        if given is not None:
+            check(name, given, is_valid, f"{allowed}, or None")
 
 
 def named(argument: str, given: Any, default: str | None) -> dict[str, Any]:

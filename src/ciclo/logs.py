@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from sys import modules
-from typing import Any
+from typing import Any, Never
 
 from ciclo import _trees
 from ciclo.device_values import describe, is_running
@@ -49,7 +49,7 @@ class Logs(dict[str, dict[str, Any]]):
     def __init__(self, given: LogsLike | None = None, **collections: Mapping[str, Any]) -> None:
         if "jax" in modules and not _trees.is_done:
             _trees.register()
-        if given:
+        if given is not None:
             self.merge(given)
         if collections:
             self.merge(collections)
@@ -64,6 +64,8 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add(self, collection: str, name: str, value: Any) -> Logs:
         """Adds a value to any collection, and returns the logs."""
+        if not (isinstance(name, str) and isinstance(collection, str)):
+            raise CallbackError(f"log names must be strings: got {name!r} in {collection!r}")
         if (found := self.get(collection)) is None:
             found = self[collection] = Collection()
         found[name] = value
@@ -94,15 +96,19 @@ class Logs(dict[str, dict[str, Any]]):
         """Adds an output of the model."""
         return self.add("outputs", name, value)
 
-    def add_entries(self, collection: str, /, **values: Any) -> Logs:
+    def add_entries(self, collection: str, /, *unnamed: Never, **values: Any) -> Logs:
         """Adds several values to a collection."""
-        return self.merge({collection: values})
+        if unnamed:
+            raise CallbackError(f"{collection} are given by name; write **{collection}")
+        for name, value in values.items():
+            self.add(collection, name, value)
+        return self
 
-    def add_metrics(self, **values: Any) -> Logs:
+    def add_metrics(self, *unnamed: Never, **values: Any) -> Logs:
         """Adds several values of this step."""
         for name, value in values.items():
             self.add_metric(name, value)
-        return self
+        return self.add_entries("metrics", *unnamed)
 
     def add_losses(self, add_metrics: bool = False, **values: Any) -> Logs:
         """Adds several losses, and with `add_metrics` the same values as metrics."""
@@ -112,13 +118,13 @@ class Logs(dict[str, dict[str, Any]]):
             self.add_loss(name, value, add_metric=add_metrics)
         return self
 
-    def add_stateful_metrics(self, **values: Any) -> Logs:
+    def add_stateful_metrics(self, *unnamed: Never, **values: Any) -> Logs:
         """Adds several values that cover all steps so far."""
-        return self.merge({"stateful_metrics": values})
+        return self.add_entries("stateful_metrics", *unnamed, **values)
 
-    def add_outputs(self, **values: Any) -> Logs:
+    def add_outputs(self, *unnamed: Never, **values: Any) -> Logs:
         """Adds several outputs of the model."""
-        return self.merge({"outputs": values})
+        return self.add_entries("outputs", *unnamed, **values)
 
     def merge(self, other: LogsLike) -> Logs:
         """Adds all values of other logs; they replace values of the same name."""
@@ -153,6 +159,8 @@ class Logs(dict[str, dict[str, Any]]):
 
     def find(self, name: str) -> tuple[str, str] | None:
         """The collection and the name of `"loss"` or `"metrics.loss"`; None if it is missing."""
+        if not isinstance(name, str):
+            raise KeyError(f"{name!r} is not a name in the logs, which have {self.names()}")
         for collection in (*ORDER, *self):
             if name in self.get(collection, ()):
                 return collection, name
@@ -169,11 +177,12 @@ class Logs(dict[str, dict[str, Any]]):
 
     def entry_path(self, name: str) -> tuple[str, str] | None:
         """Like `find`; a ValueError if several collections have the name."""
+        path = self.find(name)
         owners = [collection for collection, values in self.items() if name in values]
         if len(owners) > 1:
             paths = " or ".join(repr(f"{collection}.{name}") for collection in owners)
             raise ValueError(f"{name!r} is in several collections: {owners}; write {paths}")
-        return self.find(name)
+        return path
 
     def entry_collection(self, name: str) -> str | None:
         """The collection of a name."""

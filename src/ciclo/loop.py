@@ -23,8 +23,8 @@ from ciclo.binding import (
     owners,
     read,
 )
-from ciclo.elapsed import Elapsed, Period, Timeline, as_period
-from ciclo.errors import CallbackError, refuse_unknown, warn
+from ciclo.elapsed import Elapsed, Period, Timeline, as_period, check_elapsed
+from ciclo.errors import CallbackError, refuse_unknown, shown, warn
 from ciclo.history import History
 from ciclo.interrupts import Interrupts, Preempted
 from ciclo.logs import DICTS, Logs
@@ -95,11 +95,13 @@ class LoopState(Generic[State]):
         stop: Period | None = None,
         metadata: Any = None,
     ) -> None:
-        if history is not None and not isinstance(history, History):
+        if not isinstance(history, (History, type(None))):
             raise TypeError(
-                f"history={history!r} ({type(history).__name__}) is not a history; give"
-                " ciclo.history(), or the history of another loop"
+                f"history={shown(history)} is not a history; give ciclo.history(), or the history"
+                " of another loop"
             )
+        if elapsed is not None:
+            check_elapsed(elapsed, "elapsed=")
         self.state = state
         self.batch: Any = None
         self.history = History() if history is None else history  # the caller's object, which grows
@@ -162,6 +164,8 @@ class LoopState(Generic[State]):
 
     def defer(self, function: Callable[[LoopState[State]], None]) -> None:
         """Calls a function after this iteration, when the LoopState is complete."""
+        if not callable(function):
+            raise CallbackError(f"defer({shown(function)}) needs a function of the loop_state")
         self._deferred.append(function)
 
     def take_deferred(self) -> list[Bound]:
@@ -234,7 +238,7 @@ class LoopState(Generic[State]):
                 for name, value in named.items()
                 if name not in before or before[name] is not value
             }
-        self.history.commit(self.elapsed, new)
+        self.history.record(self.elapsed, new)
         if watch is not None:
             watch.mark(new, self.history.kept)
         self.note_committed()
@@ -521,7 +525,7 @@ def _run(
                         break
             logged = run._logged
             if logged:
-                history.commit(elapsed, logged)  # type: ignore[unreachable]  # `take` fills it
+                history.record(elapsed, logged)  # type: ignore[unreachable]  # `take` fills it
                 if watch is not None:
                     watch.mark(logged, history.kept)
             is_amid = False

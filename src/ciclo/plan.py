@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ciclo.binding import ARGUMENTS, callback_arguments, listed, name_of, pairs_of
+from ciclo.binding import (
+    ARGUMENTS,
+    STEPPED,
+    callback_arguments,
+    creator_of,
+    listed,
+    name_of,
+    pairs_of,
+    steps_rate,
+)
 from ciclo.callbacks import adapters
 from ciclo.callbacks.base import LoopCallback
 from ciclo.errors import CallbackError, did_you_mean, warn
@@ -38,7 +47,8 @@ class Plan:
             holder = state if name in STEPS.values() else type(state)
             if moment not in replaced and callable(getattr(holder, name, None)):
                 self.own[moment].append(_own_method(state, name))
-        self._add(_without_own(state, tasks), self.tasks)
+        self._state = state
+        self._add(_without_own(state, {} if tasks is None else tasks), self.tasks)
         for callback in listed(callbacks):
             self._register(callback)
 
@@ -54,10 +64,13 @@ class Plan:
         """The callbacks of a step; an error if there are none."""
         found = self.at(moment)
         if not found:
-            method = STEPS[moment]
+            method, create = STEPS[moment], creator_of(self._state)
+            made = (
+                "" if create is None else f", such as ciclo.{create}({name_of(self._state)}, ...)"
+            )
             raise CallbackError(
                 f"the loop has no {method}: give the tasks {{ciclo.{moment}: {method}}}, or a state"
-                f" with a method {method}(batch)"
+                f" with a method {method}(batch){made}"
             )
         return found
 
@@ -71,7 +84,7 @@ class Plan:
                 )
 
     def _add(self, tasks: Tasks, into: dict[str, list[Any]]) -> None:
-        for key, callbacks in pairs_of(tasks or {}):
+        for key, callbacks in pairs_of(tasks):
             if not isinstance(key, str):
                 self.scheduled.append((key, callbacks))
             else:
@@ -124,6 +137,8 @@ def _called(callback: Any, moment: str) -> Any:
 def _no_moment(callback: Any) -> str:
     name = name_of(callback)
     text = f"{name} in callbacks=[...] has no moment: "
+    if steps_rate(callback):
+        return text + f"give {STEPPED}"
     if isinstance(callback, type):
         return text + f"give an object: {name}()"
     if callable(callback):
@@ -154,7 +169,7 @@ def _without_own(state: Any, tasks: Tasks) -> list[tuple[Any, Any]]:
         (key, [one for one in listed(given) if not _is_own(state, key, one)])
         if isinstance(key, str)
         else (key, given)
-        for key, given in pairs_of(tasks or {})
+        for key, given in pairs_of(tasks)
     ]
 
 

@@ -15,8 +15,8 @@ import itertools
 from _weakref import ref  # `weakref` takes a millisecond to import
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ciclo.elapsed import FIELDS, NO_EPOCHS, Elapsed, Period, as_period
-from ciclo.errors import PeriodError, refuse_unknown
+from ciclo.elapsed import FIELDS, NO_EPOCHS, Elapsed, Period, as_period, check_elapsed
+from ciclo.errors import PeriodError, check, refuse_unknown, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ciclo.elapsed import Anchors
 
     Predicate: TypeAlias = Callable[[Elapsed], Any]
+
+__all__ = ["Schedule", "after", "always", "at", "every", "never", "piecewise"]
 
 # The index of each field in `_before`.
 JUMPING = {"samples": 0, "tokens": 1, "time": 2, "date": 3}
@@ -40,6 +42,11 @@ class Schedule:
     __slots__ = ("__weakref__",)
 
     def __call__(self, elapsed: Elapsed) -> bool:
+        check_elapsed(elapsed, "the argument of a schedule")
+        return self.is_due(elapsed)
+
+    def is_due(self, elapsed: Elapsed) -> bool:
+        """What a loop calls, without checks."""
         raise NotImplementedError
 
     def parts(self) -> Iterator[Schedule]:
@@ -87,7 +94,7 @@ class always(Schedule):  # noqa: N801  a name like the functions beside it
 
     __slots__ = ()
 
-    def __call__(self, elapsed: Elapsed) -> bool:
+    def is_due(self, elapsed: Elapsed) -> bool:
         return True
 
 
@@ -96,7 +103,7 @@ class never(Schedule):  # noqa: N801
 
     __slots__ = ()
 
-    def __call__(self, elapsed: Elapsed) -> bool:
+    def is_due(self, elapsed: Elapsed) -> bool:
         return False
 
 
@@ -119,7 +126,7 @@ class Function(Schedule):
             ) from None
         self.function = function
 
-    def __call__(self, elapsed: Elapsed) -> bool:
+    def is_due(self, elapsed: Elapsed) -> bool:
         return bool(self.function(elapsed))
 
     def __repr__(self) -> str:
@@ -133,9 +140,9 @@ class Both(Schedule):
         self.left = left
         self.right = right
 
-    def __call__(self, elapsed: Elapsed) -> bool:
+    def is_due(self, elapsed: Elapsed) -> bool:
         # Calls both, so that each sees every iteration.
-        left, right = self.left(elapsed), self.right(elapsed)
+        left, right = self.left.is_due(elapsed), self.right.is_due(elapsed)
         return left and right
 
     def parts(self) -> Iterator[Schedule]:
@@ -150,8 +157,8 @@ class Both(Schedule):
 class Either(Both):
     __slots__ = ()
 
-    def __call__(self, elapsed: Elapsed) -> bool:
-        left, right = self.left(elapsed), self.right(elapsed)
+    def is_due(self, elapsed: Elapsed) -> bool:
+        left, right = self.left.is_due(elapsed), self.right.is_due(elapsed)
         return left or right
 
     def __repr__(self) -> str:
@@ -164,8 +171,8 @@ class Not(Schedule):
     def __init__(self, inner: Schedule) -> None:
         self.inner = inner
 
-    def __call__(self, elapsed: Elapsed) -> bool:
-        return not self.inner(elapsed)
+    def is_due(self, elapsed: Elapsed) -> bool:
+        return not self.inner.is_due(elapsed)
 
     def parts(self) -> Iterator[Schedule]:
         yield self
@@ -183,7 +190,7 @@ class at(Period, Schedule):  # noqa: N801
 
     __slots__ = ()
 
-    def __call__(self, elapsed: Elapsed) -> bool:
+    def is_due(self, elapsed: Elapsed) -> bool:
         if elapsed.steps == self.steps:
             return True
         before = elapsed._before
@@ -202,7 +209,7 @@ class After(Schedule):
     def __init__(self, period: Period) -> None:
         self.period = period
 
-    def __call__(self, elapsed: Elapsed) -> bool:
+    def is_due(self, elapsed: Elapsed) -> bool:
         return self.period.is_reached_by(elapsed)
 
     def every(self, *steps: Any, **amounts: Any) -> Schedule:
@@ -235,7 +242,7 @@ class Every(Schedule):
         self.at_end = at_end
         self._jumps = [(n, JUMPING[n], value) for n, value in amount._given() if n != "steps"]
 
-    def __call__(self, elapsed: Elapsed) -> bool:
+    def is_due(self, elapsed: Elapsed) -> bool:
         steps = self.amount.steps
         is_due = steps is not None and (elapsed.steps + self.at_end) % steps == 0
         if not self._jumps:
@@ -276,13 +283,13 @@ class From(Schedule):
         self.period = period
         self.inner = inner
 
-    def __call__(self, elapsed: Elapsed) -> bool:
+    def is_due(self, elapsed: Elapsed) -> bool:
         if not self.period.is_reached_by(elapsed):
             return False
         found: Begun | None = elapsed._anchors.get(ref(self))
         begun = Begun(self._began(elapsed), {}) if found is None else found
         since = _since(elapsed, begun)
-        is_due = self.inner(since)
+        is_due = self.inner.is_due(since)
         if found is None or since._noted is not None:
             _note(elapsed, self, Begun(begun.at, since._anchors_after()))
         return is_due
@@ -308,14 +315,14 @@ class Piecewise(Schedule):
     def __init__(self, pieces: list[From]) -> None:
         self.pieces = pieces
 
-    def __call__(self, elapsed: Elapsed) -> bool:
+    def is_due(self, elapsed: Elapsed) -> bool:
         # The last piece that has begun; a jump may skip several pieces.
         current = None
         for piece in self.pieces:
             if not piece.period.is_reached_by(elapsed):
                 break
             current = piece
-        return current is not None and current(elapsed)
+        return current is not None and current.is_due(elapsed)
 
     def parts(self) -> Iterator[Schedule]:
         yield self
@@ -366,8 +373,7 @@ def every(
     >>> ciclo.every(steps=1000) | ciclo.every(time=600)
     """
     refuse_unknown("every", unknown, (*FIELDS[:-1], "at"), EACH_EPOCH)
-    if at not in ("start", "end"):
-        raise PeriodError(f'at={at!r} is not valid; use "start" or "end"')
+    check("at", at, lambda one: one in ("start", "end"), '"start" or "end"', PeriodError)
     amount = Period(steps, samples=samples, tokens=tokens, time=time)
     if at == "end" and amount.steps is None:
         raise PeriodError(
@@ -406,11 +412,10 @@ def piecewise(
     >>> ciclo.piecewise({0: ciclo.every(10), 1_000: ciclo.every(100)})
     >>> ciclo.piecewise(ciclo.every(10), {ciclo.at(1_000): ciclo.every(100)})
     """
-    if callable(pieces):
-        pieces = [(0, pieces), *(rest or {}).items()]
-    if hasattr(pieces, "items"):
-        pieces = pieces.items()
-    pairs = list(pieces) if hasattr(pieces, "__iter__") else []
+    first = [(0, pieces)] if callable(pieces) else []
+    given: Any = ({} if rest is None else rest) if first else pieces
+    given = given.items() if hasattr(given, "items") else given
+    pairs = [*first, *(given if hasattr(given, "__iter__") else [given])]
     if not pairs:
         raise PeriodError("piecewise() needs at least one piece, as in {0: ciclo.every(10)}")
     if any(not isinstance(one, (tuple, list)) or len(one) != 2 for one in pairs):
@@ -432,16 +437,17 @@ def piecewise(
 def as_schedule(given: Any) -> Schedule:
     """Converts a function of `elapsed` or a period to a schedule."""
     if isinstance(given, Schedule):
-        return given
+        is_own = type(given).__call__ is not Schedule.__call__  # a class of the user
+        return Function(given) if is_own else given
     if isinstance(given, Period):
         return at(*[given.steps], **{n: getattr(given, n) for n in FIELDS[1:]})
-    if given in (every, at, after, always, never, piecewise):
+    if any(given is one for one in (every, at, after, always, never, piecewise)):
         raise PeriodError(f"{given.__name__} is not called: write ciclo.{given.__name__}(...)")
     if callable(given):
         return Function(given)
-    hint = f": write ciclo.every({given})" if isinstance(given, int) else ""
+    example = given if isinstance(given, int) else 100
     raise PeriodError(
-        f"{given!r} ({type(given).__name__}) is not a schedule or a function of elapsed{hint}"
+        f"{shown(given)} is not a schedule or a function of elapsed: write ciclo.every({example})"
     )
 
 

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-CALLS = (
-    "CACHE",
-    "PRECALL",
-    "PUSH_NULL",
-    "CALL",
-)  # between a function and the use of its result
+CALLS = ("CACHE", "PRECALL", "PUSH_NULL", "CALL")  # between a function and the use of its result
 
 
 def drops_its_logs(function: Callable[..., Any]) -> bool:
@@ -32,16 +27,16 @@ def drops_its_logs(function: Callable[..., Any]) -> bool:
     if not inspect.isfunction(function) or "add" not in " ".join(function.__code__.co_names):
         return False  # a quick check that rules out most functions
     code = list(_simple(function))
-    made = set(_stored(function, code))
-    if not made or _returns_something(code):
+    pairs = list(zip([("", None), *code], code, strict=False))
+    if any(op == "RETURN_CONST" and value is not None for op, value in code) or any(
+        op == "RETURN_VALUE" and before != ("LOAD_CONST", None) for before, (op, _) in pairs
+    ):
         return False
-    filled = set()
-    for (op, name), (_, after) in zip(code, [*code[1:], ("", None)], strict=True):
-        if op.startswith("LOAD_FAST") and name in made:
-            if not str(after).startswith("add"):
-                return False
-            filled.add(name)
-    return bool(filled)
+    made = set(_stored(function, [one for one in code if one[0] not in CALLS]))
+    uses = [
+        str(after) for (op, name), (_, after) in pairs if op[:9] == "LOAD_FAST" and name in made
+    ]
+    return bool(uses) and all(after.startswith("add") for after in uses)
 
 
 def _simple(function: Any) -> Iterator[tuple[str, Any]]:
@@ -57,31 +52,16 @@ def _simple(function: Any) -> Iterator[tuple[str, Any]]:
             yield one.opname, one.argval
 
 
-def _returns_something(code: list[tuple[str, Any]]) -> bool:
-    before: tuple[str, Any] = ("", None)
-    for op, value in code:
-        if op == "RETURN_CONST" and value is not None:
-            return True
-        if op == "RETURN_VALUE" and before != ("LOAD_CONST", None):
-            return True
-        before = (op, value)
-    return False
-
-
 def _stored(function: Any, code: list[tuple[str, Any]]) -> Iterator[str]:
     """The local names that hold what `ciclo.logs()` returned."""
     from ciclo.logs import Logs, logs
 
     for place, (op, value) in enumerate(code):
-        if op != "LOAD_GLOBAL":
-            continue
-        found = function.__globals__.get(value)
-        rest = code[place + 1 :]
-        if found is sys.modules["ciclo"] and rest and rest[0][1] in ("logs", "Logs"):
-            rest = rest[1:]
+        found = function.__globals__.get(value) if op == "LOAD_GLOBAL" else None
+        after = code[place + 1 : place + 3]
+        if found is sys.modules["ciclo"] and after[0][1] in ("logs", "Logs"):
+            after = after[1:]
         elif found is not logs and found is not Logs:
             continue
-        while rest and rest[0][0] in CALLS:
-            rest = rest[1:]
-        if rest and rest[0][0] == "STORE_FAST":
-            yield rest[0][1]
+        if after and after[0][0] == "STORE_FAST":
+            yield after[0][1]

@@ -15,6 +15,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
 
 class CirronError(Exception):
@@ -115,6 +116,16 @@ def not_iterable(where: str, given: object) -> InputError:
     return InputError(
         f"{where}() needs something to loop over; got {shown(given)} ({type(given).__name__}){hint}"
     )
+
+
+def need(module: str, what: str, package: str = "") -> Any:
+    """Imports an optional module. `package`: its name for pip, if that is another one."""
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError:
+        raise missing(what, package or module) from None
 
 
 def missing(what: str, package: str) -> MissingDependencyError:

@@ -96,8 +96,6 @@ def inference(function: Any = None, /, *, config: Any = None) -> Any:
 
 
 class Config(NamedTuple):
-    """The checked `config=`."""
-
     inputs: bool
     outputs: bool
     flags: dict[str, Any]  # the user's own

@@ -177,7 +177,6 @@ def is_alive(pid: int, started: str | None = None) -> bool | None:
 
 
 def resident_bytes() -> int | None:
-    """The resident memory of the process."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -216,7 +215,6 @@ def children_ns() -> int:
 
 
 def peak_bytes() -> int | None:
-    """The peak resident memory of the process."""
     try:
         import resource
     except ImportError:  # Windows

@@ -99,7 +99,7 @@ class Captured:
     def tree(self) -> tree.Tree:
         """The spans as a tree, the open ones included."""
         opened = [self._collector.open_record(span) for span in self._collector.open_spans()]
-        return tree.build(self.spans, self.marks, opened, now_ns=self.clock.now_ns)
+        return tree.build(self.spans + opened, self.marks, now_ns=self.clock.now_ns)
 
     def dict(self) -> dict[str, Any]:
         """The tree as `ci.trace(format="dict")` has it."""

@@ -131,29 +131,23 @@ class Snapshot(msgspec.Struct):
     attrs: dict[str, Any]
 
 
-class Batch(msgspec.Struct, kw_only=True):
-    """A batch as a reader sees it. Batches of other writers may have no `session`."""
+class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A batch without its records. Batches of other writers may have no `session`."""
 
     schema_version: int
     sdk_version: str
     batch_id: str
     created_ns: int
     session: Session | None = None
-    merged: list[str] = []
+    merged: list[str] = []  # ids of the batches that this one replaces
+
+
+class Batch(Header, kw_only=True, omit_defaults=False):
+    """A batch as a reader sees it."""
+
     spans: list[Span] = []
     marks: list[Mark] = []
     snapshots: list[Snapshot] = []
-
-
-class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A batch without its records."""
-
-    schema_version: int
-    sdk_version: str
-    batch_id: str
-    created_ns: int
-    session: Session | None
-    merged: list[str] = []  # ids of the batches that this one replaces
 
 
 class Sections(msgspec.Struct):
@@ -205,7 +199,6 @@ def builtins(value: Any) -> Any:
 
 
 def changed(session: Session, **fields: Any) -> Session:
-    """A copy with some fields replaced."""
     return msgspec.structs.replace(session, **fields)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Traced: TypeAlias = Callable[[], str]
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 POLL_S = 0.005
 
 # Reads lines of Python, runs each, and answers with its value as JSON: the test takes the steps.

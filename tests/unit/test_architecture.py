@@ -231,7 +231,6 @@ def test_who_opens_files() -> None:
         "runs.untrusted",
         "server.depot",
         "server.ingest",
-        "ship.outbox",
         "ship.sinks.http",
         "snapshot.records",
     }

@@ -353,9 +353,8 @@ def test_snapshots_go_with_the_next_step() -> None:
     """Snapshots do not come through the ring and are encoded all the same."""
     ring = Ring(keep_chunks=True)
     stats = wire.Stats(None, None, None, None, None, wire.Histogram([], []))
-    ring.collector.add_snapshots(
-        [wire.Snapshot("1", "2", "w", [1], "float32", "stats", stats, None, 1, {})]
-    )
+    snapshot = wire.Snapshot("1", "2", "w", [1], "float32", "stats", stats, None, 1, {})
+    ring.collector.add_snapshots([snapshot], [], [])
     ring.collector.step()
     (chunk,) = ring.collector.take_chunks()
 

@@ -135,7 +135,7 @@ class TestHtml:
     def test_an_open_span_is_unfolded_at_any_depth(self) -> None:
         """The way to where the process is can be seen without a click."""
         spans = [span(str(n), "level", str(n - 1), start=n, end=None) for n in range(6)]
-        html = notebook.to_html(trees.build([], [], spans, now_ns=100))
+        html = notebook.to_html(trees.build(spans, [], now_ns=100))
 
         assert 5 == html.count("<details open>")
 
@@ -164,7 +164,7 @@ class TestHtml:
         """Where HTML cannot be shown the view reads as the text tree."""
         tree = trees.build([span("a", "step", index=3)], [])
 
-        assert text.render(tree) == repr(notebook.TraceView(tree))
+        assert text.render(tree) == repr(tree)
 
 
 class TestInNotebook:
@@ -206,7 +206,7 @@ from cirron.runs import tree
 from cirron.view import notebook
 assert notebook.in_notebook()
 spans = [wire.Span("a", "epoch", None, 0, 0, 142000, None, None, None, 1, 1, None, {{}}, [])]
-notebook.TraceView(tree.build(spans, []))
+tree.build(spans, [])
 """
     v4: Any = nbformat.v4
     cells = [v4.new_code_cell(code)]
@@ -217,6 +217,27 @@ notebook.TraceView(tree.build(spans, []))
 
     assert "epoch[0] - 142us" == output.data["text/plain"]
     assert "epoch[0]" in parse(output.data["text/html"]).texts
+
+
+def test_a_real_kernel_reads_a_run(tmp_path: Path) -> None:
+    """In a Jupyter kernel results of `ci.open()` are tables, and `ci.report()` has a verdict."""
+    start = f"""
+import sys
+sys.path.insert(0, {str(SOURCE)!r})
+import cirron as ci
+ci.profile()
+for _ in ci.batches(range(30)):
+    ci.mark("loss", 0.5)
+"""
+    shown = ["ci.report()", "run = ci.open(); run", "run.steps", "run.series('loss')", "run.runs"]
+    v4: Any = nbformat.v4
+    book = v4.new_notebook(cells=[v4.new_code_cell(one) for one in [start, *shown]])
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(book, timeout=120, resources=resources).execute()
+    results = [cell.outputs[-1].data["text/html"] for cell in book.cells[1:]]
+
+    assert "VERDICT" in results[0]
+    assert ["<table>"] * 4 == [one[:7] for one in results[1:]]
 
 
 def test_a_tree_that_lost_its_beginning_says_so() -> None:

@@ -260,9 +260,9 @@ class TestRender:
                     nothing=None,
                 ),
                 span("b", "backward", "e", None, 2, 142_002, error="ValueError: bad"),
+                span("s", "cirron.session", end=None),
             ],
             [mark("m", "e", "loss", 0.9, 1), mark("n", "e", "loss", 0.5, 2)],
-            [span("s", "cirron.session", end=None)],
             now_ns=4_000_000_000,
         )
 
@@ -341,6 +341,13 @@ class TestRender:
         (line,) = text.render(tree).splitlines()
 
         assert line.endswith("k5: median 0.0us, total 0.1us, 94 more)")
+
+    def test_scheduling_times_are_for_tools(self) -> None:
+        """A row of many spans leaves out what the row of one leaves out."""
+        times: dict[str, Any] = {"starved_ns": 5, "asleep_ns": 5, "children_ns": 5, "wait_ns": 5}
+        tree = trees.build([span(str(n), "step", **times) for n in range(30)], [])
+
+        assert text.render(tree).endswith("(wait: median 0.0us, total 0.1us)")
 
     def test_an_empty_tree_says_what_to_do(self) -> None:
         """A tree without spans is one sentence that says what to do."""
@@ -451,7 +458,7 @@ class TestDetails:
 
     def test_an_open_span_has_no_share(self) -> None:
         """What has not ended may still become more."""
-        tree = trees.build([span("2", "a", "1", end=10)], [], [span("1", "epoch", end=None)], 100)
+        tree = trees.build([span("2", "a", "1", end=10), span("1", "epoch", end=None)], [], 100)
 
         assert ["epoch - 0.1us (open)", "  a - 0.0us, 10%"] == (
             text.render(tree, is_detailed=True).splitlines()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ciclo.callbacks.base import LoopCallback, number, scalars
-from ciclo.errors import CallbackError
+from ciclo.errors import CallbackError, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,7 @@ class clu_action(LoopCallback):  # noqa: N801  a name like the functions beside 
     """Calls a clu periodic action in each step."""
 
     def __init__(self, action: Callable[..., Any]) -> None:
+        check("action", action, callable, "a periodic action of clu")
         self.action = action
         self.name = type(action).__name__
 
@@ -41,6 +42,7 @@ class keras_callback(LoopCallback):  # noqa: N801  a name like the functions bes
     moments = ("on_train_step", "on_epoch_end")
 
     def __init__(self, callback: Any, model: Any = None) -> None:
+        check("callback", callback, lambda one: one.set_model, "an object of keras.callbacks")
         self.callback = callback
         self.name = type(callback).__name__
         self.model = SimpleNamespace(stop_training=False) if model is None else model

@@ -9,12 +9,12 @@ from __future__ import annotations
 import shutil
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TextIO
 
 from ciclo import device_values, processes
 from ciclo.callbacks.base import LoopCallback, number, scalars
-from ciclo.elapsed import Period, as_period, clock
-from ciclo.errors import need
+from ciclo.elapsed import Period, as_period, check_elapsed, clock
+from ciclo.errors import check, need
 from ciclo.logs import Logs
 
 if TYPE_CHECKING:
@@ -32,6 +32,16 @@ REDRAW_S = 0.1  # in a terminal or a notebook
 REPEAT_S = 10.0  # a line in a file or a pipe
 UNDRAWABLE = (OSError, ValueError)  # a broken pipe, a closed file
 UNITS = {"steps": "step", "samples": "sample", "tokens": "token", "time": "s", "date": "s"}
+
+
+class Progress(NamedTuple):
+    """What a bar shows."""
+
+    done: float  # in the unit of the bar
+    seconds: float  # since the start
+    pace: float | None  # seconds per unit
+    shown: dict[str, str]  # logged values
+    is_last: bool
 
 
 class Bar(LoopCallback):
@@ -65,7 +75,8 @@ class Bar(LoopCallback):
 
     def __call__(self, elapsed: Elapsed, logs: LogsLike | None = None) -> None:
         """Updates the bar in a hand-written loop. The last step closes it."""
-        self._update(elapsed, logs)
+        check_elapsed(elapsed, "the first argument of a bar")
+        self._update(elapsed, None if logs is None else Logs(logs))
         if self.total is not None and self._count(elapsed) >= self.total:
             self.close()
 
@@ -133,14 +144,11 @@ class Bar(LoopCallback):
         gone = self._latest_at - first_at
         pace = gone / (count - first_count) if count > first_count else None
         try:
-            self.draw(count, now - self._began, pace, self._shown, is_last)
+            self.draw(Progress(count, now - self._began, pace, self._shown, is_last))
         except UNDRAWABLE:
             self._is_mine = False  # the output is gone; the run continues without a bar
 
-    def draw(
-        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
-    ) -> None:
-        """Draws the count, the seconds so far, the seconds per unit and the values."""
+    def draw(self, at: Progress) -> None:
         raise NotImplementedError
 
     def _finish(self) -> None:
@@ -175,8 +183,12 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
         *,
         file: TextIO | None = None,
     ) -> None:
-        if verbose not in (0, 1, 2):
-            raise ValueError(f"verbose={verbose!r} is not valid; use 0, 1 or 2")
+        check("verbose", verbose, lambda one: one in (0, 1, 2), "0, 1 or 2")
+        check("width", width, lambda one: range(one) is not None, "a number of characters")
+        if interval is not None:
+            check("interval", interval, lambda one: one >= 0, "a number of seconds")
+        if file is not None:
+            check("file", file, lambda one: callable(one.write), "an open file")
         of = "" if num_epochs is None else f"/{num_epochs}"
         self._title = "" if epoch is None else f"Epoch {epoch}{of}"
         self.width = width
@@ -185,7 +197,9 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
         self.always_stateful = always_stateful
         if isinstance(stateful_metrics, str):
             stateful_metrics = [stateful_metrics]
-        self.stateful_metrics = frozenset(stateful_metrics or ())
+        names = () if stateful_metrics is None else stateful_metrics
+        check("stateful_metrics", names, lambda one: iter(one) is not None, "a list of names")
+        self.stateful_metrics = frozenset(names)
         self.unit_name = unit_name
         self._file = file
         super().__init__(total)
@@ -217,16 +231,14 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
                 self._means[name] = (total + value, count + 1, step)
                 self._newest[name] = (total + value) / (count + 1)
 
-    def draw(
-        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
-    ) -> None:
+    def draw(self, at: Progress) -> None:
         # A program without a console has no stdout.
-        if self._out is None or self.verbose == 0 or (self.verbose == 2 and not is_last):
+        if self._out is None or self.verbose == 0 or (self.verbose == 2 and not at.is_last):
             return
         if self._title and not self._has_title:
             self._out.write(self._title + "\n")
         self._has_title = True
-        text = self._text(count, seconds, pace, shown, is_last)
+        text = self._text(at)
         if not self._can_rewrite:
             self._out.write(text + "\n")
         else:
@@ -242,26 +254,24 @@ class keras_bar(Bar):  # noqa: N801  a name like the functions beside it
             self._out.flush()
             self._length = 0
 
-    def _text(
-        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
-    ) -> str:
+    def _text(self, at: Progress) -> str:
         parts = []
         if self.total is None:
-            parts.append(f"{count:g}/Unknown")
+            parts.append(f"{at.done:g}/Unknown")
         else:
-            done = min(count, self.total)
+            done = min(at.done, self.total)
             width = len(f"{self.total:.0f}")
             full = int(self.width * done / self.total) if self.total else self.width
             line, rest = _glyphs(self._out)
             drawn = line * full + rest * (self.width - full)
             parts.append(f"{done:>{width}.0f}/{self.total:.0f} {drawn}")
-        if self.total is None or is_last:
-            parts.append(_clock(seconds))
-        elif pace is not None:
-            parts.append(_clock(pace * (self.total - count)))
-        if pace is not None and self.unit in ("steps", "samples", "tokens"):
-            parts.append(f"{_duration(pace)}/{self.unit_name or UNITS[self.unit]}")
-        return " ".join(parts) + "".join(f" - {name}: {text}" for name, text in shown.items())
+        if self.total is None or at.is_last:
+            parts.append(_clock(at.seconds))
+        elif at.pace is not None:
+            parts.append(_clock(at.pace * (self.total - at.done)))
+        if at.pace is not None and self.unit in ("steps", "samples", "tokens"):
+            parts.append(f"{_duration(at.pace)}/{self.unit_name or UNITS[self.unit]}")
+        return " ".join(parts) + "".join(f" - {name}: {text}" for name, text in at.shown.items())
 
 
 class tqdm_bar(Bar):  # noqa: N801  a name like the functions beside it
@@ -279,15 +289,13 @@ class tqdm_bar(Bar):  # noqa: N801  a name like the functions beside it
         """Updates the bar in a hand-written loop. The batch is optional."""
         super().__call__(elapsed, batch if isinstance(batch, Logs) else logs)
 
-    def draw(
-        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
-    ) -> None:
+    def draw(self, at: Progress) -> None:
         if self._bar is None:
-            options = {"total": self.total, "initial": count, "unit": UNITS[self.unit]}
+            options = {"total": self.total, "initial": at.done, "unit": UNITS[self.unit]}
             self._bar = self._tqdm(**{**options, **self._options})
-        self._bar.set_postfix(shown, refresh=False)
-        self._bar.update(count - self._bar.n)
-        if is_last:
+        self._bar.set_postfix(at.shown, refresh=False)
+        self._bar.update(at.done - self._bar.n)
+        if at.is_last:
             self._bar.refresh()
 
     def _finish(self) -> None:
@@ -301,14 +309,14 @@ class rich_bar(Bar):  # noqa: N801  a name like the functions beside it
 
     def __init__(self, total: Period | SupportsIndex | None = None, *, console: Any = None) -> None:
         self._rich = need("rich.progress", "ciclo.rich_bar()", "rich")
+        if console is not None:
+            check("console", console, lambda one: callable(one.get_time), "a rich.console.Console")
         self._console = console
         self._progress: Any = None
         self._task: Any = None
         super().__init__(total)
 
-    def draw(
-        self, count: float, seconds: float, pace: float | None, shown: dict[str, str], is_last: bool
-    ) -> None:
+    def draw(self, at: Progress) -> None:
         rich = self._rich
         if self._progress is None:
             self._progress = rich.Progress(
@@ -320,8 +328,8 @@ class rich_bar(Bar):  # noqa: N801  a name like the functions beside it
             )
             self._progress.start()
             self._task = self._progress.add_task("", total=self.total, shown="")
-        text = " - ".join(f"{name}: {value}" for name, value in shown.items())
-        self._progress.update(self._task, completed=count, shown=text)
+        text = " - ".join(f"{name}: {value}" for name, value in at.shown.items())
+        self._progress.update(self._task, completed=at.done, shown=text)
 
     def _finish(self) -> None:
         if self._progress is not None:

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ciclo.device_values import is_running
-from ciclo.errors import MonitorError, refuse_unknown, warn
+from ciclo.errors import MonitorError, check, refuse_unknown, warn
 from ciclo.schedules import Schedule, always
 
 if TYPE_CHECKING:
@@ -114,15 +114,18 @@ def missing(watcher: str, monitor: str, logs: Logs, *, has_epochs: bool = False)
 
 def check_mode(watcher: str, monitor: str | None, mode: str) -> None:
     """Checks the name and the mode, and warns about a mode that is likely wrong."""
-    if not isinstance(monitor, (str, type(None))):
-        raise TypeError(f'monitor={monitor!r} is not valid; use a logged name, as "loss_valid"')
-    if mode not in ("min", "max"):
-        raise ValueError(f'mode={mode!r} is not valid; use "min" or "max"')
+    if monitor is not None:
+        check_name(monitor)
+    check("mode", mode, lambda one: one in ("min", "max"), '"min" or "max"')
     if mode == "min" and RISING.search(monitor or ""):
         warn(
             f"{watcher} treats the smallest {monitor!r} as the best; if larger is better, use"
             ' mode="max"'
         )
+
+
+def check_name(monitor: str) -> None:
+    check("monitor", monitor, str, 'a logged name, as "loss_valid"')
 
 
 def may_come(loop_state: LoopState[Any]) -> bool:

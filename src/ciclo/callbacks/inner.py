@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from ciclo.callbacks.base import LoopCallback
-from ciclo.errors import CallbackError, CicloError
+from ciclo.errors import CallbackError, CicloError, check, shown
 from ciclo.logs import COLLECTIONS, Logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import TypeAlias
 
     from ciclo.history import History
@@ -61,16 +62,15 @@ class inner_loop(LoopCallback):  # noqa: N801  a name like the functions beside 
             run, name = name, ""
         if not callable(run) or not isinstance(name, str):
             raise CallbackError(
-                f"inner_loop({name!r}, {run!r}) needs a function that runs a loop; write"
+                f"inner_loop({shown(name)}, {shown(run)}) needs a function that runs a loop; write"
                 ' ciclo.inner_loop("test", lambda state: ciclo.loop(state, data, tasks))'
             )
         if aggregation is None:
             aggregation = "mean" if weighted else "last"
-        chosen = aggregation.values() if hasattr(aggregation, "values") else [aggregation]
+        chosen = aggregation.values() if isinstance(aggregation, Mapping) else [aggregation]
+        allowed = f"{', '.join(map(repr, AGGREGATIONS))} or a function"
         for one in chosen:
-            if not callable(one) and one not in AGGREGATIONS:
-                allowed = ", ".join(map(repr, AGGREGATIONS))
-                raise ValueError(f"aggregation={one!r} is not valid; use {allowed} or a function")
+            check("aggregation", one, lambda one: callable(one) or one in AGGREGATIONS, allowed)
         self.name = name
         self.run = run
         self.aggregation: Any = aggregation

@@ -7,13 +7,16 @@ written in batches, some steps later. Only rank 0 writes.
 
 from __future__ import annotations
 
+import os
 import sys
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ciclo import device_values, processes
 from ciclo.callbacks.base import LoopCallback, scalars
-from ciclo.errors import CallbackError, need
+from ciclo.elapsed import check_elapsed
+from ciclo.errors import CallbackError, check, need
+from ciclo.logs import Logs
 
 if TYPE_CHECKING:
     from ciclo.elapsed import Elapsed
@@ -67,9 +70,10 @@ class Logger(LoopCallback):
 
     def __call__(self, elapsed: Elapsed, logs: LogsLike | None = None) -> None:
         """Logs a step in a hand-written loop; call `finish` at the end."""
+        check_elapsed(elapsed, "the first argument of a logger")
         if self._is_mine is None:
             self._start()
-        self._log(elapsed, logs)
+        self._log(elapsed, None if logs is None else Logs(logs))
 
     def finish(self) -> None:
         """Writes pending device values, and closes."""
@@ -124,6 +128,8 @@ class console_logger(Logger):  # noqa: N801  a name like the functions beside it
 
     def __init__(self, file: TextIO | None = None) -> None:
         super().__init__()
+        if file is not None:
+            check("file", file, lambda one: callable(one.write), "an open file")
         self._file = file
 
     def write(self, step: int, date: float, scalars: dict[str, float]) -> None:
@@ -134,14 +140,15 @@ class console_logger(Logger):  # noqa: N801  a name like the functions beside it
 class tensorboard_logger(Logger):  # noqa: N801  a name like the functions beside it
     """Writes event files for TensorBoard into a folder, with TensorBoard's own writer."""
 
-    def __init__(self, logdir: str) -> None:
+    def __init__(self, logdir: str | os.PathLike[str]) -> None:
         super().__init__()
+        check("logdir", logdir, os.fspath, "the path of a folder")
         what = "ciclo.tensorboard_logger()"
         writer = "tensorboard.summary.writer.event_file_writer"
         self._writers = need(writer, what, "tensorboard")
         self._events = need("tensorboard.compat.proto.event_pb2", what, "tensorboard")
         self._summaries = need("tensorboard.compat.proto.summary_pb2", what, "tensorboard")
-        self._logdir = str(logdir)
+        self._logdir = os.fspath(logdir)
         self._writer: Any = None
 
     def open(self) -> None:

@@ -12,6 +12,7 @@ from ciclo._trees import mapped
 from ciclo.averages import EmaState
 from ciclo.callbacks.base import LoopCallback
 from ciclo.checkpoints.tree import typed
+from ciclo.errors import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +28,7 @@ class throughput(LoopCallback):  # noqa: N801  a name like the functions beside 
     """Logs steps, samples and (if batches have them) tokens per second."""
 
     def __init__(self, window: int = 100) -> None:
-        if window < 1:
-            raise ValueError(f"window={window!r} is not valid; use 1 or more steps")
+        check("window", window, lambda one: type(one) is int and one >= 1, "1 or more steps")
         self._seen: deque[Elapsed] = deque(maxlen=window + 1)
 
     def on_loop_start(self, loop_state: LoopState[Any]) -> None:
@@ -57,8 +57,9 @@ class ema(LoopCallback):  # noqa: N801  a name like the functions beside it
     """
 
     def __init__(self, decay: float = 0.999, *, select: Callable[[Any], Any] | None = None) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay={decay!r} is not valid; use 0 or more and less than 1")
+        check("decay", decay, lambda one: 0 <= one < 1, "0 or more and less than 1")
+        if select is not None:
+            check("select", select, callable, "a function: lambda state: state.params")
         self.decay = decay
         self.select = select
         self._average = EmaState(0, None)

@@ -10,7 +10,8 @@ from ciclo.callbacks.base import LoopCallback, check_mode, may_come, missing, nu
 from ciclo.checkpoints import tree
 from ciclo.checkpoints.folder import Folder, Writer
 from ciclo.checkpoints.manifest import HOW_TO_TRUST
-from ciclo.errors import CheckpointError, warn
+from ciclo.elapsed import check_elapsed
+from ciclo.errors import CheckpointError, check, warn
 from ciclo.logs import Logs
 from ciclo.processes import Process
 
@@ -62,8 +63,8 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         if mode == "max" and monitor is None:
             raise ValueError('mode="max" needs a name: monitor="accuracy"')
         for name, given in (("keep", keep), ("keep_every_n_steps", keep_every_n_steps)):
-            if given is not None and (type(given) is not int or given < 1):
-                raise ValueError(f"{name}={given!r} is not valid; use 1 or more, or None")
+            if given is not None:
+                check(name, given, lambda one: type(one) is int and one > 0, "1 or more, or None")
         self.folder = Folder(directory) if prefix is None else Folder(directory, prefix)
         self.keep = keep
         self.monitor = monitor
@@ -119,6 +120,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
 
     def __call__(self, elapsed: Elapsed, state: Any, logs: LogsLike | None = None) -> None:
         """Saves the state after the step of `elapsed`, in a hand-written loop."""
+        check_elapsed(elapsed, "the first argument of a checkpoint")
         step = elapsed.done().steps
         if step not in self._ours:
             given = Logs(logs)
@@ -156,8 +158,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
         """
         self.wait()
         if isinstance(step, str):
-            if step not in ("latest", "best"):
-                raise ValueError(f'step={step!r} is not valid; use a number, "latest" or "best"')
+            check("step", step, ("latest", "best").__contains__, 'a number, "latest" or "best"')
             found = self.latest_step if step == "latest" else self.best_step
         else:
             found = step if step in self.folder.steps() else None

@@ -6,9 +6,17 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Any
 
 from ciclo import device_values
-from ciclo.callbacks.base import LoopCallback, check_mode, may_come, missing, number, scalars
-from ciclo.elapsed import Elapsed, Period, whole
-from ciclo.errors import CicloError, MonitorError, warn
+from ciclo.callbacks.base import (
+    LoopCallback,
+    check_mode,
+    check_name,
+    may_come,
+    missing,
+    number,
+    scalars,
+)
+from ciclo.elapsed import Elapsed, Period, check_elapsed, whole
+from ciclo.errors import CicloError, MonitorError, check, warn
 from ciclo.logs import Logs
 from ciclo.resume import checked
 from ciclo.state_copy import StateCopy
@@ -45,6 +53,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
         *,
         looks: int | None = None,
     ) -> None:
+        check_name(monitor)
         check_mode("early_stopping", monitor, mode)
         if (patience is None) == (looks is None):
             raise ValueError(
@@ -52,20 +61,23 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
                 " looks=3 (evaluations), and not both"
             )
         if patience is not None and not isinstance(patience, Period):
-            if not whole("patience", patience):
-                raise ValueError(
-                    f"patience={patience!r} is not valid; use 1 or more, or ciclo.at(...)"
-                )
+            check(
+                "patience",
+                whole("patience", patience),
+                lambda one: one > 0,
+                "1 or more, or ciclo.at(...)",
+            )
             patience = Period(patience)
-        if looks is not None and not whole("looks", looks):
-            raise ValueError(f"looks={looks!r} is not valid; use 1 or more")
+        if looks is not None:
+            check("looks", whole("looks", looks), lambda one: one > 0, "1 or more")
         delta = number(min_delta)
-        if delta is None or not delta >= 0:
-            raise ValueError(f"min_delta={min_delta!r} is not valid; use 0 or more")
+        check("min_delta", min_delta, lambda _: delta is not None and delta >= 0, "0 or more")
+        if baseline is not None:
+            check("baseline", baseline, lambda one: number(one) is not None, "a number, or None")
         self.monitor = monitor
         self.patience = patience
         self.looks = looks
-        self.min_delta = delta
+        self.min_delta = delta or 0.0
         self.mode = mode
         self.baseline = baseline
         self.restore_best_weights = restore_best_weights
@@ -102,6 +114,7 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
 
     def __call__(self, elapsed: Elapsed, state: Any, logs: LogsLike) -> tuple[bool, Any]:
         """Whether to stop, and the state to continue with; for hand-written loops."""
+        check_elapsed(elapsed, "the first argument of early_stopping")
         found = Logs(logs)
         if not found.find(self.monitor):
             raise missing("early_stopping", self.monitor, found)
@@ -195,8 +208,10 @@ class nan_guard(LoopCallback):  # noqa: N801  a name like the functions beside i
     """
 
     def __init__(self, *monitor: str, action: str = "raise", lag: int = 8) -> None:
-        if action not in ("raise", "stop"):
-            raise ValueError(f'action={action!r} is not valid; use "raise" or "stop"')
+        check("action", action, lambda one: one in ("raise", "stop"), '"raise" or "stop"')
+        for name in monitor:
+            check_name(name)
+        check("lag", lag, lambda one: whole("lag", one) is not None, "0 or more steps")
         self.monitor = monitor
         self.action = action
         self.lag = lag

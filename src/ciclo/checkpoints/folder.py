@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from ciclo.checkpoints.manifest import FORMAT, META, Manifest
 from ciclo.elapsed import clock, now
-from ciclo.errors import CheckpointError, warn
+from ciclo.errors import CheckpointError, check, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,12 +36,12 @@ class Folder:
     """The folder of a run's checkpoints. Created when the first one is written."""
 
     def __init__(self, path: str | os.PathLike[str], prefix: str = PREFIX) -> None:
-        self.path = (
-            Path(path).expanduser().absolute()
-        )  # the program may change its working directory
+        check("directory", path, os.fspath, 'the path of a folder, as "runs/1"')
+        # Absolute, because the program may change its working directory.
+        self.path = Path(path).expanduser().absolute()
         self.prefix = prefix
-        if not prefix or prefix.startswith(".") or "/" in prefix or os.sep in prefix:
-            raise ValueError(f'prefix={prefix!r} is not valid; use the start of a name, as "best_"')
+        is_name = re.compile(r"[^./\\\\][^/\\\\]*").fullmatch
+        check("prefix", prefix, is_name, 'the start of a name, as "best_"')
         self._place = re.compile(re.escape(prefix) + "([0-9]{8,})")
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from ciclo.errors import need
+from ciclo.errors import check, need
 from ciclo.jax import model
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def create_equinox_state(
     ... )
     """
     equinox = need("equinox", "ciclo.create_equinox_state()")
+    check("module", module, equinox.Module, "an object of equinox.Module")
     params, others = equinox.partition(module, equinox.is_inexact_array)
     fixed = equinox.filter(others, equinox.is_array)
     return model.create(
@@ -89,6 +90,7 @@ def create_equinox_state(
 
 def equinox_module(state: ModelState) -> Any:
     """The module with the current values of a state."""
+    model.check_made_by("create_equinox_state", state, EquinoxForward)
     import equinox
 
     return equinox.combine(state.params, state.batch_stats[0], state.forward.rest)

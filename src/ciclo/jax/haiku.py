@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from ciclo.errors import need
+from ciclo.errors import check, need
 from ciclo.jax import model
 from ciclo.jax.model import told
 
@@ -64,6 +64,7 @@ def create_haiku_state(
     if isinstance(function, haiku.Transformed):
         transformed = haiku.with_empty_state(function)
     elif not isinstance(function, haiku.TransformedWithState):
+        check("function", function, callable, "a function of Haiku modules")
         transformed = haiku.transform_with_state(function)
         training = model.training_argument(function)
     args = inputs if isinstance(inputs, tuple) else (inputs,)

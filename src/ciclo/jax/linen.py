@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ciclo.binding import name_of
-from ciclo.errors import CicloError, need
+from ciclo.errors import CicloError, check, need, shown
 from ciclo.jax import model
 from ciclo.jax.model import told
 from ciclo.judging import named
@@ -161,17 +161,23 @@ def create_flax_state(
             "inputs is an optimizer; the second argument is an example of the module's inputs:"
             " create_flax_state(module, jnp.zeros((1, 64)), optimizer)"
         )
+    if not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(inputs)):
+        raise CicloError(
+            f"inputs={shown(inputs)} has no array; give an example of the module's inputs:"
+            " create_flax_state(module, jnp.zeros((1, 64)), optimizer)"
+        )
     phases = _phases(options)
     training = {name: _training(module, phase.get("method")) for name, phase in phases.items()}
     forward = LinenForward(
         module,
         Phase(**phases["train"], training=training["train"]),
         Phase(**phases["evaluate"], training=training["evaluate"]),
-        None if keep_collections is None else tuple(keep_collections),
+        _names("keep_collections", keep_collections),
         logs_full_path,
     )
     if key is None or isinstance(key, int):
         key = jax.random.key(seed if key is None else key)
+    check("key", key, lambda one: one.dtype, "jax.random.key(0), or a seed")
     flags = told(training["init"], init_training_value)
 
     def init() -> tuple[Any, Any]:
@@ -229,14 +235,21 @@ def _phases(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
                 f"create_flax_state has no {name!r}; use {what}_init, {what}_train or {what}_eval"
             )
         given = options.pop(name)
-        if what == "rngs" and given is not None:
-            given = (given,) if isinstance(given, str) else tuple(given)
+        if what == "rngs":
+            given = _names(name, given)
         elif isinstance(given, list):
             given = tuple(given)  # hashable, for jit
         for phase in PHASES[when]:
             if found[phase].setdefault(what, given) != given:
                 raise CicloError(f"{name}={given!r} contradicts another option; give {what}_eval")
     return found
+
+
+def _names(option: str, given: Any) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    check(option, given, lambda one: "".join(one) is not None, "a list of names, or None")
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _keys(start: Any, phases: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -23,18 +23,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ciclo import averages
 from ciclo.averages import EmaState
-from ciclo.binding import read
+from ciclo.binding import creator_of, read
 from ciclo.callbacks.base import Unpackable
 from ciclo.device_values import describe, library_of
 from ciclo.elapsed import samples_in
-from ciclo.errors import CallbackError, CicloError, need
+from ciclo.errors import CallbackError, CicloError, check, need, shown
 from ciclo.jax import metrics as stateful
 from ciclo.jax.padding import current_mask, find_difference, mask, mean
 from ciclo.jax.precision import Policy
 from ciclo.jax.strategies import Placed, Strategy, get_strategy
+from ciclo.judging import check_training
 from ciclo.logs import Logs
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class ManagedStep(Unpackable):
     def __init__(
         self, function: Callable[..., Any], trains: bool, strategy: str | Strategy | None = None
     ) -> None:
+        check("function", function, callable, "a function of state and batch")
         functools.update_wrapper(self, function)
         self.strategy = strategy  # resolved in the first call, because it may initialise JAX
         self.name = getattr(function, "__name__", "step")
@@ -511,12 +514,8 @@ class ManagedState:
                 f"{cls.__name__}.create has no option {min(unknown)!r}; the optimizer is tx=, and"
                 f" the other options are {options}, and fields of the class"
             )
-        if accumulate is not None and (type(accumulate) is not int or accumulate < 1):
-            raise CicloError(f"accumulate={accumulate!r} is not valid; use 1 or more, or None")
-        if clip_norm is not None and (isinstance(clip_norm, bool) or not clip_norm > 0):
-            raise CicloError(f"clip_norm={clip_norm!r} is not valid; use a number above 0, or None")
-        if ema_decay is not None and not 0 <= ema_decay < 1:
-            raise CicloError(f"ema_decay={ema_decay!r} is not valid; use 0 to below 1, or None")
+        check_training(accumulate, clip_norm, ema_decay)
+        _check_params(params)
         if clip_norm is not None and tx is None:
             raise CicloError("clip_norm= needs an optimizer: tx=optax.adam(1e-3)")
         if clip_norm is not None:
@@ -705,7 +704,20 @@ def _keys(given: Any) -> dict[str, jax.Array]:
     if given is None:
         return {}
     named = given if isinstance(given, dict) else {"dropout": given}
+    for one in named.values():
+        allowed = "a seed, a key such as jax.random.key(0), or a dict of these"
+        check("rngs", one, lambda one: isinstance(one, (int, jax.Array, np.ndarray)), allowed)
     return {k: jax.random.key(v) if isinstance(v, int) else v for k, v in named.items()}
+
+
+def _check_params(params: Any) -> None:
+    """Refuses a model or anything else that is not a tree of arrays."""
+    if (create := creator_of(params)) is not None:
+        raise CicloError(f"params= is a model; write ciclo.{create}(...), or give its parameters")
+    for path, leaf in [] if _makes(params) else jax.tree_util.tree_leaves_with_path(params):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, (bool, int, float, complex)):
+            place = jax.tree_util.keystr(path)
+            raise CicloError(f"params{place} is {shown(leaf)}; params= is a tree of arrays")
 
 
 def _static_names(cls: Any) -> list[str]:

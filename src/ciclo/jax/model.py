@@ -17,7 +17,16 @@ from ciclo.errors import CallbackError, CicloError, warn
 from ciclo.jax import managed
 from ciclo.jax import metrics as stateful
 from ciclo.jax.managed import ManagedState
-from ciclo.judging import Asked, crossed, crossed_shape, named, named_outputs, split, wants
+from ciclo.judging import (
+    Asked,
+    check_training,
+    crossed,
+    crossed_shape,
+    named,
+    named_outputs,
+    split,
+    wants,
+)
 from ciclo.logs import Logs
 
 if TYPE_CHECKING:
@@ -223,6 +232,12 @@ class ModelState(ManagedState):
 FlaxState = ModelState  # the name in 0.1.9
 
 
+def check_made_by(creator: str, state: Any, kind: type) -> None:
+    """Refuses a state of another framework."""
+    if not isinstance(getattr(state, "forward", None), kind):
+        raise CicloError(f"{describe(state)} was not created by ciclo.{creator}; give its state")
+
+
 def _called(name: str, function: Callable[..., Any], values: dict[str, Any]) -> Any:
     value = Asked(name, function, tuple(values), fills_rest=True)(values)
     if value is None:
@@ -305,6 +320,7 @@ def create(
     init: parameters and non-trainable variables, or a function that returns both
     averaged: losses whose running mean is logged as `avg_<name>`
     """
+    check_training(unpack=unpack)
     params, stats = init if isinstance(init, tuple) else (lambda: init()[0], lambda: init()[1])
     found = named("metrics", metrics, None)
     kept = {name: one for name, one in found.items() if stateful.is_metric(one)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ciclo.device_values import describe
-from ciclo.errors import CicloError, need
+from ciclo.binding import creator_of
+from ciclo.errors import CicloError, need, shown
 from ciclo.jax import model
 
 if TYPE_CHECKING:
@@ -59,10 +59,11 @@ def create_nnx_state(
     """
     nnx = need("flax.nnx", "ciclo.create_nnx_state()", "flax")
     is_made = isinstance(module, nnx.Module)
-    if not is_made and not callable(module):
+    if not is_made and (not callable(module) or creator_of(module) or isinstance(module, type)):
+        hint = f"; use ciclo.{create}" if (create := creator_of(module)) else ""
         raise CicloError(
-            f"create_nnx_state was given {describe(module)}; give a module of flax.nnx, or a"
-            " function that returns one"
+            f"create_nnx_state was given {shown(module)}; give a module of flax.nnx, or a"
+            f" function that returns one, as lambda: Model(rngs=nnx.Rngs(0)){hint}"
         )
 
     def parts(made: Any) -> tuple[Any, Any]:
@@ -78,6 +79,7 @@ def create_nnx_state(
 
 def nnx_module(state: ModelState) -> Any:
     """The module with the current values of a state."""
+    model.check_made_by("create_nnx_state", state, NnxForward)
     from flax import nnx
 
     return nnx.merge(state.forward.graph, state.params, state.batch_stats)

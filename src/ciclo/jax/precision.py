@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ciclo.device_values import TARGETS
-from ciclo.errors import CicloError
+from ciclo.errors import check
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,21 @@ class Policy:
     compute: str = "float32"
     output: str = "float32"
 
+    def __post_init__(self) -> None:
+        for name in ("compute", "output"):
+            check(
+                name,
+                getattr(self, name),
+                lambda one: jnp.issubdtype(one, jnp.floating),
+                '"bfloat16"',
+            )
+
     @classmethod
     def of(cls, given: Policy | str | None) -> Policy | None:
         if given is None or isinstance(given, Policy):
             return given
-        if given not in ("float32", "bfloat16"):
-            raise CicloError(
-                f"policy={given!r} is not valid; use 'bfloat16', 'float32' or a managed.Policy."
-                " float16 would need its losses scaled"
-            )
+        allowed = "'bfloat16', 'float32' or a managed.Policy. float16 would need its losses scaled"
+        check("policy", given, lambda one: one in ("float32", "bfloat16"), allowed)
         return cls(compute=given)
 
     def to_compute(self, tree: Any) -> Any:

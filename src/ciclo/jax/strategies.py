@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ciclo.device_values import describe
-from ciclo.errors import CicloError
+from ciclo.errors import CicloError, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["JIT", "DataParallel", "Eager", "Strategy", "get_strategy", "register_strategy"]
 
-UNEVEN = ("refuse", "pad")
 # Smaller parameters are not sharded: gathering costs more than it saves.
 MIN_SIZE = 1024
 # How long a process waits for the others if the size of its batch changes.
@@ -85,21 +84,21 @@ class Strategy:
     is_compiled: bool = True
 
     def __post_init__(self) -> None:
-        if self.uneven not in UNEVEN:
-            raise CicloError(f'uneven={self.uneven!r} is not valid; use "refuse" or "pad"')
+        check("uneven", self.uneven, lambda one: one in ("refuse", "pad"), '"refuse" or "pad"')
+        if not callable(self.rules):
+            allowed = "a function, or pairs of a pattern and a PartitionSpec"
+            check("rules", self.rules, lambda rules: all(len(one) == 2 for one in rules), allowed)
         if isinstance(self.batch_axes, str):
             object.__setattr__(self, "batch_axes", (self.batch_axes,))
         if self.mesh is None:
             return
+        check("mesh", self.mesh, Mesh, "jax.make_mesh(...), or None")
         # Automatic axes: with explicit ones, user code would have to specify shardings.
         automatic = Mesh(self.mesh.devices, self.mesh.axis_names)
         object.__setattr__(self, "mesh", automatic)
-        unknown = [axis for axis in self.batch_axes if axis not in self.mesh.axis_names]
-        if unknown:
-            raise CicloError(
-                f"batch_axes={self.batch_axes!r} has {unknown[0]!r}, but the axes of the mesh"
-                f" are {self.mesh.axis_names!r}"
-            )
+        names = self.mesh.axis_names
+        allowed = f"axes of the mesh, which are {names!r}"
+        check("batch_axes", self.batch_axes, lambda axes: set(axes) <= {*names}, allowed)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -404,11 +403,9 @@ def _mesh(devices: Devices, name: str) -> Mesh:
                 f"{name} needs {devices} devices, but JAX has {len(there)} ({platform}); {hint}"
             )
         devices = there[:devices]
-    chosen = list(there if devices is None else devices)
-    if not chosen or not all(isinstance(one, jax.Device) for one in chosen):
-        raise CicloError(
-            f"devices={devices!r} of {name} is not valid; use a number, or devices of jax.devices()"
-        )
+    chosen: Any = there if devices is None else devices
+    allowed = "a number, or devices of jax.devices()"
+    check("devices", chosen, lambda some: {*map(type, some)} == {type(there[0])}, allowed)
     return jax.make_mesh((len(chosen),), ("data",), devices=chosen, axis_types=(AxisType.Auto,))
 
 

@@ -11,30 +11,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ciclo import _seam
+from ciclo import _seam, moments
 from ciclo import loop as run_loop  # `loops.loop` is a module, as in 0.1.9
 from ciclo.binding import listed, pairs_of
 from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
-from ciclo.errors import CicloError, PeriodError, refuse_unknown, warn
+from ciclo.errors import CicloError, PeriodError, check, refuse_unknown, warn
 from ciclo.loop import NO_BATCH, OPTIONS, LoopState, Result, State, begin, iterate, refuse_options
-from ciclo.moments import (
-    on_epoch_end,
-    on_epoch_start,
-    on_predict_step,
-    on_reset_step,
-    on_test_batch_begin,
-    on_test_batch_end,
-    on_test_begin,
-    on_test_end,
-    on_test_step,
-    on_train_batch_begin,
-    on_train_batch_end,
-    on_train_end,
-    on_train_start,
-    on_train_step,
-)
 from ciclo.plan import Plan
 from ciclo.schedules import always
 
@@ -126,18 +110,23 @@ def fit(
     whole("epochs", epochs)
     if whole("steps_per_epoch", steps_per_epoch) == 0:
         raise PeriodError("steps_per_epoch=0 is not valid; use 1 or more")
-    given = {on_train_step: train_step, on_test_step: test_step, on_reset_step: reset_step}
-    pairs = [(moment, step) for moment, step in given.items() if step is not None]
+    own = {
+        moments.on_train_step: train_step,
+        moments.on_test_step: test_step,
+        moments.on_reset_step: reset_step,
+    }
+    pairs = [(moment, step) for moment, step in own.items() if step is not None]
     length = steps_per_epoch if steps_per_epoch is not None else length_of(train)
     if length is None and hasattr(train, "__next__") and epochs is not None and epochs > 1:
         raise CicloError(ONCE)
     if length == 0:
         warn(NO_BATCH)
-    ends = [] if steps is None else [steps]
+    run = begin(fit, state, steps, options)
     if epochs is not None and length is not None:
-        elapsed = options.get("elapsed")
-        ends.append(epochs * length + (0 if elapsed is None else elapsed.steps))
-    run = begin(fit, state, min(ends) if ends else None, options)
+        end = epochs * length + run.elapsed.steps
+        given = {} if run.stop is None else dict(run.stop._given())
+        given["steps"] = min(end, given.get("steps", end))
+        run._stop = Period.create(**given)
     cut = Epochs(run)
     return _train(
         run,
@@ -163,7 +152,9 @@ class Evaluation:
         self.dataset = dataset
         self.name = name
         self.stop = None if duration is None else as_period(duration)
-        given = {"aggregation": aggregation, "weighted": True, **(options or {})}
+        options = {} if options is None else options
+        check("inner_loop_kwargs", options, lambda one: {**one} == one, "a dict of options")
+        given = {"aggregation": aggregation, "weighted": True, **options}
         self._inner = {key: given.pop(key) for key in INNER if key in given}
         self._options = given
         refuse_unknown("inner_loop", given, [*INNER, *OPTIONS])
@@ -176,24 +167,24 @@ class Evaluation:
     def callbacks(self, plan: Plan, metadata: Any) -> list[Any]:
         """The callback that evaluates, if there is a dataset."""
         if self.dataset is None:
-            plan.refuse(on_test_begin, on_test_batch_begin, on_test_step)
-            plan.refuse(on_test_batch_end, on_test_end)
-            if plan.tasks[on_test_step]:
+            plan.refuse(moments.on_test_begin, moments.on_test_batch_begin, moments.on_test_step)
+            plan.refuse(moments.on_test_batch_end, moments.on_test_end)
+            if plan.tasks[moments.on_test_step]:
                 warn(
                     "a test step was given, but no data to test on: use test_dataset=, or, in"
                     " fit, validation="
                 )
             return []
         steps = [
-            *plan.all_at(on_test_batch_begin),
-            *plan.steps(on_test_step),
-            *plan.callbacks[on_test_step],
-            *plan.all_at(on_test_batch_end),
+            *plan.all_at(moments.on_test_batch_begin),
+            *plan.steps(moments.on_test_step),
+            *plan.callbacks[moments.on_test_step],
+            *plan.all_at(moments.on_test_batch_end),
         ]
         options = {"metadata": metadata, **self._options}
-        starts = [*plan.all_at(on_reset_step), *plan.all_at(on_test_begin)]
+        starts = [*plan.all_at(moments.on_reset_step), *plan.all_at(moments.on_test_begin)]
         starts += listed(options.pop("on_start", None))
-        ends = [*plan.all_at(on_test_end), *listed(options.pop("on_end", None))]
+        ends = [*plan.all_at(moments.on_test_end), *listed(options.pop("on_end", None))]
 
         def evaluate(state: Any) -> Result[Any]:
             tasks = [(always(), steps)]
@@ -211,20 +202,20 @@ def _train(
     evaluation: Evaluation,
     options: LoopOptions,
 ) -> Result[State]:
-    plan.refuse(on_predict_step)
+    plan.refuse(moments.on_predict_step)
     ending: list[Any] = []
     if callable(getattr(run.state, "flush_step", None)):
         ending.append(_flush)
-    ending += [*evaluation.callbacks(plan, run.metadata), *plan.all_at(on_epoch_end)]
-    beginning = [*plan.all_at(on_epoch_start), *plan.all_at(on_reset_step)]
+    ending += [*evaluation.callbacks(plan, run.metadata), *plan.all_at(moments.on_epoch_end)]
+    beginning = [*plan.all_at(moments.on_epoch_start), *plan.all_at(moments.on_reset_step)]
     tasks = [
         (lambda elapsed: epochs.is_first, beginning),
-        (always(), plan.all_at(on_train_batch_begin)),
-        (always(), plan.steps(on_train_step)),
+        (always(), plan.all_at(moments.on_train_batch_begin)),
+        (always(), plan.steps(moments.on_train_step)),
         *_check_once(run),
         *plan.scheduled,
-        (always(), plan.callbacks[on_train_step]),
-        (always(), plan.all_at(on_train_batch_end)),
+        (always(), plan.callbacks[moments.on_train_step]),
+        (always(), plan.all_at(moments.on_train_batch_end)),
         (lambda elapsed: epochs.is_over(), ending),
     ]
     before, at_start = run.done().steps, _array_ids(run.state)
@@ -234,8 +225,8 @@ def _train(
         tasks,
         {
             **options,
-            "on_start": [*listed(options.get("on_start")), *plan.all_at(on_train_start)],
-            "on_end": [*plan.all_at(on_train_end), *listed(options.get("on_end"))],
+            "on_start": [*listed(options.get("on_start")), *plan.all_at(moments.on_train_start)],
+            "on_end": [*plan.all_at(moments.on_train_end), *listed(options.get("on_end"))],
         },
         _seam.watch(is_epoch_end=lambda: epochs.is_last, epoch=lambda: run.epoch or 0),
         at_last=lambda: ending if epochs.end() else [],
@@ -285,7 +276,7 @@ def test_loop(
     **options: Unpack[LoopOptions],
 ) -> Result[State]:
     """Runs `on_reset_step` once and `on_test_step` for each batch; options are those of `loop`."""
-    return _pass(on_test_step, state, dataset, tasks, stop, callbacks, options)
+    return _pass(moments.on_test_step, state, dataset, tasks, stop, callbacks, options)
 
 
 def predict_loop(
@@ -301,7 +292,7 @@ def predict_loop(
 
     Outputs that the step logs are in the history: `history.collect("outputs.logits")`.
     """
-    return _pass(on_predict_step, state, dataset, tasks, stop, callbacks, options)
+    return _pass(moments.on_predict_step, state, dataset, tasks, stop, callbacks, options)
 
 
 def _pass(
@@ -315,27 +306,27 @@ def _pass(
 ) -> Result[State]:
     """One pass over a dataset, without epochs; callbacks of train steps run in each step."""
     plan = Plan(state, tasks, callbacks)
-    plan.refuse(on_predict_step if moment == on_test_step else on_test_step)
-    is_test = moment == on_test_step
+    plan.refuse(moments.on_predict_step if moment == moments.on_test_step else moments.on_test_step)
+    is_test = moment == moments.on_test_step
     starts = [
         *listed(options.get("on_start")),
-        *plan.callbacks[on_train_start],
-        *plan.callbacks[on_epoch_start],
-        *(plan.all_at(on_test_begin) if is_test else ()),
-        *plan.all_at(on_reset_step),
+        *plan.callbacks[moments.on_train_start],
+        *plan.callbacks[moments.on_epoch_start],
+        *(plan.all_at(moments.on_test_begin) if is_test else ()),
+        *plan.all_at(moments.on_reset_step),
     ]
     ends = [
-        *(plan.all_at(on_test_end) if is_test else ()),
-        *plan.callbacks[on_epoch_end],
-        *plan.callbacks[on_train_end],
+        *(plan.all_at(moments.on_test_end) if is_test else ()),
+        *plan.callbacks[moments.on_epoch_end],
+        *plan.callbacks[moments.on_train_end],
         *listed(options.get("on_end")),
     ]
     steps = [
-        (always(), plan.all_at(on_test_batch_begin) if is_test else []),
+        (always(), plan.all_at(moments.on_test_batch_begin) if is_test else []),
         (always(), [*plan.steps(moment), *plan.callbacks[moment]]),
         *plan.scheduled,
-        (always(), plan.callbacks[on_train_step]),
-        (always(), plan.all_at(on_test_batch_end) if is_test else []),
+        (always(), plan.callbacks[moments.on_train_step]),
+        (always(), plan.all_at(moments.on_test_batch_end) if is_test else []),
     ]
     run = begin(test_loop if is_test else predict_loop, state, stop, options)
     options = {**options, "on_start": starts, "on_end": ends}

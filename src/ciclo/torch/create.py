@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ciclo.errors import need
-from ciclo.judging import named
+from ciclo.errors import check, need
+from ciclo.judging import check_training, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,17 +62,9 @@ def create_torch_state(
     need("torch", "ciclo.create_torch_state()")
     from ciclo.torch import state, strategies
 
-    if policy is not None and policy not in POLICIES:
-        allowed = ", ".join(f'"{one}"' for one in POLICIES)
-        raise ValueError(f"policy={policy!r} is not valid; use {allowed} or None")
-    if accumulate is not None and accumulate < 1:
-        raise ValueError(f"accumulate={accumulate!r} is not valid; use 1 or more, or None")
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm={clip_norm!r} is not valid; use more than 0, or None")
-    if ema_decay is not None and not 0 <= ema_decay < 1:
-        raise ValueError(
-            f"ema_decay={ema_decay!r} is not valid; use a decay such as 0.999, or None"
-        )
+    allowed = ", ".join(f'"{one}"' for one in POLICIES) + " or None"
+    check("policy", policy, lambda one: one is None or one in POLICIES, allowed)
+    check_training(accumulate, clip_norm, ema_decay, unpack)
     named_losses = named("losses", losses, "loss")
     named_metrics = named("metrics", metrics, None)
     for name, one in [*named_losses.items(), *named_metrics.items()]:

@@ -25,7 +25,7 @@ from ciclo.judging import crossed_shape, named_outputs
 from ciclo.logs import Logs
 from ciclo.torch.batches import detached, is_number, to_device, unpacked
 from ciclo.torch.metrics import Crossing, Running, asked, is_stateful
-from ciclo.torch.strategies import mean_over_processes
+from ciclo.torch.strategies import called_with, mean_over_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -415,9 +415,11 @@ class TorchState:
 def _scheduler(given: Any, optimizer: Optimizer | None) -> LRScheduler | None:
     if given is None:
         return None
+    if optimizer is None:
+        raise TypeError("scheduler= needs an optimizer: create_torch_state(module, optimizer, ...)")
     made = given
     if not isinstance(given, LRScheduler) and callable(given):
-        made = given(optimizer)
+        made = called_with("scheduler", given, optimizer)
     if isinstance(made, ReduceLROnPlateau):
         raise TypeError(
             "scheduler: ReduceLROnPlateau steps once per epoch, by a value; leave it out here"

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ciclo.errors import CicloError, warn
+from ciclo.errors import CicloError, check, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,8 @@ class Placed:
             return None
         made: Any = given
         if not isinstance(given, torch.optim.Optimizer) and callable(given):
-            made = given([one for one in self.module.parameters() if one.requires_grad])
+            trained = [one for one in self.module.parameters() if one.requires_grad]
+            made = called_with("optimizer", given, trained)
         if not isinstance(made, torch.optim.Optimizer):
             raise TypeError(
                 f"optimizer is {made!r}; use a torch optimizer, or a function that returns one,"
@@ -196,6 +197,19 @@ class Sharded(Placed):
         root.reshard()  # the root module does this only after a backward pass
 
 
+def called_with(option: str, make: Callable[..., Any], given: Any) -> Any:
+    """What a function of the user creates from the parameters or the optimizer."""
+    try:
+        return make(given)
+    except TypeError as error:
+        what = {"optimizer": "parameters", "scheduler": "optimizer"}[option]
+        error.add_note(
+            f"ciclo: {option}= is called with the {what} alone; with more arguments, write"
+            f" {option}=lambda {what}: ...({what}, ...)"
+        )
+        raise
+
+
 STRATEGIES: dict[str, type[Placed]] = {
     one.name: one for one in (Placed, Compiled, DataParallel, Sharded)
 }
@@ -203,10 +217,9 @@ STRATEGIES: dict[str, type[Placed]] = {
 
 def place(module: Any, strategy: str, device: Any, sync_batch_norm: bool) -> Placed:
     """Places a module by a strategy, or raises with the reason why not."""
-    kind = STRATEGIES.get(strategy)
-    if kind is None:
-        allowed = ", ".join(f'"{name}"' for name in STRATEGIES)
-        raise ValueError(f"strategy={strategy!r} is not valid; use one of {allowed}")
+    allowed = ", ".join(f'"{name}"' for name in STRATEGIES)
+    check("strategy", strategy, lambda one: one in STRATEGIES, f"one of {allowed}")
+    kind = STRATEGIES[strategy]
     if isinstance(module, DistributedDataParallel):
         raise TypeError(
             'module is wrapped in DistributedDataParallel; give the module, and strategy="ddp"'

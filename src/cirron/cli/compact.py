@@ -19,11 +19,8 @@ def compact(folder: str | None, store: str | None, is_json: bool) -> None:
     """
     from cirron.runs import opened
 
-    where = output.default_folder() if folder is None else folder
     with output.status("compacting"):
-        done = opened.compact(where, store=store)
-    if is_json:
-        output.echo_json(done)
-    else:
-        merged = text.plural(done["merged"], "segment")
-        output.echo(f"merged {merged}, deleted {text.plural(done['removed'], 'unused file')}")
+        done = opened.compact(output.default_folder(folder), store=store)
+    merged, removed = done["merged"], done["removed"]
+    said = f"merged {text.plural(merged, 'segment')}, deleted {text.plural(removed, 'unused file')}"
+    output.echo(done if is_json else said)

@@ -12,7 +12,7 @@ from cirron.view import text
 def formats() -> str:
     """The formats for the help, one per line."""
     width = max(map(len, exports.FORMS))
-    return "\n".join(f"{name:<{width}}  {form.what}" for name, form in exports.FORMS.items())
+    return "\n".join(f"{name:<{width}}  {what}" for name, (_, what) in exports.FORMS.items())
 
 
 @click.command(
@@ -31,6 +31,5 @@ def formats() -> str:
 )
 @output.in_folder
 def export(wanted: str | None, form: str, path: str, folder: str | None) -> None:
-    """Writes a run for another tool."""
     exports.export(output.open_run(folder, wanted), form, path)
     output.echo(f"wrote {text.escape(path)}")

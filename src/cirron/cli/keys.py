@@ -8,7 +8,7 @@ import click
 
 from cirron import errors
 from cirron.cli import output
-from cirron.view import text
+from cirron.view import tables, text
 
 if TYPE_CHECKING:
     from cirron.server.depot import Depot
@@ -21,8 +21,7 @@ def depot(folder: str | None, store: str | None, *, make: bool = False) -> Depot
     from cirron.server.depot import Depot
     from cirron.server.process import depot_of
 
-    where = output.default_folder() if folder is None else folder
-    found = Depot(store or depot_of(where, make=make))
+    found = Depot(store or depot_of(output.default_folder(folder), make=make))
     is_given = store is not None or folder is not None
     if is_given and not make and not (found.objects.list("secret") or found.objects.list("keys/")):
         raise errors.SettingError(
@@ -61,10 +60,16 @@ def list_(folder: str | None, store: str | None, is_json: bool) -> None:
     found = server_keys.every(depot(folder, store))
     if is_json:
         names = ("id", "name", "scopes", "created_ns", "rate")
-        output.echo_json({"keys": [{n: getattr(one, n) for n in names} for one in found]})
+        output.echo({"keys": [{n: getattr(one, n) for n in names} for one in found]})
         return
     rows = [
-        (one.id, text.plain(one.name), ", ".join(one.scopes), str(one.rate), when(one.created_ns))
+        (
+            one.id,
+            text.plain(one.name),
+            ", ".join(one.scopes),
+            str(one.rate),
+            tables.moment(one.created_ns, "%Y-%m-%d %H:%M"),
+        )
         for one in found
     ]
     output.table(("id", "name", "scope", "rate", "created"), rows)
@@ -101,10 +106,3 @@ def link(key_id: str, address: str, folder: str | None, store: str | None) -> No
         raise errors.one_of("key", key_id, readers)
     where = settings.address("ADDRESS", address)
     output.echo(f"{where}/?token={login.new_link(kept, key_id)}")
-
-
-def when(ns: int) -> str:
-    """A moment, for a table."""
-    import datetime
-
-    return datetime.datetime.fromtimestamp(ns / 1e9).strftime("%Y-%m-%d %H:%M")

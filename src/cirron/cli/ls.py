@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 
     from cirron.runs.opened import Run
 
-COLUMNS = ("run", "state", "started", "lasted", "ranks", "attempts", "script", "tags")
+COLUMNS = (*tables.RUN_COLUMNS[:-1], "script", "tags")
 SHORTEST = 8
+GENERATED = re.compile("[0-9a-f]{32}")
 
 
 @click.command()
@@ -29,32 +31,32 @@ def ls(folder: str | None, is_json: bool) -> None:
     found = output.open_place(folder).runs
     runs = [found[one] for one in found][::-1]
     if is_json:
-        output.echo_json({"runs": [as_dict(run) for run in runs]})
+        output.echo({"runs": [as_dict(run) for run in runs]})
         return
     short = prefixes([run.id for run in runs])
     output.table(COLUMNS, [row(run, short[run.id]) for run in runs])
 
 
 def row(run: Run, name: str) -> list[str]:
-    """A run as a row of `COLUMNS`."""
     program = run.program
     return [
         text.plain(name),
-        run.state,
-        tables.moment(run.started_ns),
-        text.duration(run.ended_ns - run.started_ns),
-        str(len(run.ranks) or "-"),
-        str(len(run.attempts)),
+        *tables.run_row(run)[1:-1],
         text.plain(program.script or "-"),
         text.tags(program) or "-",
     ]
 
 
 def prefixes(ids: Sequence[str]) -> dict[str, str]:
-    """The shortest unique start of each id, at least 8 characters."""
-    found = {}
+    """The shortest unique start of each id, at least 8 characters.
+
+    Ids that the user or a launcher has chosen are names, and not shortened.
+    """
+    found = {one: one for one in ids}
     ordered = sorted(ids)
     for at, one in enumerate(ordered):
+        if not GENERATED.fullmatch(one):
+            continue
         beside = ordered[max(0, at - 1) : at] + ordered[at + 1 : at + 2]
         length = SHORTEST
         while length < len(one) and any(other.startswith(one[:length]) for other in beside):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from cirron.runs.place import Place
 
 SCHEMA = 1  # version of the --json output
-GAP = 2  # between the columns of a table
 
 STYLES = {
     "running": "green",
@@ -56,31 +55,27 @@ def open_place(folder: str | None) -> Place:
     from cirron.runs.place import Place
 
     with status("reading"):
-        return Place([default_folder() if folder is None else folder])
+        return Place([default_folder(folder)])
 
 
 def open_run(folder: str | None, wanted: str | None) -> Run:
-    """A run by its id or the start of it, or the newest."""
+    """A run by its id or the start of it, or the newest one of a folder."""
+    folder, wanted = folder_or_run(folder, wanted)
     runs = open_place(folder).runs
     return runs.latest if wanted is None else runs[wanted]
 
 
-def echo(line: str = "") -> None:
-    """Prints a line; characters that the terminal's encoding lacks are escaped."""
-    click.echo(text.encodable(line, sys.stdout))
+def folder_or_run(folder: str | None, wanted: str | None) -> tuple[str | None, str | None]:
+    """The folder and the run. In place of a run, its folder may be given."""
+    is_folder = folder is None and wanted is not None and os.path.isdir(wanted)
+    return (wanted, None) if is_folder else (folder, wanted)
 
 
-def echo_json(content: dict[str, Any]) -> None:
-    """Prints strict JSON in ASCII."""
-    echo(text.to_json({"schema": SCHEMA, **content}))
-
-
-def is_terminal(stream: Any = None) -> bool:
-    """Whether this stream, by default standard output, is a terminal."""
-    try:
-        return bool((stream or sys.stdout).isatty())
-    except (AttributeError, ValueError):  # None, or closed
-        return False
+def echo(said: str | dict[str, Any] = "") -> None:
+    """Prints text, or a dict as JSON. Characters that the terminal's encoding lacks are escaped."""
+    if isinstance(said, dict):
+        said = text.to_json({"schema": SCHEMA, **said})
+    click.echo(text.encodable(said, sys.stdout))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], more: str = "") -> None:
@@ -89,11 +84,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], more: str = "")
     A table wider than the terminal is printed as plain lines, because rich would split columns in
     the middle of words and numbers.
     """
-    widths = [max(len(row[at]) for row in (columns, *rows)) for at in range(len(columns))]
-    if not is_terminal() or not draw(columns, rows, sum(widths) + GAP * len(widths)):
-        for row in (columns, *rows):
-            padded = (one.ljust(width) for one, width in zip(row, widths, strict=True))
-            echo((" " * GAP).join(padded).rstrip())
+    lines = tables.aligned([columns, *rows])
+    width = max(map(len, lines)) + tables.GAP
+    if not text.is_terminal(sys.stdout) or not draw(columns, rows, width):
+        for line in lines:
+            echo(line)
     if more:
         echo(more)
 
@@ -108,7 +103,7 @@ def draw(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> b
     console = Console()
     if width > console.width:
         return False
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, tables.GAP - 1, 0, 0))
     for name in columns:
         shown.add_column(Text(name), overflow="fold")
     for row in rows:
@@ -118,15 +113,10 @@ def draw(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> b
     return True
 
 
-def cells(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """The rows of a query result as text."""
-    return [[tables.cell(*pair) for pair in zip(columns, row, strict=True)] for row in rows]
-
-
 @contextlib.contextmanager
 def status(what: str) -> Iterator[None]:
     """Shows a status line on a terminal while the block runs."""
-    if not is_terminal(sys.stderr):
+    if not text.is_terminal(sys.stderr):
         yield
         return
     from rich.console import Console
@@ -138,7 +128,7 @@ def status(what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on a terminal. Yields a function that takes (done, total)."""
-    if not is_terminal(sys.stderr):
+    if not text.is_terminal(sys.stderr):
         yield lambda done, total: None
         return
     from rich.console import Console
@@ -151,4 +141,4 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def records_folder(folder: str | None) -> str:
     """The `.cirron` folder that contains the records."""
-    return os.fspath(folders.find(default_folder() if folder is None else folder))
+    return os.fspath(folders.find(default_folder(folder)))

@@ -29,18 +29,13 @@ def report(wanted: str | None, changed: str | None, folder: str | None, is_json:
     if changed is not None:
         part, factor = parse(changed)
         predicted = what_if(gather(run), part, factor)
-        if is_json:
-            gain = None if predicted.gain is None else vars(predicted.gain)
-            output.echo_json({"run": run.id, "part": part, "factor": factor, "gain": gain})
-        else:
-            output.echo(view.what_if(part, factor, predicted))
+        gain = None if predicted.gain is None else vars(predicted.gain)
+        as_json = {"run": run.id, "part": part, "factor": factor, "gain": gain}
+        output.echo(as_json if is_json else view.what_if(part, factor, predicted))
         return
     with output.status("judging"):
-        found_report = report_on(run)
-    if is_json:
-        output.echo_json(found_report.as_dict())
-    else:
-        output.echo(view.render(found_report))
+        found = report_on(run)
+    output.echo(found.as_dict() if is_json else view.render(found))
 
 
 def of_batch(content: bytes, *, is_line: bool) -> str:

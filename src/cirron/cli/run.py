@@ -17,7 +17,6 @@ from typing import Any
 import click
 
 from cirron import autostart, errors, settings, system
-from cirron.cli import output
 from cirron.record import clock
 from cirron.view import text
 
@@ -66,7 +65,7 @@ def run(ctx: click.Context, command: tuple[str, ...]) -> None:
         )
     started_ns = clock.wall()
     code = execute(as_python(list(command)))
-    if output.is_terminal(sys.stderr):
+    if text.is_terminal(sys.stderr):
         try:
             said = result(started_ns)
         except (errors.CirronError, OSError) as error:  # must not change the program's exit code
@@ -121,7 +120,8 @@ def execute(command: list[str]) -> int:
         if signal.getsignal(number) != signal.SIG_IGN  # after nohup, the program ignores it too
     }
     try:
-        child = subprocess.Popen(command, env=environ)  # noqa: S603  what the user asked for
+        # `close_fds`: the program inherits descriptors, such as bash's `<(...)`.
+        child = subprocess.Popen(command, env=environ, close_fds=False)  # noqa: S603  the user's
         code = child.wait()
     except OSError as error:
         raise failure(command[0], error) from None

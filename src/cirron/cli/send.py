@@ -35,11 +35,8 @@ def send(folder: str | None, timeout: float, is_json: bool) -> None:
     root = Path(output.records_folder(folder))
     with output.progress("sending") as told:
         done = backlog.send(root, values.api_endpoint, values.api_key, wait_s=timeout, told=told)
-    if is_json:
-        output.echo_json(done)
-    else:
-        counts = [f"{done[name]} {name.replace('_', ' ')}" for name in done if name != "error"]
-        output.echo(", ".join(counts))
+    counts = [f"{done[name]} {name.replace('_', ' ')}" for name in done if name != "error"]
+    output.echo(done if is_json else ", ".join(counts))
     if done["left"] or done["rejected"]:
         reason = text.plain(str(done["error"] or f"gave up after {timeout:g} s (--timeout)"))
         raise click.ClickException(f"not everything was sent: {reason}")

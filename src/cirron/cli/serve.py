@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,7 @@ import click
 from cirron import settings, system
 from cirron.cli import output
 from cirron.record import clock
+from cirron.view import text
 
 if TYPE_CHECKING:
     from cirron.server.process import Server
@@ -87,7 +89,7 @@ def serve(
 
     # Shells allow 1,024: fewer than a thousand ranks and their files need.
     system.raise_open_files(2 * MAX_CONNECTIONS)
-    is_browser = not no_browser and output.is_terminal()
+    is_browser = not no_browser and text.is_terminal(sys.stdout)
     server = Server(
         Options(
             folders=folders or (() if store else (output.default_folder(),)),

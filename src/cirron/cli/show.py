@@ -87,7 +87,7 @@ def show(
     if name is not None:
         check_name(chosen, name)
     if is_json or form == "json":
-        output.echo_json(as_dict(shown, name, last, place.problems))
+        output.echo(as_dict(shown, name, last, place.problems))
         return
     for number, one in enumerate(shown):
         if number:
@@ -96,9 +96,7 @@ def show(
     show_problems(place.problems)
     others = [run_id for run_id in place.runs if run_id not in {run.id for run in chosen}]
     if others:
-        echo("")
-        for line in other_runs(place.runs, others):
-            echo(line)
+        echo("\n".join(["", *other_runs(place.runs, others)]))
 
 
 class Selection(NamedTuple):
@@ -112,7 +110,6 @@ class Selection(NamedTuple):
         return self.run.main if self.run.main in self.sessions else self.sessions[-1]
 
     def count_of(self, table: str, session: Session) -> int:
-        """The number of records of the session in a table."""
         query = f"SELECT count(*) AS count FROM {table} WHERE session = :session"  # noqa: S608
         return int(self.run.sql(query, session=session.key).rows()[0]["count"])
 
@@ -127,22 +124,17 @@ class Selection(NamedTuple):
     def closed(self, session: Session, ids: list[str]) -> set[str]:
         """Those of these spans that ended normally."""
         query = (
-            "SELECT id, attrs FROM spans WHERE session = :session AND end_ns IS NOT NULL"
-            " AND id IN (SELECT unnest(:ids))"
+            "SELECT id FROM spans WHERE session = :session AND end_ns IS NOT NULL"
+            " AND (attrs->>'truncated') IS NULL AND id IN (SELECT unnest(:ids))"
         )
         rows = self.run.sql(query, session=session.key, ids=ids) if ids else ()
-        return {
-            row["id"]
-            for row in rows
-            if not msgspec.json.decode(row["attrs"] or "{}").get("truncated")
-        }
+        return {row["id"] for row in rows}
 
 
 # -- which runs ---------------------------------------------------------------------------------
 
 
 def choose(runs: Runs, wanted: str | None, is_all: bool) -> list[Run]:
-    """The runs to show: the requested ones, or the latest."""
     if wanted is not None:
         return [runs[wanted]]
     return [runs[run_id] for run_id in runs] if is_all else [runs.latest]
@@ -195,11 +187,9 @@ def title(run: Run) -> str:
 def show_run(shown: Selection, name: str | None, last: int | None) -> None:
     """Prints a run: each session with its state and its tree."""
     run = shown.run
-    echo(title(run) if run.main.info is None else f"run {title(run)}")
     first = run.main.program
     common = text.program(first)
-    for line in common:
-        echo(line)
+    echo("\n".join([title(run) if run.main.info is None else f"run {title(run)}", *common]))
     is_large = len(shown.sessions) > MAX_TREES
     for session in [shown.main] if is_large else shown.sessions:
         # Only one process of a run asks git for changes.
@@ -207,9 +197,7 @@ def show_run(shown: Selection, name: str | None, last: int | None) -> None:
             session.program, dirty=session.program.dirty or first.dirty
         )
         own = [line for line in text.program(program) if line not in common]
-        echo("")
-        for line in header(shown, session) + own + story(shown, session):
-            echo(line)
+        echo("\n".join(["", *header(shown, session), *own, *story(shown, session)]))
         echo(text.render(trees.select(run.tree_of(session), name, last), is_detailed=True))
     if is_large:
         show_sessions(shown)
@@ -220,9 +208,7 @@ def show_sessions(shown: Selection) -> None:
     sessions = sorted(shown.sessions, key=lambda one: one.state in ("running", "clean", "unknown"))
     for session in sessions[:MAX_STORIES]:
         if session is not shown.main and (lines := story(shown, session)):
-            echo("")
-            for line in [", ".join(who(session)), *lines]:
-                echo(line)
+            echo("\n".join(["", ", ".join(who(session)), *lines]))
     echo("")
     times = shown.step_times()
     rows = [
@@ -247,16 +233,10 @@ def show_sessions(shown: Selection) -> None:
 
 def show_problems(problems: Sequence[str]) -> None:
     """Prints the files that could not be read."""
-    lines, more = _listed(problems)
-    for line in lines:
-        echo(f"problem: {line}")
-    if more:
-        echo(f"and {more:,} more problems: --format json lists all")
-
-
-def _listed(problems: Sequence[str]) -> tuple[list[str], int]:
-    lines = [text.plain(problem, MAX_PROBLEM) for problem in problems[:MAX_PROBLEMS]]
-    return lines, len(problems) - len(lines)
+    for problem in problems[:MAX_PROBLEMS]:
+        echo(f"problem: {text.plain(problem, MAX_PROBLEM)}")
+    if len(problems) > MAX_PROBLEMS:
+        echo(f"and {len(problems) - MAX_PROBLEMS:,} more problems: --format json lists all")
 
 
 def who(one: Session) -> list[str]:
@@ -336,10 +316,7 @@ def silence(run: Session, box: dict[str, Any]) -> list[str]:
         return ["where the threads were:", *stacks(taken)] if taken else []
     lasted = text.duration(heartbeat_ns - since_ns)
     beat = moment(heartbeat_ns, run.first_ns)
-    return [
-        f"silent: nothing was recorded for {lasted} up to {beat}",
-        *stacks(taken),
-    ]
+    return [f"silent: nothing was recorded for {lasted} up to {beat}", *stacks(taken)]
 
 
 def where(shown: Selection, run: Session) -> tuple[list[str], int]:
@@ -349,6 +326,8 @@ def where(shown: Selection, run: Session) -> tuple[list[str], int]:
     """
     boxes = [*([] if run.box is None else [run.box]), *run.forked]
     spans = {span.id: span for box in boxes for span in box.spans}
+    # A forked process may have ended long before its parent.
+    seen_ns = {span.id: box.content.get("heartbeat_ns") for box in boxes for span in box.spans}
     for span_id in shown.closed(run, list(spans)):  # after the black box was written
         del spans[span_id]
     parents = {span.parent_id for span in spans.values()}
@@ -357,11 +336,10 @@ def where(shown: Selection, run: Session) -> tuple[list[str], int]:
         innermost = [span for span in innermost if span.name != ROOT]
     first = next((span.thread_id for span in spans.values() if span.name == ROOT), None)
     innermost.sort(key=lambda span: (span.thread_id != first, span.start_ns))
-    now_ns = boxes[0].content.get("heartbeat_ns") or run.last_ns
-    places = [
-        f"{_path(span, spans)}, {text.duration(now_ns - span.start_ns)} in"
-        for span in innermost[:MAX_PLACES]
-    ]
+    places = []
+    for span in innermost[:MAX_PLACES]:
+        lasted_ns = (seen_ns[span.id] or run.last_ns) - span.start_ns
+        places.append(f"{_path(span, spans)}, {text.duration(lasted_ns)} in")
     return places, len(innermost) - len(places)
 
 

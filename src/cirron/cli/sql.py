@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 
 import click
 
 from cirron.cli import output
-from cirron.view import text
+from cirron.view import tables, text
 
 MAX_ROWS = 1_000  # printed as a table
 
@@ -31,17 +32,17 @@ def sql(query: str, wanted: str | None, folder: str | None, is_json: bool, is_cs
     run = output.open_run(folder, wanted)
     columns, rows = run.sql(query).fetch()
     if is_json:
-        output.echo_json({"run_id": run.id, "columns": columns, "rows": rows})
+        output.echo({"run_id": run.id, "columns": columns, "rows": rows})
     elif is_csv:
         written = io.StringIO()
         writer = csv.writer(written, lineterminator="\n")
         writer.writerows([columns, *rows])
         lines = written.getvalue().removesuffix("\n")
-        if output.is_terminal():
+        if text.is_terminal(sys.stdout):
             lines = "\n".join(text.escape(line) for line in lines.split("\n"))
         output.echo(lines)
     else:
         left = len(rows) - MAX_ROWS
         more = f"and {text.plural(left, 'more row')}: --json or --csv has all" if left > 0 else ""
         names = [text.plain(name) for name in columns]
-        output.table(names, output.cells(columns, rows[:MAX_ROWS]), more)
+        output.table(names, tables.cells(columns, rows[:MAX_ROWS]), more)

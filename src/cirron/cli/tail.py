@@ -14,7 +14,7 @@ from cirron.view import text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cirron.runs.opened import Run, Session
+    from cirron.runs.opened import Run
 
 FIRST_LINES = 10  # of the records from before the start
 MAX_LINES = 20  # per update and process: of a fast loop, only the last steps are shown
@@ -37,15 +37,13 @@ def tail(wanted: str | None, folder: str | None, interval: float, is_json: bool)
     Ends when the run does, or with Ctrl-C. With --json each line is an object.
     """
     seen = Seen()
+    folder, wanted = output.folder_or_run(folder, wanted)
     place = output.open_place(folder)
     run = place.runs.latest if wanted is None else place.runs[wanted]
     try:
         while True:
             for event in seen.look(run):
-                if is_json:
-                    output.echo_json(event)
-                else:
-                    output.echo(line(event))
+                output.echo(event if is_json else line(event))
             if run.state != "running":
                 return
             time.sleep(interval)
@@ -85,7 +83,14 @@ class Seen:
         for session in run.sessions:
             if self._states.get(session.id) != session.state:
                 self._states[session.id] = session.state
-                yield {"event": "state", **_who(session), "end_ns": session.last_ns}
+                yield {
+                    "event": "state",
+                    "session_id": session.id,
+                    "rank": session.rank,
+                    "pid": session.pid,
+                    "state": session.state,
+                    "end_ns": session.last_ns,
+                }
 
 
 # Fetches only the rows that are printed: a long run has millions.
@@ -119,17 +124,7 @@ def _newest(what: str, run: Run, told: dict[str, int], limit: int) -> Iterator[d
         yield {"event": what, **row}
 
 
-def _who(session: Session) -> dict[str, Any]:
-    return {
-        "session_id": session.id,
-        "rank": session.rank,
-        "pid": session.pid,
-        "state": session.state,
-    }
-
-
 def line(event: dict[str, Any]) -> str:
-    """An event as a line of text."""
     rank = "" if event["rank"] is None else f"rank {event['rank']} "
     if event["event"] == "state":
         return f"{rank}pid {event['pid']}: {event['state']}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-import msgspec
 
-from cirron import errors
+from cirron import errors, export
 from cirron.cli import output
-from cirron.view import text
+from cirron.view import tables, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run
 
 BARS = "▁▂▃▄▅▆▇█"
+ASCII_BARS = str.maketrans(BARS, "_.:-=+*#")  # for a terminal that lacks them
 MAX_ROWS = 50
 WIDTH = 20  # of a curve
 BAR_WIDTH = 24  # of a histogram
@@ -53,6 +54,7 @@ def tensors(
     argument that is not a run is a tensor of the newest run. Unhealthy tensors come first: not
     finite, dead, exploding, vanishing, without a gradient.
     """
+    folder, wanted = output.folder_or_run(folder, wanted)
     runs = output.open_place(folder).runs
     try:
         run = runs.latest if wanted is None else runs[wanted]
@@ -71,7 +73,7 @@ def tensors(
             what = f"{text.plain(name)!r} is {kinds} of run {text.plain(run.id)}; {hint}"
         raise errors.UnknownRunError(what)
     if is_json:
-        output.echo_json({"run_id": run.id, "tensors": [one._asdict() for one in found]})
+        output.echo({"run_id": run.id, "tensors": [one._asdict() for one in found]})
     elif name is None:
         shown = found if is_all else found[:MAX_ROWS]
         left = len(found) - len(shown)
@@ -90,7 +92,7 @@ def read(run: Run) -> list[TensorHistory]:
     by_tensor: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for entry in run.query("tensors"):
         if entry["attempt"] == run.attempts[-1]:
-            entry["attrs"] = _json(entry["attrs"])
+            entry["attrs"] = export.attributes(entry["attrs"])
             by_tensor.setdefault((entry["tensor"], entry["rank"]), []).append(entry)
     sick = health(run)
     found = [
@@ -106,7 +108,7 @@ def health(run: Run) -> dict[tuple[str, int | None], str]:
     for mark in run.sql(
         "SELECT attrs, rank FROM marks WHERE name = 'training_health' ORDER BY ts_ns"
     ):
-        said = _json(mark["attrs"])
+        said = export.attributes(mark["attrs"])
         names, since = said.get("tensors"), said.get("sinces")
         for at, name in enumerate(names if isinstance(names, list) else []):
             problem = "" if said.get("problem") == "recovered" else str(said.get("problem"))
@@ -123,16 +125,10 @@ def _problem(attrs: dict[str, Any]) -> str:
     return "no gradient" if attrs.get("no_gradient") else ""
 
 
-def _json(content: str | None) -> dict[str, Any]:
-    found = msgspec.json.decode(content or "{}")
-    return found if isinstance(found, dict) else {}
-
-
 # -- as text ------------------------------------------------------------------------------------
 
 
 def row(one: TensorHistory) -> list[str]:
-    """A tensor as a row of `COLUMNS`."""
     state = one.problem or ("frozen" if one.last["attrs"].get("frozen") else "ok")
     name = text.plain(one.name) + ("" if one.rank is None else f" @{one.rank}")
     change = one.last["change"]
@@ -149,17 +145,21 @@ def curve(epochs: Sequence[dict[str, Any]], key: str) -> str:
     """The values over the epochs as a line of bars, and the last one."""
     values = [entry[key] for entry in epochs]
     last = "-" if values[-1] is None else text.value(float(values[-1]))
-    return f"{spark(values)} {last}" if len(values) > 1 else last
+    if len(values) == 1:
+        return last
+    drawn = spark(values)
+    is_drawable = drawn == text.encodable(drawn, sys.stdout)
+    return f"{drawn if is_drawable else drawn.translate(ASCII_BARS)} {last}"
 
 
-def spark(values: Sequence[float | None], width: int = WIDTH) -> str:
+def spark(values: Sequence[float | None]) -> str:
     """A line of bars from the lowest value to the highest; `!` for one that is not finite.
 
     >>> spark([1.0, 2.0, None, 3.0])
     '▁▅ █'
     """
-    if len(values) > width:  # the last of each stretch
-        values = [values[(at + 1) * len(values) // width - 1] for at in range(width)]
+    if len(values) > WIDTH:  # the last of each stretch
+        values = [values[(at + 1) * len(values) // WIDTH - 1] for at in range(WIDTH)]
     finite = [one for one in values if one is not None and one - one == 0]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
 
@@ -181,7 +181,7 @@ def show_one(run: Run, one: TensorHistory) -> None:
     shape, dtype = (text.plain(one.last[key] or "?") for key in ("shape", "dtype"))
     output.echo(f"{text.plain(one.name)}{rank}: {shape} {dtype}, {one.problem or 'ok'}")
     rows = [[entry[key] for key in EPOCH_COLUMNS] for entry in one.epochs]
-    output.table(EPOCH_COLUMNS, output.cells(EPOCH_COLUMNS, rows))
+    output.table(EPOCH_COLUMNS, tables.cells(EPOCH_COLUMNS, rows))
     beside = [drawn for name in (one.name, f"{one.name}.grad") if (drawn := draw(run, name, one))]
     widths = [max(map(len, drawn)) for drawn in beside]
     if beside:

@@ -24,7 +24,4 @@ from cirron.view import report as view
 def why(wanted: str | None, dumps: Path | None, folder: str | None, is_json: bool) -> None:
     """Show where each rank of a run is, or was last. Ranks that differ come first."""
     found = look(output.open_run(folder, wanted), dumps)
-    if is_json:
-        output.echo_json(found.as_dict())
-    else:
-        output.echo(view.reasons(found))
+    output.echo(found.as_dict() if is_json else view.reasons(found))

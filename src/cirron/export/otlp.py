@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cirron import errors, export, wire
+from cirron.export import timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -36,26 +37,15 @@ LEFT JOIN (SELECT span_key, marks FROM span_marks WHERE session = :session) m ON
 WHERE p.session = :session
 """
 # Columns that are attributes.
-NAMES = (
-    "id",
-    "pid",
-    "thread_id",
-    "index",
-    "epoch",
-    "step",
-    "cpu_ns",
-    "gpu_ns",
-    "memory_peak_bytes",
-)
+NAMES = ("id", "pid", "thread_id", "epoch", "step", *timeline.DETAILS)
 
 
 def write(run: Run, path: str, *, headers: Mapping[str, str] | None = None) -> None:
     """Writes a file, or sends to an address such as `http://localhost:4318/v1/traces`."""
-    try:
-        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service
-        from opentelemetry.proto.trace.v1 import trace_pb2 as protos
-    except ImportError:
-        raise errors.missing('export "otlp"', "opentelemetry-proto") from None
+    module = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
+    service = errors.need(module, 'export "otlp"', "opentelemetry-proto")
+    from opentelemetry.proto.trace.v1 import trace_pb2 as protos
+
     requests = _requests(run, service, protos)
     if path.lower().startswith(("http://", "https://")):
         post = _poster(path, headers or {}, service)

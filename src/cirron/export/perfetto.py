@@ -19,10 +19,8 @@ SEQUENCE = 1  # the number of the only writer
 
 def write(run: Run, path: str) -> None:
     """Writes a `.pftrace` file."""
-    try:
-        from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
-    except ImportError:
-        raise errors.missing('export "perfetto"', "perfetto") from None
+    module = "perfetto.protos.perfetto.trace.perfetto_trace_pb2"
+    protos = errors.need(module, 'export "perfetto"', "perfetto")
     with export.new_file(path) as file:
         trace = _Trace(protos, run.started_ns)
         for event in timeline.events(run):

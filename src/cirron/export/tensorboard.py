@@ -41,12 +41,10 @@ ORDER BY ts_ns, tensor
 
 def write(run: Run, path: str) -> None:
     """Writes a folder, for `tensorboard --logdir`."""
-    try:
-        from tensorboardX import RecordWriter
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
-    except ImportError:
-        raise errors.missing('export "tensorboard"', "tensorboardX") from None
+    errors.need("tensorboardX", 'export "tensorboard"')
+    from tensorboardX import RecordWriter
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
 
     def histogram(row: tuple[Any, ...]) -> Any:
         tensor, ts_ns, bins, counts, mean, low, high, norm, epoch = row

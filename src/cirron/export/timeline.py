@@ -8,6 +8,7 @@ another.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,14 +97,9 @@ def events(run: Run) -> Iterator[Begin | End | Sample]:
         yield from _slices(run, session, processes, numbers)
         for _, rows in run.sql(_MARKS, session=session.key).batches():
             for name, ts_ns, value, text in rows:
-                is_number = value is not None and abs(value) != float("inf") and value == value
-                yield Sample(
-                    own,
-                    name,
-                    max(0, ts_ns),
-                    value if is_number else None,
-                    None if is_number else text if value is None else str(value),
-                )
+                if value is not None:
+                    value, text = (value, None) if math.isfinite(value) else (None, str(value))
+                yield Sample(own, name, max(0, ts_ns), value, text)
 
 
 def process_name(session: Session, pid: int) -> str:

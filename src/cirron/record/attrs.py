@@ -29,13 +29,17 @@ MAX_FEW = 32  # up to this many short attributes need no further check
 
 FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of Deferred
 PLAIN_KEYS = frozenset((int, float, bool, type(None)))
-SCALARS = (bool, int, float, str)
+# How a value of a subclass is read: enums that are numbers or texts, np.float64, np.str_.
+SCALARS: dict[type, Any] = {
+    bool: bool,
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+}
 # Not from `types`, which would have to be imported.
-FunctionType, MappingProxyType, SimpleNamespace = (
-    type(lambda: None),
-    type(type.__dict__),
-    type(sys.implementation),
-)
+FunctionType = type(lambda: None)
+MappingProxyType = type(type.__dict__)
+SimpleNamespace = type(sys.implementation)
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 SEQUENCES: tuple[Any, ...] = (list, tuple, deque, *VIEWS)
 
@@ -120,9 +124,7 @@ def describe_error(kind: type[BaseException], error: BaseException | None, limit
         text = "" if error is None else str.__str__(text_of(error))
     except BaseException as raised:  # protects the run from a user's method
         trace = TRACE(raised)
-        is_just_now = (
-            trace is None or trace.tb_next is None
-        )  # else it was raised by `__str__` itself
+        is_just_now = trace is None or trace.tb_next is None  # else `__str__` itself raised it
         if is_just_now if issubclass(type(raised), KeyboardInterrupt) else is_for_program(raised):
             raise
         text = ""
@@ -175,9 +177,7 @@ class Copier:
             return value
         try:
             return self._other(value, kind, nesting)
-        except (
-            BaseException
-        ) as error:  # protects the run, e.g. from a list that another thread changes
+        except BaseException as error:  # protects the run: another thread may change a list
             if is_for_program(error):
                 raise
             return self._text(name_of(value))
@@ -186,9 +186,9 @@ class Copier:
         if issubclass(kind, Deferred):
             FIXED.add(kind)
             return value
-        for base in SCALARS:  # enums that are numbers or texts, np.float64, np.str_
+        for base, read in SCALARS.items():
             if issubclass(kind, base):
-                return self.value(SCALAR_OF[base](value), nesting)
+                return self.value(read(value), nesting)
         if issubclass(kind, dict):
             if nesting >= MAX_NESTING:
                 return self._text("{...}")
@@ -328,11 +328,3 @@ def show(value: Any) -> str:
     if kind is dict:
         return f"({', '.join([f'{key}={show(item)}' for key, item in value.items()])})"
     return name_of(value.value) if kind is Foreign else repr(value)
-
-
-SCALAR_OF: dict[type, Any] = {
-    bool: bool,
-    int: int.__int__,
-    float: float.__float__,
-    str: str.__str__,
-}

@@ -41,7 +41,6 @@ class Budget:
         return True
 
     def spend(self, cost_ns: int) -> None:
-        """Records the cost of a measurement."""
         self.spent_ns += cost_ns
         if self._is_measuring:
             self._due_ns += cost_ns / self.share if self.share else math.inf
@@ -61,5 +60,4 @@ budget = Budget()
 
 
 def renew(share: float) -> None:
-    """Resets the budget for a new session."""
     budget.__init__(share)  # type: ignore[misc]

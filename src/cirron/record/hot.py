@@ -608,23 +608,10 @@ def _drop_deep(span: Span) -> Span:
 class State:
     """Where records go and where time comes from: everything that `attach` replaces."""
 
-    __slots__ = (
-        "append",
-        "at_epoch_end",
-        "now",
-        "off",
-        "opened",
-        "ring",
-        "root",
-        "sequence",
-        "undone",
-    )
-
     def __init__(
         self,
         ring: deque[Record],
         *,
-        append: Callable[[Record], None] | None = None,
         opened: set[Span] | None = None,
         root: Span | None = None,
         off: bool = False,
@@ -633,7 +620,7 @@ class State:
         at_epoch_end: Callable[[Span], None] | None = None,
     ) -> None:
         self.ring = ring
-        self.append = ring.append if append is None else append
+        self.append: Callable[[Record], None] = ring.append
         self.opened = set() if opened is None else opened
         self.root = IDLE_ROOT if root is None else root
         self.off = off
@@ -643,20 +630,17 @@ class State:
         self.at_epoch_end = at_epoch_end
 
     def replaced(self, **changes: Any) -> State:
-        """A copy with some fields replaced."""
         other = State(self.ring)
-        for name in State.__slots__:
-            setattr(other, name, changes.get(name, getattr(self, name)))
+        vars(other).update(vars(self), **changes)
         return other
 
 
 def attach(state: State) -> State:
-    """Replaces the state of the hot path; returns the previous one."""
+    """Replaces the state of the hot path in one step; returns the previous one."""
     module = globals()
     old = State(ring)
-    for name in State.__slots__:
-        setattr(old, name, module[name])
-        module[name] = getattr(state, name)
+    vars(old).update((name, module[name]) for name in vars(state))
+    module.update(vars(state))
     return old
 
 
@@ -740,22 +724,12 @@ def close(span: Span, at: int = 0) -> None:
     else:
         _leave(span)
     append(
-        (
-            span.sequence,
-            parent.under,
-            span.name,
-            span.index,
-            attrs,
-            span.start,
-            end,
-            span.thread,
-        )
+        (span.sequence, parent.under, span.name, span.index, attrs, span.start, end, span.thread)
     )
     opened.discard(span)
 
 
 def fail(span: Span, error: BaseException, end: Callable[[Span], None] = close) -> None:
-    """Ends a span with an exception."""
     if not span.end:
         _note_error(span, type(error), error)
         end(span)
@@ -812,7 +786,6 @@ def begin_phase(
 
 
 def end_phase(span: Span) -> None:
-    """Ends a phase."""
     phase = span.phase
     # Else it is a span, a shutdown has recorded it, or a scope inside it is still open.
     if phase is not None and not span.end and _get() is span:
@@ -1008,7 +981,6 @@ def is_fetching() -> bool:
 
 
 def record_of(span: Span) -> Closed:
-    """The record of a span."""
     parent = span.parent
     above, phase = parent.sequence, parent.phase
     if phase is not None and phase[0] < span.sequence and span.thread == parent.thread:

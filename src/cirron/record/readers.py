@@ -33,10 +33,15 @@ def reader_of(kind: type) -> Reader:
         return take_number
     if issubclass(kind, Deferred):  # captured before
         return keep
-    for find in (torch_reader, numpy_reader, jax_reader, tensorflow_reader):
-        reader = find(kind)
-        if reader is not None:
+    for library, names, reader in KNOWN:
+        if issubclass(kind, imported(library, *names)):
             return reader
+    if issubclass(kind, imported("numpy", "ndarray")):
+        return NumpyReader(kind, sys.modules["numpy"])
+    if issubclass(kind, imported("torch", "Tensor")) or (
+        library_of(kind) == "torch" and hasattr(kind, "item")
+    ):
+        return torch_reader(kind)
     if library_of(kind) in LIBRARIES:
         return take_array if hasattr(kind, "item") else take_number
     is_plain = kind.__getattribute__ is object.__getattribute__ and not hasattr(kind, "__getattr__")
@@ -82,17 +87,10 @@ def check_size(shape: Any) -> None:
 # -- torch ---------------------------------------------------------------------------------------
 
 
-def torch_reader(kind: type) -> Reader | None:
-    if issubclass(kind, imported("torch", "SymInt", "SymFloat", "SymBool")):
-        return take_nothing  # a traced size: float() of it would add a guard
-    if issubclass(kind, imported("torch.fx", "Proxy")):
-        return take_nothing
-    is_tensor = issubclass(kind, imported("torch", "Tensor"))
-    if not is_tensor and not (library_of(kind) == "torch" and hasattr(kind, "item")):
-        return None
-    torch = sys.modules["torch"]
+def torch_reader(kind: type) -> Reader:
+    torch: Any = sys.modules["torch"]
     reader = TorchReader(torch)
-    if not is_tensor or kind in (torch.Tensor, torch.nn.Parameter):
+    if not issubclass(kind, torch.Tensor) or kind in (torch.Tensor, torch.nn.Parameter):
         return reader.take
     if kind.__name__ == "DTensor":
         return reader.take_distributed
@@ -205,16 +203,6 @@ class TorchReader:
 # -- NumPy ---------------------------------------------------------------------------------------
 
 
-def numpy_reader(kind: type) -> Reader | None:
-    if issubclass(kind, imported("numpy", "datetime64", "timedelta64", "complexfloating")):
-        return refuse  # though some are an int for .item(), and complex ones have a float()
-    if issubclass(kind, imported("numpy", "generic")):
-        return take_numpy_scalar
-    if issubclass(kind, imported("numpy", "ndarray")):
-        return NumpyReader(kind, sys.modules["numpy"])
-    return None
-
-
 def take_numpy_scalar(value: Any, device_clock: DeviceClock | None) -> Any:
     return plain(value.item())
 
@@ -246,12 +234,6 @@ class NumpyReader:
 # -- JAX -----------------------------------------------------------------------------------------
 
 
-def jax_reader(kind: type) -> Reader | None:
-    if issubclass(kind, imported("jax.core", "Tracer")):
-        return take_tracer
-    return None
-
-
 def take_tracer(value: Any, device_clock: DeviceClock | None) -> Deferred:
     check_size(value.shape)
     return lost()  # inside jax.jit there is no value, now or later
@@ -267,16 +249,6 @@ def take_array(value: Any, device_clock: DeviceClock | None) -> Deferred:
 # -- TensorFlow and Keras ------------------------------------------------------------------------
 
 
-def tensorflow_reader(kind: type) -> Reader | None:
-    if issubclass(kind, imported("tensorflow", "Tensor")):
-        return take_eager if hasattr(kind, "numpy") else take_nothing
-    if issubclass(kind, imported("tensorflow", "Variable")):
-        return take_variable
-    if issubclass(kind, imported("keras", "KerasTensor")):
-        return take_nothing
-    return None
-
-
 class Eager:
     """An eager tensor as something with `.item()`. It never changes."""
 
@@ -287,7 +259,9 @@ class Eager:
         return self._tensor.numpy().item()
 
 
-def take_eager(value: Any, device_clock: DeviceClock | None) -> Deferred:
+def take_tensor(value: Any, device_clock: DeviceClock | None) -> Deferred:
+    if not hasattr(type(value), "numpy"):  # inside a graph there is no value
+        return lost()
     check_size(tuple(value.shape))
     return Deferred(Eager(value))
 
@@ -326,3 +300,18 @@ def take_foreign(value: Any, device_clock: DeviceClock | None) -> Any:
     if isinstance(shape, tuple):
         check_size(shape)
     return TAKERS.get(library_of(type(value)), Deferred)(value)
+
+
+# Classes of libraries, and their readers. The first match counts.
+KNOWN: tuple[tuple[str, tuple[str, ...], Reader], ...] = (
+    # A traced size: float() of it would add a guard.
+    ("torch", ("SymInt", "SymFloat", "SymBool"), take_nothing),
+    ("torch.fx", ("Proxy",), take_nothing),
+    # Though some are an int for .item(), and complex ones have a float().
+    ("numpy", ("datetime64", "timedelta64", "complexfloating"), refuse),
+    ("numpy", ("generic",), take_numpy_scalar),
+    ("jax.core", ("Tracer",), take_tracer),
+    ("tensorflow", ("Tensor",), take_tensor),
+    ("tensorflow", ("Variable",), take_variable),
+    ("keras", ("KerasTensor",), take_nothing),
+)

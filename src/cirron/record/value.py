@@ -138,7 +138,6 @@ capture.autograph_info__ = True  # type: ignore[attr-defined]
 
 
 def learn(kind: type) -> Reader:
-    """Looks up the reader for values of this type."""
     from cirron.record import readers
 
     reader = readers.reader_of(kind)

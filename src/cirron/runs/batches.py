@@ -25,16 +25,14 @@ _packer = msgspec.msgpack.Encoder()
 
 def decode(payload: bytes) -> tuple[wire.Batch | None, str | None]:
     """The readable part of a batch, and its problems."""
-    batch = None
-    head: wire.Batch | wire.Header | None
     problem = None
+    head: wire.Header | None
     try:
-        batch = wire.decode_batch(payload)
+        head = batch = wire.decode_batch(payload)
         refuse_nesting(attributes(batch))
         if not fits(batch):
             batch = msgspec.convert(wire.mend(wire.builtins(batch)), wire.Batch)
             problem = CUT
-        head = batch
     except UNREADABLE as error:
         batch, head = None, _salvage_header(payload)
         problem = (

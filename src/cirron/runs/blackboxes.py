@@ -67,21 +67,10 @@ BLACK_BOX: dict[str, Any] = {
     "counters": dict[str, Any],
 }
 
-_OPEN_SPAN: dict[str, Any] = {
-    "id": "",
-    "name": "?",
-    "parent_id": None,
-    "index": None,
-    "end_ns": None,
-    "cpu_ns": None,
-    "gpu_ns": None,
-    "memory_peak_bytes": None,
-    "thread_id": 0,
-    "pid": 0,
-    "rank": None,
-    "attrs": {},
-    "mark_ids": [],
-}
+# The values of fields that a span in a black box does not have. It always has a start.
+_OPEN_SPAN: dict[str, Any] = dict.fromkeys(wire.Span.__struct_fields__)
+_OPEN_SPAN |= {"id": "", "name": "?", "thread_id": 0, "pid": 0, "attrs": {}, "mark_ids": []}
+del _OPEN_SPAN["start_ns"]
 _TYPES = {bool: "bool", int: "int", float: "float", str: "string"}
 
 
@@ -180,20 +169,17 @@ def _latest(entry: dict[str, Any]) -> dict[str, float | int | str | bool | None]
         return {}
 
 
-def judge(
-    box: dict[str, Any] | None, session: wire.Session | None, now_ns: int, host: str
-) -> tuple[State, bool]:
+def judge(box: Box, now_ns: int) -> tuple[State, bool]:
     """The state of a process, and whether it is based only on a missing heartbeat."""
-    if box is None or session is None:
-        return "unknown", False
-    if ended := box.get("ended"):
+    content, session = box.content, box.session
+    if ended := content.get("ended"):
         return _ending(ended.get("how")), False
-    if session.host == host:
-        is_alive = system.is_alive(session.pid, box.get("process_start"))
+    if session.host == platform.node():
+        is_alive = system.is_alive(session.pid, content.get("process_start"))
         if is_alive is not None:
             return ("running" if is_alive else "killed"), False
-    quiet_s = max(QUIET_S, QUIET_INTERVALS * box.get("interval_s", 0.0))
-    silence_ns = now_ns - box.get("heartbeat_ns", 0)
+    quiet_s = max(QUIET_S, QUIET_INTERVALS * content.get("interval_s", 0.0))
+    silence_ns = now_ns - content.get("heartbeat_ns", 0)
     return ("running" if silence_ns <= quiet_s * 1e9 else "killed"), True
 
 
@@ -206,8 +192,3 @@ def judge_records(ended: str, silence_ns: int) -> State:
 
 def _ending(how: Any) -> State:
     return how if how in ("clean", "exception", "signal") else "unknown"
-
-
-def this_host() -> str:
-    """The host name that processes on this machine record."""
-    return platform.node()

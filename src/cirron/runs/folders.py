@@ -20,8 +20,10 @@ TOO_MUCH = (
 )
 
 
-def default_folder() -> str:
-    """The folder that a program started here writes to: a setting, or the current folder."""
+def default_folder(given: str | None = None) -> str:
+    """The given folder, or the one that a program started here writes to."""
+    if given is not None:
+        return given
     chosen = settings.resolve({}).output_dir
     return "." if chosen == settings.BY_NAME["output_dir"].default else chosen
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from duckdb import Error as DatabaseError
 from duckdb import IOException
 
@@ -16,9 +17,9 @@ from cirron import wire
 from cirron.record import clock
 from cirron.runs import blackboxes, scan
 from cirron.runs.derived import derive
-from cirron.runs.placement import KNOWN, PLACED, PLACES, Placement
+from cirron.runs.placement import KNOWN, PLACED, Placement
 from cirron.runs.scan import RECORDS, BatchFile, Round, Scan, SpoolSource
-from cirron.runs.store import TABLES, Segment, Store, StoredSession, nothing, select
+from cirron.runs.store import TABLES, TIMES, Segment, Store, StoredSession, nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,47 +27,22 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 20
 
-# The fields of each record that are read, and their types.
-_FIELDS: dict[str, dict[str, str]] = {
-    "spans": {
-        "id": "VARCHAR",
-        "name": "VARCHAR",
-        "parent_id": "VARCHAR",
-        "index": "BIGINT",
-        "start_ns": "BIGINT",
-        "end_ns": "BIGINT",
-        "cpu_ns": "BIGINT",
-        "gpu_ns": "BIGINT",
-        "memory_peak_bytes": "BIGINT",
-        "thread_id": "BIGINT",
-        "pid": "BIGINT",
-        "rank": "BIGINT",
-        "attrs": "JSON",
-    },
-    "marks": {
-        "id": "VARCHAR",
-        "span_id": "VARCHAR",
-        "name": "VARCHAR",
-        "value_type": "VARCHAR",
-        "value": "JSON",
-        "value_nonfinite": "VARCHAR",
-        "attrs": "JSON",
-        "ts_ns": "BIGINT",
-        "kind": "VARCHAR",
-    },
-    "snapshots": {
-        "id": "VARCHAR",
-        "span_id": "VARCHAR",
-        "tensor_name": "VARCHAR",
-        "shape": "JSON",
-        "dtype": "VARCHAR",
-        "mode": "VARCHAR",
-        "stats": "STRUCT(mean DOUBLE, std DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE,"
-        " histogram STRUCT(bins DOUBLE[], counts BIGINT[]))",
-        "blob_uri": "VARCHAR",
-        "ts_ns": "BIGINT",
-        "attrs": "JSON",
-    },
+# The columns of the fields of a record. A field of another type is read as JSON.
+_COLUMNS: dict[Any, str] = {
+    str: "VARCHAR",
+    str | None: "VARCHAR",
+    int: "BIGINT",
+    int | None: "BIGINT",
+    wire.Stats: "STRUCT(mean DOUBLE, std DOUBLE, min DOUBLE, max DOUBLE, norm DOUBLE,"
+    " histogram STRUCT(bins DOUBLE[], counts BIGINT[]))",
+}
+_FIELDS = {
+    table: {
+        field.name: _COLUMNS.get(field.type, "JSON")
+        for field in msgspec.structs.fields(record)
+        if field.name != "mark_ids"  # each mark names its span
+    }
+    for table, record in RECORDS.items()
 }
 # From the fields of a record to the columns of the store that need no other record.
 _READ = {
@@ -103,7 +79,6 @@ _SAME_MARK = """n.span_key = s.span_key AND n.name = s.name
 
 # Of two copies of a record, the one that has ended wins.
 _BEST = {"spans": "end_ns DESC NULLS LAST", "marks": "ts_ns", "snapshots": "ts_ns"}
-_TIMES = {"spans": "end_ns", "marks": "ts_ns", "snapshots": "ts_ns"}
 
 
 class Ingest:
@@ -162,7 +137,11 @@ class Ingest:
                     {"files": files},
                 )
         self._placement.place()
-        for run_id in {session.run_id for session in self._sessions.values()}:
+        # Usually few: a folder may have the black boxes of a thousand runs that ended normally.
+        incomplete = self._db.execute(
+            "SELECT session FROM new_spans UNION SELECT session FROM new_marks"
+        ).fetchall()
+        for run_id in {self._sessions[key].run_id for (key,) in incomplete}:
             self._write(Segment(id=clock.random_id(), run_id=run_id, rows={}))
         # The stores know more about a session than its black box.
         known = {one.key: one for store in stores for one in store.manifest.sessions}
@@ -173,7 +152,7 @@ class Ingest:
     # -- reading ----------------------------------------------------------------------------
 
     def _look(self) -> Scan:
-        sql, given = select("batches", self._store.files("batches"))
+        sql, given = self._store.select("batches")
         rows = self._db.execute(f"SELECT batch_id, file FROM ({sql})", given).fetchall()
         names = {file for _, file in rows if file is not None}
         return Scan(self._store, {batch_id for batch_id, _ in rows}, names)
@@ -260,7 +239,7 @@ class Ingest:
 
     def _drop_stored(self, table: str) -> None:
         """Drops records that are in the store already."""
-        at = _TIMES[table]
+        at = TIMES[table]
         first, last = self._db.execute(f"SELECT min({at}), max({at}) FROM new_{table}").fetchone()
         if first is None:
             return
@@ -276,15 +255,6 @@ class Ingest:
                 " WHERE n.session = s.session AND n.key = s.key",
                 {"files": files, "first": first, "last": last},
             )
-
-    def _make(self, table: str, columns: dict[str, str], rows: list[tuple[Any, ...]]) -> None:
-        """Creates a small table in one statement. One statement per row would take 1 ms each."""
-        taken = ", ".join(
-            f"unnest(CAST($c{at} AS {kind}[])) AS {name}"
-            for at, (name, kind) in enumerate(columns.items())
-        )
-        given = {f"c{at}": [row[at] for row in rows] for at in range(len(columns))}
-        self._db.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {taken}", given)
 
     def _count(self, table: str) -> int:
         return int(self._db.execute(f"SELECT count(*) FROM new_{table}").fetchone()[0])
@@ -329,8 +299,11 @@ class Ingest:
             segment = Segment(id=clock.random_id(), run_id=run_id, rows={})
             listed = [one[1:] for one in batches if one.run_id == run_id]
             if listed:
-                self._make("listed", TABLES["batches"], listed)
-                self._store.write(self._db, segment, "batches", "SELECT * FROM listed", {})
+                kinds = TABLES["batches"]
+                lists = (f"unnest(CAST(${one} AS {kinds[one]}[])) AS {one}" for one in kinds)
+                given = dict(zip(kinds, map(list, zip(*listed, strict=True)), strict=True))
+                sql = f"SELECT {', '.join(lists)}"
+                self._store.write(self._db, segment, "batches", sql, given)
             is_of_many = len(run_ids) > 1
             left -= self._write(segment, "NOT is_lost", is_of_many=is_of_many)
         for run_id in run_ids if left else ():
@@ -346,12 +319,14 @@ class Ingest:
             condition += " AND session IN (SELECT unnest($sessions))"
         count = 0
         for table, sql in PLACED.items():
+            if not self._count(table):
+                continue
             sql = f"SELECT * FROM ({sql}) WHERE {condition}"
             self._store.write(self._db, segment, table, sql, given)
             if rows := segment.rows.get(table):
                 count += rows
                 first, last = self._db.execute(
-                    f"SELECT min({_TIMES[table]}), max({_TIMES[table]}) FROM read_parquet($path)",
+                    f"SELECT min({TIMES[table]}), max({TIMES[table]}) FROM read_parquet($path)",
                     {"path": self._store.objects.local(segment.file(table))},
                 ).fetchone()
                 if first is not None:
@@ -371,7 +346,7 @@ class Ingest:
         lost = [one for one in segments if one.is_of_orphans]
         if not lost:
             return
-        found = {table: select(table, self._store.files(table, segments=lost)) for table in RECORDS}
+        found = {table: self._store.select(table, lost) for table in RECORDS}
         spans, files = found["spans"]
         self._db.execute(
             "CREATE OR REPLACE TEMP TABLE wanted AS SELECT session, parent_key AS key"
@@ -383,7 +358,7 @@ class Ingest:
         )
         self._open(self._boxes(sources))
         rest = [one for one in segments if not one.is_of_orphans]
-        sql, given = select("spans", self._store.files("spans", segments=rest))
+        sql, given = self._store.select("spans", rest)
         self._db.execute(
             f"INSERT INTO known SELECT {KNOWN} FROM (SELECT *, false AS is_lost FROM ({sql})) s"
             " SEMI JOIN wanted w ON w.session = s.session AND w.key = s.key"
@@ -401,9 +376,11 @@ class Ingest:
         if not is_found:
             return
         for table, (sql, given) in found.items():
+            columns = list(TABLES[table])
+            placed = ", ".join(columns[columns.index("attrs") + 1 :])
             self._db.execute(
                 f"CREATE OR REPLACE TEMP TABLE new_{table} AS"
-                f" SELECT * EXCLUDE ({', '.join(PLACES[table])}) FROM ({sql})",
+                f" SELECT * EXCLUDE ({placed}) FROM ({sql})",
                 given,
             )
         self._placement.place()

@@ -15,7 +15,7 @@ import stat
 import tempfile
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cirron import errors, system
 from cirron.record import clock
@@ -128,7 +128,8 @@ class LocalObjects:
     def local(self, name: str) -> str:
         path = self.root / name
         with os.fdopen(system.open_regular(path), "rb") as file:
-            if file.seek(0, os.SEEK_END) < len(MAGIC) or not _ends_whole(file):
+            file.seek(max(0, file.seek(0, os.SEEK_END) - len(MAGIC)))
+            if file.read() != MAGIC:
                 raise untrusted.UnreadableError("it is not a whole Parquet file")
         return str(path)
 
@@ -140,18 +141,14 @@ class RemoteObjects:
     """Files in object storage: `s3://bucket/path`, `gs://`, `az://`, `file:///`, `memory:///`."""
 
     def __init__(self, url: str) -> None:
-        try:
-            import obstore
-            import obstore.exceptions
-            import obstore.store
-        except ImportError:
-            raise errors.missing(f"a store at {url}", "obstore") from None
+        self._api = errors.need("obstore", f"a store at {url}")
+        from obstore import exceptions, store
+
         self._url = url
-        self._api: Any = obstore
-        self._failed: Any = obstore.exceptions.BaseError
-        self._taken: Any = obstore.exceptions.AlreadyExistsError
+        self._failed: Any = exceptions.BaseError
+        self._taken: Any = exceptions.AlreadyExistsError
         with self._as_message():
-            self._store: Any = obstore.store.from_url(url)
+            self._store: Any = store.from_url(url)
         self._copies = Path(tempfile.mkdtemp(prefix="cirron-"))  # files never change
         weakref.finalize(self, shutil.rmtree, self._copies, ignore_errors=True)
 
@@ -208,11 +205,6 @@ class RemoteObjects:
         with self._as_message():
             modified = self._api.head(self._store, name)["last_modified"]
         return clock.wall() / 1e9 - float(modified.timestamp())
-
-
-def _ends_whole(file: BinaryIO) -> bool:
-    file.seek(-len(MAGIC), os.SEEK_END)
-    return file.read() == MAGIC
 
 
 def at(where: str | os.PathLike[str]) -> Objects:

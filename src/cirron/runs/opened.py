@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 # A tree is for people to read: of a larger run, it has only the rows with the most time.
 MAX_TREE_SPANS = 200_000
+MAX_NAMES = 50  # in an error
 
 
 @dataclass
@@ -102,14 +104,7 @@ class Run:
     def state(self) -> State:
         """The state of the run: that of the worst process of the last attempt."""
         last = [one.state for one in self.sessions if one.attempt == self.attempts[-1]]
-        order: tuple[State, ...] = (
-            "running",
-            "killed",
-            "signal",
-            "exception",
-            "unknown",
-            "clean",
-        )
+        order: tuple[State, ...] = ("running", "killed", "signal", "exception", "unknown", "clean")
         return min(last, key=order.index)
 
     @cached_property
@@ -179,13 +174,24 @@ class Run:
     def series(self, name: str) -> Relation:
         """The values of a mark over time."""
         _check_text("name", name, "it must be the name of a mark")
+        self._check_known("mark", name, "SELECT name FROM marks")
         return self.query("series", name=name)
 
     def tensor(self, name: str) -> Relation:
         """The statistics of one tensor and its gradient over the epochs."""
         _check_text("name", name, "it must be the name of a tensor")
+        name = name.removesuffix(".grad")
+        self._check_known(
+            "tensor", name, "SELECT regexp_replace(tensor, '[.]grad$', '') AS name FROM snapshots"
+        )
         sql = f"SELECT * FROM ({engines.query('tensors')}) t WHERE tensor = :tensor"
-        return Relation(self._engine, sql, tensor=name.removesuffix(".grad"))
+        return Relation(self._engine, sql, tensor=name)
+
+    def _check_known(self, what: str, name: str, names: str) -> None:
+        """Raises an error that lists the known names if a misspelled one would give no rows."""
+        if not self.sql(f"SELECT 1 FROM ({names}) n WHERE name = :name LIMIT 1", name=name).rows():
+            known = self.sql(f"SELECT DISTINCT name FROM ({names}) n ORDER BY 1 LIMIT {MAX_NAMES}")
+            raise errors.one_of(what, name, [row["name"] for row in known])
 
     def export(self, form: str, path: str | os.PathLike[str], **options: Any) -> None:
         """Export the run to the format of another tool: see `docs/exports.md`.
@@ -272,7 +278,7 @@ class Run:
     def _repr_html_(self) -> str:
         from cirron.view import tables
 
-        return tables.run_html(self)
+        return tables.runs_html([self])
 
 
 class Runs(Mapping[str, Run]):
@@ -284,11 +290,9 @@ class Runs(Mapping[str, Run]):
 
     def __getitem__(self, wanted: str) -> Run:
         _check_text("run", wanted, "it must be the id of a run, or the start of one")
-        matching = (
-            [wanted]
-            if wanted in self._ids
-            else [one for one in self._ids if one.startswith(wanted)]
-        )
+        matching = [one for one in self._ids if one.startswith(wanted)]
+        if wanted in matching:
+            matching = [wanted]
         if len(matching) != 1:
             known = ", ".join((matching or self._ids)[-8:]) or "none"
             count = "several runs have" if matching else "no run here has"
@@ -364,7 +368,7 @@ def _places(where: Any) -> list[str | os.PathLike[str]]:
     given = [where] if is_one else list(where)
     if not given or not all(isinstance(one, (str, os.PathLike)) for one in given):
         raise errors.out_of_range("where", where, "it must be a folder, a store, or a list of them")
-    return given
+    return [os.path.expanduser(one) for one in given]  # as for ci.profile(path=...)
 
 
 def _check_text(what: str, given: object, rule: str) -> None:
@@ -381,21 +385,9 @@ def _mark(row: tuple[Any, ...]) -> wire.Mark:
     nonfinite = None
     if text is not None:
         value = text
-    elif value is not None and (value != value or abs(value) == float("inf")):
-        nonfinite = "nan" if value != value else ("inf" if value > 0 else "-inf")
-        value = None
-    elif value is not None and kind_of == "int":
-        value = int(value)
-    elif value is not None and kind_of == "bool":
-        value = bool(value)
-    return wire.Mark(
-        id_,
-        span_id,
-        name,
-        kind_of or "",
-        value,
-        _json(attrs),
-        ts_ns or 0,
-        kind or "point",
-        nonfinite,
-    )
+    elif value is not None and not math.isfinite(value):
+        value, nonfinite = None, str(value)
+    elif value is not None:
+        value = {"int": int, "bool": bool}.get(kind_of, float)(value)
+    attrs, ts_ns, kind = _json(attrs), ts_ns or 0, kind or "point"
+    return wire.Mark(id_, span_id, name, kind_of or "", value, attrs, ts_ns, kind, nonfinite)

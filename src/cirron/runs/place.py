@@ -24,15 +24,7 @@ from cirron.runs import blackboxes, folders, objects
 from cirron.runs import engine as engines
 from cirron.runs.opened import Run, Runs, Session
 from cirron.runs.placement import LAST_NS, LONGEST_NS, moment
-from cirron.runs.store import (
-    DERIVED,
-    MANIFESTS,
-    TABLES,
-    DamagedError,
-    Segment,
-    Store,
-    StoredSession,
-)
+from cirron.runs.store import MANIFESTS, DamagedError, Segment, Store, StoredSession
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +53,7 @@ class Look:
         return found
 
     def files_of(self, run_id: str) -> engines.Files:
-        found = engines.Files({table: [] for table in (*TABLES, *DERIVED)}, [], [], {})
+        found = engines.Files({table: [] for table in engines.FILES}, {})
         for store, segments in self.held:
             for segment in segments:
                 if segment.run_id != run_id:
@@ -70,8 +62,8 @@ class Look:
                 for table, its in paths.items():
                     found.tables[table] += its
                 if "steps" not in segment.rows:
-                    found.new_spans += paths["spans"]
-                    found.new_marks += paths["marks"]
+                    found.tables["new_spans"] += paths["spans"]
+                    found.tables["new_marks"] += paths["marks"]
                 if paths["spans"]:
                     found.spans_by_level.setdefault(segment.finest_level, []).extend(paths["spans"])
         return found
@@ -182,11 +174,12 @@ class Place:
                 if store.tidy(self._db):
                     store.clean()
                 store.check(self._db)
-            except (DamagedError, DatabaseError) as error:
-                reason = str(error).partition("\n")[0]
-                source.problems.append(
-                    f"{folder / STORE}: {reason}; delete it, and it is created again"
-                )
+            except (DamagedError, DatabaseError, OSError) as error:
+                if isinstance(error, OSError):  # a full disk
+                    told = f"{error.strerror or error}; a temporary store is used instead"
+                else:
+                    told = str(error).partition("\n")[0] + "; delete it, and it is created again"
+                source.problems.append(f"{folder / STORE}: {told}")
                 store = self._new_store()
                 Ingest(store, self._db).run([source])
             self._stores[folder] = store
@@ -280,19 +273,19 @@ class Place:
         for box in self._boxes:
             key = session_key(box.session.id, box.session.run_id)
             boxes.setdefault(key, []).append(box)
-        now_ns, host = clock.wall(), blackboxes.this_host()
+        now_ns = clock.wall()
         sessions = {}
         for key, one in known.items():
             info = one.session
             own = next(
                 (box for box in boxes.get(key, ()) if info and box.session.pid == info.pid), None
             )
-            content = None if own is None else own.content
-            if content is None:
+            if own is None:
                 state, is_silent = blackboxes.judge_records(one.ended, now_ns - one.last_ns), False
             else:
-                state, is_silent = blackboxes.judge(content, info, now_ns, host)
-            ended = (content or {}).get("ended") or {}
+                state, is_silent = blackboxes.judge(own, now_ns)
+            content = {} if own is None else own.content
+            ended = content.get("ended") or {}
             first_ns = moment(info.clock.wall_ns if info else one.first_ns)
             sessions[key] = Session(
                 key=key,
@@ -304,7 +297,7 @@ class Place:
                 first_ns=first_ns,
                 last_ns=max(
                     moment(ended.get("at_ns", 0)),
-                    moment((content or {}).get("heartbeat_ns", 0)),
+                    moment(content.get("heartbeat_ns", 0)),
                     one.last_ns,
                     first_ns,
                 ),
@@ -331,7 +324,7 @@ class Place:
         files = look.files_of(run.id)
         sessions = self._write_sessions(run)
         files.tables["sessions"] = [str(sessions)]
-        engine: engines.DuckDB | engines.Spark
+        engine: engines.Engine
         if self._spark is not None:
             engine = engines.Spark(self._spark, files, self._scratch)
         else:
@@ -409,11 +402,9 @@ def find_all(where: str | os.PathLike[str]) -> list[str]:
 def no_records(problems: Sequence[str]) -> errors.SettingError:
     """The error for a place without records, or without readable records."""
     if problems:
-        shown = [
-            *problems[:20],
-            *([f"and {len(problems) - 20:,} more"] if len(problems) > 20 else []),
-        ]
-        return errors.SettingError("none of the files can be read: " + "\n".join(shown))
+        more = [f"and {len(problems) - 20:,} more"] if len(problems) > 20 else []
+        shown = "\n".join([*problems[:20], *more])
+        return errors.SettingError(f"none of the files can be read: {shown}")
     return errors.UnknownRunError(
         "the folder has no records yet. A run writes its first records after one flush interval"
         " (a second by default): try again then, or after the program has ended"

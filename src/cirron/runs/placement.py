@@ -61,15 +61,6 @@ _PLACE = """
 KNOWN = """session, key, name, path || '/' AS prefix, depth + 1 AS depth, epoch, epoch_key, step,
     step_key, in_evaluation OR is_evaluation(name) AS in_evaluation,
     in_aside OR is_aside(name) AS in_aside, is_training_step, pid, thread_id, start_ns, is_lost"""
-# The columns of each table with the position of a record.
-PLACES = {
-    "spans": (
-        *("parent_name", "path", "depth", "epoch", "epoch_key", "step", "step_key"),
-        *("in_evaluation", "in_aside", "is_training_step", "in_thread", "in_step"),
-    ),
-    "marks": ("span_name", "epoch", "step", "step_key"),
-    "snapshots": ("epoch",),
-}
 _OWN = "n.session, n.key, n.parent_key, n.name, n.index, n.pid, n.thread_id, n.start_ns"
 _IS_PARENT = "p.session = n.session AND p.key = n.parent_key"
 _IS_SPAN = "p.session = n.session AND p.key = n.span_key"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +13,9 @@ if TYPE_CHECKING:
     import pandas
 
     from cirron.runs.engine import Engine
+
+
+MAX_SHOWN = 20  # rows of a `repr`
 
 
 class Rows(NamedTuple):
@@ -39,7 +41,7 @@ class Relation:
 
     def fetch(self) -> Rows:
         """The column names, and the rows as tuples."""
-        return Rows(*self._engine.rows(self.sql, self._given))
+        return self._engine.rows(self.sql, self._given)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows as dicts."""
@@ -49,11 +51,11 @@ class Relation:
     @property
     def columns(self) -> list[str]:
         """The column names."""
-        return self._engine.rows(f"SELECT * FROM ({self.sql}\n) q LIMIT 0", self._given)[0]
+        return self._engine.rows(f"SELECT * FROM ({self.sql}\n) q LIMIT 0", self._given).columns
 
     def batches(self) -> Iterator[Rows]:
         """The result in chunks, for any size."""
-        return itertools.starmap(Rows, self._engine.batches(self.sql, self._given))
+        return self._engine.batches(self.sql, self._given)
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a Parquet file, or with Spark to a folder of them."""
@@ -65,11 +67,7 @@ class Relation:
 
     def pl(self) -> Any:
         """A polars DataFrame."""
-        try:
-            import polars
-        except ImportError:
-            raise errors.missing(".pl()", "polars") from None
-        return polars.from_arrow(self.arrow())
+        return errors.need("polars", ".pl()").from_arrow(self.arrow())
 
     def arrow(self) -> Any:
         """A pyarrow Table."""
@@ -82,26 +80,24 @@ class Relation:
 
     def __len__(self) -> int:
         counted = f"SELECT count(*) FROM ({self.sql}\n) q"
-        return int(self._engine.rows(counted, self._given)[1][0][0])
+        return int(self._engine.rows(counted, self._given).rows[0][0])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows())
 
-    def _first(self, limit: int = 20) -> tuple[Rows, int]:
-        columns, rows = self.head(limit + 1).fetch()
-        return Rows(columns, rows[:limit]), len(rows) - limit
+    def _first(self) -> tuple[list[str], list[tuple[Any, ...]], bool]:
+        columns, rows = self.head(MAX_SHOWN + 1).fetch()
+        return columns, rows[:MAX_SHOWN], len(rows) > MAX_SHOWN
 
     def __repr__(self) -> str:
         from cirron.view import tables
 
-        (columns, rows), more = self._first()
-        return tables.as_text(columns, rows, has_more=more > 0)
+        return tables.as_text(*self._first())
 
     def _repr_html_(self) -> str:
         from cirron.view import tables
 
-        (columns, rows), more = self._first()
-        return tables.as_html(columns, rows, has_more=more > 0)
+        return tables.as_html(*self._first())
 
 
 class Spans(Relation):

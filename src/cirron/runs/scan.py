@@ -308,9 +308,7 @@ def _strict(kind: Any, levels: int = _LEVELS) -> Any:
         return msgspec.defstruct(
             kind.__name__,
             [
-                (one.name, _strict(one.type))
-                if one.required
-                else (one.name, _strict(one.type), one.default)
+                (one.name, _strict(one.type), *(() if one.required else (one.default,)))
                 for one in msgspec.structs.fields(kind)
             ],
             gc=False,

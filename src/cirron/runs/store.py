@@ -41,7 +41,7 @@ SMALL_BYTES = 64 * 2**20
 MANY = 16
 
 # The tables of a segment. A `key` identifies a record in joins, within a session. Times are
-# nanoseconds since 1970. The last columns say where a span is in its tree.
+# nanoseconds since 1970. The columns after `attrs` say where a record is in its tree.
 TABLES: dict[str, dict[str, str]] = {
     "spans": {
         "session": "BIGINT",
@@ -123,6 +123,8 @@ TABLES: dict[str, dict[str, str]] = {
         "created_ns": "BIGINT",
     },
 }
+# The column by which the rows of a table are ordered in time.
+TIMES = {"spans": "end_ns", "marks": "ts_ns", "snapshots": "ts_ns", "batches": "created_ns"}
 # The tables that `derived.py` computes for a segment.
 DERIVED: dict[str, dict[str, str]] = {
     "steps": {
@@ -242,10 +244,7 @@ class Store:
             self.manifest = newest(self.objects)
 
     def files(
-        self,
-        table: str,
-        run_id: str | None = None,
-        segments: Iterable[Segment] | None = None,
+        self, table: str, run_id: str | None = None, segments: Iterable[Segment] | None = None
     ) -> list[str]:
         """Local paths of a table's files."""
         found = []
@@ -257,6 +256,14 @@ class Store:
                 except (OSError, untrusted.UnreadableError) as error:
                     raise DamagedError(f"{name} of the store cannot be read ({error})") from None
         return found
+
+    def select(
+        self, table: str, segments: Iterable[Segment] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """SQL for the rows of a table, which may be none, and its parameters."""
+        if files := self.files(table, segments=segments):
+            return f"SELECT * FROM read_parquet($files_{table})", {f"files_{table}": files}
+        return nothing(TABLES[table]), {}
 
     def check(self, connection: Any) -> None:
         """Raises if a file is missing, incomplete, or has the wrong columns."""
@@ -329,13 +336,13 @@ class Store:
         """
         store = self if target is None else target
         seen = set() if target is None else store.seen(connection)
-        by_run: dict[str, list[Segment]] = {}
+        alike: dict[tuple[str, bool], list[Segment]] = {}
         for segment in self.manifest.segments:
             is_small = segment.bytes < SMALL_BYTES and not segment.is_of_orphans
             if (target is not None or is_small) and run_id in (None, segment.run_id):
-                by_run.setdefault(segment.run_id, []).append(segment)
+                alike.setdefault((segment.run_id, segment.is_of_orphans), []).append(segment)
         merged = 0
-        for segments in by_run.values():
+        for _, segments in sorted(alike.items()):  # orphans last
             if target is None and len(segments) < 2:
                 continue
             if target is not None:
@@ -346,9 +353,7 @@ class Store:
                     if not one.rows.get("batches")
                     or not seen.issuperset(self.seen(connection, [one]))
                 ]
-            orphans = [one for one in segments if one.is_of_orphans]
-            rest = [one for one in segments if not one.is_of_orphans]
-            for group in (*_groups(rest), *_groups(orphans)):
+            for group in _groups(segments):
                 if not self._replace(connection, group, store):
                     return merged
                 merged += len(group)
@@ -390,7 +395,7 @@ class Store:
         among: list[str] | None = None,
     ) -> set[str]:
         """The ids of the batches in the store, or those of them that are `among` these."""
-        sql, given = select("batches", self.files("batches", segments=segments))
+        sql, given = self.select("batches", segments)
         sql = f"SELECT batch_id FROM ({sql})"
         if among is not None:
             sql += " WHERE batch_id IN (SELECT unnest($among))"
@@ -410,7 +415,6 @@ class Store:
         for table in TABLES:
             files = self.files(table, segments=group)
             if files:
-                order = {"spans": "end_ns", "batches": "created_ns"}.get(table, "ts_ns")
                 sql, given = "SELECT * FROM read_parquet($files) n", {"files": files}
                 old = [] if store is self or table == "batches" else store.files(table, run_id)
                 if old:  # part of a segment may be here already, from before it was merged
@@ -418,7 +422,7 @@ class Store:
                         " ANTI JOIN read_parquet($old) o ON o.session = n.session AND o.key = n.key"
                     )
                     given["old"] = old
-                store.write(connection, merged, table, f"{sql} ORDER BY {order}", given)
+                store.write(connection, merged, table, f"{sql} ORDER BY {TIMES[table]}", given)
         derive(store, connection, merged)
         return merged
 
@@ -526,13 +530,6 @@ def run_folder(run_id: str) -> str:
     if re.fullmatch(r"[\w-]{1,80}", run_id, re.ASCII):
         return f"run-{short}"
     return f"run-{short}-{hashlib.sha256(run_id.encode('utf-8', 'replace')).hexdigest()[:16]}"
-
-
-def select(table: str, files: list[str]) -> tuple[str, dict[str, Any]]:
-    """SQL for the rows of files, or for no rows, and its parameters."""
-    if files:
-        return f"SELECT * FROM read_parquet($files_{table})", {f"files_{table}": files}
-    return nothing(TABLES[table]), {}
 
 
 def nothing(columns: Mapping[str, str]) -> str:

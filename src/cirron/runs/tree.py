@@ -7,14 +7,17 @@ Views call `outline`, which returns a short list of rows for a tree of any size.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import astuple, replace
 
 from cirron import errors, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    import pandas
+    from pandas import DataFrame
 
 # More siblings of one name than this are folded into one row.
 FOLD_ABOVE = 20
@@ -42,49 +45,12 @@ Value: TypeAlias = float | int | str | bool | None
 NONFINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
-class Node:
-    """A span in a tree."""
+class Node(wire.Span, eq=False):
+    """A span in a tree. Its parent may be missing there."""
 
-    __slots__ = (
-        "attrs",
-        "children",
-        "cpu_ns",
-        "depth",
-        "end_ns",
-        "gpu_ns",
-        "id",
-        "index",
-        "marks",
-        "memory_peak_bytes",
-        "name",
-        "parent_id",
-        "start_ns",
-    )
-    id: str
-    parent_id: str | None  # even if the parent is not in the tree
-    name: str
-    index: int | None
-    start_ns: int
-    end_ns: int | None  # None while the span is open
-    cpu_ns: int | None
-    gpu_ns: int | None
-    memory_peak_bytes: int | None
-    attrs: dict[str, Any]
-
-    def __init__(self, span: wire.Span | Node) -> None:
-        self.id = span.id
-        self.parent_id = span.parent_id
-        self.name = span.name
-        self.index = span.index
-        self.start_ns = span.start_ns
-        self.end_ns = span.end_ns
-        self.cpu_ns = span.cpu_ns
-        self.gpu_ns = span.gpu_ns
-        self.memory_peak_bytes = span.memory_peak_bytes
-        self.attrs = span.attrs
-        self.marks: list[wire.Mark] = []  # by time
-        self.children: list[Node] = []  # by start
-        self.depth = -1  # 0 for a root; -1 until it is known
+    marks: list[wire.Mark] = field(default_factory=list)  # by time
+    children: list[Node] = field(default_factory=list)  # by start
+    depth: int = -1  # 0 for a root; -1 until it is known
 
     @property
     def is_open(self) -> bool:
@@ -110,8 +76,6 @@ class Node:
 class Tree:
     """Spans by parent. Open spans last until `now_ns`."""
 
-    __slots__ = ("is_partial", "is_selection", "marks", "now_ns", "roots", "span_count")
-
     def __init__(self, nodes: list[Node], now_ns: int, marks: Sequence[wire.Mark] = ()) -> None:
         self.is_partial = False  # older spans were dropped
         self.is_selection = False  # made by `select`
@@ -132,10 +96,7 @@ class Tree:
 
 
 def build(
-    spans: Iterable[wire.Span],
-    marks: Iterable[wire.Mark],
-    open_spans: Iterable[wire.Span] = (),
-    now_ns: int | None = None,
+    spans: Iterable[wire.Span], marks: Iterable[wire.Mark], now_ns: int | None = None
 ) -> Tree:
     """The tree of these records. Duplicates are dropped; a closed span replaces an open copy.
 
@@ -145,10 +106,7 @@ def build(
     for span in spans:
         known = nodes.get(span.id)
         if known is None or (known.end_ns is None and span.end_ns is not None):
-            nodes[span.id] = Node(span)
-    for span in open_spans:
-        if span.id not in nodes:
-            nodes[span.id] = Node(span)
+            nodes[span.id] = Node(*astuple(span))
 
     latest_ns = 0
     outside: list[wire.Mark] = []
@@ -176,15 +134,14 @@ def select(tree: Tree, name: str | None = None, last: int | None = None) -> Tree
         return tree
     kept = list(walk(tree.roots)) if name is None else list(_matches(tree.roots, name))
     if last is not None:
-        if last < 0:
-            raise errors.out_of_range("last", last, "it must be a number of spans, 0 or more")
         closed = [node for node in kept if node.end_ns is not None]
         # Of two spans that ended in the same nanosecond, the outer one closed later.
         closed.sort(key=lambda node: (node.end_ns, -node.depth, node.start_ns))
         kept = closed[max(0, len(closed) - last) :]
     if name is not None:
         kept = list(walk(kept))
-    selected = Tree([_copy(node) for node in kept], tree.now_ns)
+    copies = [replace(node, children=[], depth=-1) for node in kept]
+    selected = Tree(copies, tree.now_ns)
     selected.is_partial = tree.is_partial
     selected.is_selection = True
     return selected
@@ -201,19 +158,11 @@ def walk(nodes: Iterable[Node]) -> Iterator[Node]:
 
 def _matches(nodes: Iterable[Node], name: str) -> Iterator[Node]:
     """The outermost nodes of this name."""
-    pending = list(nodes)[::-1]
-    while pending:
-        node = pending.pop()
+    for node in nodes:
         if node.name == name:
             yield node
         else:
-            pending.extend(reversed(node.children))
-
-
-def _copy(node: Node) -> Node:
-    copy = Node(node)
-    copy.marks = node.marks
-    return copy
+            yield from _matches(node.children, name)
 
 
 def _assemble(nodes: list[Node]) -> list[Node]:
@@ -269,59 +218,21 @@ def _place(level: list[Node], roots: list[Node]) -> None:
 
 
 class Series:
-    """The values of a mark over time: first, last, minimum and maximum."""
-
-    __slots__ = ("count", "first", "last", "maximum", "minimum", "nonfinite_count")
+    """The values of a mark over time: how many, the first and the last."""
 
     def __init__(self, first: Value) -> None:
         self.count = 0
-        self.first = first
-        self.last = first
-        self.minimum: float | None = None  # of finite numbers; None for text and the like
-        self.maximum: float | None = None
+        self.first = self.last = first
         self.nonfinite_count = 0
 
     def add(self, value: Value) -> None:
-        """Adds the next value."""
         self.count += 1
         self.last = value
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            return
-        if value - value != 0:  # NaN or an infinity
-            self.nonfinite_count += 1
-        elif self.minimum is None or self.maximum is None:
-            self.minimum = self.maximum = value
-        elif value < self.minimum:
-            self.minimum = value
-        elif value > self.maximum:
-            self.maximum = value
+        self.nonfinite_count += isinstance(value, float) and value - value != 0
 
 
 class Folded:
     """Siblings with the same name that are shown as one row."""
-
-    __slots__ = (
-        "count",
-        "end_ns",
-        "error",
-        "first_index",
-        "is_open",
-        "last_index",
-        "marks",
-        "median_ns",
-        "name",
-        "now_ns",
-        "owners",
-        "parents",
-        "pooled",
-        "start_ns",
-        "threshold",
-        "times",
-        "total_ns",
-        "traits",
-        "worst_index",
-        "worst_ns",
-    )
 
     def __init__(self, members: Sequence[Node], threshold: int, now_ns: int) -> None:
         walls = [node.wall_ns(now_ns) for node in members]
@@ -331,8 +242,6 @@ class Folded:
         self.worst_ns = max(walls)
         self.worst_index = members[walls.index(self.worst_ns)].index
         self.total_ns = sum(walls)
-        self.first_index = members[0].index
-        self.last_index = members[-1].index
         walls.sort()
         middle = len(walls) // 2
         self.median_ns = (walls[middle] + walls[-middle - 1]) // 2
@@ -354,18 +263,15 @@ class Folded:
         return fold(self.pooled, self.threshold, self.now_ns)
 
 
-class Rest:
+class Rest(Struct, eq=False):
     """Spans that are not shown: those past `shown` rows of a parent, or all inside a row."""
 
-    __slots__ = ("count", "is_open", "shown", "start_ns")
-    name = "..."
-    error = None
-
-    def __init__(self, count: int, shown: int, start_ns: int) -> None:
-        self.count = count
-        self.shown = shown
-        self.start_ns = start_ns
-        self.is_open = False
+    name: ClassVar[str] = "..."
+    error: ClassVar[str | None] = None
+    is_open: ClassVar[bool] = False
+    count: int
+    shown: int
+    start_ns: int
 
 
 Item: TypeAlias = Node | Folded | Rest
@@ -415,20 +321,17 @@ def fold(
     return [*shown, Rest(count, len(shown), hidden[0].start_ns)]
 
 
-class Row:
+class Row(Struct, eq=False):
     """One line of an outline, with the lines below it.
 
     If the line above is folded and only a few of its spans contain this one, `inside` has the first
     and the last of them.
     """
 
-    __slots__ = ("depth", "inside", "item", "rows")
-
-    def __init__(self, item: Item, depth: int, inside: tuple[Node, Node] | None = None) -> None:
-        self.item = item
-        self.depth = depth
-        self.inside = inside
-        self.rows: list[Row] = []
+    item: Item
+    depth: int
+    inside: tuple[Node, Node] | None = None
+    rows: list[Row] = field(default_factory=list)
 
 
 def outline(tree: Tree, max_rows: int = MAX_ROWS) -> list[Row]:
@@ -509,7 +412,6 @@ def _count(nodes: Iterable[Node]) -> int:
 
 
 def members(item: Node | Folded) -> list[Node]:
-    """The spans in a row."""
     return [item] if isinstance(item, Node) else list(item.owners.values())
 
 
@@ -575,16 +477,12 @@ def to_dict(tree: Tree) -> dict[str, Any]:
 
 
 def to_json(tree: Tree) -> str:
-    """`to_dict` as strict JSON."""
     return wire.encode(to_dict(tree)).decode()
 
 
-def to_frame(tree: Tree) -> pandas.DataFrame:
+def to_frame(tree: Tree) -> DataFrame:
     """One row per span, by start."""
-    try:
-        import pandas
-    except ImportError:
-        raise errors.missing("ci.trace(format='df')", "pandas") from None
+    pandas = errors.need("pandas", "ci.trace(format='df')")
     nodes = sorted(walk(tree.roots), key=attrgetter("start_ns"))
     now_ns = tree.now_ns
     # Text stays `object` with None for missing values: comparing with pandas.NA raises.
@@ -606,13 +504,14 @@ def to_frame(tree: Tree) -> pandas.DataFrame:
         "marks": ("object", [{m.name: mark_value(m) for m in node.marks} for node in nodes]),
     }
 
-    def series(dtype: str, values: list[Any]) -> pandas.Series[Any]:
+    def series(dtype: str, values: list[Any]) -> Any:
         try:
             return pandas.Series(values, dtype=dtype)
         except (OverflowError, TypeError):  # an index may be larger than 63 bits
             return pandas.Series(values, dtype="object")
 
-    return pandas.DataFrame({name: series(*column) for name, column in columns.items()})
+    frame: DataFrame = pandas.DataFrame({name: series(*one) for name, one in columns.items()})
+    return frame
 
 
 def _paths(nodes: Sequence[Node]) -> list[str]:

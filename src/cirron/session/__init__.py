@@ -16,24 +16,12 @@ from cirron import errors, guard, hooks, settings, wire
 from cirron.record import clock, hot
 from cirron.record.budget import renew
 from cirron.runs import tree
-from cirron.session.compose import Flushed, Session
+from cirron.session.compose import Flushed as Flushed
+from cirron.session.compose import Session
 from cirron.session.lifecycle import Process
 from cirron.ship.collect import Collector
 from cirron.ship.sinks.memory import Memory
 from cirron.snapshot.taker import check, refer, stand_in
-
-__all__ = [
-    "Cirron",
-    "Flushed",
-    "Profiler",
-    "flush",
-    "health",
-    "profile",
-    "report",
-    "shutdown",
-    "trace",
-    "watch",
-]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,12 +65,9 @@ def _begin(
         if _profiler is not None and _owner != os.getpid():  # inherited by a fork
             _end("clean")
         if _profiler is not None and _is_automatic:  # the program's own settings take precedence
-            automatic = _session
-            is_empty = automatic is not None and automatic.is_empty
+            if _session is not None:
+                _session.is_removed_if_empty = True
             _end("clean")
-            if automatic is not None and is_empty:
-                with guard.quiet("start"):
-                    automatic.remove()
         if _profiler is not None:
             guard.warn(
                 "ci.profile() was called again; the running profiler continues unchanged."
@@ -104,7 +89,9 @@ def _begin(
             session = Session(values, frameworks, _memory, _process.watch_child, sinks, flags)
             session.start()
             _session = session
-            for model in _take_waiting():
+            waiting = [model for known in _to_watch if (model := known()) is not None]
+            _to_watch.clear()
+            for model in waiting:
                 session.watch(model)
             session.hooks.install()
             _process.watch()
@@ -118,7 +105,11 @@ def begin_by_itself() -> None:
         if _profiler is None:
             profile()
             _is_automatic = True
-    if _session is not None and _session.black_box is not None:
+    if _session is None:
+        return
+    # Workers of a pool and of a loader import a framework, and often record nothing.
+    _session.is_removed_if_empty = _session.is_child
+    if _session.black_box is not None:
         # A program that dies in its first line leaves a run, too.
         _session.black_box.refresh(clock.now() + int(FIRST_BOX_S * 1e9))
 
@@ -132,7 +123,6 @@ def shutdown() -> None:
 
 
 def _finish(how: str, detail: str | None = None) -> None:
-    """Ends the session, and prints a summary of the run."""
     session = _session
     _end(how, detail)
     if session is not None and session.pid == os.getpid():
@@ -200,12 +190,6 @@ def watch(model: Any) -> None:
                 _to_watch.append(refer(model))
 
 
-def _take_waiting() -> list[Any]:
-    waiting = [model for known in _to_watch if (model := known()) is not None]
-    _to_watch.clear()
-    return waiting
-
-
 def health() -> dict[str, Any]:
     """Counters and state of the profiler; never raises."""
     found: dict[str, Any] = {
@@ -262,7 +246,7 @@ def trace(format: str = "tree", name: str | None = None, last: int | None = None
         text.print_safely("profiling is off: ci.profile(enabled=False) or CIRRON_ENABLED=0")
         return None
     if notebook.in_notebook():
-        return notebook.TraceView(found)
+        return found  # the cell shows it as HTML
     text.print_safely(text.render(found))
     return None
 
@@ -298,19 +282,17 @@ def _collect() -> tree.Tree:
         memory = session.memory
         collectors.append(session.collector)
     spans: list[wire.Span] = []
-    held: list[wire.Span] = []
     for collector in collectors:
         collector.drain()
         collector.settle()
         spans += [collector.open_record(span) for span in collector.open_spans()]
-        held += collector.held_records()
-    closed: list[wire.Span] = []
+        spans += collector.held_records()
     marks: list[wire.Mark] = []
     for span_bytes, mark_bytes in memory.chunks():
-        closed += wire.decode_spans(span_bytes)
+        spans += wire.decode_spans(span_bytes)
         marks += wire.decode_marks(mark_bytes)
     anchor = _idle.anchor if session is None else session.anchor
-    found = tree.build(closed + held, marks, spans, now_ns=anchor.at(clock.now()))
+    found = tree.build(spans, marks, now_ns=anchor.at(clock.now()))
     found.is_partial = memory.evicted_bytes > 0
     return found
 
@@ -332,9 +314,26 @@ def _on_signal(name: str, *, is_fatal: bool) -> None:
         session.black_box.signals.append({"name": name, "at_ns": at_ns})
     if is_fatal:
         hot.attach(_idle_state)
-        session.end("signal", name)
+        if session.rank() is None and _is_daemon():
+            session.end("clean")
+        else:
+            session.end("signal", name)
     else:
         session.store(clock.now() + int(SIGNAL_WAIT_S * 1e9))
+
+
+def _is_daemon() -> bool:
+    """Whether this is a daemonic child, such as a Pool's worker: its parent ends it by a signal."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.current_process().daemon
+
+
+def _on_exec() -> None:
+    """Ends the session, because another program will replace this one. It is of the same run."""
+    session = _session
+    if session is not None and session.pid == os.getpid():
+        _finish("clean")
+        session.hand_down()
 
 
 def _after_fork() -> None:
@@ -349,7 +348,7 @@ def _after_fork() -> None:
         _session.start_in_child()
 
 
-_process = Process(on_exit=_finish, on_signal=_on_signal, after_fork=_after_fork)
+_process = Process(on_exit=_finish, on_signal=_on_signal, on_exec=_on_exec, after_fork=_after_fork)
 
 
 # -- as objects ------------------------------------------------------------------------------
@@ -470,20 +469,16 @@ class Cirron(Calls):
 
 
 def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
-    """The user's sinks, checked."""
     sinks = [] if given is None else given
-    if not isinstance(sinks, (list, tuple)) or not all(map(is_sink, sinks)):
+    if not isinstance(sinks, (list, tuple)) or not all(
+        callable(getattr(one, "emit", None)) and not isinstance(one, type) for one in sinks
+    ):
         rule = (
             "it must be a list of sinks: objects with a method emit(batch), which returns"
             " ci.Outcome.DONE or ci.Outcome.DROPPED"
         )
         raise errors.out_of_range("sinks", given, rule)
     return tuple(sinks)
-
-
-def is_sink(given: object) -> bool:
-    """Whether this is an instance with the one method that a sink needs."""
-    return not isinstance(given, type) and callable(getattr(given, "emit", None))
 
 
 profile = Cirron().profile

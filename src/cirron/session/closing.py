@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from cirron import errors, guard, settings, system, wire
 from cirron.record import clock
+from cirron.view import text
 
 if TYPE_CHECKING:
     from cirron.session.compose import Recorded, Session
@@ -96,7 +97,7 @@ def speaks(session: Session, how: str) -> bool:
 
 def say(session: Session, how: str) -> None:
     """Prints the summary to standard error."""
-    is_terminal = _is_terminal()
+    is_terminal = text.is_terminal(sys.stderr)
     lasted_s = (clock.now() - session.anchor.monotonic_ns) / 1e9
     if lasted_s < (MIN_RUN_ON_TERMINAL_S if is_terminal else MIN_RUN_S):
         return
@@ -113,8 +114,6 @@ def say(session: Session, how: str) -> None:
 
 def _pointer(recorded: Recorded, command: str) -> str:
     """The line that names the command to run."""
-    from cirron.view import text
-
     assert recorded.header.session is not None
     run = text.plain(recorded.header.session.run_id)
     if recorded.folder is None:
@@ -134,9 +133,8 @@ def _ask(recorded: Recorded, form: str, wait_s: float) -> str:
     import cirron
 
     root = Path(cirron.__file__).parent.parent
-    with contextlib.suppress(
-        OSError, subprocess.SubprocessError
-    ):  # too slow, or no process could be started
+    # Too slow, or no process could be started.
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         with tempfile.TemporaryDirectory(prefix="cirron-", ignore_cleanup_errors=True) as folder:
             done = subprocess.run(  # noqa: S603  our own code
                 [sys.executable, "-P", "-c", JUDGE, folder, str(root), form],
@@ -149,16 +147,7 @@ def _ask(recorded: Recorded, form: str, wait_s: float) -> str:
     return ""
 
 
-def _is_terminal() -> bool:
-    try:
-        return sys.stderr.isatty()
-    except (AttributeError, ValueError):  # None, or closed
-        return False
-
-
 def _write(line: str) -> None:
-    from cirron.view import text
-
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a file
         level = system.pipe_level(sys.stderr.fileno())
         if level is not None and 2 * level[0] + len(line) > level[1]:

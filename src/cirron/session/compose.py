@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import files, guard, hooks, settings, wire
@@ -66,9 +65,9 @@ class Session:
         values: settings.Settings,
         frameworks: tuple[str, ...] | None,
         memory: Memory,
-        on_child: Callable[[], None] = lambda: None,
-        user_sinks: Sequence[Emitter] = (),
-        config: Mapping[str, Any] = MappingProxyType({}),
+        on_child: Callable[[], None],
+        user_sinks: Sequence[Emitter],
+        config: Mapping[str, Any],
     ) -> None:
         self.settings = values
         self.user_sinks = user_sinks
@@ -79,7 +78,8 @@ class Session:
         self._rank = self._identity.rank, self._identity.world_size
         self._handed_down = identity.HandedDown()
         # Only one process of a run calls git: a thousand ranks share a file system.
-        self.is_first = self._identity.rank in (None, 0) and not identity.is_child(os.environ)
+        self.is_child = identity.is_child(os.environ)
+        self.is_first = self._identity.rank in (None, 0) and not self.is_child
         self._program = program.Description(values.tags, config, os.environ, runs_git=self.is_first)
         self._describer = Worker(self._program.find_out, "cirron-program")
         self.taker = Taker(
@@ -93,6 +93,7 @@ class Session:
         self.hooks = hooks.Hooks(values, frameworks, self.taker)
         self.root: hot.Span | None = None
         self.pid = 0  # of the process that owns the stages; 0: there are none
+        self.is_removed_if_empty = False
         self.state: hot.State
         self.collector: Collector
         self.sinks: Sinks
@@ -108,6 +109,10 @@ class Session:
             self._identity, rank=rank, world_size=world_size, program=self._program.known
         )
 
+    def hand_down(self) -> None:
+        """Lets child processes, and a program that replaces this one, join the run."""
+        self._handed_down.give(os.environ, self._identity.run_id)
+
     def rank(self) -> int | None:
         """The rank of this process. torch may provide it later, and then forget it."""
         self._rank = identity.distributed() or self._rank
@@ -116,7 +121,6 @@ class Session:
     # -- starting ---------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Builds the stages and attaches them."""
         self._cpu_start_ns = time.process_time_ns()
         self._scheduled = Scheduled()
         attrs = {"framework": self.hooks.imported, **identity.surroundings(os.environ)}
@@ -129,7 +133,7 @@ class Session:
         self._too_deep = hot.too_deep
         self._names_cut = hot.names_cut
         self._attrs_cut = attributes.cut
-        self._handed_down.give(os.environ, self._identity.run_id)
+        self.hand_down()
         self._describer.start()
         self._build()
         hot.leave_context()
@@ -240,7 +244,6 @@ class Session:
             self.black_box.start()
 
     def header(self) -> wire.Header:
-        """The header of a batch that is sealed now."""
         return wire.Header(
             schema_version=wire.SCHEMA_VERSION,
             sdk_version=__version__,
@@ -276,7 +279,7 @@ class Session:
         self._handed_down.take_back(os.environ)
         if self.pid != os.getpid():
             return  # a forked child that recorded nothing
-
+        is_removed = self.is_removed_if_empty and how == "clean" and self.is_empty
         error = lifecycle.last_error() if how == "exception" else None
 
         def before_closing() -> None:
@@ -306,11 +309,12 @@ class Session:
             )
         if self.black_box is not None:
             self.black_box.close(deadline, how, detail)
+        if is_removed:
+            self._remove()
         speaker.settle(SPEAK_S)
 
     @property
     def recorded(self) -> Recorded:
-        """Where the records of this session are."""
         folder = None if self.sinks.spool is None else self._folder()
         return Recorded(folder, self.header(), self.memory)
 
@@ -320,16 +324,19 @@ class Session:
         recorded = self.collector.seen + self.collector.pending
         return not recorded and self.state.opened <= {self.root}
 
-    def remove(self) -> None:
-        """Removes the files of an empty session that has ended."""
-        for folder, part in (
-            (self.sinks.folder, f"-{self._batch_prefix}"),
-            (self.sinks.boxes, f"{self._identity.id}-"),
-        ):
-            with contextlib.suppress(OSError):
-                for entry in list(folder.entries()):
-                    if part in entry.name:
-                        folder.remove(entry.name)
+    def _remove(self) -> None:
+        """Removes the files, unless a forked child has recorded something in this session."""
+        parts = {self.sinks.boxes: f"{self._identity.id}-", self.sinks.folder: self._batch_prefix}
+        with contextlib.suppress(OSError):
+            found = [
+                (folder, entry.name)
+                for folder, part in parts.items()
+                for entry in folder.entries()
+                if part in entry.name
+            ]
+            if sum(folder is self.sinks.boxes for folder, _ in found) <= 1:
+                for folder, name in found:
+                    folder.remove(name)
 
     # -- flushing and counters --------------------------------------------------------------
 
@@ -441,7 +448,7 @@ class Sinks:
         session: wire.Session,
         header: Callable[[], wire.Header],
         prefix: str,
-        of_user: Sequence[Emitter] = (),
+        of_user: Sequence[Emitter],
     ) -> None:
         self.all: list[Sink] = []
         self.spool: Spool | None = None

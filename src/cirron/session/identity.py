@@ -29,7 +29,6 @@ WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
 def identify(environ: Mapping[str, str], anchor: clock.Anchor) -> wire.Session:
-    """The session of this process."""
     session_id = clock.random_id()
     return wire.Session(
         id=session_id,
@@ -98,7 +97,6 @@ class HandedDown:
         self._pid = 0
 
     def give(self, environ: MutableMapping[str, str], run_id: str) -> None:
-        """Sets the variable."""
         self._before = environ.get(PARENT_RUN)
         self._run_id = environ[PARENT_RUN] = run_id
         self._pid = os.getpid()

@@ -58,11 +58,6 @@ class Keep(tuple[()]):
 KEEPERS = (functools.partial(getattr, Drop()), functools.partial(getattr, Keep()))
 
 
-def keep_contexts() -> None:
-    _contexts[()] = copy_context()
-    gc.callbacks.extend(KEEPERS)
-
-
 class OnSignal(Protocol):
     """Called for a signal; `is_fatal`: the process ends when this returns."""
 
@@ -77,10 +72,12 @@ class Process:
         *,
         on_exit: Callable[[str, str | None], None],
         on_signal: OnSignal,
+        on_exec: Callable[[], None],
         after_fork: Callable[[], None],
     ) -> None:
         self._on_exit = on_exit
         self._on_signal = on_signal
+        self._on_exec = on_exec
         self._previous: dict[int, Any] = {}
         self._finalizer: Any = None
         self._is_handling = False
@@ -101,16 +98,18 @@ class Process:
         """Registers for exit and signals."""
         atexit.register(self._exit)
         if sys.version_info < (3, 12):
-            keep_contexts()
+            _contexts[()] = copy_context()
+            gc.callbacks.extend(KEEPERS)
         # Python forgets the status before it calls `atexit`.
         self._note_status(sys, "exit")
         if hasattr(builtins, "exit"):  # `quit` has the same class; missing under `python -S`
             self._note_status(type(builtins.exit), "__call__")
-        if threading.current_thread() is threading.main_thread():
-            self._outermost = find_outermost()
+        for name in ("execv", "execve"):  # all other functions of this kind call one of these
+            self._note_exec(name)
         self.watch_multiprocessing()
         if threading.current_thread() is not threading.main_thread():
             return  # Python lets only the main thread set handlers
+        self._outermost = find_outermost()
         for number in (signal.SIGTERM, signal.SIGINT):
             current = signal.getsignal(number)
             # Not replaced: an ignored signal; a handler that was set outside Python (None);
@@ -224,16 +223,28 @@ class Process:
 
         @functools.wraps(raise_exit)
         def leave(*given: Any, **named: Any) -> Any:
-            if (
-                threading.current_thread() is threading.main_thread()
-            ):  # in others it ends only the thread
+            # In other threads, it ends only the thread.
+            if threading.current_thread() is threading.main_thread():
                 self._outermost = find_outermost()
-                self._status = next(
-                    iter((*given[isinstance(owner, type) :], *named.values())), None
-                )
+                said = (*given[isinstance(owner, type) :], *named.values())
+                self._status = next(iter(said), None)
             return raise_exit(*given, **named)
 
         self._patches.set(owner, name, leave)
+
+    def _note_exec(self, name: str) -> None:
+        """Wraps a function that replaces this program: threads and `atexit` end without a word."""
+        replace = getattr(os, name)
+
+        @functools.wraps(replace)
+        def leave(path: Any, *given: Any) -> Any:
+            # `os.execvp` tries each folder of PATH.
+            with contextlib.suppress(TypeError, ValueError):  # `replace` raises the right one
+                if os.access(path, os.X_OK):
+                    self._on_exec()
+            return replace(path, *given)
+
+        self._patches.set(os, name, leave)
 
     def _exit(self) -> None:
         frame, status = self._outermost, None

@@ -62,7 +62,7 @@ def arguments(given: list[str]) -> list[str]:
         else:
             is_first = text.startswith("-") and is_secret(text)
             secret = text if is_first else ""
-            found.append(plain(text))
+            found.append(mask_text(text))
     return found
 
 
@@ -84,7 +84,7 @@ def masked(name: str, value: Any) -> Any:
         return value
     if hides(name, str(value)):
         return MASK
-    return plain(value) if isinstance(value, str) else value
+    return mask_text(value) if isinstance(value, str) else value
 
 
 def is_secret(name: str) -> bool:
@@ -97,7 +97,7 @@ def hides(name: str, value: str) -> bool:
     return bool(_SECRET.search(name)) or (is_secret(name) and not _NUMBER.fullmatch(value))
 
 
-def plain(text: str) -> str:
+def mask_text(text: str) -> str:
     """A text without the secrets that show by their form, or by a name inside the text."""
     text = _PEM.sub(MASK, text)
     text = _USER.sub(f"{MASK}@", text)

@@ -71,19 +71,18 @@ class Description:
 
     @property
     def known(self) -> wire.Program:
-        """What is known so far."""
         return wire.Program(**self._facts)
 
     def find_out(self) -> None:
         """Finds the facts that take time, the quickest first. Runs on a background thread."""
-        script, *arguments = [str(plain(one)) for one in self._given["argv"]]
+        script, *arguments = [str(json_form(one)) for one in self._given["argv"]]
         self._facts |= {
-            "script": masking.plain(script) or None,
+            "script": masking.mask_text(script) or None,
             "arguments": masking.arguments(arguments),
             "folder": self._folder,
             "python": ".".join(map(str, sys.version_info[:3])),
             "tags": self._given["tags"],
-            "config": masking.tree(plain(self._given["config"])),
+            "config": masking.tree(json_form(self._given["config"])),
         }
         self.look_again()
         self._facts["gpus"] = gpus(self._environ)
@@ -102,7 +101,6 @@ class Description:
         self._facts["versions"] = versions()
 
     def give_up(self) -> None:
-        """Aborts git."""
         self._status.give_up()
 
     def after_fork(self) -> None:
@@ -138,18 +136,16 @@ def gpus(environ: Mapping[str, str], driver: str = DRIVER) -> list[str]:
     return [name for _, name in present[:count]] if len(names) == 1 else []
 
 
-def plain(value: Any) -> Any:
+def json_form(value: Any) -> Any:
     """A settled value for JSON; other objects by the name of their class."""
+    if value is None or isinstance(value, str):
+        return value
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: json_form(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [plain(item) for item in value]
+        return [json_form(item) for item in value]
     if isinstance(value, float):
         return value if value - value == 0 else str(value)
     if isinstance(value, int):
         return value if -MAX_INT <= value < MAX_INT else hex(value)
-    return (
-        value
-        if value is None or isinstance(value, str)
-        else attrs.name_of(getattr(value, "value", value))
-    )
+    return attrs.name_of(getattr(value, "value", value))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOOK_S = 0.05
+REACH_S = 5.0
 
 
 def send(
@@ -58,14 +59,14 @@ MENDS = {
 }
 
 
-def reach(endpoint: str, api_key: str | None, *, wait_s: float = 5.0) -> tuple[str, str] | None:
+def reach(endpoint: str, api_key: str | None) -> tuple[str, str] | None:
     """Why the endpoint would not accept batches, and what to do about it; None: it would.
 
     Sends an empty batch: a server that refuses it as invalid is there, and accepts the key.
     """
     from cirron.ship.connection import Connection
 
-    connection = Connection(endpoint, connect_s=wait_s, request_s=wait_s, now=clock.now)
+    connection = Connection(endpoint, request_s=REACH_S, now=clock.now)
     key = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     headers = {"Content-Type": "application/json", "Content-Length": "2", **key}
     try:

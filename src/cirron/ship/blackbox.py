@@ -82,7 +82,6 @@ class BlackBox:
         self._worker.start()
 
     def wake(self) -> None:
-        """Makes the thread write the state again."""
         self._worker.wake()
 
     def refresh(self, deadline_ns: int) -> None:
@@ -119,7 +118,6 @@ class BlackBox:
             self.write(self._ended)
 
     def write(self, ended: dict[str, Any] | None = None) -> None:
-        """Replaces the file with the current state."""
         now = clock.now()
         content = {
             "schema_version": wire.SCHEMA_VERSION,
@@ -190,7 +188,6 @@ class BlackBox:
         }
 
     def _latest(self, number: int) -> dict[str, Any]:
-        """The latest value of each mark of a span."""
         found = {}
         for name, value in list(self._collector.latest.get(number, {}).items()):
             _, plain, nonfinite = typed(value)
@@ -264,5 +261,4 @@ def _told(frame: traceback.FrameSummary) -> str:
 
 
 def thread_names() -> dict[int | None, str]:
-    """The names of threads by ident."""
     return {thread.ident: clip(thread.name) for thread in threading.enumerate()}

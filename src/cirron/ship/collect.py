@@ -360,8 +360,8 @@ class Collector:
     def add_snapshots(
         self,
         snapshots: list[wire.Snapshot],
-        marks: list[wire.Mark] | None = None,
-        files: list[tuple[Path, str]] | None = None,
+        marks: list[wire.Mark],
+        files: list[tuple[Path, str]],
     ) -> None:
         """Takes records that do not go through the ring; the next step encodes them.
 
@@ -369,8 +369,8 @@ class Collector:
         """
         with self.lock:
             self._snapshots += snapshots
-            self._snapshot_marks += marks or []
-            self._files += files or []
+            self._snapshot_marks += marks
+            self._files += files
 
     def close_open(self) -> None:
         """Ends the spans that are still open, outermost last, and marks them as truncated."""

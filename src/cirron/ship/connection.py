@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Body: TypeAlias = bytes | Iterable[bytes]
 
 PORTS = {"http": 80, "https": 443}
+CONNECT_S = 5.0
 # On top of `request_s`, a request may take as long as sending its body at half a megabit a second.
 SLOWEST_BYTES_PER_S = 64 * 1024
 # The body of an answer is not used; this much is read so that the connection can be reused.
@@ -72,15 +73,13 @@ class Response(HTTPResponse):
 class Connection:
     """A connection that is reused for later requests."""
 
-    def __init__(
-        self, endpoint: str, *, connect_s: float, request_s: float, now: Callable[[], int]
-    ) -> None:
+    def __init__(self, endpoint: str, *, request_s: float, now: Callable[[], int]) -> None:
         parts = urlsplit(endpoint)  # which the settings have checked
         self._scheme, self._host = parts.scheme, parts.hostname or ""
         self._port = parts.port or PORTS[self._scheme]
         self._authority = parts.netloc.rpartition("@")[2]
         self._path = parts.path.rstrip("/")
-        self._connect_s, self._request_s, self._now = connect_s, request_s, now
+        self._request_s, self._now = request_s, now
         self._proxy: Url | None = None
         self._login: dict[str, str] = {}  # for the proxy
         self._via = ""
@@ -192,7 +191,7 @@ class Connection:
             port = self._proxy.port or 0
         kind = HTTPSConnection if "https" in (scheme, self._scheme) else HTTPConnection
         config = ProxyConfig(None, False, None, None)
-        connection = kind(host, port, timeout=self._connect_s, proxy_config=config)
+        connection = kind(host, port, timeout=CONNECT_S, proxy_config=config)
         connection.response_class = Response
         connection._new_conn = partial(self._open, host, port)  # type: ignore[method-assign]
         if self._proxy is not None and self._scheme == "https":
@@ -206,7 +205,7 @@ class Connection:
     def _open(self, host: str, port: int) -> socket.socket:
         """A socket, and a duplicate through which another thread can shut it down at any time."""
         options = HTTPConnection.default_socket_options
-        found = create_connection((host, port), self._connect_s, socket_options=options)
+        found = create_connection((host, port), CONNECT_S, socket_options=options)
         try:
             self._twin = found.dup()
             if self._is_cut:  # while it was connecting

@@ -29,7 +29,6 @@ class Resolver:
         self._worker: Worker | None = None
 
     def ask(self, value: Deferred) -> None:
-        """Requests a value."""
         self._asked.append(value)
         if self._worker is None:
             self._worker = Worker(self._run, "cirron-values")

@@ -78,7 +78,6 @@ class Encoder:
     # -- spans --------------------------------------------------------------------------------
 
     def encoded_spans(self, columns: Columns, mark_ids: Iterable[list[str]]) -> tuple[bytes, int]:
-        """The encoded spans, and their number."""
         attrs = columns[4]
         is_plain = are_plain(values_of(attrs)) and GAUGES.isdisjoint(keys_of(attrs))
         if is_plain and are_short(mark_ids):
@@ -200,7 +199,8 @@ class Encoder:
             if value in wire.INTEGERS:
                 return value
             self.texts_made += self.asks
-            return large(value)
+            bits = value.bit_length()  # too many for JSON readers
+            return str(value) if bits <= 256 else f"<int of {bits} bits>"
         if kind is float:
             return value if value - value == 0 else str(value)
         if kind is list:
@@ -267,12 +267,10 @@ def transpose(records: list[Any]) -> Columns:
 
 
 def values_of(attrs: Columns) -> list[Any]:
-    """All attribute values of the records."""
     return list(chain.from_iterable(map(dict.values, filter(None, attrs))))
 
 
 def keys_of(attrs: Columns) -> set[str]:
-    """All attribute names of the records."""
     return set().union(*filter(None, attrs))
 
 
@@ -328,12 +326,6 @@ def weigh(value: Any) -> int:
     if kind is dict:
         return sum(map(len, value)) + sum(map(weigh, value.values()))
     return sum(map(weigh, value)) if kind is list else 16
-
-
-def large(value: int) -> str:
-    """The text of an integer that is too large for JSON readers."""
-    bits = value.bit_length()
-    return str(value) if bits <= 256 else f"<int of {bits} bits>"
 
 
 def typed(value: Any) -> tuple[str, Any, str | None]:

@@ -107,7 +107,6 @@ class Keeper:
         self._worker.start()
 
     def add(self, batch: Sealed) -> None:
-        """Registers a file that was written."""
         self.bytes += batch.size
         self._unmeasured_bytes += batch.size
         if batch.size < SMALL_BYTES:
@@ -134,7 +133,6 @@ class Keeper:
         self.keep(is_last=True)
 
     def keep(self, *, is_last: bool = False) -> None:
-        """Maintains the folder once."""
         actions = [self._merge, self._keep_cap]
         if is_last or self._ticks >= self._boxes_tick:
             self._boxes_tick = self._ticks + BOXES_EVERY
@@ -212,10 +210,8 @@ class Keeper:
 
     def _keep_cap(self) -> None:
         is_due = self._ticks % MEASURE_EVERY == 0
-        if self._unmeasured_bytes * MEASURE_PART > self._max_bytes or is_due:
-            self._measure()
-
-    def _measure(self) -> None:
+        if self._unmeasured_bytes * MEASURE_PART <= self._max_bytes and not is_due:
+            return
         self._spool.find()  # again: it may have been replaced by a link
         if self._spool.is_ours:
             remove_stale(self._spool)
@@ -227,17 +223,11 @@ class Keeper:
                 return
             if (self._spool.is_ours or self._is_own(entry.name)) and self._spool.remove(entry.name):
                 self.bytes -= entry.size
-                self._count_eviction(entry)
-
-    def _count_eviction(self, entry: Entry) -> None:
-        self.evicted_files += 1
-        self.evicted_bytes += entry.size
-        if self.evicted_files == 1:
-            guard.warn(
-                "%s is larger than spool_max_bytes=%d: its oldest files are deleted",
-                self._spool.path,
-                self._max_bytes,
-            )
+                self.evicted_bytes += entry.size
+                self.evicted_files += 1
+                if self.evicted_files == 1:
+                    said = "%s is larger than spool_max_bytes=%d: its oldest files are deleted"
+                    guard.warn(said, self._spool.path, self._max_bytes)
 
     # -- black boxes ------------------------------------------------------------------------
 

@@ -100,7 +100,6 @@ class MemoryOutbox:
         return 0
 
     def head(self) -> Item | None:
-        """The oldest batch."""
         with self._lock:
             self._out = self._queue[0] if self._queue else None
             return self._out
@@ -114,7 +113,6 @@ class MemoryOutbox:
         raise FileNotFoundError(errno.ENOENT, "no such file", key)
 
     def done(self, item: Item) -> None:
-        """Removes a batch that was sent."""
         self._finish(item)
 
     def reject(self, item: Item) -> None:
@@ -295,11 +293,7 @@ class DiskOutbox(MemoryOutbox):
     def read(self, item: Item) -> bytes | None:
         if item.pieces is not None:
             return super().read(item)
-        with open(system.open_regular(self._spool / item.name), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MAX_FILE_BYTES:
-                raise OSError(errno.EFBIG, "too large for a batch")
-            payload = file.read(size)
+        payload = system.read_regular(self._spool / item.name, MAX_FILE_BYTES)
         header = payload[: payload.find(b',"spans":[')]
         if f'"batch_id":"{item.batch_id}"'.encode() not in header:
             raise OSError(errno.EINVAL, "its batch id does not match its name")
@@ -448,11 +442,7 @@ def blob_keys(payload: bytes) -> tuple[list[str], int]:
         return [], 0
     try:
         snapshots = wire.decode_batch(payload).snapshots
-    except (
-        msgspec.MsgspecError,
-        ValueError,
-        RecursionError,
-    ):  # planted
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # planted
         return [], 1
     addresses = {snapshot.blob_uri or "" for snapshot in snapshots} - {""}
     found = [match[1] for address in addresses if (match := BLOB.fullmatch(address))]

@@ -43,15 +43,12 @@ class Texts:
         return text
 
     def stop(self) -> None:
-        """Lets the thread end."""
         if self._asker is not None:
             self._asker.worker.stop()
             self._asker = None
 
 
 class Asker:
-    """The thread that calls `str`."""
-
     def __init__(self) -> None:
         self._value: Any = None
         self._text: str | None = None

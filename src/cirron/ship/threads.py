@@ -40,7 +40,6 @@ def new_lock() -> _thread.LockType:
 
 
 def sleep(seconds: float) -> None:
-    """Sleeps, and lets other threads run."""
     real("time", "sleep")(seconds)
 
 

@@ -84,7 +84,7 @@ td:first-child{max-width:420px;overflow:hidden;text-overflow:ellipsis}
 svg{display:block;width:100%;height:auto}
 svg text{fill:var(--faint);font-size:11px}
 svg.spark{width:120px;height:22px;display:inline-block;vertical-align:middle}
-svg.bar{width:90px;height:8px;display:inline-block;vertical-align:middle}
+svg.bar{width:90px;height:8px;display:inline-block;vertical-align:middle;margin-right:6px}
 svg text.on{fill:#fff;pointer-events:none}
 .part{display:inline-block;width:48px}
 .grid{stroke:var(--line);stroke-width:1}
@@ -98,27 +98,16 @@ svg text.on{fill:#fff;pointer-events:none}
 
 
 def page(run: Run) -> str:
-    """The whole page."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    parts = (
-        _verdict(run),
-        _problems(run),
-        _steps(run),
-        _phases(run),
-        _curves(run),
-        _ranks(run),
-        _timeline(run),
-        _outline(run),
-        _tensors(run),
-    )
+    parts = (_verdict, _problems, _steps, _phases, _curves, _ranks, _timeline, _outline, _tensors)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="referrer" content="no-referrer">'
         f"<title>{say(run.id)}</title><style>{STYLE}</style></head><body>"
-        f"{_header(run)}{''.join(parts)}</body></html>\n"
+        f"{_header(run)}{''.join(part(run) for part in parts)}</body></html>\n"
     )
 
 
@@ -155,7 +144,10 @@ def _header(run: Run) -> str:
 def _verdict(run: Run) -> str:
     """Why the run is slow or died, what to do about it, and what that saves."""
     found = run.report().verdict
-    lines = "".join(f"<p>{escape(line.strip())}</p>" for line in report.told(found))
+    lines = "".join(
+        f'<p><span class="part faint">{word}</span>{escape(said.strip())}</p>'
+        for word, _, said in (line.strip().partition(" ") for line in report.told(found))
+    )
     return _section("Verdict", f"<p><b>{say(found.kind)}: {say(found.summary, 200)}</b></p>{lines}")
 
 
@@ -200,26 +192,15 @@ def _problems(run: Run) -> str:
 
 def _steps(run: Run) -> str:
     """The mean step time of each bucket by phase, of the main session."""
-    means = ", ".join(f"avg(COALESCE({name}_ns, 0)) AS {name}" for name in PHASES)
-    steps = run.sql(
-        f"""SELECT CAST(floor(number * CAST(:width AS DOUBLE) / total) AS BIGINT) AS bucket,
-            min(number) AS first, max(number) AS last, avg(wall_ns) AS wall, max(wall_ns) AS worst,
-            {means}
-        FROM (
-            SELECT *, row_number() OVER (ORDER BY start_ns) - 1 AS number, count(*) OVER () AS total
-            FROM ({engine.query("steps")}) s WHERE session_id = :session
-        ) n
-        GROUP BY CAST(floor(number * CAST(:width AS DOUBLE) / total) AS BIGINT) ORDER BY bucket""",  # noqa: S608
-        width=STEP_BUCKETS,
-        session=run.main.id,
-    ).rows()
+    rows = run.query("step_buckets", session=run.main.key, first=0, last=2**62, width=STEP_BUCKETS)
+    steps = [row for row in rows if row["first"] is not None]  # else there are no steps
     if not steps:
         return ""
     height, left, below = 200, 60, 20
     # A few steps that compile would flatten the rest: they are cut off.
     tops = sorted(sum(step[name] for name in PHASES) for step in steps)
     top = max(1.0, min(tops[-1], 2 * tops[int(len(tops) * 0.9)]))
-    total = steps[-1]["last"] + 1
+    total = steps[0]["total"]
     top *= 1.05
     drawn = [_grid(top, left, height)]
     for step in steps:
@@ -293,10 +274,8 @@ def _curve(run: Run, name: str, rows: list[dict[str, Any]]) -> str:
     for _, its in groupby(rows, key=lambda row: row["session_id"]):
         points = set()
         for row in its:
-            points.add((row["lowest_ns"], row["lowest"]))
-            points.add((row["highest_ns"], row["highest"]))
-            points.add((row["first_ns"], row["first_value"]))
-            points.add((row["last_ns"], row["last_value"]))
+            for value in ("lowest", "highest", "first_value", "last_value"):
+                points.add((row[f"{value.removesuffix('_value')}_ns"], row[value]))
         lines.append(sorted((at, value) for at, value in points if _is_finite(value)))
     every = [point for line in lines for point in line]
     if not every:

@@ -45,19 +45,6 @@ border-radius:2px}
 """
 
 
-class TraceView:
-    """What `ci.trace()` returns in a notebook: HTML in a cell, text anywhere else."""
-
-    def __init__(self, tree: trees.Tree) -> None:
-        self.tree = tree
-
-    def __repr__(self) -> str:
-        return text.render(self.tree)
-
-    def _repr_html_(self) -> str:
-        return to_html(self.tree)
-
-
 def in_notebook() -> bool:
     """Whether a cell of a Jupyter kernel would render what is returned to it."""
     # A kernel has imported IPython already; other programs should not have to.
@@ -74,7 +61,7 @@ def to_html(tree: trees.Tree) -> str:
     names = "cirron-trace tex2jax_ignore mathjax_ignore"
     parts = [f'<div class="{names}"><style>{STYLE}</style>']
     for root in trees.outline(tree, MAX_ROWS):
-        _write(root, _Extent(root.item, tree.now_ns), tree.now_ns, parts)
+        _write(root, _extent(root.item, tree.now_ns), tree.now_ns, parts)
     if tree.marks:
         parts.append(f'<div class="row">{escape(text.outside(tree.marks))}</div>')
     if tree.is_partial:
@@ -85,18 +72,13 @@ def to_html(tree: trees.Tree) -> str:
     return "".join(parts)
 
 
-class _Extent:
-    """The start and end of a row."""
-
-    __slots__ = ("end_ns", "start_ns")
-
-    def __init__(self, item: trees.Item, now_ns: int) -> None:
-        self.start_ns = item.start_ns
-        end_ns = item.start_ns if isinstance(item, trees.Rest) else item.end_ns
-        self.end_ns = max(item.start_ns, now_ns if end_ns is None else end_ns)
+def _extent(item: trees.Item, now_ns: int) -> tuple[int, int]:
+    """The start and the end of a row."""
+    end_ns = item.start_ns if isinstance(item, trees.Rest) else item.end_ns
+    return item.start_ns, max(item.start_ns, now_ns if end_ns is None else end_ns)
 
 
-def _write(row: trees.Row, root: _Extent, now_ns: int, parts: list[str]) -> None:
+def _write(row: trees.Row, root: tuple[int, int], now_ns: int, parts: list[str]) -> None:
     content = _row(row, root, now_ns)
     if not row.rows:
         parts.append(f'<div class="row">{content}</div>')
@@ -109,7 +91,7 @@ def _write(row: trees.Row, root: _Extent, now_ns: int, parts: list[str]) -> None
     parts.append("</div></details>")
 
 
-def _row(row: trees.Row, root: _Extent, now_ns: int) -> str:
+def _row(row: trees.Row, root: tuple[int, int], now_ns: int) -> str:
     words = text.cells(row, now_ns)
     what = f'<span class="name">{escape(words.label)}</span>'
     if words.marks:
@@ -123,12 +105,12 @@ def _row(row: trees.Row, root: _Extent, now_ns: int) -> str:
     return f'{cells}<span class="time">{escape(words.time)}</span>{_bar(row.item, root, now_ns)}'
 
 
-def _bar(item: trees.Item, root: _Extent, now_ns: int) -> str:
-    extent = _Extent(item, now_ns)
-    whole_ns = max(1, root.end_ns - root.start_ns)
+def _bar(item: trees.Item, root: tuple[int, int], now_ns: int) -> str:
+    whole_ns = max(1, root[1] - root[0])
     # A thread may outlive the span it was started in: its bar ends with the root's.
-    left = _percent(extent.start_ns - root.start_ns, whole_ns)
-    right = _percent(extent.end_ns - root.start_ns, whole_ns)
+    left, right = (
+        min(100.0, max(0.0, 100 * (at_ns - root[0]) / whole_ns)) for at_ns in _extent(item, now_ns)
+    )
     kinds = ["bar"]
     if isinstance(item, trees.Folded):
         kinds.append("many")
@@ -138,7 +120,3 @@ def _bar(item: trees.Item, root: _Extent, now_ns: int) -> str:
         kinds.append("open")
     style = f"left:min({left:.2f}%,100% - 2px);width:{max(0.0, right - left):.2f}%"
     return f'<span class="line"><span class="{" ".join(kinds)}" style="{style}"></span></span>'
-
-
-def _percent(part_ns: int, whole_ns: int) -> float:
-    return min(100.0, max(0.0, 100 * part_ns / whole_ns))

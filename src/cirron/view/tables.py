@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run, Session
 
 MAX_CELL = 40
+GAP = 2  # between columns of text
 # Columns that end in `_ns` but are not durations.
 MOMENTS = {"start_ns", "end_ns", "ts_ns", "first_ns", "last_ns", "lowest_ns", "highest_ns"}
 
@@ -55,30 +56,27 @@ def losses(session: Session) -> list[str]:
     ]
 
 
-def as_text(
-    columns: Sequence[str], rows: Sequence[tuple[Any, ...]], *, has_more: bool = False
-) -> str:
-    """A table of text."""
-    cells = [[text.plain(name, MAX_CELL) for name in columns]]
-    cells += [[cell(*pair) for pair in zip(columns, row, strict=True)] for row in rows]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
-    lines = [
-        "  ".join(one.ljust(width) for one, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
+def cells(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """The rows of a query result as text."""
+    return [[cell(*pair) for pair in zip(columns, row, strict=True)] for row in rows]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines, with the columns aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [(" " * GAP).join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def as_text(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], has_more: bool = False) -> str:
+    lines = aligned([[text.plain(name, MAX_CELL) for name in columns], *cells(columns, rows)])
     return "\n".join([*lines, *(["..."] if has_more else [])] if rows else [lines[0], "(no rows)"])
 
 
-def as_html(
-    columns: Sequence[str], rows: Sequence[tuple[Any, ...]], *, has_more: bool = False
-) -> str:
-    """A table of HTML."""
+def as_html(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], has_more: bool = False) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join(
-        "<tr>"
-        + "".join(f"<td>{html.escape(cell(*pair))}</td>" for pair in zip(columns, row, strict=True))
-        + "</tr>"
-        for row in rows
+        "<tr>" + "".join(f"<td>{html.escape(one)}</td>" for one in row) + "</tr>"
+        for row in cells(columns, rows)
     )
     more = "<p>and more rows</p>" if has_more else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
@@ -102,15 +100,9 @@ def run_row(run: Run) -> tuple[str, ...]:
 
 
 def run_line(run: Run) -> str:
-    """A run in one line."""
     name, state, started, lasted, *_ = run_row(run)
     ranks = f", {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
     return f"<run {name}: {state}, started {started}, {lasted} long{ranks}>"
-
-
-def run_html(run: Run) -> str:
-    """A run as a small table."""
-    return as_html(RUN_COLUMNS, [run_row(run)])
 
 
 def runs_text(runs: Sequence[Run]) -> str:
@@ -119,5 +111,4 @@ def runs_text(runs: Sequence[Run]) -> str:
 
 
 def runs_html(runs: Sequence[Run]) -> str:
-    """A list of runs as a table."""
     return as_html(RUN_COLUMNS, [run_row(run) for run in runs])

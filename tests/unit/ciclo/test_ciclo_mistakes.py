@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from flax import linen as nn
 
 import ciclo
 from ciclo import managed
@@ -21,6 +23,8 @@ LOGS = {"metrics": {"x": 1.0}}
 STEP = {ciclo.on_train_step: lambda state: state + 1}
 LAYER = {"dense": {"w": 1.0}}
 X, Y = np.zeros((4, 2)), np.zeros(4)
+LINEAR = torch.nn.Linear(2, 1)
+RATES = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(LINEAR.parameters(), 0.1), 1)
 UNTYPED: Any = ciclo  # for calls that a type checker refuses
 
 
@@ -44,6 +48,54 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "a_misspelt_amount_of_every": (
         lambda: UNTYPED.every(step=3),
         r"every\(\) has no option 'step'. Did you mean 'steps'\?",
+    ),
+    "a_model_as_the_state": (
+        lambda: ciclo.fit(torch.nn.Linear(2, 1), [1], epochs=1),
+        r"has no train_step: .* such as ciclo.create_torch_state\(Linear, ...\)",
+    ),
+    "a_model_as_a_callback": (
+        lambda: run(torch.nn.Linear(2, 1)),
+        r"For a model: state = ciclo.create_torch_state\(Linear, ...\)",
+    ),
+    "a_learning_rate_scheduler_as_a_callback": (
+        lambda: ciclo.fit(0, [1], epochs=1, tasks=STEP, callbacks=[RATES]),
+        r"give {ciclo.on_epoch_end: lambda: scheduler.step\(\)}, or .*scheduler=...\)",
+    ),
+    "a_class_of_schedulers_as_a_callback": (
+        lambda: ciclo.fit(0, [1], epochs=1, tasks=STEP, callbacks=[type(RATES)]),
+        r"give {ciclo.on_epoch_end: lambda: scheduler.step\(\)}",
+    ),
+    "a_scheduler_at_a_moment": (
+        lambda: ciclo.train_loop(0, [1], {**STEP, ciclo.on_epoch_end: RATES}),
+        r"Step the scheduler yourself: {ciclo.on_epoch_end: lambda: scheduler.step\(\)}",
+    ),
+    "a_schedule_as_a_callback": (
+        lambda: run(ciclo.every(2)),
+        "A schedule is a key of the tasks; combine two with & or |",
+    ),
+    "a_number_of_steps_to_commit": (
+        lambda: UNTYPED.history().commit(3, LOGS),
+        "first argument of history.commit is 3, not an Elapsed; give the elapsed of a callback",
+    ),
+    "a_number_of_steps_for_a_schedule": (
+        lambda: UNTYPED.every(10)(3),
+        "the argument of a schedule is 3, not an Elapsed",
+    ),
+    "a_list_of_names_to_guard": (
+        lambda: UNTYPED.nan_guard(["loss"]),
+        r"monitor=\['loss'\] is not valid; use a logged name",
+    ),
+    "the_value_before_its_name": (
+        lambda: UNTYPED.logs().add_metric(0.5, "loss"),
+        "log names must be strings: got 0.5 in 'metrics'",
+    ),
+    "metrics_in_a_dict": (
+        lambda: UNTYPED.logs().add_metrics({"loss": 0.5}),
+        r"metrics are given by name; write \*\*metrics",
+    ),
+    "a_shape_for_the_inputs_of_a_module": (
+        lambda: UNTYPED.create_flax_state(nn.Dense(1), (1, 2)),
+        r"inputs=\(1, 2\) has no array; give an example .*jnp.zeros",
     ),
     "every_epoch": (
         lambda: UNTYPED.every(epochs=1),
@@ -273,6 +325,109 @@ def test_states_that_look_like_mistakes() -> None:
         "metrics": 2
     }
     assert run(lambda state: {"w": state["w"] + 1}, {"w": 0}).state == {"w": 2}
+
+
+# Values of the wrong type, for any argument.
+OTHERS: dict[str, Any] = {
+    "text": "x",
+    "number": 2.5,
+    "list": [1, 2],
+    "dict": {"a": 1},
+    "array": np.ones(3),
+    "tensor": torch.ones(2),
+    "object": object(),
+    "module": LINEAR,
+    "scheduler": RATES,
+    "class": torch.optim.lr_scheduler.StepLR,
+    "schedule": ciclo.every(2),
+}
+E, L = ciclo.Elapsed(), ciclo.logs(LOGS)
+# Public functions of one argument, and the values above that this argument may be.
+ARGUMENTS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "every": (ciclo.every, ""),
+    "at_time": (lambda one: ciclo.at(time=one), "number"),
+    "piecewise": (lambda one: ciclo.piecewise(ciclo.every(1), one), ""),
+    "a_schedule_by_hand": (ciclo.every(samples=2), ""),
+    "Elapsed": (ciclo.Elapsed, ""),
+    "update": (E.update, ""),
+    "minus": (lambda one: E - one, ""),
+    "elapse_from": (lambda one: ciclo.elapse([1], one), ""),
+    "logs": (ciclo.logs, ""),
+    "a_log_name": (lambda one: ciclo.logs().add_metric(one, 1.0), "text"),
+    "unnamed_metrics": (ciclo.logs().add_metrics, ""),
+    "the_elapsed_of_a_commit": (lambda one: ciclo.history().commit(one, L), ""),
+    "the_logs_of_a_commit": (lambda one: ciclo.history().commit(E, one), ""),
+    "rows": (ciclo.history, ""),
+    "a_row": (lambda one: ciclo.history([LOGS])[one], ""),
+    "a_column": (lambda one: ciclo.history([LOGS]).last(one), "text"),
+    "a_task": (run, ""),
+    "the_elapsed_of_a_loop": (lambda one: run(lambda: None, elapsed=one), ""),
+    "the_elapsed_of_fit": (
+        lambda one: ciclo.fit(0, [1], epochs=1, tasks=STEP, elapsed=one),
+        "",
+    ),
+    "a_state": (lambda one: ciclo.fit(one, [1], epochs=1), ""),
+    "callbacks": (lambda one: ciclo.train_loop(0, [1], STEP, callbacks=[one]), ""),
+    "inner_loop_kwargs": (lambda one: ciclo.train_loop(0, [1], STEP, inner_loop_kwargs=one), ""),
+    "defer": (
+        lambda one: run(lambda loop_state: loop_state.defer(one)),
+        "module class schedule",
+    ),
+    "aggregation": (
+        lambda one: ciclo.inner_loop("x", run, aggregation=one),
+        "module class schedule",
+    ),
+    "a_folder": (ciclo.checkpoint, "text"),
+    "a_prefix": (lambda one: ciclo.checkpoint("x", one), "text"),
+    "a_checkpoint_by_hand": (lambda one: ciclo.checkpoint("x")(one, 0), ""),
+    "baseline": (lambda one: ciclo.early_stopping("x", 1, baseline=one), "number"),
+    "early_stopping_by_hand": (lambda one: ciclo.early_stopping("x", 1)(one, 0, L), ""),
+    "nan_guard": (ciclo.nan_guard, "text"),
+    "lag": (lambda one: ciclo.nan_guard(lag=one), ""),
+    "width": (lambda one: ciclo.keras_bar(width=one), ""),
+    "file": (lambda one: ciclo.keras_bar(file=one), ""),
+    "a_bar_by_hand": (ciclo.keras_bar(), ""),
+    "the_logs_of_a_bar": (lambda one: ciclo.keras_bar()(E, one), ""),
+    "a_logger_by_hand": (ciclo.console_logger(), ""),
+    "logdir": (ciclo.tensorboard_logger, "text"),
+    "throughput": (ciclo.throughput, ""),
+    "ema": (ciclo.ema, ""),
+    "select": (lambda one: ciclo.ema(select=one), "module class schedule"),
+    "keras_callback": (ciclo.keras_callback, ""),
+    "clu_action": (ciclo.clu_action, "module class schedule"),
+    "inject": (UNTYPED.inject, "module class schedule"),
+    "create_torch_state": (ciclo.create_torch_state, "module"),
+    "accumulate": (lambda one: ciclo.create_torch_state(LINEAR, accumulate=one), ""),
+    "clip_norm": (lambda one: ciclo.create_torch_state(LINEAR, clip_norm=one), "number"),
+    "strategy": (lambda one: ciclo.create_torch_state(LINEAR, strategy=one), ""),
+    "unpack": (
+        lambda one: ciclo.create_torch_state(LINEAR, unpack=one),
+        "module class schedule",
+    ),
+    "create_nnx_state": (ciclo.create_nnx_state, "schedule"),
+    "create_equinox_state": (ciclo.create_equinox_state, ""),
+    "nnx_module": (ciclo.nnx_module, ""),
+    "equinox_module": (ciclo.equinox_module, ""),
+    "a_managed_step": (managed.step, "module class schedule"),
+    "mesh": (lambda one: ciclo.Strategy(mesh=one), ""),
+    "devices": (lambda one: ciclo.DataParallel(devices=one), ""),
+    "policy": (managed.Policy, ""),
+    "rngs": (lambda one: managed.ManagedState.create(params={"w": 1.0}, rngs=one), "dict array"),
+}
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_a_value_of_another_type_is_refused(argument: str, tmp_path: Any, monkeypatch: Any) -> None:
+    """At once, by an error of ciclo itself that says what to write, and not deep in some call."""
+    monkeypatch.chdir(tmp_path)
+    call, allowed = ARGUMENTS[argument]
+    for name in OTHERS.keys() - allowed.split():
+        with pytest.raises((TypeError, ValueError, KeyError, ciclo.CicloError)) as caught:
+            call(OTHERS[name])
+
+        place = caught.traceback[-1]
+        assert Path(place.path).is_relative_to(Path(ciclo.__file__).parent), (name, place)
+        assert str(place.statement).strip().startswith("raise "), (name, place)
 
 
 class TestJax:

@@ -535,9 +535,9 @@ def test_a_strategy_that_does_not_exist() -> None:
         ({"devices": 0}, "needs 0 devices, but JAX has .*; use 1 to"),
         (
             {"devices": []},
-            r"devices=\[\] of fsdp is not valid; use a number, or devices of jax.devices",
+            r"devices=\[\] is not valid; use a number, or devices of jax.devices",
         ),
-        ({"devices": "gpu"}, "devices='gpu' of fsdp is not valid; use a number"),
+        ({"devices": "gpu"}, "devices='gpu' is not valid; use a number"),
         ({"donate": True}, "strategy 'fsdp' has no option 'donate'; it has devices, uneven"),
     ],
 )
@@ -616,7 +616,7 @@ def test_too_few_devices() -> None:
         ({"metrics": {"a": 3}}, r"metrics\['a'\] is 3, which has no compute\(\)"),
         ({"accumulate": 2.5}, "accumulate=2.5 is not valid; use 1 or more"),
         ({"clip_norm": -1.0}, "clip_norm=-1.0 is not valid; use a number above 0"),
-        ({"ema_decay": 1.5}, "ema_decay=1.5 is not valid; use 0 to below 1"),
+        ({"ema_decay": 1.5}, "ema_decay=1.5 is not valid; use a decay such as 0.999"),
         ({"optimizer": 3}, "ManagedState.create has no option 'optimizer'; the optimizer is tx="),
         ({"strategy": 3}, "a strategy is a ciclo.Strategy or a name, as 'eager', .*; got 3"),
     ],
@@ -641,7 +641,10 @@ def test_wrong_strategies() -> None:
         ciclo.register_strategy("wrong", 3)  # type: ignore[arg-type]
     with pytest.raises(ciclo.CicloError, match="uneven='drop' is not valid; use"):
         ciclo.get_strategy("data_parallel", uneven="drop")
-    with pytest.raises(ciclo.CicloError, match=r"has 'rows', but the axes of the mesh are"):
+    with pytest.raises(
+        ciclo.CicloError,
+        match=r"batch_axes=\('rows',\) is not valid; use axes of the mesh, which are",
+    ):
         ciclo.Strategy(name="wrong", mesh=mesh, batch_axes=("rows",))
 
 

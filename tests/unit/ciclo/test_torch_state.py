@@ -542,7 +542,7 @@ def test_the_best_weights_come_back() -> None:
         ({"strategy": "fsdp"}, ciclo.CicloError, 'With one process use strategy="eager"'),
         ({"policy": "half"}, ValueError, 'use "float32", "bfloat16", "float16" or None'),
         ({"accumulate": 0}, ValueError, "accumulate=0 is not valid; use 1 or more, or None"),
-        ({"clip_norm": 0}, ValueError, "clip_norm=0 is not valid; use more than 0, or None"),
+        ({"clip_norm": 0}, ValueError, "clip_norm=0 is not valid; use a number above 0, or None"),
         ({"ema_decay": 2}, ValueError, "ema_decay=2 is not valid; use a decay such as 0.999"),
         ({"optimizer": 3}, TypeError, "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"),
         (

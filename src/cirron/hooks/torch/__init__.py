@@ -36,7 +36,7 @@ from cirron.hooks.torch.compiling import Compiling, run_uncompiled
 from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
-from cirron.hooks.torch.passes import Lane, end_stale_optimizers, nothing
+from cirron.hooks.torch.passes import Lane, Load, end_stale_optimizers, nothing, reference_to
 from cirron.hooks.torch.saving import Saving
 from cirron.record import hot
 
@@ -162,7 +162,7 @@ class TorchHook:
                 or current_graph_task_id() != -1
                 or compiler._is_compiling_flag
             ):
-                return forward(lane, self, call, args, kwargs)
+                return forward(this_thread.find(), self, call, args, kwargs)
             # The fast path: the model of the last step runs in the next one.
             lane.is_inside = lane.has_worked = True
             lane.model = lane.described
@@ -198,8 +198,9 @@ class TorchHook:
             return is_model, None
         mode = "train" if module.training else "eval"
         if lane.loading is None:  # a model in a dataset says nothing about the loop
-            lane.model = reference
             main = lane.main
+            if module.training or not lane.has_worked:  # a teacher is not what is trained
+                lane.model = reference
             if not lane.has_worked or main is None or main.is_exhausted or lane.optimizers:
                 self._begin_work(lane, reference, mode)
         return is_model, hot.begin("forward", None, MODES[mode], Inner)
@@ -259,6 +260,7 @@ class TorchHook:
             loss = args[0] if args else kwargs.get("tensors")
             step, span = lane.step, None
             if step is None or step is not current() or step.phase is not None:
+                lane = this_thread.find()
                 step, span = None, self._begin_backward(lane, loss)
             lane.is_inside = True
             try:
@@ -301,7 +303,7 @@ class TorchHook:
             if isinstance(given, Tensor) or not isinstance(given, Iterable):
                 given = (given,)
             is_of_weights = any(isinstance(one, Parameter) for one in given)
-            lane = this_thread.lane
+            lane = this_thread.find()
             if not (is_of_weights or stand_for_parameters(given, lane.model)):
                 return original(outputs, inputs, *args, **kwargs)
             result = backward(outputs, inputs, *args, **kwargs)
@@ -318,11 +320,13 @@ class TorchHook:
             return
         try:
             lane = self._this_thread.lane
-            running, step = lane.optimizers, lane.step
+            step = lane.step
             if step is not None and step is hot.current() and step.phase is None:
                 lane.has_worked = True
-                running.append((id(optimizer), hot.begin_phase(step, "optimizer_step")))
+                lane.optimizers.append((id(optimizer), hot.begin_phase(step, "optimizer_step")))
                 return
+            lane = self._this_thread.find()
+            running = lane.optimizers
             if running:
                 end_stale_optimizers(lane, inner=1)
             if not is_training(lane):
@@ -352,7 +356,7 @@ class TorchHook:
         this_thread = self._this_thread
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            lane = this_thread.lane
+            lane = this_thread.find()
             before = self._steps_made(lane)
             result = original(scaler, optimizer, *args, **kwargs)
             with guard.quiet("torch scaler"):
@@ -375,7 +379,7 @@ class TorchHook:
             with guard.quiet("torch loader"):
                 # Persistent workers are already running.
                 is_new = loader.num_workers and loader._iterator is None
-                if is_new and not this_thread.lane.loading and self._is_on:
+                if is_new and not this_thread.find().loading and self._is_on:
                     setup = hot.begin("data_setup")
             iterator = engine.around(setup, original, (loader,), end=hot.suspend)
             with guard.quiet("torch loader"):
@@ -385,7 +389,7 @@ class TorchHook:
                     # An iterator that is never asked for an item leaves its setup alone.
                     weakref.finalize(iterator, hot.release, setup).atexit = False
                 # With persistent workers, a loader reuses an iterator that was left early.
-                for old in [old for old in this_thread.lane.passes if old.iterator() is iterator]:
+                for old in [old for old in this_thread.find().passes if old.iterator() is iterator]:
                     self._loops.end_pass(old)
             return iterator
 
@@ -397,10 +401,10 @@ class TorchHook:
 
         def fail(load: hot.Span, error: BaseException) -> None:
             with guard.quiet("torch loader"):
-                loops.fail_load(this_thread.lane, load, error)
+                loops.fail_load(this_thread.find(), load, error)
 
         def end(load: hot.Span) -> None:
-            loops.end_load(this_thread.lane, load)
+            loops.end_load(this_thread.find(), load)
 
         def __next__(iterator: Any) -> Any:  # noqa: N807  the iterator's own
             lane = this_thread.lane
@@ -411,14 +415,18 @@ class TorchHook:
             try:
                 step = begin_step(lane, iterator)
                 if step is None:
-                    load = loops.begin_load(lane, iterator)
+                    load = loops.begin_load(this_thread.find(), iterator)
             except Exception as error:  # noqa: BLE001  protects the loader
                 guard.caught("torch loader", error)
             args = (iterator,)
             if step is None:
-                return engine.around(load, original, args, None, end, fail)
+                item = engine.around(load, original, args, None, end, fail)
+                if isinstance(load, Load) and load in hot.opened:  # it waits for a parent
+                    with guard.quiet("torch loader"):
+                        load.item = reference_to(item)
+                return item
             item = within(step, "data_load", None, own, step.start, original, args, NO_NAMES, fail)
-            lane.loading = None
+            lane.loading, lane.has_worked = None, False
             return item
 
         return __next__
@@ -428,7 +436,7 @@ class TorchHook:
         loops = self._loops
 
         def _shutdown_workers(iterator: Any) -> Any:
-            lane, span = loops.this_thread.lane, None
+            lane, span = loops.this_thread.find(), None
             with guard.quiet("torch loader"):
                 if not iterator._shutdown and self._is_on:
                     span = hot.begin("data_teardown")

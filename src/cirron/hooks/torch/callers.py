@@ -24,8 +24,6 @@ from cirron.record.value import MAX_TEXT_BYTES
 if TYPE_CHECKING:
     from types import FrameType
 
-# Items that a `zip` may take from one loader.
-MAX_AT_ONCE = 64
 FOR_ITER = opmap["FOR_ITER"]
 # Instructions that release the iterator of a `for` without an error: `break` and `return` pop it,
 # or the loop has ended.
@@ -64,19 +62,6 @@ def is_generator(asker: FrameType) -> bool:
     (`prefetch_loader`).
     """
     return bool(asker.f_code.co_flags & CO_GENERATOR)
-
-
-def times_in_zip(iterator: Any) -> int:
-    """How many items `zip(*[iterator] * n)` takes at once (`zipped_groups`).
-
-    Its tuple of iterators has just been made, so it is among the youngest objects. `get_referents`
-    reads it, because a tuple that is still being filled has holes.
-    """
-    if not gc.isenabled():
-        return 1
-    tuples = [one for one in gc.get_objects(0) if type(one) is tuple and len(one) <= MAX_AT_ONCE]
-    held = (sum(one is iterator for one in gc.get_referents(each)) for each in tuples)
-    return max(held, default=1) or 1
 
 
 def references_to(iterator: Any) -> int:

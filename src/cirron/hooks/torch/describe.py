@@ -1,8 +1,8 @@
 """Settings that explain speed: of a loader, of a model, of the precision that is in force.
 
-`Descriptions` puts them on spans, once for each loader and model. The functions that find them do
-not raise, wait for a device, or run slow code of the program: they walk a model by its dicts, and
-ask a data set for its length only if a library defines that. What is unknown is None.
+`Descriptions` puts them on spans, each once. The functions that find them do not raise, wait for a
+device, or run slow code of the program: they walk a model by its dicts, and ask a data set for its
+length only if a library defines that. What is unknown is None.
 
 Runs on the user's threads. Loaded after torch is.
 """
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # A model with more tensors or submodules than this is not counted: each takes a microsecond.
 MAX_PARTS = 3_000
 MAX_WRAPPERS = 8  # around a model
+# Different settings of loaders that are remembered; further ones are recorded each time.
+MAX_RECORDED = 1_000
 
 # Whose data sets and samplers know their length at once.
 QUICK = frozenset(("builtins", "datasets", "numpy", "torch", "torchaudio", "torchvision"))
@@ -41,32 +43,30 @@ DEVICES = ("cuda", "cpu", "xpu", "mps")
 
 
 class Descriptions:
-    """Which loaders and models have been described. Those that were described in an evaluation,
-    which has no gradients, are described again in the epoch.
+    """Which settings have been recorded. Those that were recorded in an evaluation, which has no
+    gradients, are recorded again in the epoch.
     """
 
     def __init__(self) -> None:
-        # By new iterators: the loader and its settings.
-        self._loaders: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], dict[str, Any]]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._done: tuple[weakref.WeakSet[Any], ...] = weakref.WeakSet(), weakref.WeakSet()
+        # By loader, and by iterator: a `for` may not keep the loader as long as that.
+        self._settings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._recorded: set[tuple[Any, ...]] = set()
+        self._models: tuple[weakref.WeakSet[Any], ...] = weakref.WeakSet(), weakref.WeakSet()
 
     def met(self, loader: Any, iterator: Any) -> None:
-        """Reads the settings of a loader: a `for` may not keep it as long as its iterator."""
-        if loader not in self._done[torch.is_grad_enabled()]:
-            self._loaders[iterator] = weakref.ref(loader), of_loader(loader)
+        settings = self._settings.get(loader)
+        if settings is None:
+            settings = self._settings[loader] = of_loader(loader)
+        self._settings[iterator] = settings
 
     def of_loader(self, iterator: Any) -> dict[str, Any] | None:
-        """The settings of an iterator's loader, the first time."""
-        if iterator is None or iterator not in self._loaders:
+        """The settings of an iterator's loader; None: the same ones were recorded before."""
+        settings = None if iterator is None else self._settings.get(iterator)
+        key = (torch.is_grad_enabled(), *(settings or {}).values())
+        if key in self._recorded:
             return None
-        reference, settings = self._loaders.pop(iterator)
-        loader, done = reference(), self._done[torch.is_grad_enabled()]
-        if loader in done:
-            return None
-        if loader is not None:
-            done.add(loader)
+        if len(self._recorded) < MAX_RECORDED:
+            self._recorded.add(key)
         return settings
 
     def put_loader(self, iterator: Any, span: hot.Span | None) -> None:
@@ -74,7 +74,7 @@ class Descriptions:
             put(span, self.of_loader(iterator) or {})
 
     def put_model(self, model: Any, span: hot.Span | None) -> None:
-        done = self._done[torch.is_grad_enabled()]
+        done = self._models[torch.is_grad_enabled()]
         if span is not None and model not in done:
             done.add(model)
             put(span, of_model(model) | of_mode())

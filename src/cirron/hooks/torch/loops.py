@@ -38,18 +38,18 @@ import torch
 
 from cirron import guard
 from cirron.hooks import engine
-from cirron.hooks.engine import STEPS
+from cirron.hooks.engine import MAX_WAITING, STEPS
 from cirron.hooks.torch import callers, describe
 from cirron.hooks.torch.free import is_under, versions_of
 from cirron.hooks.torch.passes import (
     EVALUATION,
     JOINED,
     MAX_AHEAD,
-    MAX_WAITING,
     TRAINING,
     UNDECIDED,
     USED,
     Lane,
+    Load,
     Pass,
     ThisThread,
     count_fetches,
@@ -84,11 +84,11 @@ class Loops:
 
     def end(self) -> None:
         """Closes what this thread has open."""
-        lane = self.this_thread.lane
-        end_optimizers(lane, 0)
-        while lane.passes:
-            self.end_pass(lane.passes[-1])
-        lane.free.end(self)
+        for lane in self.this_thread.lanes:
+            end_optimizers(lane, 0)
+            while lane.passes:
+                self.end_pass(lane.passes[-1])
+            lane.free.end(self)
 
     # -- event: a fetch ---------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class Loops:
             or step is not hot.current()
             or step.phase is not None
             or main is None
-            or not main.has_stepped
+            or not main.stepped_ns
             or not main.opens_steps
             or main.iterator() is not iterator
             or main.length is None  # another epoch may be due
@@ -109,7 +109,7 @@ class Loops:
         ):
             return None
         lane.loading = main
-        lane.has_worked = main.has_stepped = False
+        main.stepped_ns = 0
         main.is_step_new = True
         main.fetched += 1
         index = main.index
@@ -135,37 +135,36 @@ class Loops:
             self._decide(lane, current, is_evaluating=current.is_for_loop)
         owner = (lane.main or current) if current.state is JOINED else current
         if current.state is UNDECIDED:
-            release_unused(current)
+            release_unused(current, is_fetching=True)
         elif owner.opens_steps and (owner.is_training or current.state is EVALUATION):
             self._next_item(lane, owner)
         elif current.is_training and len(lane.passes) == 1:
             lane.step = find_open_step()
-        lane.has_worked = False
-        return hot.begin("data_load")
+        return hot.begin("data_load", None, None, Load)
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
         """Begins the next step, if the open one has trained, or its batch was evaluated."""
-        is_done = lane.has_worked
-        if current.is_training and self._has_optimizers():
-            is_done = current.has_stepped or self._is_changed_by_hand(lane, current)
+        is_done = current.is_done
+        if current.is_training and not is_done:
+            is_done = self._is_changed_by_hand(lane, current)
         current.is_step_new = current.step is None or is_done
         if current.is_step_new:
             self._next_step(current)
         elif current.fetched == MAX_AHEAD and not lane.has_worked:
             current.reads_ahead = current.may_read_ahead
 
-    def _has_optimizers(self) -> bool:
-        """Without any, each batch with a backward is a step. Program: `manual_sgd`."""
-        self._optimizers_exist = self._optimizers_exist or has_optimizers()
-        return self._optimizers_exist
-
     def _is_changed_by_hand(self, lane: Lane, current: Pass) -> bool:
-        """Whether the program has changed the weights since the last fetch, without an optimizer.
-        Program: `manual_after_optimizer`.
+        """Whether the program has trained since the last fetch, without an optimizer: it has
+        changed the weights, or has no optimizers. Programs: `manual_after_optimizer`, `manual_sgd`.
         """
         before, now = current.versions, versions_of(lane)
         current.versions = now
-        return lane.has_worked and before[:1] == now[:1] and before != now
+        is_changed = (before[:1] == now[:1] and before != now) or not self._has_optimizers()
+        return lane.has_worked and is_changed
+
+    def _has_optimizers(self) -> bool:
+        self._optimizers_exist = self._optimizers_exist or has_optimizers()
+        return self._optimizers_exist
 
     def _next_step(self, current: Pass) -> None:
         """The step begins with what other loaders have fetched since the last one was done."""
@@ -176,21 +175,22 @@ class Loops:
         close_step(current, at)
         if current.length is None:
             self._split_endless(current)
+        if current.span is not None and not is_under(hot.innermost(), current.span):
+            hot.enter_context(current.span)  # which a task of asyncio has opened in its own context
         name = "step" if current.is_training else "batch"
         current.step = hot.begin(name, current.index, None, hot.Step, at)
         for load in loads:
             load.parent = current.step
         current.index += 1
-        current.has_stepped = False
+        current.stepped_ns = 0
         if current.lane.step is not None:
             current.lane.step = current.step
 
     def _split_endless(self, current: Pass) -> None:
         """Without a length, an epoch is as many optimizer steps as the settings say."""
         span, attrs = current.span, {"inferred": "steps"}
-        if span is None or not current.is_training:
-            return
-        if current.optimizer_steps >= self.steps_per_epoch:
+        is_due = current.is_training and current.optimizer_steps >= self.steps_per_epoch
+        if span is not None and is_due:
             self.on_epoch_end(span)
             span.set(**attrs)
             engine.close_long(span)
@@ -200,13 +200,12 @@ class Loops:
 
     def end_load(self, lane: Lane, load: hot.Span) -> None:
         current, lane.loading = lane.loading, None
+        lane.has_worked = False
         if current is not None and current.is_undecided and current.opens_anything:
-            hot.suspend(load)
-            current.waiting.append(load)
+            current.waiting.add(load)
         else:
             hot.close(load)
-        if current is not None and current.is_round_over and current.reads_ahead:
-            current.is_exhausted, current.unused_items = True, 1
+        if current is not None and current.is_exhausted:
             lane.step = None
 
     def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
@@ -229,9 +228,9 @@ class Loops:
         span = current.span or current.above
         current.fetched -= 1
         if current.has_unused_items:
-            current.is_exhausted = True
-            if current.is_undecided:
-                current.unused_items = current.fetched - current.index - 1
+            current.has_ended = True
+            current.has_last_step = not current.is_undecided
+            lane.has_worked = False  # with the last item
             lane.step = None
         else:
             drop_new_step(lane.main if current.state is JOINED else current)
@@ -241,8 +240,13 @@ class Loops:
                 hot.drop(current.span)
         if teardown is not None:
             hot.release(teardown, span if not span.end else None)
-        if not current.is_exhausted:
-            self.end_pass(current)
+        if current.is_exhausted:
+            return
+        other = next((one for one in lane.passes if one.state is JOINED and one.is_for_loop), None)
+        if current is lane.main and current.is_for_loop and other is not None:
+            self._swap(current, other)  # which is longer. Program: `zipped_cycle`
+            current = other
+        self.end_pass(current)
 
     def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
         """The workers have stopped, which is the last part of their pass."""
@@ -268,21 +272,19 @@ class Loops:
             self.end_pass(current)
             # A scope around one fetch is not a loop, but an epoch may have a single step.
             is_loop = current.fetched > 1 or current.is_round_over or current.above.name == "epoch"
-            return self._begin_pass(lane, iterator, may_be_main=is_loop)
+            return self._begin_pass(lane, iterator, is_loop=is_loop)
         if current.state is JOINED and main is not None and main.was_only_peeked_at(current):
             self._swap(main, current)
             return main
         return current
 
-    def _begin_pass(self, lane: Lane, iterator: Any, *, may_be_main: bool = True) -> Pass:
+    def _begin_pass(self, lane: Lane, iterator: Any, *, is_loop: bool = True) -> Pass:
         lane.free.end_evaluation()
         current = Pass(lane)
         asker = callers.find_asker()
         is_batches = hot.is_fetching()  # `ci.batches` asks
         current.is_for_loop = is_batches or callers.is_for(asker)
         current.is_in_generator = callers.is_generator(asker)
-        current.may_read_ahead = not current.is_for_loop or current.is_in_generator
-        current.items_at_once = callers.times_in_zip(iterator) if current.is_for_loop else 1
         is_told = lane.is_told_to_evaluate
         # After a model in eval mode, an item that is fetched by hand may still be trained with.
         is_eval_loop = current.is_for_loop and lane.is_model_in_eval_mode
@@ -293,7 +295,7 @@ class Loops:
         current.above = hot.innermost()
         current.began_in_step = lane.has_worked
         self._follow(current, iterator)
-        self._choose_spans(current, is_told, is_batches, may_be_main)
+        self._choose_spans(current, is_told, is_batches, is_loop)
         setup = self.setups.pop(iterator, None)
         if setup is not None and current.opens_span:
             current.setup = setup
@@ -310,9 +312,7 @@ class Loops:
             lane.main = lane.main or current
         return current
 
-    def _choose_spans(
-        self, current: Pass, is_told: bool, is_batches: bool, may_be_main: bool
-    ) -> None:
+    def _choose_spans(self, current: Pass, is_told: bool, is_batches: bool, is_loop: bool) -> None:
         """Leaves out the spans that the program or a framework has opened itself."""
         lane = current.lane
         main, free = lane.main, lane.free
@@ -321,17 +321,16 @@ class Loops:
         if main is not None:
             current.opens_steps = not (is_told and hot.innermost().name in STEPS)
             current.opens_span = not is_told
-        elif may_be_main:
+        else:
             if free.step is not None:  # the steps of a loop without a loader may hold this one
                 names -= {free.step.name}
-            has_step = not STEPS.isdisjoint(names)
+            current.is_in_own_step = not (is_loop and STEPS.isdisjoint(names))
             may_evaluate = current.is_for_loop and current.began_evaluating
-            current.is_in_own_step = has_step and may_evaluate and not (is_told or is_batches)
-            current.opens_steps = current.is_in_own_step or not (has_step or is_batches)
+            is_evaluation = may_evaluate and not (is_told or is_batches)
+            is_allowed = is_evaluation or not current.is_in_own_step
+            current.opens_steps = is_allowed and not is_batches
             is_whole = current.opens_steps or not current.has_outer_epoch
-            is_free = current.is_in_own_step or not has_step
-            current.opens_span = is_whole and is_free and not is_told
-        current.ends_epoch = current.opens_steps and not current.is_in_own_step
+            current.opens_span = is_allowed and is_whole and not is_told
 
     def _follow(self, current: Pass, iterator: Any) -> None:
         current.iterator = weakref.ref(iterator, lambda _: self.iterator_gone(current))
@@ -360,10 +359,9 @@ class Loops:
             lane.main = None
             lane.passes[:] = [one for one in lane.passes if one.state is not JOINED]
         current.iterator = nothing
-        for waiting in (current.setup, *current.waiting):
-            if waiting is not None:
-                hot.release(waiting)  # it stays where it was made
-        current.setup, current.waiting = None, []
+        if current.setup is not None:
+            hot.release(current.setup)
+        current.waiting.release()
         ended_ns = current.stepped_ns if current.is_exhausted else at
         span = current.span
         for one in (current.step, span):
@@ -374,7 +372,7 @@ class Loops:
             if current.is_training:
                 self.on_epoch_end(span)
             engine.close_long(span, ended_ns)
-        elif current.is_training and current.ends_epoch:
+        elif current.is_training and not current.is_in_own_step:
             handmade = hot.find_handmade("epoch")
             if handmade is not None:
                 self.on_epoch_end(handmade)
@@ -383,15 +381,14 @@ class Loops:
         """Left early, by `break` or an exception; called wherever the last reference is dropped."""
         with guard.quiet("torch loader"):
             lane = current.lane
-            is_used = current.has_stepped if current.is_training else lane.has_worked
-            has_more = current.is_exhausted and (current.unused_items > 0 or not is_used)
+            has_more = current.is_exhausted and (current.is_last_due or not current.is_done)
             by_hand = current.is_undecided and not current.is_for_loop
             if (has_more and not by_hand) or current not in lane.passes:
                 current.iterator = nothing
                 return
             if by_hand:
                 self._hand_over(lane, current)
-            if lane.optimizers and lane is self.this_thread.lane:
+            if lane.optimizers and lane is self.this_thread.find():
                 end_stale_optimizers(lane)
             self.end_pass(
                 current,
@@ -405,10 +402,10 @@ class Loops:
         for other in lane.passes:
             if other.is_undecided and other.is_for_loop and other.waiting:
                 other.waiting += current.waiting
-                current.waiting = []
+                current.waiting.clear()
         if lane.main is None and current.fetched == 1 and current.state is UNDECIDED:
             lane.free.take(current.waiting)
-            current.waiting = []
+            current.waiting.clear()
 
     # -- events: a forward, a backward, an optimizer step -------------------------------------
 
@@ -416,17 +413,19 @@ class Loops:
         self, lane: Lane, *, is_evaluating: bool, is_forward: bool = False, is_in_train: bool = True
     ) -> None:
         """A model runs, or is trained, for the first time since a fetch."""
-        lane.has_worked = True
         main = lane.main
-        if main is not None and main.is_exhausted and main.has_stepped:
-            if main.unused_items and not is_evaluating:
-                main.unused_items -= 1
+        if main is not None and main.is_exhausted and main.is_done:
+            if main.is_last_due and is_evaluating is not main.is_training:
+                main.has_last_step = True
                 self._next_step(main)
-            elif is_evaluating or main.iterator() is None:  # else another model of the last step
-                self.end_pass(main)
+            elif main.is_training and (is_evaluating or main.iterator() is None):
+                self.end_pass(main)  # else another model of the last step
+        lane.has_worked = True
         undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
         for current in undecided:
             current.first_model_evaluated = is_evaluating
+            if current.state is UNDECIDED:
+                release_unused(current)
         if len(undecided) == 1 and (is_evaluating or is_forward):
             current = undecided[0]
             if main is None:
@@ -450,9 +449,6 @@ class Loops:
         main = lane.main
         for inner in [one for one in lane.passes if one.state is EVALUATION and one is not main]:
             self.end_pass(inner)  # it was left early
-        if main is not None and main.is_in_own_step and main.state is EVALUATION and main.span:
-            self.end_pass(main)
-            main = None
         if main is None:
             self._train_freely(lane, by_backward, optimizer)
             return
@@ -465,22 +461,20 @@ class Loops:
         free = lane.free
         free.saw_training(self, optimizer)
         # Else the steps are a framework's: Keras's optimizers, for one, are not torch's.
-        is_its_loop = free.is_holding or free.epoch is not None
-        free.is_by_hand = by_backward and is_its_loop and not self._has_optimizers()
+        free.is_by_hand = by_backward and free.is_open and not self._has_optimizers()
         free.versions = versions_of(lane) if free.is_by_hand else ()
         is_known = not (free.is_holding or free.is_by_hand or lane.passes)
         lane.step = free.step if is_known else None
 
     def close(self, span: hot.Span) -> None:
         """Closes a span of a hook. If it is not known yet what it belongs to, it waits."""
-        lane = self.this_thread.lane
+        lane = self.this_thread.find()
         is_known = lane.main is not None or lane.step is span.parent
         for current in lane.passes:
             if is_known and current.state is not USED:
                 continue
             if span.parent is current.above and 0 < len(current.waiting) < MAX_WAITING:
-                hot.suspend(span)
-                current.waiting.append(span)
+                current.waiting.add(span)
                 return
         (hot.close if is_known else lane.free.close)(span)
 
@@ -494,13 +488,11 @@ class Loops:
         if main is None:
             lane.free.count_step(self, optimizer)
             return
-        main.has_stepped = True
+        main.stepped_ns = hot.now()
         main.versions = ()
         main.optimizer_steps += 1
         if main.fetched == main.length:  # the loop may clear them before the epoch ends
             self.keep_gradients()
-        if main.is_exhausted:
-            main.stepped_ns = hot.now()
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
         """The scaler has found infinity: this ends a step, too."""
@@ -511,7 +503,7 @@ class Loops:
         if main is None:
             lane.free.count_step(self, optimizer)
         else:
-            main.has_stepped = True
+            main.stepped_ns = hot.now()
 
     # -- transitions ------------------------------------------------------------------------
 
@@ -535,8 +527,6 @@ class Loops:
         elif not main.is_evaluated_by(current, is_evaluating=is_evaluating):
             self._join(main, current)
             return
-        elif current.above.end:
-            current.above = hot.innermost()
         elif main.step is not None and not is_under(current.above, main.step):
             current.above = main.step  # opened just now, for an item that was fetched before
         self._open(current, [current.waiting])
@@ -557,16 +547,16 @@ class Loops:
         lane.free.forget()
 
     def _join(self, main: Pass, current: Pass) -> None:
-        if main.is_training and main.has_stepped and main.opens_steps:
+        if main.is_training and main.is_done and main.opens_steps:
             self._next_step(main)
         current.state = JOINED
-        release_waiting(current, main.step)
+        current.waiting.release(main.step)
 
     def _open(self, current: Pass, batches: list[list[hot.Span]]) -> None:
         """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
         current.state = EVALUATION
         current.first_index = current.index
-        current.reads_ahead = count_fetches(batches[-1]) >= MAX_AHEAD and current.items_at_once == 1
+        current.reads_ahead = current.may_read_ahead and count_fetches(batches[-1]) == MAX_AHEAD
         if current.has_own_steps:
             current.opens_steps = False
             current.opens_span = current.opens_span and not current.has_outer_epoch
@@ -583,7 +573,7 @@ class Loops:
             parent = hot.insert(above, "batch", current.index, None, hot.Step, start=start)
             current.step = parent
             current.index += 1
-        release_waiting(current, parent)
+        current.waiting.release(parent)
 
     def _open_evaluation(self, current: Pass, above: hot.Span, start: int) -> None:
         setup, current.setup = current.setup, None
@@ -629,22 +619,20 @@ class Loops:
         self.descriptions.put_model(model, span or describe.find_described())
 
 
-def release_waiting(current: Pass, parent: hot.Span | None) -> None:
-    """Records what waits under its parent, or where it was made if that has ended."""
-    for span in current.waiting:
-        hot.release(span, None if span.parent.end else parent)
-    current.waiting = []
-
-
-def release_unused(current: Pass) -> None:
-    """Another item is fetched before a model has used the last one. Unless the loop reads ahead, it
-    was used without a model: its fetch stays where it was made.
+def release_unused(current: Pass, *, is_fetching: bool = False) -> None:
+    """Leaves fetches where they were made if the program has let go of their items: it has used
+    these without a model. Of the last one, or two if it reads ahead, it may have made copies.
     """
-    kept = max(MAX_AHEAD if current.may_read_ahead else 1, current.items_at_once)
     waiting = current.waiting
-    while waiting and (waiting[0].name != "data_load" or count_fetches(waiting) >= kept):
-        current.index += waiting[0].name == "data_load"
+    kept = (MAX_AHEAD if current.may_read_ahead else 1) - is_fetching
+    while (fetches := count_fetches(waiting)) > kept:
+        item = getattr(waiting[0], "item", nothing)
+        if fetches < MAX_WAITING and item() is not None:
+            break
+        current.index += 1
         hot.release(waiting.pop(0))
+        while waiting and waiting[0].name != "data_load":
+            hot.release(waiting.pop(0))
 
 
 def drop_new_step(current: Pass | None) -> None:
@@ -652,6 +640,7 @@ def drop_new_step(current: Pass | None) -> None:
     if current is not None and current.step is not None and current.is_step_new:
         hot.drop(current.step)
         current.step = current.lane.step = None
+        current.stepped_ns = hot.now()  # in the step before it
         current.index -= 1
 
 

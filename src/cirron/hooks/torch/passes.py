@@ -6,13 +6,17 @@ Runs on the user's threads.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import weakref
 from _thread import _local
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
-from cirron.hooks.engine import STEPS
+from cirron.hooks.engine import MAX_WAITING, STEPS, Waiting
 from cirron.hooks.torch import callers
 from cirron.hooks.torch.free import FreeLoop
 from cirron.record import hot
@@ -27,12 +31,22 @@ EVALUATION, TRAINING = "evaluation", "training"
 EVALUATIONS = frozenset(("evaluation", "prediction"))
 # A loop that reads ahead has fetched at most this many items when it uses the first.
 MAX_AHEAD = 2
-# Spans that may wait in a pass for a parent.
-MAX_WAITING = 64
+# Parts of an item that are tried for one that can have a weak reference.
+MAX_PARTS = 8
+
+# Set in the context of a task of asyncio, and so in those of the tasks that it starts.
+lane_of_context: ContextVar[Lane | None] = ContextVar("cirron_lane", default=None)
 
 
 def nothing() -> None:
     """Stands for a weak reference to an object that is gone."""
+
+
+class Load(hot.OwnSpan):
+    """A fetch."""
+
+    __slots__ = ("item",)
+    item: Callable[[], Any]  # a weak reference
 
 
 class Pass:
@@ -54,14 +68,13 @@ class Pass:
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
         self.began_in_step = False  # a model had run in the open step of the main pass
         self.has_outer_epoch = False  # the program or a framework has opened an epoch around it
-        self.is_in_own_step = False  # it may evaluate inside a step that the program opened itself
+        self.is_in_own_step = False  # the program has opened a span around it for one step
         # Which spans it opens: none that the program or a framework opens itself.
         self.opens_span = False  # the epoch or evaluation
         self.opens_steps = False
-        self.ends_epoch = False  # its end is the end of an epoch that the program opened
         # While it is undecided.
         self.setup: hot.Span | None = None  # the start of its workers
-        self.waiting: list[hot.Span] = []  # fetches, and forwards once USED, without a parent
+        self.waiting = Waiting()  # fetches, and forwards once USED
         self.first_model_evaluated = False
         # Once it is an evaluation or a training.
         self.span: hot.Span | None = None
@@ -69,16 +82,13 @@ class Pass:
         self.index = 0  # of the next step
         self.first_index = 0
         self.is_step_new = False  # opened for the item that is being fetched
-        self.has_stepped = False  # an optimizer has, in the open step
+        self.stepped_ns = 0  # when an optimizer did, in the open step
         self.optimizer_steps = 0
         self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch
         # Items that are fetched before the one before them is used.
-        self.items_at_once = 1  # that a `zip` takes
-        self.may_read_ahead = False
         self.reads_ahead = False
-        self.is_exhausted = False  # the loader has no more items, but the last are not used yet
-        self.unused_items = 0  # besides the one that the open step is for
-        self.stepped_ns = 0  # the last optimizer step since the loader was exhausted
+        self.has_ended = False  # the loader has no more items, but the last are not used yet
+        self.has_last_step = False  # the step for the last item has begun
 
     @property
     def is_undecided(self) -> bool:
@@ -96,6 +106,25 @@ class Pass:
     def may_be_peek(self) -> bool:
         """Whether the program may want no more than the one item that it has asked for."""
         return not self.is_for_loop and self.fetched == 1 and not self.is_exhausted
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the open step has trained, or its batch was evaluated."""
+        return self.stepped_ns > 0 if self.is_training else self.lane.has_worked
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether there are no more items, but the last ones are not used yet."""
+        return self.has_ended or (self.reads_ahead and self.is_round_over)
+
+    @property
+    def is_last_due(self) -> bool:
+        """Whether an item is left for one more step."""
+        return self.fetched > self.index and not self.has_last_step
+
+    @property
+    def may_read_ahead(self) -> bool:
+        return self.is_in_generator or not self.is_for_loop
 
     @property
     def is_round_over(self) -> bool:
@@ -159,14 +188,14 @@ class Pass:
             return True  # a fork has closed it
         if self.is_round_over and not self.reads_ahead and self.lane.has_worked:
             return True
-        if self.began_evaluating and self.above.end:
-            return True
+        if self.above.end and not self.goes_on():
+            return True  # the fit of a framework that was stopped inside an epoch
         if self.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(self.iterator()) < self.references
         if self.is_training and new.began_evaluating:
             # After the last item, `next` may not be called again. A generator will be.
-            is_over = self.fetched == self.length and self.has_stepped and not self.reads_ahead
+            is_over = self.fetched == self.length and self.is_done and not self.reads_ahead
             return is_over and not self.is_in_generator
         return new.is_for_loop and self.state is not JOINED
 
@@ -186,14 +215,14 @@ class Pass:
         was left in train mode. Programs: `probe_in_step`, `validation_in_train_mode`.
         """
         is_inside = inner.is_for_loop and inner.began_in_step
-        return is_inside and self.is_training and self.has_stepped
+        return is_inside and self.is_training and self.is_done
 
     def was_only_peeked_at(self, other: Pass) -> bool:
         """Whether the program goes on with another iterator. Of two that are asked by hand, the
         main pass is the one that is asked again.
         """
         by_hand = not (self.is_for_loop or other.is_for_loop) and self.iterator() is not None
-        return by_hand and self.is_training and self.fetched == 1 and self.has_stepped
+        return by_hand and self.is_training and self.fetched == 1 and self.is_done
 
     @property
     def is_finished_evaluation(self) -> bool:
@@ -208,7 +237,8 @@ class Pass:
 class Lane:
     """What one thread is doing."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: Callable[[], Any] = nothing) -> None:
+        self.task = task  # a weak reference; None: a thread
         self.passes: list[Pass] = []  # outermost first
         self.main: Pass | None = None  # the pass that owns the epoch and the steps
         self.loading: Pass | None = None  # it is being asked for an item
@@ -249,10 +279,26 @@ class Lane:
 
 
 class ThisThread(_local):
-    """Where a thread finds its lane."""
+    """Where a thread finds its lane. A task of asyncio has its own, unless it was started in a pass
+    over a loader: then it works on that loop. Programs: `asyncio_trainings`, `asyncio_steps`.
+    """
 
     def __init__(self) -> None:
-        self.lane = Lane()
+        self.own = Lane()
+        self.lane = self.own  # the last one that was used
+        self.lanes = [self.own]
+
+    def find(self) -> Lane:
+        """The lane of the task, or of the thread if it runs none."""
+        task = None if asyncio._get_running_loop() is None else asyncio.current_task()
+        lane = self.own if task is None else lane_of_context.get() or self.own
+        if lane.task() is not task and not lane.passes:
+            lane = Lane(weakref.ref(task))
+            lane_of_context.set(lane)
+            busy = [one for one in self.lanes if one.passes or one.free.is_open]
+            self.lanes = [*busy, self.own, lane]
+        self.lane = lane
+        return lane
 
 
 def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
@@ -281,6 +327,18 @@ def has_optimizers(kind: type[torch.optim.Optimizer] = torch.optim.Optimizer) ->
 
 def count_fetches(spans: list[hot.Span]) -> int:
     return sum(one.name == "data_load" for one in spans)
+
+
+def reference_to(item: Any, depth: int = 3) -> Callable[[], Any]:
+    """A weak reference to an item, or to the first part of it that can have one."""
+    try:
+        return weakref.ref(item)
+    except TypeError:  # a tuple, or a number
+        parts = item.values() if isinstance(item, dict) else item
+    if not depth or not isinstance(item, (dict, list, tuple)):
+        return nothing
+    found = (reference_to(part, depth - 1) for part in itertools.islice(parts, MAX_PARTS))
+    return next((one for one in found if one is not nothing), nothing)
 
 
 def length_of(iterator: Any) -> int | None:

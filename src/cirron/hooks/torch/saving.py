@@ -66,7 +66,7 @@ class Saving:
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
-            span, lane = None, self._loops.this_thread.lane
+            span, lane = None, self._loops.this_thread.find()
             if self.is_on:
                 try:
                     span = begin(lane)

@@ -35,8 +35,6 @@ class Blob(NamedTuple):
 class Sealed:
     """A finished batch, encoded once for all sinks."""
 
-    __slots__ = ("blobs", "header", "layout", "lines", "pieces", "records", "size")
-
     def __init__(
         self,
         header: wire.Header,

@@ -37,8 +37,6 @@ class Console(Sink):
 
 
 def to_stream(stdout: Stream) -> Console:
-    """The `stdout` sink."""
-
     def write(line: str) -> None:
         stdout.write(text.encodable(line, stdout.file) + "\n")
 

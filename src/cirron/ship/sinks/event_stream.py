@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class EventStream(Sink):
-    """Writes to the program's stdout."""
-
     def __init__(self, stream: Stream) -> None:
         self.sent = 0
         self._stream = stream

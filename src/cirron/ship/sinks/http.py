@@ -135,7 +135,6 @@ class HttpSink(Sink):
         outbox: MemoryOutbox,
         *,
         sdk_version: str,
-        connect_s: float = 5.0,
         request_s: float = 30.0,
         is_patient: bool = False,
         now: Callable[[], int] = clock.now,
@@ -153,7 +152,7 @@ class HttpSink(Sink):
             "X-Cirron-SDK-Version": sdk_version,
         }
         self._outbox = outbox
-        self._connect_s, self._request_s = connect_s, request_s
+        self._request_s = request_s
         self._is_patient = is_patient  # during `close`, waits as the server asks
         self._now = now
         self._random = fraction if random is None else random
@@ -176,7 +175,6 @@ class HttpSink(Sink):
         self._worker.start()
 
     def emit(self, batch: Sealed) -> Outcome:
-        """Puts a batch into the outbox."""
         outcome = self._outbox.put(batch)
         self._worker.start()
         self._worker.wake()
@@ -199,7 +197,6 @@ class HttpSink(Sink):
         self._outbox.close()
 
     def health(self) -> dict[str, object]:
-        """Counters, and the last error."""
         return {
             "http_sent": self.sent,
             "http_sent_records": self.sent_records,
@@ -339,9 +336,7 @@ class HttpSink(Sink):
         if self._connection is None:
             from cirron.ship.connection import Connection
 
-            self._connection = Connection(
-                self._endpoint, connect_s=self._connect_s, request_s=self._request_s, now=self._now
-            )
+            self._connection = Connection(self._endpoint, request_s=self._request_s, now=self._now)
         if self._is_stopped:  # `close` came before the connection existed
             self._connection.stop()
         its_own = {"X-Cirron-Batch-Id": item.batch_id, "Content-Length": str(size)}
@@ -394,7 +389,6 @@ class HttpSink(Sink):
 
 
 def judge(reply: Reply) -> Answer:
-    """The meaning of a reply."""
     by_hundred = {2: Verdict.ACCEPTED, 3: Verdict.MOVED, 4: Verdict.REFUSED}
     verdict = MEANINGS.get(reply.status) or by_hundred.get(reply.status // 100, Verdict.FAILING)
     if not reply.status:
@@ -403,7 +397,6 @@ def judge(reply: Reply) -> Answer:
 
 
 def unreadable(error: OSError) -> Answer:
-    """The answer for a file that cannot be read."""
     verdict = Verdict.UNREACHABLE if error.errno in system.SHORTAGE else Verdict.UNREADABLE
     return Answer(verdict, error.strerror or type(error).__name__)
 

@@ -43,7 +43,6 @@ class Memory:
             return list(self._chunks)
 
     def clear(self) -> None:
-        """Forgets everything."""
         with self._lock:
             self._chunks.clear()
             self.bytes = self.evicted_bytes = 0
