@@ -379,7 +379,7 @@ def of_batch(content: bytes) -> Run:
 def is_store(where: str | os.PathLike[str]) -> bool:
     """Whether this is a store: an address, or a folder with manifests."""
     text = os.fspath(where)
-    return objects.is_url(text) or (Path(text) / MANIFESTS).is_dir()
+    return objects.is_url(text) or os.path.isdir(os.path.join(text, MANIFESTS))
 
 
 def find_all(where: str | os.PathLike[str]) -> list[str]:
