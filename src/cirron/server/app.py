@@ -6,6 +6,7 @@ and the logout). There are no other routes.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
@@ -20,6 +21,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from cirron import errors
+from cirron.record import clock
 from cirron.runs.engine import QueryError
 from cirron.server import assets, events, responses, views
 from cirron.server.access import PUBLIC, Access, Needs
@@ -124,8 +126,8 @@ class App:
 
     async def _view(self, request: Request) -> Response:
         """One of the queries in `views`."""
-        assert self._served is not None
         view, given = match(request)
+        await self._until_read()
         etag = self._etag(view, given)
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers={"ETag": etag})
@@ -142,6 +144,15 @@ class App:
         finally:
             self._waiting[key.id] -= 1
 
+    async def _until_read(self) -> None:
+        """Waits until the records have been read for the first time; raises after `READ_S`."""
+        assert self._served is not None
+        end_ns = clock.now() + READ_S * 1e9
+        while not self._served.is_read.is_set():
+            if clock.now() > end_ns or self._hub.is_closed:
+                raise Refusal(503, "the records are being read for the first time", 1)
+            await asyncio.sleep(0.05)
+
     def _etag(self, view: views.View, given: dict[str, str]) -> str:
         assert self._served is not None
         versions = self._served.versions
@@ -151,8 +162,6 @@ class App:
 
     def _ask(self, view: views.View, given: dict[str, str], etag: str, is_gzip: bool) -> Response:
         assert self._served is not None
-        if not self._served.is_read.wait(READ_S):
-            raise Refusal(503, "the records are being read for the first time", 1)
         try:
             content = responses.encode(view(self._served.place, given))
         except (errors.UnknownRunError, KeyError):

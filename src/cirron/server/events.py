@@ -32,7 +32,7 @@ class Hub:
         self.streams = 0
         self._newest: dict[str | None, dict[str, Any]] = {}  # by run; None: the list of runs
         self._changed = asyncio.Event()
-        self._is_closed = False
+        self.is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -41,7 +41,7 @@ class Hub:
 
     def close(self) -> None:
         """Ends all streams: uvicorn would wait for them at shutdown."""
-        self._is_closed = True
+        self.is_closed = True
         self._changed.set()
 
     def publish(self, events: list[dict[str, Any]]) -> None:
@@ -72,7 +72,7 @@ class Hub:
                 cursor = self.cursor
                 yield line({"cursor": cursor, "kind": "runs"})
             said_ns = clock.now()
-            while not self._is_closed and await is_allowed():
+            while not self.is_closed and await is_allowed():
                 changed = self._changed
                 for event in self.after(cursor):
                     cursor = int(event["cursor"])
