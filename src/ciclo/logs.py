@@ -128,11 +128,7 @@ class Logs(dict[str, dict[str, Any]]):
 
     def merge(self, other: LogsLike) -> Logs:
         """Adds all values of other logs; they replace values of the same name."""
-        if not isinstance(other, Mapping):
-            raise CallbackError(
-                f"got {describe(other)} as logs; write a dict of dicts:"
-                ' {"metrics": {"loss": 0.5}}'
-            )
+        check_logs(other)
         for collection, values in other.items():
             try:
                 if (found := self.get(collection)) is None:
@@ -228,6 +224,13 @@ class Logs(dict[str, dict[str, Any]]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Logs, (dict(self),)
+
+
+def check_logs(given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise CallbackError(
+            f'got {describe(given)} as logs; write a dict of dicts: {{"metrics": {{"loss": 0.5}}}}'
+        )
 
 
 def logs(given: LogsLike | None = None, **collections: Mapping[str, Any]) -> Logs:

@@ -122,7 +122,8 @@ class Function(Schedule):
         except TypeError:
             raise PeriodError(
                 f"{function!r} is not a schedule: it must take one argument, as in"
-                " lambda elapsed: elapsed.steps > 100"
+                " lambda elapsed: elapsed.steps > 100. Schedules are the keys of tasks, and"
+                " callbacks the values: {ciclo.every(1): train_step}"
             ) from None
         self.function = function
 

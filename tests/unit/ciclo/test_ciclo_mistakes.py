@@ -232,7 +232,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a_history_of_numbers": (
         lambda: ciclo.history([0.5]),  # type: ignore[list-item]
-        "a row of a history is logs, a dict of dicts; got 0.5",
+        "got 0.5 as logs; write a dict of dicts",
     ),
     "nothing_to_collect": (
         lambda: ciclo.history().collect(),

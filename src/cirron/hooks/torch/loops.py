@@ -249,7 +249,9 @@ class Loops:
             return
         other = next((one for one in lane.passes if one.state is JOINED and one.is_for_loop), None)
         if current is lane.main and current.is_for_loop and other is not None:
-            self._swap(current, other)  # the epoch goes on with a longer one. Program: `zipped_cycle`
+            self._swap(
+                current, other
+            )  # the epoch goes on with a longer one. Program: `zipped_cycle`
             current = other
         self.end_pass(current)
 
@@ -317,9 +319,7 @@ class Loops:
             lane.main = lane.main or current
         return current
 
-    def _choose_spans(
-        self, current: Pass, is_told: bool, is_batches: bool, is_loop: bool
-    ) -> None:
+    def _choose_spans(self, current: Pass, is_told: bool, is_batches: bool, is_loop: bool) -> None:
         """Leaves out the spans that the program or a framework has opened itself."""
         lane = current.lane
         main, free = lane.main, lane.free
