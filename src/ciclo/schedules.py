@@ -43,11 +43,13 @@ class Schedule:
 
     def __call__(self, elapsed: Elapsed) -> bool:
         check_elapsed(elapsed, "the argument of a schedule")
+        if type(self).is_due is Schedule.is_due:
+            raise NotImplementedError(f"{type(self).__name__} has no __call__(elapsed)")
         return self.is_due(elapsed)
 
     def is_due(self, elapsed: Elapsed) -> bool:
-        """What a loop calls, without checks."""
-        raise NotImplementedError
+        """What a loop calls; without checks, except in a class of the user."""
+        return bool(self(elapsed))
 
     def parts(self) -> Iterator[Schedule]:
         """The schedule and those inside it that share its time, in a fixed order."""
@@ -438,8 +440,7 @@ def piecewise(
 def as_schedule(given: Any) -> Schedule:
     """Converts a function of `elapsed` or a period to a schedule."""
     if isinstance(given, Schedule):
-        is_own = type(given).__call__ is not Schedule.__call__  # a class of the user
-        return Function(given) if is_own else given
+        return given
     if isinstance(given, Period):
         return at(*[given.steps], **{n: getattr(given, n) for n in FIELDS[1:]})
     if any(given is one for one in (every, at, after, always, never, piecewise)):
