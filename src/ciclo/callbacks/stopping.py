@@ -61,13 +61,8 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
                 " looks=3 (evaluations), and not both"
             )
         if patience is not None and not isinstance(patience, Period):
-            check(
-                "patience",
-                whole("patience", patience),
-                lambda one: one > 0,
-                "1 or more, or ciclo.at(...)",
-            )
-            patience = Period(patience)
+            patience = Period(whole("patience", patience))
+            check("patience", patience.steps, lambda one: one > 0, "1 or more, or ciclo.at(...)")
         if looks is not None:
             check("looks", whole("looks", looks), lambda one: one > 0, "1 or more")
         delta = number(min_delta)
