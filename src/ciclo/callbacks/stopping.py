@@ -131,7 +131,14 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
             return False
         self._looks += 1
         if self.patience is not None:
-            return self.patience.is_reached_by(elapsed - self._since)
+            gone, steps = elapsed - self._since, self.patience.steps
+            if self._looks == 1 and steps is not None and 1 < steps < gone.steps:
+                warn(
+                    f"early_stopping has patience={steps}, a number of steps, and looks at"
+                    f" {self.monitor!r} every {gone.steps} steps, so it stops at the first look"
+                    f" without improvement; for evaluations, use looks={steps}"
+                )
+            return self.patience.is_reached_by(gone)
         return self.looks is not None and self._looks >= self.looks
 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:

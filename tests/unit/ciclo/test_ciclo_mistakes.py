@@ -288,6 +288,17 @@ WARNINGS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: run(lambda: None, data=torch.utils.data.TensorDataset(torch.zeros(2, 3))),
         "give torch.utils.data.DataLoader(dataset, batch_size=32)",
     ),
+    "a_patience_in_epochs": (
+        lambda: ciclo.fit(
+            0,
+            range(5),
+            epochs=9,
+            train_step=lambda: LOGS,
+            callbacks=[ciclo.early_stopping("x", patience=3)],
+        ),
+        "every 5 steps, so it stops at the first look without improvement; for evaluations, use"
+        " looks=3",
+    ),
     "a_train_step_that_forgets_its_new_state": (
         lambda: ciclo.train_loop(
             {"w": jnp.zeros(2)},
