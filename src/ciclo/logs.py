@@ -64,8 +64,9 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add(self, collection: str, name: str, value: Any) -> Logs:
         """Adds a value to any collection, and returns the logs."""
-        if not (isinstance(name, str) and isinstance(collection, str)):
-            raise CallbackError(f"log names must be strings: got {name!r} in {collection!r}")
+        for one in () if type(name) is type(collection) is str else (name, collection):
+            if not isinstance(one, str):
+                raise CallbackError(f"log names must be strings: got {name!r} in {collection!r}")
         if (found := self.get(collection)) is None:
             found = self[collection] = Collection()
         found[name] = value

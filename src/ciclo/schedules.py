@@ -43,12 +43,12 @@ class Schedule:
 
     def __call__(self, elapsed: Elapsed) -> bool:
         check_elapsed(elapsed, "the argument of a schedule")
-        if type(self).is_due is Schedule.is_due:
-            raise NotImplementedError(f"{type(self).__name__} has no __call__(elapsed)")
         return self.is_due(elapsed)
 
     def is_due(self, elapsed: Elapsed) -> bool:
-        """What a loop calls; without checks, except in a class of the user."""
+        """What a loop calls, without checks. A class of the user defines `__call__` instead."""
+        if type(self).__call__ is Schedule.__call__:
+            raise NotImplementedError(f"{type(self).__name__} has no __call__(elapsed)")
         return bool(self(elapsed))
 
     def parts(self) -> Iterator[Schedule]:
