@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 
 import cirron as ci
+from cirron.verdict.why import last_collective
 
 FAULTY = Path(__file__).parents[2] / "bench" / "faulty"
 
@@ -136,3 +140,18 @@ def test_a_late_rank_is_named_though_all_wait(
 
     assert kind in [one.kind for one in report.findings]
     assert said in " ".join(one.summary for one in report.findings)
+
+
+def test_the_collective_of_gloo_is_the_last_one(tmp_path: Path) -> None:
+    """A dump of a real process group: no entry is ever completed."""
+    distributed, binding = torch.distributed, cast("Any", torch._C)._distributed_c10d
+    store = binding.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        for _ in range(3):
+            distributed.all_reduce(torch.ones(1))
+        dump = pickle.loads(binding._dump_fr_trace(True, False, False))
+    finally:
+        distributed.destroy_process_group()
+
+    assert "gloo:all_reduce #3 (scheduled)" == last_collective(dump)

@@ -139,7 +139,7 @@ def test_what_if_predicts_the_step_time(made: Made) -> None:
     assert pytest.approx(80 / 402) == gain["share"]
     assert pytest.approx(0.01, rel=0.02) == gain["replay_error"]
     assert (
-        "39.8% of the time, 0.16 s of these steps more"
+        "39.8% of the time, 160.00ms of these steps more"
         in cirron("report", "--what-if", "forward=2x")[1]
     )
     assert (
@@ -229,12 +229,47 @@ def test_the_collective_that_a_rank_is_in() -> None:
 def test_the_process_that_died_first_is_told_first() -> None:
     """Of groups that are as large: the others fail when they miss it."""
     ranks = [
-        SimpleNamespace(attempt=0, rank=rank, state=state, box=None, last_ns=at)
+        SimpleNamespace(attempt=0, rank=rank, state=state, box=None, last_ns=at, info=None)
         for rank, state, at in ((0, "signal", 7), (1, "exception", 9), (2, "killed", 8))
     ]
     run: Any = SimpleNamespace(sessions=ranks, attempts=[0], id="run", state="killed")
 
     assert [[2], [1], [0]] == [group.ranks for group in why(run).groups]
+
+
+def test_the_rank_that_the_others_wait_for_is_told_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher kills the rank that hangs in backward, after a signal has ended the late one."""
+    ends = [
+        Ending(0, "killed", "epoch[0] > step[30] > backward", 30, 49.0, "", 1, epoch=0),
+        Ending(1, "signal", "", 29, None, "SIGTERM", 2, epoch=0),
+    ]
+    monkeypatch.setattr("cirron.verdict.why.endings", lambda run: ends)
+    info = SimpleNamespace(world_size=4)
+    ranks = [SimpleNamespace(attempt=0, rank=one.rank, box=None, info=info) for one in ends]
+    run: Any = SimpleNamespace(sessions=ranks, attempts=[0], id="run", state="killed")
+
+    found = why(run)
+    assert [[1], [0]] == [group.ranks for group in found.groups]
+    assert "no records of rank 2, 3" in found.problems[0]
+
+
+def test_a_rank_in_a_collective_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are at the same place: the one that sleeps comes first."""
+    ends = [Ending(rank, "running", "setup", None, 30.0) for rank in range(2)]
+    calls = "/lib/torch/distributed/c10d_logger.py:83 in wrapper", "train.py:4 in prepare"
+    monkeypatch.setattr("cirron.verdict.why.endings", lambda run: ends)
+    ranks = [
+        SimpleNamespace(
+            attempt=0,
+            rank=rank,
+            info=None,
+            box=SimpleNamespace(content={"stacks": [{"name": "MainThread", "frames": [call]}]}),
+        )
+        for rank, call in enumerate(calls)
+    ]
+    run: Any = SimpleNamespace(sessions=ranks, attempts=[0], id="run", state="running")
+
+    assert [[1], [0]] == [group.ranks for group in why(run).groups]
 
 
 def test_a_rank_in_an_earlier_epoch_never_arrived() -> None:
@@ -302,6 +337,67 @@ def test_a_run_beside_its_predecessors(made: Made) -> None:
     assert f"cirron diff {' '.join(ids)}" in cirron("report", "second")[1]
     assert 4 == cirron("diff", *ids, "--fail-on", "5%")[0]
     assert 0 == cirron("diff", *reversed(ids), "--fail-on", "5%")[0]
+
+
+@pytest.mark.parametrize(("runs_before", "status"), [(1, 5), (3, 0)])
+def test_equal_runs_are_the_same_or_inconclusive(made: Made, runs_before: int, status: int) -> None:
+    """One run on each side cannot tell a change of 5 %; three can. Both print the times."""
+    ids = [f"run{number}" for number in range(runs_before + 1)]
+    for number, run_id in enumerate(ids):
+        session = made(run_id=run_id, start=number * 10**12)
+        for step in range(60):
+            at = 10**12 * number + step * 10_000_000
+            session.span("batch", at, at + 9_000_000 + step % 7 * 10_000, None, step)
+        session.write()
+    baseline = [text for one in ids[1:-1] for text in ("--baseline", one)]
+    found = cirron("diff", ids[0], ids[-1], *baseline)
+
+    assert status == found[0]
+    assert ("inconclusive" if status else "no change") in found[1]
+    assert "batch" in found[1]
+
+
+@pytest.mark.parametrize(("wait", "own", "named"), [(4, 0, "data_load"), (0, 4, "in no phase")])
+def test_parts_of_steps_without_a_span_are_compared(
+    made: Made, wait: int, own: int, named: str
+) -> None:
+    """The wait between the batches of `ci.batches`, and the time in no phase of a step."""
+    for number, run_id in enumerate(("before", "after")):
+        session, at = made(run_id=run_id, start=number * 10**12), 10**12 * number
+        for step in range(100):
+            noise = step * 7919 % 13 * 10_000
+            at += (1 + wait * number) * 1_000_000 + noise
+            end = at + (10 + own * number) * 1_000_000 + noise
+            batch = session.span("batch", at, end, None, step)
+            session.span("forward", at, at + 4_000_000, batch, mode="train")
+            session.span("backward", at + 4_000_000, at + 9_000_000, batch)
+            at = end
+        session.write()
+
+    found = as_json("diff", "before", "after")["changes"]
+
+    changed = {one["name"]: one["outcome"] for one in found if one["name"] != "batch"}
+    assert "slower" == changed.pop(named)
+    assert {"same", "unknown"} >= set(changed.values())
+
+
+def test_evaluations_that_are_more_frequent_are_a_difference(made: Made) -> None:
+    """Each takes as long as before, so no time by name has changed; the last step ends it."""
+    ids = ("rarely", "often", "again")
+    for number, run_id in enumerate(ids):
+        session, at = made(run_id=run_id, start=number * 10**12), 10**12 * number
+        for step in range(100):
+            session.span("step", at, at + 10_000_000, None, step)
+            at += 10_000_000
+            if step % (50, 10, 10)[number] == 9:
+                session.span("evaluation", at, at + 30_000_000)
+                at += 30_000_000
+        session.write()
+
+    more, same = (as_json("diff", one, "often")["differences"] for one in ("rarely", "again"))
+
+    assert ["evaluation: 2 in 100 steps before, 9 in 100 steps after"] == more
+    assert [] == same
 
 
 def test_too_little_to_compare() -> None:

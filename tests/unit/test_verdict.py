@@ -179,7 +179,23 @@ def test_more_workers_than_cores_for_a_disk_or_a_network(children_share: float, 
     verdict, *_ = judge(made)
 
     assert said in verdict.advice
-    assert (verdict.gain is None) == (children_share > 2)
+    assert verdict.gain is None
+    assert (children_share < 2) == ("for a lock, or the same disk" in verdict.no_gain)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_of_the_program_may_be_slow(workers: int) -> None:
+    """No worker runs it. With workers, a main process that never sleeps has nothing to wait for."""
+    slow = every(300, data_load=10 * MS)
+    loader = {"workers": workers, "sampler": "ByLength"}
+    own, known = (
+        judge(facts(slow, loader=loader | more, starved_share=0.0, asleep_share=0.0))[0]
+        for more in ({}, {"sampler": "RandomSampler"})
+    )
+
+    assert ("input-bound", None) == (own.kind, own.gain)
+    assert "ByLength" in own.no_gain + own.advice
+    assert "ByLength" not in known.no_gain + known.advice
 
 
 def test_a_loader_with_many_workers_is_advised_more() -> None:
@@ -252,6 +268,15 @@ def test_small_stalls_between_do_not_hide_the_period() -> None:
     assert "every 10 steps" in verdict.evidence[-1]
 
 
+def test_one_or_two_long_waits_are_no_stalls() -> None:
+    """They may be anything; three or more are a pattern."""
+    two, three = (
+        judge(facts(every(count, data_load=900 * MS), count=100))[0].kind for count in (2, 3)
+    )
+
+    assert ("healthy", "input-bound") == (two, three)
+
+
 def test_stalls_are_hidden_by_what_was_loaded_before() -> None:
     """A stall of 80 ms is as long as 8.2 steps: two workers have to be 6 batches ahead each.
 
@@ -306,6 +331,18 @@ def test_python_in_the_step() -> None:
     assert "host-bound" == verdict.kind
     assert verdict.gain is not None
     assert pytest.approx((6 - 9 * 0.07) / 15.3, abs=0.01) == verdict.gain.share
+
+
+@pytest.mark.parametrize(("own", "kinds"), [(10, []), (40, ["host-bound"])])
+def test_time_between_the_forward_passes_of_a_step(own: int, kinds: list[str]) -> None:
+    """An agent's environment needs it; if it takes nearly all of the time, it is named."""
+    found = facts(every(300, own=own * MS))
+    found.gap = "between forward and forward", 300 * own * MS
+    _, findings, abstained = judge(found)
+
+    assert kinds == [one.kind for one in findings]
+    assert [None] * len(kinds) == [one.gain for one in findings]
+    assert kinds or "between forward and forward" in "".join(one.why for one in abstained)
 
 
 @pytest.mark.parametrize(("own", "found"), [(1600, "healthy"), (6000, "host-bound")])
@@ -398,13 +435,45 @@ def test_what_is_beside_the_training_is_named(part: str) -> None:
     assert f"{part}-heavy" == judge(made)[0].kind
 
 
+@pytest.mark.parametrize(
+    ("wall", "awaited", "kinds"),
+    [
+        (MS // 10, None, []),
+        (MS // 10, 95 * MS // 10, []),
+        (MS // 10, MS, ["evaluation-heavy"]),
+        (4 * MS, None, ["evaluation-heavy"]),
+    ],
+    ids=["unknown", "the evaluation waits for the steps", "it takes long itself", "steps wait"],
+)
+def test_an_evaluation_that_waits_for_steps_of_jax(
+    wall: int, awaited: int | None, kinds: list[str]
+) -> None:
+    """JAX issues steps and computes them later: 10 steps take up to 95 ms of each evaluation."""
+    steps = [
+        Step(0, at, at * 10 * MS, wall, *[None] * 4, 0, wall, None, None, awaited=awaited)
+        for at in range(300)
+    ]
+    account = {"in no phase": 300 * wall, "evaluation": 300 * (10 * MS - wall)}
+    found = Facts("cpu", 1, "jax", steps, "batch", account=account, window_ns=3000 * MS)
+    found.asides = {"evaluation": 30}
+    _, findings, abstained = judge(found)
+
+    assert kinds == [one.kind for one in findings]
+    reasons = {one.kind: one.why for one in abstained}
+    assert (awaited is None and not kinds) == ("mark the loss" in reasons.get("host-bound", ""))
+    assert (wall < MS) == ("after they have ended" in reasons.get("uneven-steps", ""))
+
+
 def test_compiles_again_and_again() -> None:
     """Compilations in several steps are a compile storm; many at once are not."""
     apart = facts(compiles=[(100 * MS * number, 100 * MS, "") for number in range(5)])
     at_once = facts(compiles=[(number, 100 * MS, "") for number in range(5)])
 
+    first = facts(compiles=[(start, ns, "first call") for start, ns, _ in apart.compiles])
+
     assert "compile-storm" == judge(apart)[0].kind
     assert "compute-bound" == judge(at_once)[0].kind, "a first evaluation, with all its functions"
+    assert "compute-bound" == judge(first)[0].kind, "each of them for the first time"
 
 
 def test_uneven_steps_are_found() -> None:
@@ -439,6 +508,13 @@ def test_more_threads_than_cores() -> None:
     verdict, *_ = judge(facts(model={"threads": 32}))
 
     assert ("compute-bound", True) == (verdict.kind, "torch.set_num_threads(8)" in verdict.advice)
+
+
+def test_a_model_in_float64() -> None:
+    """It computes twice as long as in float32, and the report says so."""
+    verdict, *_ = judge(facts(model={"dtype": "float64"}))
+
+    assert ("compute-bound", True) == (verdict.kind, "use float32" in verdict.advice)
 
 
 def test_time_in_no_phase_that_grows() -> None:
@@ -502,6 +578,15 @@ def test_a_thread_that_sleeps_does_not_wait_for_the_processor() -> None:
     assert "input-bound" == judge(replace(made, asleep_share=0.4))[0].kind
 
 
+def test_a_machine_that_was_busy_after_a_quiet_warm_up() -> None:
+    """The warm-up slept for 9 of 12 s, so all waits for a CPU may have been in the 3 s after it."""
+    slow = {number: {"data_load": 100 * MS} for number in (7, 30, 31, 99, 150, 230, 260)}
+    quiet = facts(slow, loader={"workers": 1}, starved_share=0.05, asleep_share=0.75)
+    kinds = [judge(replace(quiet, warm_up_ns=ns))[0].kind for ns in (0, 9_000 * MS)]
+
+    assert ["input-bound", "compute-bound"] == kinds
+
+
 def test_memory_that_grows_with_the_steps_however_long_they_take() -> None:
     """Peaks are taken by the clock: where steps are slow, there are more of them."""
     made = facts()
@@ -527,6 +612,16 @@ def test_memory_that_grows() -> None:
     assert "compute-bound" == judge(facts(epochs=settles))[0].kind
     assert "compute-bound" == judge(facts(epochs=stays))[0].kind
     assert "compute-bound" == judge(facts(epochs=records))[0].kind
+
+
+def test_memory_that_grows_for_a_few_steps() -> None:
+    """In so short a run, memory that grows by a third may settle: the report says so."""
+    grows = {number: {"memory": 2**30 + number * 2**25} for number in range(12)}
+    *_, abstained = judge(facts(grows))
+    why = next(one.why for one in abstained if one.kind == "memory-growth")
+
+    assert why.startswith("memory grew by 2")
+    assert "12 steps" in why
 
 
 @pytest.mark.parametrize(("each", "kind"), [(3, "compile-storm"), (100, "memory-growth")])
@@ -587,6 +682,19 @@ def test_a_jump_below_where_the_loss_began_is_well() -> None:
     assert "compute-bound" == judge(facts(values={"loss": marks}))[0].kind
 
 
+def test_gradients_that_vanish_from_the_first_epoch_on() -> None:
+    """Layer by layer; not one part of a model beside another, and not for one epoch only."""
+    layers = {f"{at}.weight.grad": 0.1**at for at in range(9)}
+    parts = {"value.grad": 10.0, "body.grad": 1.0, "policy.grad": 1e-6, "1.bias.grad": 1e-9}
+    sick = judge(facts(gradients={0: layers, 3: layers}))[0]
+
+    assert "numerics" == sick.kind
+    assert "gradients vanish: 1 in 0.weight.grad, 1e-08 in 8.weight.grad" in sick.evidence[0]
+    assert "learning rate" not in sick.advice
+    for well in ({0: parts, 3: parts}, {3: layers}, {0: parts, 3: layers}):
+        assert "compute-bound" == judge(facts(gradients=well))[0].kind
+
+
 def test_layers_without_gradients_need_no_smaller_learning_rate() -> None:
     """Dead layers do not lead to the advice to lower the learning rate."""
     dead, exploding = (
@@ -634,8 +742,11 @@ def test_a_slow_rank_is_no_matter_of_chance(phase: str) -> None:
 
     assert ("slow-rank", "rank 2 slows the others down") == (verdict.kind, verdict.summary)
     assert phase == verdict.blames
-    assert verdict.gain is not None
-    assert pytest.approx(2 / 12, abs=0.01) == verdict.gain.share
+    if phase == "forward":
+        assert "late in backward too" in verdict.no_gain
+    else:
+        assert verdict.gain is not None
+        assert pytest.approx(2 / 12, abs=0.01) == verdict.gain.share
 
 
 @pytest.mark.parametrize(
@@ -717,7 +828,7 @@ def test_the_rank_that_died_first_is_named() -> None:
     verdict, *_ = judge(facts(endings=ended))
 
     assert (
-        "rank 2 was killed or crashed, last seen in step[3]; first of 3 of 4 processes"
+        "rank 2 was killed or crashed, last seen in step[3]; 3 of 4 processes died, this one first"
         == verdict.summary
     )
     assert ["rank 2", "rank 1", "rank 0"] == [one[:6] for one in verdict.evidence]
@@ -728,7 +839,16 @@ def test_only_one_rank_died() -> None:
     ended = [Ending(0, "killed", "step[3]", 3, None), Ending(1, "clean", "", 3, None)]
     verdict, *_ = judge(facts(endings=ended))
 
-    assert verdict.summary.endswith("last seen in step[3]; 1 of 2 processes")
+    assert verdict.summary.endswith("last seen in step[3]; 1 of 2 processes died")
+
+
+def test_an_error_in_the_body_of_a_loop() -> None:
+    """It closes the batch of `ci.batches`, so the report names the last one."""
+    verdict, *_ = judge(
+        facts(endings=[Ending(0, "exception", "", 30, None, "ValueError: bad", step_name="batch")])
+    )
+
+    assert "the run failed with ValueError: bad during or after batch 30" == verdict.summary
 
 
 def test_a_run_that_hangs() -> None:

@@ -86,24 +86,29 @@ def test_workers_that_persist_are_not_advised_again(made: Made) -> None:
     assert verdict.gain is None
 
 
-def test_a_loader_that_is_made_for_each_epoch(made: Made) -> None:
-    """Workers that persist go with their loader: it starts new ones in each epoch."""
+@pytest.mark.parametrize("is_in_step", [False, True])
+def test_a_loader_that_is_made_for_each_epoch(made: Made, is_in_step: bool) -> None:
+    """Workers that persist go with their loader: it starts new ones in each epoch, before the first
+    step or, in Lightning, inside it."""
     session, at = made(), 0
     for number in range(6):
         settings: dict[str, Any] = {"loader_workers": 2, "loader_persistent_workers": True}
         session.span("epoch", at, at + 600 * MS, index=number, **settings)
-        session.span("data_setup", at, at + 200 * MS)
         for index in range(40):
             start = at + (200 + 10 * index) * MS
-            step = session.span("step", start, start + 10 * MS, None, index)
+            began = at if is_in_step and index == 0 else start
+            step = session.span("step", began, start + 10 * MS, None, index)
+            if index == 0:
+                session.span("data_setup", at, at + 200 * MS, step if is_in_step else None)
             session.span("data_load", start, start + MS, step)
             session.span("forward", start + MS, start + 10 * MS, step, mode="train")
         at += 600 * MS
     session.write()
 
-    verdict = ci.open(".").report().verdict
+    report = ci.open(".").report()
 
-    assert ("input-bound", True) == (verdict.kind, "create the loader once" in verdict.advice)
+    assert ["input-bound"] == [one.kind for one in report.findings]
+    assert "create the loader once" in report.verdict.advice
 
 
 def evaluating(session: MadeSession, evaluated: range, mode: str, forwards: int = 20) -> None:
@@ -182,7 +187,20 @@ def test_forward_passes_outside_steps(made: Made, tmp_path: Path) -> None:
     reports = [ci.open(str(tmp_path / mode)).report() for mode in ("eval", "train")]
 
     assert ["evaluation-heavy", "host-bound"] == [one.verdict.kind for one in reports]
-    assert "forward passes outside the training steps" in reports[1].verdict.summary
+    assert "forward passes that no backward pass follows" in reports[1].verdict.summary
+
+
+@pytest.mark.parametrize(("device_ms", "kinds"), [(9.5, []), (1, ["input-bound"])])
+def test_loading_while_jax_computes(made: Made, device_ms: float, kinds: list[str]) -> None:
+    """Batches that are loaded in the time that the device needs anyway cost nothing."""
+    session = made()
+    root = session.span("cirron.session", 0, 2000 * MS, framework="jax")
+    for number in range(200):
+        at = 10 * number * MS
+        session.span("batch", at, at + MS // 10, root, number, device_ns=int(device_ms * MS))
+    session.write()
+
+    assert kinds == [one.kind for one in ci.open(".").report().findings]
 
 
 def test_a_warm_up_that_compiles_in_many_steps_is_a_storm(made: Made) -> None:
@@ -199,6 +217,23 @@ def test_a_warm_up_that_compiles_in_many_steps_is_a_storm(made: Made) -> None:
     verdict = ci.open(".").report().verdict
 
     assert ("compile-storm", True) == (verdict.kind, "in 29 of 99 steps" in verdict.evidence[0])
+
+
+def test_the_first_compilation_is_warm_up(made: Made) -> None:
+    """It is no part of the time of which a fix saves a share, though the step itself is short."""
+    session = made()
+    root = session.span("cirron.session", 0, 4000 * MS, framework="jax")
+    for number in range(100):
+        at = 1000 * MS + 30 * number * MS
+        batch = session.span("batch", at - 990 * MS * (number == 0), at + MS, root, number)
+        if number == 0:
+            session.span("compile", 10 * MS, 990 * MS, batch, cause="first call")
+    session.write()
+
+    report = ci.open(".").report()
+
+    assert "input-bound" == report.verdict.kind
+    assert pytest.approx(29 / 30, abs=0.01) == report.verdict.share
 
 
 def test_keras_that_was_only_imported(made: Made) -> None:

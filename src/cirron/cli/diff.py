@@ -1,6 +1,6 @@
 """`cirron diff`: shows what changed between two runs.
 
-Exit code 4: slower than allowed; 5: inconclusive, or too little data to compare.
+Exit code 4: slower than allowed; 5: inconclusive.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def diff(
         found = compare(olds, [new])
     verdict = None if limit is None else found.exceeds(limit)
     output.echo({**found.as_dict(), "is_slower": verdict} if is_json else view.changes(found))
-    if not found.changes or (limit is not None and verdict is None):
+    if found.is_inconclusive if limit is None else verdict is None:
         raise SystemExit(UNCLEAR)
     if verdict:
         raise SystemExit(SLOWER)

@@ -54,17 +54,24 @@ def doctor(ctx: click.Context, network: bool, is_json: bool) -> None:
         "python": ".".join(map(str, sys.version_info[:3])),
         "packages": {name: _version(name) for name in (*NEEDED, *EXTRAS)},
         "frameworks": frameworks(problems),
-        "settings": effective(problems),
+        "settings": {},
     }
+    try:
+        values = settings.resolve({})
+        content["settings"] = effective(values, problems)
+    except errors.SettingError as error:
+        problems.append(Problem(str(error), "correct it, or unset the variable"))
+        values = None
     problems += [
         Problem(f"{name} is not installed", f"pip install {name}")
         for name in NEEDED
         if content["packages"][name] is None
     ]
     check_variables(problems)
-    check_folder(problems)
+    if values is not None:
+        check_folder(values, problems)
     if network:
-        content["endpoint"] = check_endpoint(problems)
+        content["endpoint"] = "not asked" if values is None else check_endpoint(values, problems)
     if is_json:
         output.echo(content | {"problems": [one._asdict() for one in problems]})
     else:
@@ -101,14 +108,9 @@ def frameworks(problems: list[Problem]) -> dict[str, str]:
     return found
 
 
-def effective(problems: list[Problem]) -> dict[str, dict[str, Any]]:
+def effective(values: settings.Settings, problems: list[Problem]) -> dict[str, dict[str, Any]]:
     """Each setting with its value and where it comes from. The key itself is not shown."""
-    try:
-        values = settings.resolve({})
-        table = settings.from_project()
-    except errors.SettingError as error:
-        problems.append(Problem(str(error), "correct it, or unset the variable"))
-        return {}
+    table = settings.from_project()
     found = {}
     for setting in settings.TABLE:
         value = getattr(values, setting.name)
@@ -136,11 +138,11 @@ def check_variables(problems: list[Problem]) -> None:
         problems.append(Problem(f"{name} has no effect{hint}", f"unset {name}"))
 
 
-def check_folder(problems: list[Problem]) -> None:
+def check_folder(values: settings.Settings, problems: list[Problem]) -> None:
     """Checks whether a program started here could write its records."""
     try:
-        folder = Path(settings.resolve({}).output_dir).absolute()
-    except (errors.SettingError, OSError):  # reported already; no working directory
+        folder = Path(values.output_dir).absolute()
+    except OSError:  # no working directory
         return
     above = folder
     while not above.exists() and above != above.parent:
@@ -159,13 +161,9 @@ def check_folder(problems: list[Problem]) -> None:
             )
 
 
-def check_endpoint(problems: list[Problem]) -> str:
+def check_endpoint(values: settings.Settings, problems: list[Problem]) -> str:
     from cirron.ship import backlog
 
-    try:
-        values = settings.resolve({})
-    except errors.SettingError:
-        return "not asked"
     with output.status("asking the endpoint"):
         trouble = backlog.reach(values.api_endpoint, values.api_key)
     if trouble is None:

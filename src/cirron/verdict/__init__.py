@@ -27,7 +27,7 @@ from cirron.verdict.rules import (
     ranks,
     uneven,
 )
-from cirron.view.text import plural
+from cirron.view.text import duration, plural
 
 if TYPE_CHECKING:
     from cirron.runs.opened import Run
@@ -49,7 +49,7 @@ RULES: tuple[Rule, ...] = (
     ranks.judge,
     memory.judge,
 )
-COMPUTE = 0.7  # of the window in forward, backward and optimizer
+COMPUTE, COMPUTING = 0.7, ("forward", "backward", "optimizer_step")  # of the window
 MOST = 0.5  # of the window: a scope of the program that takes so much is named
 ALL_RANKS = 2.0  # times the gain of a slow rank: not only that rank is slow
 BUSY = 0.1  # of the time: the report mentions that the training waited for a CPU
@@ -107,43 +107,57 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
     if urgent:
         return urgent[0], findings, abstained
     if len(facts.steps) < MIN_STEPS:
-        why = f"{plural(len(facts.steps), 'step')} after warm-up; {MIN_STEPS} are needed"
-        advice = "let it run longer"
-        if not facts.steps:
-            why = "no training steps were recorded"
-            advice = (
-                "cirron show lists how long each fit took; ci.wrap(model) records its parts"
-                if facts.framework in ESTIMATORS
-                else "write the loop as: for batch in ci.batches(loader); cirron show lists what"
-                " was recorded"
-            )
-        summary = f"too little to judge: {why}"
-        verdict = Finding("not-enough-data", summary, None, None, "", [], advice)
-        return verdict, findings, abstained
+        return too_little(facts), findings, abstained
     if rest:
         return findings[0], findings, abstained
-    work: float = sum(
-        facts.account.get(part, 0) for part in ("forward", "backward", "optimizer_step")
-    )
-    share, where = work / facts.window_ns, ""
-    starved = facts.starved_share or 0.0
-    if facts.device_ns > work:  # the host waits for the device outside the phases
+    bound = compute_bound(facts)
+    if bound is not None:
+        return bound, [bound], abstained
+    return healthy(facts), findings, abstained
+
+
+def too_little(facts: Facts) -> Finding:
+    why = f"{plural(len(facts.steps), 'step')} after warm-up; {MIN_STEPS} are needed"
+    advice = "let it run longer"
+    if not facts.steps:
+        why = "no training steps were recorded"
+        advice = (
+            "cirron show lists how long each fit took; ci.wrap(model) records its parts"
+            if facts.framework in ESTIMATORS
+            else "write the loop as: for batch in ci.batches(loader); cirron show lists what"
+            " was recorded"
+        )
+    summary = f"too little to judge: {why}"
+    return Finding("not-enough-data", summary, None, None, "", [], advice)
+
+
+def compute_bound(facts: Facts) -> Finding | None:
+    """The model's own work takes most of the time."""
+    work = float(sum(facts.account.get(part, 0) for part in COMPUTING))
+    where = ""
+    if facts.device_times and facts.device_ns > work:  # the host waits for it outside the phases
         work, where = facts.device_ns, " on the device"
-        share = min(work / facts.window_ns, 1.0)
-    if share >= COMPUTE:
-        each = ms(work / len(facts.steps))
-        evidence = [f"forward, backward and optimizer{where}: {each} per step"]
-        advice = "only a faster model, device or precision will help"
-        if starved >= CROWDED:
-            evidence.append(f"the training waited for a CPU for {percent(starved)} of the time")
-            advice = f"run it on a quiet machine; then {advice}"
-        threads, cores = facts.model.get("threads"), facts.cores
-        if isinstance(threads, int) and cores and threads > cores and not facts.is_on_gpu:
-            evidence.append(f"PyTorch computes with {threads} threads on {plural(cores, 'core')}")
-            advice = f"torch.set_num_threads({cores}): more threads than cores delay each other"
-        summary = f"the model's own work takes {percent(share)} of the time"
-        verdict = Finding("compute-bound", summary, share, None, "", evidence, advice)
-        return verdict, [verdict], abstained
+    share = min(work / facts.window_ns, 1.0)
+    if share < COMPUTE:
+        return None
+    evidence = [f"forward, backward and optimizer{where}: {ms(work / len(facts.steps))} per step"]
+    advice = "only a faster model, device or precision will help"
+    starved = facts.starved_share or 0.0
+    if starved >= CROWDED:
+        evidence.append(f"the training waited for a CPU for {percent(starved)} of the time")
+        advice = f"run it on a quiet machine; then {advice}"
+    threads, cores = facts.model.get("threads"), facts.cores
+    if isinstance(threads, int) and cores and threads > cores and not facts.is_on_gpu:
+        evidence.append(f"PyTorch computes with {threads} threads on {plural(cores, 'core')}")
+        advice = f"torch.set_num_threads({cores}): more threads than cores delay each other"
+    elif facts.model.get("dtype") == "float64":
+        evidence.append("the model computes in float64")
+        advice = "use float32, unless the model needs that precision: model.float()"
+    summary = f"the model's own work takes {percent(share)} of the time"
+    return Finding("compute-bound", summary, share, None, "", evidence, advice)
+
+
+def healthy(facts: Facts) -> Finding:
     summary, advice = "nothing stands out", "nothing to fix"
     name, (_, ns) = max(facts.scopes.items(), key=lambda one: one[1][1], default=("", (0, 0)))
     if not facts.scopes and not any(step.forward is not None for step in facts.steps):
@@ -154,12 +168,12 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         advice = (
             f'if that is not the model\'s own work, wrap parts of {name} in: with ci.scope("name"):'
         )
+    starved = facts.starved_share or 0.0
     if starved >= CROWDED:
         summary += f"; the training waited for a CPU for {percent(starved)} of the time"
         advice = "run it on a quiet machine: the wait hides smaller faults"
     evidence = [f"no rule finds a fault in the {len(facts.steps)} steps compared"]
-    verdict = Finding("healthy", summary, None, None, "", evidence, advice)
-    return verdict, findings, abstained
+    return Finding("healthy", summary, None, None, "", evidence, advice)
 
 
 def weight(finding: Finding) -> float:
@@ -203,7 +217,7 @@ def basis(facts: Facts, run: Run) -> list[str]:
             f" {plural(facts.warm_up, 'warm-up step')}"
         )
     if len(run.ranks) > 1:
-        said.append(f"clock error at least {facts.clock_ns / 1e6:.3g} ms")
+        said.append(f"clock error at least {duration(facts.clock_ns)}")
     timed = sum(step.gpu is not None for step in facts.steps)
     if facts.is_on_gpu:
         said.append(f"device time on {timed} of {len(facts.steps)} steps")

@@ -27,6 +27,8 @@ OUTER = ("cirron.session", "epoch", "fit", "evaluation", "prediction")
 
 # A larger difference between values of a mark is more than rounding.
 FAR = 0.01
+# An evaluation or a checkpoint this many times as often is a difference of the programs.
+OFTEN, MIN_ASIDES = 1.5, 5
 MAX_PREDECESSORS = 3
 MAX_LOOKED_AT = 50  # runs that are searched for the same script
 
@@ -41,6 +43,12 @@ class Diff:
     changes: list[Change]  # the largest first
     marks: list[dict[str, Any]]  # where the values of each mark first differ
     tensors: list[dict[str, Any]] = field(default_factory=list)  # the first that differ
+
+    @property
+    def is_inconclusive(self) -> bool:
+        """Whether nothing has changed for certain, and something may have."""
+        outcomes = {one.outcome for one in self.changes}
+        return outcomes.isdisjoint(("slower", "faster")) and outcomes != {"same"}
 
     def exceeds(self, limit: float) -> bool | None:
         """Whether something is slower than the limit allows. None: inconclusive."""
@@ -109,7 +117,11 @@ def waited(run: Run) -> float:
 
 
 def sample(runs: Sequence[Run]) -> dict[str, Runs]:
-    """Durations after warm-up by span name, run and rank, in the order in which spans ended."""
+    """Durations after warm-up by span name, run and rank, in the order in which spans ended.
+
+    Two parts of steps have no span: the wait between the batches of `ci.batches`, and the time in
+    no phase.
+    """
     found: dict[str, Runs] = {}
     for run in runs:
         sessions = [one for one in run.sessions if one.attempt == run.attempts[-1]][:MAX_RANKS]
@@ -120,6 +132,11 @@ def sample(runs: Sequence[Run]) -> dict[str, Runs]:
             for name, mode, wall in rows:
                 if name not in OUTER:
                     walls.setdefault(name if mode is None else f"{name} ({mode})", []).append(wall)
+            steps = fetch_steps(run, {"session": session.key}, MAX_SPANS)
+            if any(step.forward is not None for step in steps):
+                walls["in no phase"] = [step.own for step in steps]
+            if any(step.data_load for step in steps):
+                walls.setdefault("data_load", [step.data_load or 0 for step in steps])
             for name, each in walls.items():
                 kept.setdefault(name, []).append(each[settled_from(each) :])
         for name, ranks in kept.items():
@@ -129,17 +146,33 @@ def sample(runs: Sequence[Run]) -> dict[str, Runs]:
 
 def differences(before: Run, after: Run) -> list[str]:
     """The settings that differ and may explain a change."""
-    old, new = setting(before), setting(after)
+    facts = gather(before), gather(after)
+    old, new = setting(before, facts[0]), setting(after, facts[1])
     return [
         f"{name}: {old.get(name, 'unknown')} before, {new.get(name, 'unknown')} after"
         for name in sorted({*old, *new})
         # Details that only one run has are left out: "loader" or "model" differs already.
         if old.get(name) != new.get(name) and (name in old) == (name in new)
-    ]
+    ] + often(*facts)
 
 
-def setting(run: Run) -> dict[str, str]:
-    facts, program = gather(run), run.program
+def often(old: Facts, new: Facts) -> list[str]:
+    """What is done more or less often beside the steps: its own time may be the same."""
+    found = []
+    for name in sorted({*old.asides, *new.asides}):
+        counts = [one.asides.get(name, 0) for one in (old, new)]
+        rates = [
+            100 * count / max(len(one.steps), 1)
+            for count, one in zip(counts, (old, new), strict=True)
+        ]
+        if max(counts) >= MIN_ASIDES and max(rates) > OFTEN * min(rates):
+            texts = [f"{rate:.3g} in 100 steps" for rate in rates]
+            found.append(f"{name}: {texts[0]} before, {texts[1]} after")
+    return found
+
+
+def setting(run: Run, facts: Facts) -> dict[str, str]:
+    program = run.program
     found = {
         "script": program.script or "unknown",
         "arguments": " ".join(program.arguments)[:200] or "none",

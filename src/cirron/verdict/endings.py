@@ -38,6 +38,11 @@ class Ending(NamedTuple):
         return -1 if self.epoch is None else self.epoch, self.last_step
 
     @property
+    def awaited(self) -> tuple[tuple[int, int], bool]:
+        """Sorts by whom the others wait for: the rank behind them, or the one not in backward."""
+        return self.position, self.where.endswith("backward")
+
+    @property
     def is_hung(self) -> bool:
         """Whether the process stopped making progress before it ended, if it did end."""
         return self.silent_s is not None and self.state in ("running", "signal", "killed")

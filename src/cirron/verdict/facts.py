@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from bisect import bisect
 from collections import Counter
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron.verdict.endings import Ending, endings
@@ -39,6 +40,8 @@ CROWDED = 0.25
 WARM_UP_SHARE = 0.5
 # If this many steps compile, they are a compile storm, not warm-up.
 MAX_COMPILING = 10
+# A JAX step that takes less has only been issued: the device computes it later.
+ISSUE_NS = 500_000
 # A step with this many times the usual forward passes, but no longer backward, evaluates the model.
 MORE_FORWARDS = 4
 SCHEDULED = ("starved_ns", "asleep_ns", "children_ns")
@@ -55,12 +58,13 @@ class Step(NamedTuple):
     forward: int | None
     backward: int | None
     optimizer: int | None
-    beside: int  # evaluations, checkpoints and compilations inside the step
+    beside: int  # evaluations, checkpoints, compilations, starting workers, inside the step
     own: int  # not covered by any child
     gpu: int | None  # of the parts of the step
     memory: int | None
     evaluation: int = 0  # forward passes of an evaluation, part of `beside`
     forwards: int = 1  # number of forward passes
+    awaited: int | None = None  # JAX: the most that the device can have taken
 
     @property
     def work(self) -> int:
@@ -118,6 +122,7 @@ class Facts:
     steps: list[Step] = field(default_factory=list)  # settled ones
     step_name: str = "step"  # or `batch`, of `ci.batches`
     warm_up: int = 0  # steps cut off
+    warm_up_ns: int = 0  # their time
     is_fetched_between: bool = False  # `ci.batches` fetches data between the steps
     account: dict[str, int] = field(default_factory=dict)  # part -> ns, adds up to `window_ns`
     window_ns: int = 0  # from the first settled step to the end of the last
@@ -134,6 +139,9 @@ class Facts:
     clock_ns: int = 0
     values: dict[str, list[Value]] = field(default_factory=dict)  # of marks, by name
     sick: list[tuple[str, int | None, str]] = field(default_factory=list)  # tensor, epoch, what
+    gradients: dict[int, dict[str, float]] = field(
+        default_factory=dict
+    )  # of the first and the last epoch: tensor -> root mean square
     compiles: list[tuple[int, int, str]] = field(
         default_factory=list
     )  # after warm-up: start, ns, and why
@@ -169,7 +177,16 @@ class Facts:
     def device_ns(self) -> float:
         """The device's time for all steps: a lower bound, however fast the host becomes."""
         times = [gpu for gpu, _ in self.device_times]
+        awaited = [one.awaited for one in self.steps if one.awaited is not None]
+        if len(awaited) == len(self.steps):
+            return float(sum(awaited))
         return len(self.steps) * median(times) if times else 0.0
+
+    @property
+    def is_only_issued(self) -> bool:
+        """Whether JAX computes steps after they have ended, in what comes after them."""
+        works = [one.work for one in self.steps]
+        return self.framework == "jax" and quantiles(works, n=10)[0] < ISSUE_NS
 
     @property
     def first_of_epochs(self) -> list[int]:
@@ -186,12 +203,15 @@ class Facts:
     def is_starved(self, ns: float, is_own_wait: bool = False) -> bool:
         """Whether other work on the machine may explain a delay of `ns`.
 
-        A thread that loads its own data and waits for a disk sleeps: it does not want a CPU.
+        A thread that loads its own data and waits for a disk sleeps: it does not want a CPU. The
+        shares include the warm-up, in which all the sleep may be, and none of the waits for a CPU.
         """
-        if is_own_wait and (self.asleep_share or 0.0) * self.window_ns >= STARVED * ns:
+        lasted = self.window_ns + self.warm_up_ns
+        asleep_ns = (self.asleep_share or 0.0) * lasted - self.warm_up_ns
+        if is_own_wait and asleep_ns >= STARVED * ns:
             return False
         if self.starved_share is not None:
-            return self.starved_share * self.window_ns > STARVED * ns
+            return self.starved_share * lasted > STARVED * ns
         if self.cpu_share is None or self.is_on_gpu:
             return False
         return self.cpu_share * self.window_ns < STARVED * sum(step.work for step in self.steps)
@@ -223,10 +243,13 @@ def gather(run: Run) -> Facts:
     facts.warm_up = settled_from([one.wall - one.beside for one in steps])
     starts = [one.start for one in steps]
     compiling = {bisect(starts, start) for start, *_ in compiles}
+    while facts.warm_up + 1 in compiling and facts.warm_up < MAX_COMPILING:
+        facts.warm_up += 1
     if sum(0 < at <= facts.warm_up for at in compiling) >= MAX_COMPILING:
         facts.warm_up = 1
     facts.steps = steps[facts.warm_up :]
     first = facts.steps[0].start if facts.steps else 0
+    facts.warm_up_ns = first - steps[0].start if facts.steps else 0
     facts.compiles = [one for one in compiles if one[0] >= first]
     describe(facts, run, given)
     gather_values(facts, run, given)
@@ -256,14 +279,18 @@ def fetch_steps(run: Run, given: dict[str, Any], most: int = MAX_STEPS) -> list[
     steps = with_evaluations([Step(*values) for *values, _, _ in rows])
     if any(name != "batch" for *_, name, _ in rows):
         return steps
+    attrs = [_attrs(text) for *_, text in rows]
+    steps = [
+        step._replace(awaited=its.get("device_ns")) for step, its in zip(steps, attrs, strict=True)
+    ]
     # `ci.batches` does nothing but fetch between its batches. For the first batch of an epoch, the
     # wait is known if it comes from a DataLoader.
     waits = []
-    for before, step, (*_, attrs) in zip([None, *steps], steps, rows, strict=False):
+    for before, step, its in zip([None, *steps], steps, attrs, strict=False):
         if before is not None and before.is_before(step):
             waits.append(max(step.start - before.start - before.wall, 0))
         else:
-            waits.append(_attrs(attrs).get("data_load_ns") or 0)
+            waits.append(its.get("data_load_ns") or 0)
     if sum(waits) < MIN_WAIT_NS * len(steps):
         return steps
     return [step.after(wait) for step, wait in zip(steps, waits, strict=True)]
@@ -476,6 +503,9 @@ def gather_values(facts: Facts, run: Run, given: dict[str, Any]) -> None:
     """The values of marks, and the sick tensors."""
     for row in run.query("newest_values", most=MAX_VALUES, **given).fetch().rows:
         facts.values.setdefault(row[0], []).append(Value(*row))
+    for epoch, tensor, mean, std in run.query("gradients", **given).fetch().rows:
+        if mean is not None and std is not None:
+            facts.gradients.setdefault(epoch, {})[tensor] = math.hypot(mean, std)
     for epoch, attrs in run.query("health", **given).fetch().rows:
         found = _attrs(attrs)
         if found.get("problem") != "recovered":

@@ -20,12 +20,15 @@ from cirron.runs import untrusted
 from cirron.verdict.endings import NOWHERE, endings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from cirron.runs.opened import Run, Session
 
 MAX_DUMP_BYTES = 64 * 2**20
 MAX_FRAMES = 40
+MAX_MISSING = 16  # ranks that are named
+COLLECTIVE = "/torch/distributed/"  # the file of a call that waits for other ranks
 DUMP = re.compile(r".*?(\d+)(?:\.pickle)?$")
 
 
@@ -72,11 +75,19 @@ def why(run: Run, dumps: Path | None = None) -> Why:
     problems: list[str] = []
     collectives = {} if dumps is None else read_dumps(dumps, problems)
     members = [one for one in run.sessions if one.attempt == run.attempts[-1]]
-    found = sorted(zip(members, endings(run), strict=True), key=lambda one: one[1].blamed)
-    latest = max((one.position for _, one in found), default=NOWHERE)
+    found = list(zip(members, endings(run), map(stack_of, members), strict=True))
+    if any(one.is_hung for _, one, _ in found):  # a rank in a collective waits for the others
+        found.sort(key=lambda one: (one[1].awaited, any(COLLECTIVE in call for call in one[2])))
+    else:
+        found.sort(key=lambda one: one[1].blamed)
+    latest = max((one.position for _, one, _ in found), default=NOWHERE)
+    missing = missing_of(members)
+    if missing:
+        problems.append(
+            f"no records of rank {missing}: on another machine, or it never started recording"
+        )
     groups: dict[tuple[Any, ...], Group] = {}
-    for session, ending in found:
-        stack = stack_of(session)
+    for session, ending, stack in found:
         place = re.sub(r"\[\d+\]", "", ending.where)
         collective = collectives.get(session.rank) if session.rank is not None else None
         kind = ending.error.partition(":")[0]
@@ -99,9 +110,18 @@ def why(run: Run, dumps: Path | None = None) -> Why:
         group.ranks.append(session.rank)
     for group in groups.values():
         group.ranks.sort(key=lambda rank: -1 if rank is None else rank)
-    # Among groups of the same size, the one that ended first comes first.
+    # Groups of the same size stay in order: who ended first, or whom the others wait for.
     ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))
     return Why(run.id, run.state, ordered, problems)
+
+
+def missing_of(sessions: Sequence[Session]) -> str:
+    """The ranks, of as many as the launcher has started, that recorded nothing."""
+    sizes = [one.info.world_size or 0 for one in sessions if one.info is not None]
+    known = {one.rank for one in sessions}
+    missing = [rank for rank in range(max(sizes, default=0)) if rank not in known]
+    more = f" and {len(missing) - MAX_MISSING} more" if len(missing) > MAX_MISSING else ""
+    return ", ".join(map(str, missing[:MAX_MISSING])) + more
 
 
 def stack_of(session: Session) -> list[str]:
@@ -172,11 +192,17 @@ def read_dumps(folder: Path, problems: list[str]) -> dict[int, str]:
 
 
 def last_collective(dump: Any) -> str:
-    """The first entry that has not completed, else the last one."""
+    """The first entry that has not completed, else the last one. Gloo never reports completion."""
     entries = [one for one in dump.get("entries", []) if isinstance(one, dict)]
-    waiting = [one for one in entries if one.get("state") != "completed"] or entries[-1:]
+    waiting = [one for one in entries if one.get("state") != "completed" and not is_of_gloo(one)]
+    waiting = waiting or entries[-1:]
     if not waiting:
         return "no collective"
     known = {key: one for key, one in waiting[0].items() if isinstance(one, (str, int))}
     number = known.get("collective_seq_id", known.get("seq_id", "?"))
     return f"{known.get('profiling_name', '?')} #{number} ({known.get('state', '?')})"
+
+
+def is_of_gloo(entry: dict[str, Any]) -> bool:
+    name = entry.get("profiling_name")
+    return isinstance(name, str) and name.startswith("gloo")

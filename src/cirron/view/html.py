@@ -274,10 +274,8 @@ def _curve(run: Run, name: str, rows: list[dict[str, Any]]) -> str:
     for _, its in groupby(rows, key=lambda row: row["session_id"]):
         points = set()
         for row in its:
-            points.add((row["lowest_ns"], row["lowest"]))
-            points.add((row["highest_ns"], row["highest"]))
-            points.add((row["first_ns"], row["first_value"]))
-            points.add((row["last_ns"], row["last_value"]))
+            for value in ("lowest", "highest", "first_value", "last_value"):
+                points.add((row[f"{value.removesuffix('_value')}_ns"], row[value]))
         lines.append(sorted((at, value) for at, value in points if _is_finite(value)))
     every = [point for line in lines for point in line]
     if not every:

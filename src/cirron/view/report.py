@@ -38,8 +38,8 @@ def render(report: Report) -> str:
         for part, ns, share in report.account:
             mark = "  <--" if part == verdict.blames else ""
             bar = "#" * round(BAR * share)
-            name, lasted = text.plain(part).ljust(widest), text.duration(ns)
-            lines.append(f"  {name}  {lasted:>9}  {100 * share:5.1f}%  {bar}{mark}")
+            name, took = text.plain(part).ljust(widest), text.duration(ns)
+            lines.append(f"  {name}  {took:>9}  {100 * share:5.1f}%  {bar}{mark}")
     if report.before is not None:
         lines += since(report, report.before)
     others = [one for one in report.findings if one is not verdict]
@@ -96,10 +96,14 @@ def told(finding: Finding) -> list[str]:
         lines.append(f"  gain   not predicted: {text.plain(finding.no_gain, 200)}")
     elif found is not None:
         lines.append(
-            f"  gain   {100 * found.share:.0f}% of the time, {found.seconds:.3g} s of"
+            f"  gain   {100 * found.share:.0f}% of the time, {lasted(found.seconds)} of"
             f" these steps (replay error {100 * found.replay_error:.1f}%)"
         )
     return lines
+
+
+def lasted(seconds: float) -> str:
+    return text.duration(round(1e9 * abs(seconds)))
 
 
 def gain(finding: Finding) -> str:
@@ -126,7 +130,7 @@ def what_if(part: str, factor: float, predicted: Prediction) -> str:
     found = predicted.gain
     if found is None:
         return f"no prediction: {predicted.no_gain}"
-    saved = f"{100 * abs(found.share):.1f}% of the time, {abs(found.seconds):.3g} s of these steps"
+    saved = f"{100 * abs(found.share):.1f}% of the time, {lasted(found.seconds)} of these steps"
     return (
         f"{part} at {factor:g}x its time: {saved} {'more' if found.share < 0 else 'less'}"
         f" (replay error {100 * found.replay_error:.1f}%)"
@@ -206,11 +210,10 @@ def result(found: Diff) -> str:
         outcome: ", ".join(text.plain(one.name) for one in found.changes if one.outcome == outcome)
         for outcome in ("slower", "faster", "unknown")
     }
-    if named["slower"] or named["faster"]:
-        return "; ".join(f"{outcome}: {names}" for outcome, names in named.items() if names)
-    if named["unknown"] or not found.changes:
+    if found.is_inconclusive:
         return "inconclusive: the runs vary too much, or have too few spans, to tell a change"
-    return "no change"
+    told = "; ".join(f"{outcome}: {names}" for outcome, names in named.items() if names)
+    return told or "no change"
 
 
 def place(at: dict[str, int]) -> str:

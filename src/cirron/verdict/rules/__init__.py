@@ -6,6 +6,7 @@ import itertools
 from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
+from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Finding
 
 if TYPE_CHECKING:
@@ -16,11 +17,22 @@ if TYPE_CHECKING:
 BOOSTERS = ("xgboost", "lightgbm")
 ESTIMATORS = ("sklearn", *BOOSTERS)  # frameworks whose training is a call of `fit`
 STARVED = "the delay may come from other work on the machine: the training waited for a CPU"
+FEW = "too few steps"
+ISSUED = "JAX computes the steps after they have ended"
+UNMARKED = f"{ISSUED}: to know where the time goes, mark the loss in each step, or wait for it"
 MOST = 0.65  # of the time: a larger delay does not come from other work on the machine
+MIN_LONG = 3  # one or two steps that are longer than all others are no pattern
 MIN_LOOSE = 5  # a period of at least this many steps may be off by one
 
 Judged: TypeAlias = Finding | Abstained | None
 Rule: TypeAlias = "Callable[[Facts], Judged]"
+
+
+def unclear(facts: Facts) -> str:
+    """Why the times of the steps do not tell where the time goes; empty if they do."""
+    if len(facts.steps) < MIN_STEPS:
+        return FEW
+    return UNMARKED if facts.is_only_issued and not facts.device_ns else ""
 
 
 def percent(share: float) -> str:
@@ -33,12 +45,14 @@ def percent(share: float) -> str:
 
 
 def ms(ns: float) -> str:
-    """A time in milliseconds, or in seconds from 10 seconds on.
+    """A time in milliseconds; in microseconds below 0.1, and in seconds from 10 seconds on.
 
-    >>> ms(1_234_000), ms(45_600_000), ms(215_995e6)
-    ('1.23 ms', '45.6 ms', '216 s')
+    >>> ms(12_400), ms(1_234_000), ms(45_600_000), ms(215_995e6)
+    ('12.4 us', '1.23 ms', '45.6 ms', '216 s')
     """
     found, unit = (ns / 1e6, "ms") if abs(ns) < 1e10 else (ns / 1e9, "s")
+    if 0 < abs(ns) < 1e5:
+        found, unit = ns / 1e3, "us"
     return f"{found:.0f} {unit}" if found >= 100 else f"{found:.3g} {unit}"
 
 
@@ -51,6 +65,19 @@ def longest(times: Sequence[float]) -> list[int]:
     left = sum(times) / 2
     least = next((one for one in sorted(times, reverse=True) if (left := left - one) <= 0), 0.0) / 2
     return [at for at, one in enumerate(times) if one > least]
+
+
+def repeated(times: Sequence[float]) -> list[int]:
+    """The indices of the long times, without one or two that are longer than all others.
+
+    >>> repeated([1, 900, 80, 1, 80, 1, 80, 1])
+    [2, 4, 6]
+    """
+    left, at = list(times), longest(times)
+    while 0 < len(at) < MIN_LONG:
+        left = [0 if number in at else one for number, one in enumerate(left)]
+        at = longest(left)
+    return at
 
 
 def period_of(at: Sequence[int]) -> int | None:

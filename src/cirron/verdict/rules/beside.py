@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import Judged, Rule, percent
+from cirron.verdict.rules import Judged, Rule, ms, percent, unclear
 from cirron.verdict.whatif import without
 from cirron.view.text import plural
 
@@ -67,12 +66,13 @@ def rule_of(kind: Class) -> Rule:
     part, advice, otherwise = ADVICE[kind]
 
     def judge(facts: Facts) -> Judged:
-        if len(facts.steps) < MIN_STEPS:
-            return Abstained(kind, "too few steps")
-        ns = facts.account.get(part, 0)
-        share = ns / facts.window_ns
-        if share < SHARE:
+        # It may wait for the device to finish the steps before it.
+        ns = min(facts.account.get(part, 0), facts.window_ns - facts.device_ns)
+        if ns < SHARE * facts.window_ns:
             return None
+        if why := unclear(facts):
+            return Abstained(kind, why)
+        share = ns / facts.window_ns
         count = facts.asides.get(part, 0)
         option = OPTIONS.get(facts.framework, {}).get(part)
         return Finding(
@@ -80,7 +80,7 @@ def rule_of(kind: Class) -> Rule:
             f"{part} takes {percent(share)} of the time",
             share,
             *without(facts, (1 - LEFT) * ns),
-            [f"{plural(count, 'time')} in {len(facts.steps)} steps, {ns / count / 1e9:.3g} s each"],
+            [f"{plural(count, 'time')} in {len(facts.steps)} steps, {ms(ns / count)} each"],
             advice + (f" ({option})" if option else "") + otherwise,
             part,
         )

@@ -1,8 +1,9 @@
 """compile-storm: functions are compiled again and again after warm-up.
 
 It is a finding if compilations after warm-up, in 3 steps (or evaluations) or more, take 5 % of the
-window or more. A first evaluation that compiles many functions counts once. The gain is the time of
-all compilations, and of the tracing in the same steps.
+window or more. A first evaluation that compiles many functions counts once, and the first
+compilation of a JAX function does not count. The gain is the time of all other compilations, and of
+the tracing in the same steps.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ if TYPE_CHECKING:
 KIND: Class = "compile-storm"
 MIN_TIMES = 3
 SHARE = 0.05
-SAME = "the same arguments"  # the JAX hook's cause if shapes and types have not changed
+# Causes that the JAX hook gives: a function is new; shapes and types have not changed.
+FIRST, SAME = "first call", "the same arguments"
 
 
 def judge(facts: Facts) -> Judged:
     if len(facts.steps) < MIN_STEPS:
         return Abstained(KIND, "too few steps")
-    ns = max(sum(one for _, one, _ in facts.compiles), facts.account.get("compile", 0))
+    again = [one for one in facts.compiles if one[2] != FIRST]
+    first_ns = sum(ns for _, ns, cause in facts.compiles if cause == FIRST)
+    ns = max(sum(one for _, one, _ in again), facts.account.get("compile", 0) - first_ns)
     share = min(ns / facts.window_ns, 1.0)
     starts = [step.start for step in facts.steps]
-    at = {bisect(starts, start) for start, *_ in facts.compiles}  # numbered from 1
+    at = {bisect(starts, start) for start, *_ in again}  # numbered from 1
     times = len(at)
     if times < MIN_TIMES or share < SHARE:
         return None
@@ -41,12 +45,12 @@ def judge(facts: Facts) -> Judged:
     typical = median(usual) if len(usual) >= MIN_STEPS else math.inf
     tracing = {one - 1: max(facts.steps[one - 1].work - typical, 0.0) for one in at if one > 0}
     evidence = [
-        f"{len(facts.compiles)} compiles after warm-up, in {times} of {len(starts)} steps, take"
+        f"{len(again)} compiles after warm-up, in {times} of {len(starts)} steps, take"
         f" {percent(share)} of the time"
     ]
-    causes = [cause for *_, cause in facts.compiles if cause]
+    causes = [cause for *_, cause in again if cause]
     evidence += [f"the last one: {cause}" for cause in causes[-1:]]
-    is_anew = sum(cause.startswith(SAME) for cause in causes) > len(facts.compiles) / 2
+    is_anew = sum(cause.startswith(SAME) for cause in causes) > len(again) / 2
     begins = set(facts.first_of_epochs)
     is_at_starts = sum(bool({one, one - 1} & begins) for one in at) > times / 2
     return Finding(

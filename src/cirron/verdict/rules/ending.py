@@ -33,7 +33,6 @@ UNEVEN = (
     "; other ranks had ended before it: give every rank the same number of batches"
     " (DistributedSampler, drop_last=True), or use DistributedDataParallel's join()"
 )
-NO_SPAN = "outside any span"
 STATES = {"killed": "ended without notice", "signal": "was ended", "exception": "failed"}
 
 
@@ -55,7 +54,7 @@ def judge_death(facts: Facts) -> Judged:
         return None
     first, count = dead[0], len(facts.endings)
     who = "the run" if count == 1 else "a process" if first.rank is None else f"rank {first.rank}"
-    where = f"in {first.where}" if first.where else NO_SPAN
+    where = placed(first)
     error = brief(first.error)
     if len(error) > MAX_ERROR:
         error = f"{error[:MAX_ERROR]}..."
@@ -72,10 +71,9 @@ def judge_death(facts: Facts) -> Judged:
         "exception": advice_on_error(facts, first.error),
     }[first.state]
     ended = [one for one in facts.endings if one.state == "clean" and one.position < first.position]
-    others = ""
-    if count > 1:
-        others = f"; first of {len(dead)}" if len(dead) > 1 else "; 1"
-        others += f" of {count} processes"
+    others = "" if count == 1 else f"; {len(dead)} of {count} processes died"
+    if len(dead) > 1:
+        others += ", this one first"
     return Finding(
         "died",
         f"{who} {how}{others}",
@@ -101,11 +99,10 @@ def judge_hang(facts: Facts) -> Judged:
     _, hung = split(facts.endings)
     if not hung:
         return None
-    # The others wait in backward for a rank that is behind them, or stuck in another place.
     halted = [one for one in facts.endings if one in hung or one.state in ("running", "signal")]
-    halted.sort(key=lambda one: (one.position, one.where.endswith("backward")))
+    halted.sort(key=lambda one: one.awaited)
     late, first = halted[0], next(one for one in halted if one in hung)
-    where = f"in {first.where}" if first.where else NO_SPAN
+    where = placed(first)
     is_loading = first.where.endswith("data_load") and facts.workers
     end = "" if first.state == "running" else f", then {brief(first.error) or 'it was killed'}"
     return Finding(
@@ -120,6 +117,13 @@ def judge_hang(facts: Facts) -> Judged:
         "cirron why shows the stacks" + (NO_ANSWER if is_loading else ""),
         is_urgent=True,
     )
+
+
+def placed(one: Ending) -> str:
+    """Where a process was. An error in the body of a loop over `ci.batches` closes the batch."""
+    if one.where or one.last_step is None:
+        return f"in {one.where}" if one.where else "outside any span"
+    return f"during or after {one.step_name} {one.last_step}"
 
 
 def told(one: Ending) -> str:

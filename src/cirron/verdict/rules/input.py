@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cirron.verdict.facts import MIN_STEPS
 from cirron.verdict.findings import Abstained, Class, Finding, Prediction
-from cirron.verdict.rules import MOST, STARVED, Judged, longest, ms, percent, period_of
+from cirron.verdict.rules import MOST, STARVED, Judged, ms, percent, period_of, repeated, unclear
 from cirron.verdict.whatif import lasting, with_workers, without
 from cirron.view.text import plural
 
@@ -47,10 +47,18 @@ PEGGED = 0.9  # of the cores
 BUSY = 0.5  # of the loading time; below it, loading waits for a disk or a network
 WAITING = 0.25  # CPU time as a share of the workers' time; below it, they wait
 MAX_WORKERS = 8
+# Why the gain of more workers is not known.
+BUSY_CORES = "loading needs every core"
+SHARED = "the workers may wait for each other: for a lock, or the same disk"
 SATURATED = 0.9  # of a step, to load a batch: the loading thread never gets ahead
 # Batches that a worker loads in advance: torch's default, and the largest number to advise.
 AHEAD, MAX_AHEAD = 2, 64
 HANDOVER_NS = 300_000  # cost of taking a batch from a worker
+# Samplers of libraries. They take next to no time, and another one may take any.
+SAMPLERS = (
+    *("SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"),
+    *("BatchSampler", "DistributedSampler", "SeedableRandomSampler", "BatchSamplerShard"),
+)
 
 
 # Why no gain is predicted if the workers are kept already, and if they are restarted.
@@ -66,7 +74,7 @@ class Plan(NamedTuple):
     workers: int
     ahead: int
     left: float  # ns that the steps would take
-    is_sure: bool = True
+    unsure: str = ""  # why the workers' gain is not known
     needed: int = 0  # workers to keep up, which may be more than there are cores
     is_waiting: bool | None = None  # loading waits instead of computing; None: not known
 
@@ -84,32 +92,36 @@ def judge(facts: Facts) -> Judged:
     late = {
         at: max((facts.steps[at].data_load or 0) - typical, 0.0) for at in facts.first_of_epochs
     }
-    total = sum(loads) - sum(late.values())
+    waits = [(step.data_load or 0) - late.get(at, 0.0) for at, step in enumerate(facts.steps)]
     cold = sum(late.values()) + facts.account.get(SET_UP, 0)
-    if len(late) >= MIN_EPOCHS and cold > max(COLD * facts.window_ns, total):
+    if len(late) >= MIN_EPOCHS and cold > max(COLD * facts.window_ns, sum(waits)):
         return judge_cold(facts, cold, late, typical)
-    share = sum(loads) / facts.window_ns
-    if total < SHARE * facts.window_ns:
+    return judge_waits(facts, loads, waits)
+
+
+def judge_waits(facts: Facts, loads: Sequence[int], waits: Sequence[float]) -> Judged:
+    """Steps that wait for their data, all of them or some (stalls)."""
+    share, workers = sum(loads) / facts.window_ns, facts.workers
+    stalls = stalls_of(waits, workers or 0)
+    at = repeated([stalls.get(number, 0.0) for number in range(len(waits))])
+    is_stalling = bool(at)
+    lasted = sum(stalls.values())
+    total = sum(waits)
+    if total - (0.0 if is_stalling else lasted) < SHARE * facts.window_ns:
         return None
-    workers = facts.workers
-    waits = [0 if at in late else step.data_load or 0 for at, step in enumerate(facts.steps)]
-    stalls = stalls_of(waits)
-    # n workers that cannot keep up finish n batches at once: one long wait, then n - 1 short ones.
-    if workers and not stalls_of(
-        [sum(waits[at : at + workers]) for at in range(0, len(waits), workers)]
-    ):
-        stalls = []
-    is_stalling = bool(stalls)
-    at = longest([wait if wait >= min(stalls) else 0 for wait in waits]) if stalls else []
+    why = unclear(facts)
+    if why and share < SATURATED:
+        return Abstained(KIND, why)
     every = period_of(at)  # other work on the machine has no period
     # Workers wait for a CPU as long as the work of the steps does.
-    delay = sum(stalls) if is_stalling else min(total, sum(step.work for step in facts.steps))
+    delay = lasted if is_stalling else min(total, sum(step.work for step in facts.steps))
     may_be_starved = share < MOST and not every and (is_stalling or workers)
     if may_be_starved and facts.is_starved(delay, is_own_wait=not workers):
         return Abstained(KIND, STARVED)
-    if workers and not is_stalling and (facts.asleep_share or 1.0) < ASLEEP:
-        return None
-    found = plan(facts, stalls if is_stalling else [])
+    asleep = 1.0 if facts.asleep_share is None else facts.asleep_share
+    if workers and not is_stalling and asleep < ASLEEP:
+        return judge_sampler(facts, share)
+    found = plan(facts, max(stalls.values()) if is_stalling else 0.0)
     saved = sum(step.wall for step in facts.steps) - max(found.left, facts.device_ns)
     if saved < MIN_GAIN * facts.window_ns and not is_pegged(facts):
         return None
@@ -122,16 +134,16 @@ def judge(facts: Facts) -> Judged:
     if is_stalling:
         evidence.append(
             f"{len(at)} of {len(loads)} steps wait {ms(median(waits[one] for one in at))},"
-            f" others {ms(typical)}" + (f"; every {every} steps" if every else "")
+            f" others {ms(median(loads))}" + (f"; every {every} steps" if every else "")
         )
     unsure = (
         "all cores are busy"
         if is_pegged(facts)
+        else "the device's time is not known"
+        if why
         else "it depends on when the stalls come"
         if is_stalling
-        else ""
-        if found.is_sure
-        else "loading needs every core"
+        else found.unsure
     )
     return Finding(
         KIND,
@@ -144,12 +156,38 @@ def judge(facts: Facts) -> Judged:
     )
 
 
-def stalls_of(waits: Sequence[int]) -> list[int]:
-    """The few long waits, if they make up most of the waiting."""
+def judge_sampler(facts: Facts, share: float) -> Judged:
+    """Batches that are ready, and a sampler of the program's own, which no worker runs."""
+    sampler = facts.loader.get("sampler")
+    if sampler is None or sampler in SAMPLERS or facts.is_starved(share * facts.window_ns):
+        return None
+    return Finding(
+        KIND,
+        "the main process takes the time to load data",
+        share,
+        None,
+        "the time of the sampler is not known",
+        [
+            f"data_load is {percent(share)} of the time, though the workers' batches are ready",
+            f"{sampler} draws the batches in the main process",
+        ],
+        f"make {sampler} faster, such as by sorting once per epoch; more workers will not help",
+        "data_load",
+    )
+
+
+def stalls_of(waits: Sequence[float], workers: int = 0) -> dict[int, float]:
+    """The few long waits, by index, if they make up most of the waiting.
+
+    n workers that cannot keep up finish n batches at once: one long wait, then n - 1 short ones.
+    """
     limit = STALL * max(median(waits), 1)
-    found = [wait for wait in waits if wait > limit]
-    is_stalling = len(found) < 0.5 * len(waits) and sum(found) > 0.5 * sum(waits)
-    return found if is_stalling else []
+    found = {at: wait for at, wait in enumerate(waits) if wait > limit}
+    is_stalling = len(found) < 0.5 * len(waits) and sum(found.values()) > 0.5 * sum(waits)
+    if is_stalling and workers:
+        starts = range(0, len(waits), workers)
+        is_stalling = bool(stalls_of([sum(waits[at : at + workers]) for at in starts]))
+    return found if is_stalling else {}
 
 
 def judge_beside(facts: Facts) -> Judged:
@@ -215,13 +253,13 @@ def judge_cold(facts: Facts, cold: float, late: Mapping[int, float], typical: fl
     )
 
 
-def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
-    """How many workers to try, and how long the steps would take."""
+def plan(facts: Facts, stall: float) -> Plan:
+    """How many workers to try, and how long the steps would take; `stall` is the longest."""
     now = facts.workers or 0
     cores = facts.cores or max(4, 2 * now)
     work = [step.wall - (step.data_load or 0) for step in facts.steps]
     usual = max(mean(work), 1.0)
-    if now and stalls:
+    if now and stall:
         typical = median(step.data_load or 0 for step in facts.steps)
         more = sum(max((step.data_load or 0) - typical, 0) for step in facts.steps)
         workers = 2 * now if has_waiting_workers(facts) else max(min(2 * now, cores), now)
@@ -235,20 +273,23 @@ def plan(facts: Facts, stalls: Sequence[int]) -> Plan:
         workers = min(needed, cores) if has_cores and not is_waiting else needed
         total = with_workers(loads, work, workers, AHEAD, HANDOVER_NS, facts.first_of_epochs)
         advised = workers if has_cores else now
-        return Plan(advised, AHEAD, total, has_cores, needed, is_waiting)
+        unsure = SHARED if is_waiting and now > 1 else "" if has_cores else BUSY_CORES
+        return Plan(advised, AHEAD, total, unsure, needed, is_waiting)
     loads = [float(step.data_load or 0) for step in facts.steps]
     is_busy = busy_loading(facts) >= BUSY
     needed = min(math.ceil(mean(loads) / usual) + 1, MAX_WORKERS)
     workers = min(needed, cores) if is_busy else needed
     # A stall is hidden if the batches loaded before it last as long.
-    longest = max(stalls, default=0)
-    ahead = min(max(math.ceil(longest / usual / workers) + 1, AHEAD), MAX_AHEAD)
+    ahead = min(max(math.ceil(stall / usual / workers) + 1, AHEAD), MAX_AHEAD)
     total = with_workers(loads, work, workers, ahead, HANDOVER_NS, facts.first_of_epochs)
     if is_busy:
         wall = sum(step.wall for step in facts.steps)
         total = max(total, (facts.cpu_share or 0.0) * wall / cores)
     # Two workers on the two threads of one core take longer, by an unknown factor.
-    return Plan(workers, ahead, total, not is_busy or workers < cores, needed, not is_busy)
+    unsure = BUSY_CORES if is_busy and workers >= cores else ""
+    if facts.loader.get("sampler", SAMPLERS[0]) not in SAMPLERS:
+        unsure = f"{facts.loader['sampler']} may take the time, and no worker runs it"
+    return Plan(workers, ahead, total, unsure, needed, not is_busy)
 
 
 def busy_loading(facts: Facts) -> float:

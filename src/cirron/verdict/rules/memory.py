@@ -47,11 +47,16 @@ def judge(facts: Facts) -> Judged:
     levels = [median(one) for one in quarters]
     rises = [after - before for before, after in itertools.pairwise(levels)]
     first = max(levels[0], 1)
-    growth = GROWTH if what == "epochs" or len(peaks) >= MANY else URGENT
-    if min(rises) < RISE * first or sum(rises) < max(growth * first, MIN_GROWTH_BYTES):
+    if min(rises) < RISE * first or sum(rises) < max(GROWTH * first, MIN_GROWTH_BYTES):
         return None
     if rises[-1] < LASTING * mean(rises):
         return None
+    if what == "steps" and len(peaks) < MANY and sum(rises) < URGENT * first:
+        return Abstained(
+            KIND,
+            f"memory grew by {sum(rises) / 2**20:.0f} MiB, but in so short a time it may settle:"
+            f" it was measured in {len(peaks)} steps, and {MANY} are needed",
+        )
     # Compiled functions are kept: they are the growth if each would take no more than this.
     is_compiled = isinstance(compiling.judge(facts), Finding) and sum(
         rises

@@ -2,11 +2,12 @@
 
 A loss is NaN or infinite; or it spikes to 20 times the median of the 50 values before; or it ends
 at 20 times its starting value; or snapshots report tensors as sick (NaN, dead, exploding,
-vanishing). There is no gain.
+vanishing); or gradients vanish from layer to layer. There is no gain.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from statistics import median
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from cirron.verdict.findings import Abstained, Class, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cirron.verdict.facts import Facts, Value
     from cirron.verdict.rules import Judged
@@ -28,11 +29,14 @@ FIRST = 5  # values whose median is the start, or the end, of a loss
 WHOLE = ("loss", "train_loss", "training_loss")
 MAX_NAMES = 5
 SMALL = {"dead", "vanishing"}  # a smaller learning rate does not help these
+# Gradients vanish if the smallest is this part of the largest, and no two neighbours in between are
+# further apart. A single gap is between parts of a model that learn different things.
+VANISHED, NEIGHBOUR = 1e-6, 1 / 30
 
 
 def judge(facts: Facts) -> Judged:
     losses = {name: values for name, values in facts.values.items() if "loss" in name.lower()}
-    if not losses and not facts.sick:
+    if not losses and not facts.sick and not facts.gradients:
         return Abstained(KIND, "no loss was marked and no snapshots were taken")
     evidence = []
     for name, values in losses.items():
@@ -43,6 +47,7 @@ def judge(facts: Facts) -> Judged:
             evidence.append(f"{name} jumps to {spike.value:.4g} at {place(spike)}")
         elif name.lower().rpartition("/")[2] in WHOLE and (growth := growth_of(values)) > SPIKE:
             evidence.append(f"{name} ends at {growth:.3g} times its starting value")
+    losses_are_sick = bool(evidence)
     if facts.sick:
         tensors: dict[str, str] = {}
         for tensor, epoch, what in facts.sick:
@@ -50,6 +55,9 @@ def judge(facts: Facts) -> Judged:
         named = list(tensors.values())
         more = f" and {len(named) - MAX_NAMES} more" if len(named) > MAX_NAMES else ""
         evidence.append("sick tensors: " + ", ".join(named[:MAX_NAMES]) + more)
+    shrunk = [found for one in facts.gradients.values() if (found := shrunk_of(one))]
+    if len(shrunk) > 1:  # in the first epoch and in the last
+        evidence.append(shrunk[-1])
     if not evidence:
         return None
     first = "lower the learning rate, clip gradients, check the first bad batch"
@@ -57,9 +65,9 @@ def judge(facts: Facts) -> Judged:
         first = (
             f"use bfloat16, or scale the loss (GradScaler): float16 overflows at 65,504; {first}"
         )
-    if facts.sick and len(evidence) == 1 and {what for *_, what in facts.sick} <= SMALL:
+    if not losses_are_sick and {what for *_, what in facts.sick} <= SMALL:
         first = "check activations, initialization, and what is detached from the loss"
-    if facts.sick:
+    if facts.sick or shrunk:
         advice = f"{first}; cirron tensors shows the history of these layers"
     else:
         advice = f"{first}; ci.watch(model) records weights and gradients, and names sick layers"
@@ -89,6 +97,20 @@ def growth_of(values: Sequence[Value]) -> float:
     if len(every) < PAST or min(every) <= 0:
         return 0.0
     return median(every[-FIRST:]) / median(every[:FIRST])
+
+
+def shrunk_of(gradients: Mapping[str, float]) -> str:
+    """How gradients vanish from layer to layer; empty if they do not.
+
+    A bias before a normalization has no gradient but rounding errors, so biases are left out.
+    """
+    sizes = sorted((size, name) for name, size in gradients.items() if size and "bias" not in name)
+    if not sizes or sizes[0][0] > VANISHED * sizes[-1][0]:
+        return ""
+    if any(one < NEIGHBOUR * other for (one, _), (other, _) in itertools.pairwise(sizes)):
+        return ""
+    (least, last), (most, first) = sizes[0], sizes[-1]
+    return f"gradients vanish: {most:.2g} in {first}, {least:.2g} in {last} (root mean squares)"
 
 
 def place(value: Value) -> str:

@@ -9,7 +9,8 @@ collectives: a delay there looks the same on all ranks.
 The slowest rank of that phase must take 10 % of a step more than the mean of the others, in the
 median step. It is one slow rank if a binomial test of "same rank last" (times the number of ranks
 and phases) gives less than 1 in 1,000; else the ranks take turns. The gain is a replay in which the
-slow rank takes the mean of the others, or all ranks take the mean of all.
+slow rank takes the mean of the others, or all ranks take the mean of all. A rank that is late in
+forward, with more data or a slower machine, is late in backward too: there is no gain.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from operator import add
 from statistics import mean, median
 from typing import TYPE_CHECKING, NamedTuple
 
-from cirron.verdict.findings import Abstained, Class, Finding
+from cirron.verdict.findings import Abstained, Class, Finding, Prediction
 from cirron.verdict.rules import Judged, ms, percent
 from cirron.verdict.whatif import without
 
@@ -100,6 +101,14 @@ def compare(steps: Sequence[Sequence[RankStep]], phase: str) -> Lag:
     return Lag(phase, median(lates), slowest, times, min(chance, 1.0))
 
 
+def predict(
+    facts: Facts, steps: Sequence[Sequence[RankStep]], phase: str, is_persistent: bool
+) -> Prediction:
+    if phase == "forward":
+        return Prediction(None, "the rank may be late in backward too, where all wait")
+    return without(facts, saved(steps, phase, is_persistent) * facts.window_ns)
+
+
 def saved(steps: Sequence[Sequence[RankStep]], phase: str, is_persistent: bool) -> float:
     """The share of the steps' time that is saved if the ranks reach the collective together.
 
@@ -128,7 +137,7 @@ def persistent(
         KIND,
         f"rank {lag.slowest} slows the others down",
         lag.late / usual,
-        *without(facts, saved(steps, lag.phase, is_persistent=True) * facts.window_ns),
+        *predict(facts, steps, lag.phase, is_persistent=True),
         [
             f"rank {lag.slowest} is the slowest {lag.where} in {times} of {len(steps)} steps"
             f" (by chance: {percent(1 / world)}; p < {CHANCE})",
@@ -145,7 +154,7 @@ def rotating(facts: Facts, steps: Sequence[Sequence[RankStep]], lag: Lag, usual:
         KIND,
         "the ranks slow each other down in turn",
         lag.late / usual,
-        *without(facts, saved(steps, lag.phase, is_persistent=False) * facts.window_ns),
+        *predict(facts, steps, lag.phase, is_persistent=False),
         [
             f"in each step some rank takes {ms(lag.late)} longer than the others {lag.where}; a"
             f" step takes {ms(usual)}",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cirron.verdict import facts as known
 from cirron.verdict.findings import Abstained, Class, Finding
-from cirron.verdict.rules import STARVED, Judged, longest, ms, percent, period_of
+from cirron.verdict.rules import ISSUED, STARVED, Judged, ms, percent, period_of, repeated, unclear
 from cirron.verdict.whatif import without
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 KIND: Class = "uneven-steps"
 MIN_STEPS = 100  # without a period
 RATIO = 3.0
-MIN_LONG = 3
 SHARE = 0.10
 PASSES = 1.5  # times the usual number of forward passes: these steps do more by design
 REST = "in no phase"
@@ -47,14 +46,11 @@ CAUSES = (
 
 
 def judge(facts: Facts) -> Judged:
-    if len(facts.steps) < known.MIN_STEPS:
-        return Abstained(KIND, "too few steps")
+    if len(facts.steps) < known.MIN_STEPS or facts.is_only_issued:
+        return Abstained(KIND, unclear(facts) or ISSUED)
     typical = median(step.work for step in facts.steps)
     beyond = [step.work - typical if step.work > RATIO * typical else 0.0 for step in facts.steps]
-    at = longest(beyond)
-    while at and len(at) < MIN_LONG:  # ignore one or two steps that are longer than all others
-        beyond = [0.0 if number in at else one for number, one in enumerate(beyond)]
-        at = longest(beyond)
+    at = repeated(beyond)
     rare = {number: beyond[number] for number in at}
     share = sum(rare.values()) / facts.window_ns
     every = period_of(at)  # other work on the machine has no period
