@@ -107,8 +107,14 @@ class Epochs:
                 self.is_open = True
                 self.count += 1
                 yield batch
-            if self.count == 0:
-                return  # an empty epoch ends the data
+            is_short = expected is not None and self.count < expected
+            if self.count == 0 or (is_short and hasattr(source, "__next__")):
+                return  # the data has ended
+            if is_short:
+                raise CicloError(
+                    f"an epoch of train should have {expected} batches, but had {self.count};"
+                    f" use fit(..., steps_per_epoch={self.count})"
+                )
             epoch, count, rest = epoch + 1, 0, None
 
     def _read(self, dataset: Any, can_repeat: bool) -> Iterable[Any]:
@@ -173,11 +179,5 @@ def length_of(dataset: Any) -> int | None:
 
 
 def _counted(batches: Iterator[Any], length: int, done: int) -> Iterator[tuple[Any, bool]]:
-    count = done
     for count, batch in enumerate(itertools.islice(batches, length - done), done + 1):
         yield batch, count == length
-    if 0 < count < length:
-        raise CicloError(
-            f"an epoch of train should have {length} batches, but had {count};"
-            f" use fit(..., steps_per_epoch={count})"
-        )

@@ -31,7 +31,6 @@ INDEX = {
     "date": "d",
     "batch_samples": "q",
 }
-LOGS = frozenset((dict, Logs))  # the usual types of logs
 ROW = struct.Struct("".join(INDEX.values()))  # packing a row is four times faster than six appends
 pack_row = ROW.pack
 
@@ -69,13 +68,14 @@ class History:
 
     def commit(self, elapsed: Elapsed, logs: LogsLike) -> None:
         """Adds the logs of a step; a second commit for the same step extends its row."""
-        try:
-            steps = elapsed.steps
-        except AttributeError:  # no check in each step
-            check_elapsed(elapsed, "the first argument of history.commit")
-            raise
-        if type(logs) not in LOGS and not isinstance(logs, Mapping):
+        check_elapsed(elapsed, "the first argument of history.commit")
+        if not isinstance(logs, Mapping):
             raise CallbackError(f"logs are a dict of dicts; got {shown(logs)} to commit")
+        self.record(elapsed, logs)
+
+    def record(self, elapsed: Elapsed, logs: LogsLike) -> None:
+        """`commit` without checks, for loops."""
+        steps = elapsed.steps
         if steps == self._newest:
             self._amend(logs)
             return

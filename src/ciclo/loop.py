@@ -238,7 +238,7 @@ class LoopState(Generic[State]):
                 for name, value in named.items()
                 if name not in before or before[name] is not value
             }
-        self.history.commit(self.elapsed, new)
+        self.history.record(self.elapsed, new)
         if watch is not None:
             watch.mark(new, self.history.kept)
         self.note_committed()
@@ -525,7 +525,7 @@ def _run(
                         break
             logged = run._logged
             if logged:
-                history.commit(elapsed, logged)  # type: ignore[unreachable]  # `take` fills it
+                history.record(elapsed, logged)  # type: ignore[unreachable]  # `take` fills it
                 if watch is not None:
                     watch.mark(logged, history.kept)
             is_amid = False

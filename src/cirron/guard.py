@@ -107,4 +107,9 @@ def warn(message: str, *args: object, error: BaseException | None = None) -> Non
 def log(message: str, args: tuple[object, ...], error: BaseException | None) -> None:
     import logging
 
-    logging.getLogger("cirron").warning("cirron: " + message, *args, exc_info=error)
+    try:
+        logging.getLogger("cirron").warning("cirron: " + message, *args, exc_info=error)
+    except Exception as failure:  # a logging handler that fails must not end the training
+        if is_of_handler(codes_of(failure)):
+            raise
+        errors[f"warning: {type(failure).__name__}"] += 1

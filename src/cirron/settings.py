@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SNAPSHOTS = ("stats", "sampled", "full")
 OUTPUTS = ("spool", "log", "stdout", "none")
 ACCESS = ("private", "group", "all")
+ON, OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
 
 MAX_FAULTS = 5  # named in the warning about one file
 
@@ -144,9 +145,9 @@ def count(what: str, given: Any) -> int:
 def switch(what: str, given: Any) -> bool:
     if isinstance(given, bool):
         return given
-    if isinstance(given, str) and given.lower() in ("0", "1", "true", "false", "on", "off"):
-        return given.lower() in ("1", "true", "on")
-    raise errors.one_of(what, given, (True, False))
+    if isinstance(given, str) and given.lower() in ON + OFF:
+        return given.lower() in ON
+    raise errors.out_of_range(what, given, "use one of True, False; in the environment, 1 or 0")
 
 
 def outputs(what: str, given: Any) -> tuple[str, ...]:
@@ -221,6 +222,12 @@ TABLE = (
     Setting("report", switch, True, "print a summary to standard error when the run ends"),
     Setting("tags", tags, {}, "labels for the run: a list, or name=value"),
 )
+# The environment variables that cirron reads, or sets for child processes.
+VARIABLES = (
+    *(setting.variable for setting in TABLE),
+    *("CIRRON_CONFIG", "CIRRON_RUN_ID", "CIRRON_DEPLOYMENT_ID", "CIRRON_PIPELINE_ID"),
+    *("CIRRON_WORKSPACE_ID", "CIRRON_PARENT_RUN", "CIRRON_AUTOSTART"),
+)
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 
 
@@ -293,6 +300,11 @@ def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = No
 
 def is_in_environment(setting: Setting) -> bool:
     return bool(os.environ.get(setting.variable))
+
+
+def unknown_variables() -> list[str]:
+    """Environment variables that look like settings, but are not."""
+    return sorted({one for one in os.environ if one.startswith("CIRRON_")}.difference(VARIABLES))
 
 
 def keep_key_safe(given: dict[str, Any], table: Table | None) -> None:

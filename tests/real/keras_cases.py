@@ -132,6 +132,7 @@ def stopped_in_a_batch() -> None:
             self.model.stop_training = batch == 1
 
     fit(model(), epochs=9, callbacks=[Stop()])
+    fit(model())
 
 
 @case
@@ -247,8 +248,11 @@ def fits_in_a_fit() -> None:
 
 @case
 def fits_in_threads() -> None:
+    both = threading.Barrier(2)  # one that ends early would leave its id to the other
+
     def work(number: int) -> None:
         with ci.scope("thread"):
+            both.wait()
             fit(model(number), epochs=2)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
@@ -364,10 +368,10 @@ def a_mistake_of_ours() -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("ours")
 
-    before, warn = Run.end_batch, guard.warn
-    Run.end_batch, guard.warn, guard.strict = fails, lambda *_, **__: None, False  # type: ignore
+    before, warn = Run.batch_ends, guard.warn
+    Run.batch_ends, guard.warn, guard.strict = fails, lambda *_, **__: None, False  # type: ignore
     FACTS["epochs_with_mistakes"] = len(fit(model(), epochs=2).epoch)
-    Run.end_batch, guard.warn, guard.strict = before, warn, True  # type: ignore[method-assign]
+    Run.batch_ends, guard.warn, guard.strict = before, warn, True  # type: ignore[method-assign]
     FACTS["mistakes"] = dict(guard.errors)
     guard.errors.clear()
 

@@ -161,6 +161,82 @@ def test_children(folder: Folder) -> None:
     assert 2 == len(folder.recorded.sessions)
 
 
+def test_workers_of_pools_and_loaders(folder: Folder) -> None:
+    """Those that record nothing leave nothing, and a parent that ends its workers ends no run."""
+    folder.write(
+        "main.py",
+        """
+        import multiprocessing, time
+        import torch
+
+        def work(runs_model):
+            if runs_model:
+                torch.nn.Linear(2, 1)(torch.ones(1, 2))
+            return multiprocessing.current_process().name
+
+        def wait(told):
+            told.put("ready")
+            time.sleep(1000)
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("spawn")
+            with context.Pool(1) as pool:  # which terminates its worker
+                pool.map(work, [True])
+            with context.Pool(1) as pool:
+                pool.map(work, [False])
+            told = context.Queue()
+            context.Process(target=wait, args=(told,), daemon=True).start()
+            told.get()
+            loader = torch.utils.data.DataLoader(
+                [torch.ones(2)], num_workers=1, multiprocessing_context=context
+            )
+            print(len(list(loader)))
+        """,
+    )
+
+    assert (0, "1\n", "") == folder.run("main.py")
+    assert "clean" == folder.recorded.state
+    assert 2 == len(folder.recorded.sessions)
+    assert 1 == len([row for row in folder.recorded.spans if row["name"] == "forward"])
+
+
+def test_a_program_inherits_descriptors(folder: Folder) -> None:
+    """A file that the shell has opened for the program, as `<(...)` of bash, is open in it."""
+    read, write = os.pipe()
+    os.write(write, b"given")
+    os.close(write)
+    code = f"import os; print(os.read({read}, 9))"
+
+    assert (0, "b'given'\n", "") == folder.run(sys.executable, "-c", code, pass_fds=[read])
+    os.close(read)
+
+
+def test_a_program_that_replaces_itself(folder: Folder) -> None:
+    """A script that calls itself again by exec is one run, which was not killed."""
+    folder.write(
+        "main.py",
+        """
+        import os, sys
+        import cirron
+        if len(sys.argv) > 1:
+            sys.exit(7)
+        with cirron.scope("before"):
+            pass
+        try:
+            os.execvp("nosuch", ["nosuch"])
+        except FileNotFoundError:
+            with cirron.scope("still"):
+                pass
+        os.environ["PATH"] = "/nosuch:" + os.path.dirname(sys.executable)
+        os.execvp(os.path.basename(sys.executable), [sys.executable, __file__, "again"])
+        """,
+    )
+
+    assert (7, "", "") == folder.run("main.py")
+    assert ["clean", "exception"] == [one.state for one in folder.recorded.sessions]
+    assert {"before", "still"} <= {row["name"] for row in folder.recorded.spans}
+
+
 def test_a_program_that_profiles_itself(folder: Folder) -> None:
     """What its own `ci.profile()` says counts, in one session, without a warning."""
     folder.write(

@@ -124,7 +124,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     assert 0 == ended.returncode, ended.stderr
     assert "internal error" not in ended.stderr
     run = read_one(folder / ".cirron")
-    (root,) = tree.to_dict(tree.build(run.spans, run.marks, [], now_ns=0))["roots"]
+    (root,) = tree.to_dict(tree.build(run.spans, run.marks, now_ns=0))["roots"]
     facts = json.loads((folder / "facts.json").read_text())
     if release:
         assert facts["version"].startswith(".".join(map(str, hooks.MINIMUM["keras"])))
@@ -246,8 +246,9 @@ def test_early_stopping(recorded: Recorded) -> None:
 
 
 def test_stopped_in_a_batch(recorded: Recorded) -> None:
-    """An epoch that is stopped has the batches that it had."""
-    assert recorded.epoch(0, 2) == recorded.outline("stopped_in_a_batch")
+    """An epoch that is stopped has the batches that it had, and is over for the next fit."""
+    assert f"{recorded.epoch(0, 2)} {recorded.epoch(0)}" == recorded.outline("stopped_in_a_batch")
+    assert not named(recorded.cases["stopped_in_a_batch"], "build", "evaluation")
 
 
 def test_a_subclassed_model(recorded: Recorded) -> None:

@@ -207,3 +207,4 @@ def test_the_next_command_is_one_that_works() -> None:
     assert repr(nothing).startswith("VERDICT  not-enough-data: ")
     assert "next:" not in repr(nothing)
     assert repr(in_memory).endswith("\nnext: ci.trace()")
+    assert in_memory.as_dict()["run"]["is_in_memory"]

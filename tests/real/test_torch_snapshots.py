@@ -107,14 +107,15 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class TestWhen:
-    def test_when_the_loader_in_a_handmade_epoch_is_exhausted(self) -> None:
+    @pytest.mark.parametrize("batches", [iter, ci.batches])
+    def test_when_the_loader_in_a_handmade_epoch_is_exhausted(self, batches: Any) -> None:
         """An epoch that the user made with ci.scope has its snapshot, and its evaluation none."""
         loop = Loop()
         ci.profile()
         ci.watch(loop.model)
         for epoch in range(2):
             with ci.scope("epoch", epoch):
-                for batch in loader_of():
+                for batch in batches(loader_of()):
                     loop.step(batch)
                 with torch.no_grad():
                     for batch in loader_of():

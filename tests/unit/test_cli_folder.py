@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import threading
@@ -70,6 +71,23 @@ class TestClear:
         assert set() == records(home)
         assert 3 == call("ls").exit_code
 
+    def test_each_file_is_read_once(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A folder of a thousand runs is searched once, not once for each run."""
+        for number in range(3):
+            record(f"run {number}")
+        searched: list[Path] = []
+        module = importlib.import_module("cirron.cli.clear")
+        real = module.run_of
+
+        def run_of(path: Path) -> str | None:
+            searched.append(path)
+            return real(path)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(module, "run_of", run_of)
+
+        assert "deleted 6 files of 3 runs\n" == call("clear", "--yes").output
+        assert 6 == len(searched) == len(set(searched))
+
     def test_clear_asks_before_deleting(self, home: Path) -> None:
         """Without a yes nothing is removed."""
         record("first")
@@ -100,9 +118,11 @@ class TestClear:
         run_id = record("first")
         (home / ".cirron" / files.MADE).unlink()
         before = {name for name in records(home) if "store" not in name}
+        result = call("clear", "--run", run_id, "--yes")
 
-        assert 0 == call("clear", "--run", run_id, "--yes").exit_code
+        assert (1, True) == (result.exit_code, "cirron did not create" in result.output)
         assert before <= records(home)
+        assert [run_id] == list(ci.open().runs)
 
     def test_clear_deletes_only_runs_older_than_an_age(self, home: Path) -> None:
         """Only what ended so long ago goes; an age has a unit."""
@@ -232,6 +252,8 @@ class TestDoctor:
         assert ["flush_interval", "2.0", "CIRRON_FLUSH_INTERVAL"] in rows
         assert ["snapshots", "sampled", str(home / "pyproject.toml")] in rows
         assert ["access", "private", "default"] in rows
+        assert ["output", "spool", "default"] in rows
+        assert ["tags", "-", "default"] in rows
         assert "no problems found" == result.output.splitlines()[-1]
 
     def test_the_key_is_not_shown(self, home: Path) -> None:
@@ -252,6 +274,7 @@ class TestDoctor:
         [
             ({"CIRRON_SNAPSHOTS": "some"}, "CIRRON_SNAPSHOTS='some' is not valid"),
             ({"CIRRON_OUTPUT_DIR": "/proc/nothing"}, "/proc/nothing is not writable"),
+            ({"CIRRON_ENABLE": "0"}, "CIRRON_ENABLE has no effect; did you mean CIRRON_ENABLED?"),
         ],
     )
     def test_what_is_wrong(self, home: Path, environ: dict[str, str], problem: str) -> None:

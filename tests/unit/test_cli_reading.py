@@ -104,20 +104,35 @@ class TestLs:
     def test_newest_first(self, tmp_path: Path) -> None:
         """A row a run: its name in short, how it stands, when, how long, and what ran."""
         program = wire.Program(script="train.py", tags={"baseline": ""})
-        write(tmp_path, session("old", program=program), spans=[span("1", "epoch")])
-        late = session("new", START_NS + SECOND_NS, rank=1, attempt=2)
+        old = session("old", program=program, run_id="01d" + "0" * 29)
+        write(tmp_path, old, spans=[span("1", "epoch")])
+        late = session("new", START_NS + SECOND_NS, rank=1, attempt=2, run_id="e" * 32)
         write(tmp_path, late, spans=[span("2", "epoch")])
         head, *rows = lines("ls", tmp_path)
 
         assert list(ls.COLUMNS) == head.split()
-        assert ["newnewne", "oldoldol"] == [row.split()[0] for row in rows]
+        assert ["eeeeeeee", "01d00000"] == [row.split()[0] for row in rows]
         assert ["train.py", "baseline"] == rows[1].split()[-2:]
 
     def test_names_are_as_long_as_they_must_be(self) -> None:
         """Of two runs with the same start each has one character more than they share."""
-        found = ls.prefixes(["a" * 12 + "x", "a" * 12 + "y", "b" * 20, "short"])
+        found = ls.prefixes(["a" * 12 + "1" * 20, "a" * 12 + "2" * 20, "b" * 32])
 
-        assert ["a" * 12 + "x", "a" * 12 + "y", "b" * 8, "short"] == sorted(found.values())
+        assert ["a" * 12 + "1", "a" * 12 + "2", "b" * 8] == sorted(found.values())
+
+    def test_chosen_names_are_not_cut(self) -> None:
+        """The id of a launcher, or one that the user set, says which run it is only as a whole."""
+        ids = ["torchelastic-nightly", "torchrun-node7-4242-991", "slurm-77", "c" * 32]
+
+        assert [*ids[:3], "c" * 8] == list(ls.prefixes(ids).values())
+
+    @pytest.mark.parametrize("command", ["report", "why", "tail", "tensors", "show"])
+    def test_a_folder_in_place_of_a_run(self, steps: Path, command: str) -> None:
+        """A command about a run takes its folder as well: the newest run in it."""
+        found = call(command, steps)
+
+        assert found.output == call(command, "--dir", steps).output
+        assert "no run here" not in found.output
 
     def test_json(self, steps: Path) -> None:
         """Programs get what is known of each run."""
@@ -215,6 +230,13 @@ class TestTensors:
         assert ("b.weight", True) == (first.split()[0], "exploding since 2" in first)
         assert ("a.weight", "50%") == (second.split()[0], second.split()[-1])
         assert "▁▅█ 3" in second
+
+    def test_a_terminal_without_bars(self, tmp_path: Path) -> None:
+        """On an ASCII terminal a curve is drawn with other characters, not with escapes."""
+        self.write(tmp_path)
+        result = CliRunner(charset="ascii").invoke(main, ["tensors", "--dir", str(tmp_path)])
+
+        assert (True, False) == ("_=# 3" in result.output, "\\u2581" in result.output)
 
     def test_one_by_name(self, tmp_path: Path) -> None:
         """A tensor is found without naming the run: its epochs, and both histograms."""

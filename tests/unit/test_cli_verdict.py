@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -157,6 +158,14 @@ def test_diff_shows_where_marks_differ(runs: list[str]) -> None:
     assert 2 == cirron("diff", *runs, "--fail-on", "much")[0]
     assert 2 == cirron("diff", *runs, "--fail-on", "5")[0], "5% or 500%?"
     assert 3 == cirron("diff", runs[0], "nope")[0]
+
+
+def test_diff_of_two_folders(runs: list[str], tmp_path: Path) -> None:
+    """Runs in two folders are compared by naming the folders."""
+    shutil.copytree(tmp_path / ".cirron", tmp_path / "other" / ".cirron")
+    found = as_json("diff", "other", runs[0])
+
+    assert {"before": [runs[1]], "after": [runs[0]]} == found["runs"]
 
 
 def test_why_reads_flight_recorder_dumps_safely(runs: list[str], tmp_path: Path) -> None:

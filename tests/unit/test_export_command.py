@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -61,6 +62,9 @@ def test_what_is_missing_is_said(run_id: str) -> None:
     assert "'perfetto', 'chrome'" in cirron("--format", "gif", "-o", "out")[1]
     assert "'folder' is a folder" in cirron("--format", "json", "-o", "folder")[1]
     assert "'file' is a file" in cirron("--format", "csv", "-o", "file")[1]
+    os.mkfifo("pipe")
+    assert "'pipe' is a device or a pipe" in cirron("--format", "json", "-o", "pipe")[1]
+    assert Path("pipe").is_fifo()
     assert (
         "'none/out' cannot be written: there is no folder"
         in cirron("--format", "json", "-o", "none/out")[1]
@@ -95,6 +99,14 @@ def test_a_missing_package_is_named(
     assert 1 == status
     assert f"needs {package}, which is not installed: pip install {package}" in said
     assert not Path("out").exists()
+
+
+def test_the_home_folder(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path may start with `~`, as in `ci.profile(path=...)`."""
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    ci.open("~").export("json", "~/run.json")
+
+    assert run_id == json.loads(Path("run.json").read_text())["run"]
 
 
 def test_after_an_error_there_is_the_old_file(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import cirron as ci
-from cirron import testing
+from cirron import guard, testing
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -463,6 +463,24 @@ class TestDepth:
             "cirron: scope 'x' is nested deeper than 64 levels: it was dropped,"
             " as all deeper ones will be"
         ] == [record.getMessage() for record in caplog.records]
+
+    def test_a_logging_handler_that_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A handler that fails at cirron's warning is counted, and the scope is not affected."""
+
+        class Strict(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                raise RuntimeError("no warnings here")
+
+        monkeypatch.setattr(hot, "too_deep", 0)
+        monkeypatch.setattr(guard, "errors", Counter())
+        handler = Strict()
+        logging.getLogger("cirron").addHandler(handler)
+        try:
+            self.nest(66)
+        finally:
+            logging.getLogger("cirron").removeHandler(handler)
+
+        assert {"warning: RuntimeError": 1} == guard.errors
 
     def test_a_new_profiler_counts_from_0(self) -> None:
         """What an earlier profiler dropped is not this one's."""

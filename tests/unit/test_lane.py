@@ -313,18 +313,22 @@ class TestClose:
 
     @pytest.mark.usefixtures("quiet")
     @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
-    def test_a_close_that_raises(self, error: type[BaseException], make: Any) -> None:
-        """What a sink raises when it is closed is nobody's problem."""
+    def test_a_close_that_raises(
+        self, error: type[BaseException], make: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What a sink raises when it is closed is said in one line, as the sink's own error."""
 
         class Rude(Plain):
             def close(self, deadline_ns: int) -> None:
                 raise error("broken")
 
+        before = dict(guard.errors)
         lane = make(Rude())
         lane.emit(make_batch())
         lane.close(soon())
 
-        assert 3 == lane.sent_records
+        assert (3, before) == (lane.sent_records, guard.errors)
+        assert f"the sink 'mine' raised {error.__name__}: broken in close()" in caplog.text
 
     def test_the_thread_ends(self, make: Any) -> None:
         """No thread is left over."""

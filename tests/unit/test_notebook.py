@@ -219,6 +219,27 @@ tree.build(spans, [])
     assert "epoch[0]" in parse(output.data["text/html"]).texts
 
 
+def test_a_real_kernel_reads_a_run(tmp_path: Path) -> None:
+    """In a Jupyter kernel results of `ci.open()` are tables, and `ci.report()` has a verdict."""
+    start = f"""
+import sys
+sys.path.insert(0, {str(SOURCE)!r})
+import cirron as ci
+ci.profile()
+for _ in ci.batches(range(30)):
+    ci.mark("loss", 0.5)
+"""
+    shown = ["ci.report()", "run = ci.open(); run", "run.steps", "run.series('loss')", "run.runs"]
+    v4: Any = nbformat.v4
+    book = v4.new_notebook(cells=[v4.new_code_cell(one) for one in [start, *shown]])
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(book, timeout=120, resources=resources).execute()
+    results = [cell.outputs[-1].data["text/html"] for cell in book.cells[1:]]
+
+    assert "VERDICT" in results[0]
+    assert ["<table>"] * 4 == [one[:7] for one in results[1:]]
+
+
 def test_a_tree_that_lost_its_beginning_says_so() -> None:
     """As in text, a tree whose older spans had to go ends with a line that says it."""
     tree = trees.build([], [])

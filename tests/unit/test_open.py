@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import json
@@ -21,7 +22,7 @@ import pytest
 
 import cirron
 from cirron import errors, wire
-from cirron.runs import derived, engine, ingest, opened, store, untrusted
+from cirron.runs import derived, engine, ingest, objects, opened, store, untrusted
 from cirron.runs.place import Place
 from cirron.view import text
 
@@ -523,6 +524,8 @@ def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
         (lambda run: run.sql(3), "it must be a query in SQL"),
         (lambda run: run.series(3), "it must be the name of a mark"),
         (lambda run: run.tensor(3), "it must be the name of a tensor"),
+        (lambda run: run.series("lss"), "mark='lss' is not valid; use one of 'loss', 'lr'"),
+        (lambda run: run.tensor("fc"), "tensor='fc' is not valid; there is no tensor yet"),
         (lambda run: run.tree(rank=3), "the processes of this run have no ranks"),
         (lambda run: run.export("json", 3), "it must be the path of a file"),
         (lambda run: run.query("series"), "write run.query('series', name=...)"),
@@ -537,7 +540,8 @@ def test_what_cannot_be_asked(
 ) -> None:
     """An argument of a wrong type, or one that is missing, is named, with what is allowed."""
     spool = Spool(tmp_path)
-    spool.write(spool.training(1))
+    marks = [spool.mark("root", name, 0.5) for name in ("loss", "lr", "loss")]
+    spool.write(spool.training(1), marks)
     with pytest.raises(errors.SettingError, match=re.escape(told)):
         wrong(cirron.open(tmp_path))
 
@@ -564,6 +568,29 @@ def test_only_parameters_are_replaced(tmp_path: Path) -> None:
     assert [{":x": ":x", "b": "it's :x", "c": 3, "d": 1}] == found.rows()
 
 
+def test_a_parameter_without_a_value(tmp_path: Path) -> None:
+    """DuckDB's error about the colon says what to write."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(1))
+    with pytest.raises(engine.QueryError, match=r":name has no value: write run.sql\(..., name="):
+        cirron.open(tmp_path).sql("SELECT * FROM marks WHERE name = :name").rows()
+
+
+def test_a_folder_of_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second look at runs that ended normally writes nothing, however many there are."""
+    for _ in range(5):
+        cirron.profile(path=str(tmp_path / ".cirron"), report=False)
+        with cirron.scope("work"):
+            cirron.mark("loss", 0.5)
+        cirron.shutdown()
+    found = cirron.open(tmp_path).runs
+    monkeypatch.setattr(store.Store, "write", None)
+    again = cirron.open(tmp_path).runs
+
+    assert (5, {2}) == (len(again), {len(run.spans) for run in again.values()})
+    assert list(found) == list(again)
+
+
 def test_a_process_sees_its_own_records_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -584,6 +611,26 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
     assert 5 == len(cirron.open(tmp_path).spans)
     assert "in the way" == (tmp_path / ".cirron" / "store").read_text()
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run on a full disk is read into a temporary store, and the problem names the disk."""
+    spool = Spool(tmp_path)
+    spool.write(spool.training(3))
+    real = objects.LocalObjects.add
+
+    def add(self: objects.LocalObjects, name: str, file: Path) -> bool:
+        if self.root.is_relative_to(tmp_path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, name, file)
+
+    monkeypatch.setattr(objects.LocalObjects, "add", add)
+    run = cirron.open(tmp_path)
+
+    assert 3 == len(run.steps)
+    assert ["No space left on device; a temporary store is used instead"] == [
+        one.partition(": ")[2] for one in run.problems
+    ]
 
 
 def test_a_store_that_leads_out(tmp_path: Path) -> None:

@@ -304,8 +304,15 @@ class TestSwitch:
         """A switch that is neither is an error that names it."""
         monkeypatch.setenv("CIRRON_ENABLED", "perhaps")
 
-        with pytest.raises(ValueError, match="CIRRON_ENABLED='perhaps' is not valid"):
+        with pytest.raises(ValueError, match=r"CIRRON_ENABLED='perhaps' is not valid; .* 1 or 0"):
             ci.profile()
+
+    @pytest.mark.parametrize("given", ["0", "off", "No", "FALSE"])
+    def test_words_for_off(self, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The environment may say it in the usual words."""
+        monkeypatch.setenv("CIRRON_ENABLED", given)
+
+        assert not ci.profile().enabled
 
 
 class TestFlags:

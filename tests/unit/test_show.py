@@ -162,6 +162,18 @@ class TestStory:
         assert "  also in worker, 10.00s in" in found
         assert "      step[812] - 42.00s (open)" in [f"  {line}" for line in found]
 
+    def test_a_forked_process_was_there_until_its_own_end(
+        self, tmp_path: Path, dead_pid: int
+    ) -> None:
+        """A child that died early was not in its span for as long as its parent lived."""
+        spans = self.open_spans()
+        write_box(tmp_path, session(pid=dead_pid), open=spans[:3])
+        child = wire.changed(session(pid=dead_pid + 1), clock=wire.Clock(START_NS + 1, 0, 10))
+        early = {"heartbeat_ns": START_NS + 52 * SECOND_NS}
+        write_box(tmp_path, child, open=[spans[4]], **early)
+
+        assert "  also in worker, 2.00s in" in lines(tmp_path)
+
     def test_judged_by_silence(self, tmp_path: Path) -> None:
         """Of a process on another host it is said that the silent heartbeat is the only witness."""
         write_box(tmp_path, session(host="node9"))

@@ -252,6 +252,24 @@ def test_what_is_held_at_the_end_is_counted(
     assert "2 records are lost" in caplog.text
 
 
+def test_one_more_try_at_the_end(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system that fails once at the very end costs nothing."""
+    made = rig()
+    write_all, last_tries = system.write_all, []
+
+    def stale(file: int, pieces: list[bytes]) -> None:
+        last_tries.extend([1] * made.spool._worker.is_stopping)
+        if len(last_tries) < 2:
+            raise OSError(116, "Stale file handle")
+        write_all(file, pieces)
+
+    monkeypatch.setattr(system, "write_all", stale)
+    made.emit(1)
+    made.spool.close(clock.now() + PATIENCE_NS)
+
+    assert ((2, 0, 0), [1]) == (made.counts(), made.indices())
+
+
 def test_a_disk_that_hangs(rig: Any, disk: Disk) -> None:
     """Neither handing over, nor a settling, nor the end waits for a disk that hangs.
 

@@ -342,6 +342,13 @@ class TestRender:
 
         assert line.endswith("k5: median 0.0us, total 0.1us, 94 more)")
 
+    def test_scheduling_times_are_for_tools(self) -> None:
+        """A row of many spans leaves out what the row of one leaves out."""
+        times: dict[str, Any] = {"starved_ns": 5, "asleep_ns": 5, "children_ns": 5, "wait_ns": 5}
+        tree = trees.build([span(str(n), "step", **times) for n in range(30)], [])
+
+        assert text.render(tree).endswith("(wait: median 0.0us, total 0.1us)")
+
     def test_an_empty_tree_says_what_to_do(self) -> None:
         """A tree without spans is one sentence that says what to do."""
         found = text.render(trees.build([], []))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cirron as ci
 from cirron import errors, wire
 from cirron.runs import tree as trees
 
@@ -190,10 +191,8 @@ class TestSelect:
 
     def test_a_negative_last_is_refused(self) -> None:
         """The error names the argument and what it means."""
-        with pytest.raises(
-            errors.SettingError, match="last=-1 is not valid; it must be a number of spans"
-        ):
-            trees.select(self.tree(), last=-1)
+        with pytest.raises(errors.SettingError, match="last=-1 is not valid; it must be a whole"):
+            ci.trace(last=-1)
 
     def test_the_tree_it_came_from_is_unchanged(self) -> None:
         """Selecting copies: depths and children of the original stay."""

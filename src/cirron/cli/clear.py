@@ -73,7 +73,13 @@ def clear(
     """
     root = Path(output.records_folder(folder))
     place = output.open_place(os.fspath(root))
-    runs = [place.runs[wanted]] if wanted is not None else [place.runs[one] for one in place.runs]
+    kept = [one.path for one in record_folders(root) if not one.is_ours and one.path.exists()]
+    if kept or not any(one.is_ours for one in record_folders(root)):
+        raise errors.SettingError(
+            f"cirron did not create {text.plain(str(kept[0] if kept else root), 300)}, and deletes"
+            " nothing in it: delete the folder yourself"
+        )
+    runs = list(place.runs.values()) if wanted is None else [place.runs[wanted]]
     running = [run for run in runs if run.state == "running"]
     if wanted is not None and running:
         raise errors.SettingError(f"run {text.plain(wanted)} is still running: stop it first")
@@ -83,7 +89,8 @@ def clear(
         raise errors.UnknownRunError(
             "there is no run to delete" + (": one is running" if running else "")
         )
-    found = [file for run in chosen for file in files_of(root, run)]
+    with output.status("reading"):
+        found = list(dict.fromkeys(files_of(root, chosen)))
     total = text.size(sum(file.size for file in found))
     if not yes:
         if not is_json:
@@ -97,20 +104,28 @@ def clear(
     output.echo({"runs": names, "files": removed, "left": left} if is_json else said)
 
 
-def files_of(root: Path, run: Run) -> Iterator[DoomedFile]:
-    """The files that cirron wrote for a run."""
+def record_folders(root: Path) -> Iterator[files.Folder]:
+    """The folders of batches and black boxes."""
     for name, names in (("spool", files.BATCH), ("blackbox", files.BLACK_BOX)):
         folder = files.Folder(root / name, names)
         folder.find()
+        yield folder
+
+
+def files_of(root: Path, runs: list[Run]) -> Iterator[DoomedFile]:
+    """The files that cirron wrote for these runs."""
+    ids = {run.id for run in runs}
+    for folder in record_folders(root):
         with contextlib.suppress(OSError):
             for entry in folder.entries() if folder.is_ours else ():
-                if run_of(folder.path / entry.name) == run.id:
+                if run_of(folder.path / entry.name) in ids:
                     yield DoomedFile(folder.path / entry.name, entry.size)
     snapshots = files.Folder(root / "snapshots", files.SPAN)
     snapshots.find()
     if not snapshots.is_ours:
         return
-    for row in run.sql("SELECT DISTINCT blob_uri FROM snapshots WHERE blob_uri IS NOT NULL"):
+    sql = "SELECT DISTINCT blob_uri FROM snapshots WHERE blob_uri IS NOT NULL"
+    for row in (row for run in runs for row in run.sql(sql)):
         match = SNAPSHOT.fullmatch(row["blob_uri"])
         inside = snapshots.path / match[1] if match else snapshots.path
         if match is None or os.path.islink(inside):
@@ -142,7 +157,7 @@ def remove(root: Path, place: Place, runs: list[Run], found: list[DoomedFile]) -
     count = 0
     folders = set()
     with output.progress("deleting") as told:
-        for file in dict.fromkeys(found):
+        for file in found:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file.path)
             count += 1

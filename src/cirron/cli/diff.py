@@ -5,11 +5,17 @@ Exit code 4: slower than allowed; 5: inconclusive.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from cirron.cli import output
 from cirron.verdict.diff import diff as compare
 from cirron.view import report as view
+
+if TYPE_CHECKING:
+    from cirron.runs.opened import Run
+    from cirron.runs.place import Place
 
 SLOWER = 4
 UNCLEAR = 5
@@ -36,12 +42,20 @@ def diff(
 ) -> None:
     """Compare two runs by span name, with confidence intervals, and show where marks differ.
 
-    BEFORE and AFTER are run ids, or the start of them; `cirron ls` lists them.
+    BEFORE and AFTER are run ids, or the start of them; `cirron ls` lists them. A folder stands for
+    its newest run.
     """
     limit = None if fail_on is None else share_of(fail_on)
-    runs = output.open_place(folder).runs
+    places: dict[str | None, Place] = {}
+
+    def find(given: str) -> Run:
+        where, wanted = output.folder_or_run(folder, given)
+        place = places.get(where) or places.setdefault(where, output.open_place(where))
+        return place.runs.latest if wanted is None else place.runs[wanted]
+
+    olds, new = [find(one) for one in (before, *baseline)], find(after)
     with output.status("comparing"):
-        found = compare([runs[one] for one in (before, *baseline)], [runs[after]])
+        found = compare(olds, [new])
     verdict = None if limit is None else found.exceeds(limit)
     output.echo({**found.as_dict(), "is_slower": verdict} if is_json else view.changes(found))
     if found.is_inconclusive if limit is None else verdict is None:

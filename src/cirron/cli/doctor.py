@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import tempfile
@@ -53,16 +54,24 @@ def doctor(ctx: click.Context, network: bool, is_json: bool) -> None:
         "python": ".".join(map(str, sys.version_info[:3])),
         "packages": {name: _version(name) for name in (*NEEDED, *EXTRAS)},
         "frameworks": frameworks(problems),
-        "settings": effective(problems),
+        "settings": {},
     }
+    try:
+        values = settings.resolve({})
+        content["settings"] = effective(values, problems)
+    except errors.SettingError as error:
+        problems.append(Problem(str(error), "correct it, or unset the variable"))
+        values = None
     problems += [
         Problem(f"{name} is not installed", f"pip install {name}")
         for name in NEEDED
         if content["packages"][name] is None
     ]
-    check_folder(problems)
+    check_variables(problems)
+    if values is not None:
+        check_folder(values, problems)
     if network:
-        content["endpoint"] = check_endpoint(problems)
+        content["endpoint"] = "not asked" if values is None else check_endpoint(values, problems)
     if is_json:
         output.echo(content | {"problems": [one._asdict() for one in problems]})
     else:
@@ -99,14 +108,9 @@ def frameworks(problems: list[Problem]) -> dict[str, str]:
     return found
 
 
-def effective(problems: list[Problem]) -> dict[str, dict[str, Any]]:
+def effective(values: settings.Settings, problems: list[Problem]) -> dict[str, dict[str, Any]]:
     """Each setting with its value and where it comes from. The key itself is not shown."""
-    try:
-        values = settings.resolve({})
-        table = settings.from_project()
-    except errors.SettingError as error:
-        problems.append(Problem(str(error), "correct it, or unset the variable"))
-        return {}
+    table = settings.from_project()
     found = {}
     for setting in settings.TABLE:
         value = getattr(values, setting.name)
@@ -126,11 +130,19 @@ def effective(problems: list[Problem]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def check_folder(problems: list[Problem]) -> None:
+def check_variables(problems: list[Problem]) -> None:
+    """Finds misspelled environment variables."""
+    for name in settings.unknown_variables():
+        similar = difflib.get_close_matches(name, settings.VARIABLES, n=1)
+        hint = f"; did you mean {similar[0]}?" if similar else ""
+        problems.append(Problem(f"{name} has no effect{hint}", f"unset {name}"))
+
+
+def check_folder(values: settings.Settings, problems: list[Problem]) -> None:
     """Checks whether a program started here could write its records."""
     try:
-        folder = Path(settings.resolve({}).output_dir).absolute()
-    except (errors.SettingError, OSError):  # reported already; no working directory
+        folder = Path(values.output_dir).absolute()
+    except OSError:  # no working directory
         return
     above = folder
     while not above.exists() and above != above.parent:
@@ -149,13 +161,9 @@ def check_folder(problems: list[Problem]) -> None:
             )
 
 
-def check_endpoint(problems: list[Problem]) -> str:
+def check_endpoint(values: settings.Settings, problems: list[Problem]) -> str:
     from cirron.ship import backlog
 
-    try:
-        values = settings.resolve({})
-    except errors.SettingError:
-        return "not asked"
     with output.status("asking the endpoint"):
         trouble = backlog.reach(values.api_endpoint, values.api_key)
     if trouble is None:
@@ -176,7 +184,7 @@ def show(content: dict[str, Any], problems: list[Problem]) -> None:
     if content["settings"]:
         output.echo()
         rows = [
-            [name, text.plain(str(one["value"])), text.plain(one["from"])]
+            [name, text.plain(written(one["value"])), text.plain(one["from"])]
             for name, one in content["settings"].items()
         ]
         output.table(("setting", "value", "from"), rows)
@@ -188,3 +196,12 @@ def show(content: dict[str, Any], problems: list[Problem]) -> None:
         output.echo(f"  fix: {text.plain(one.mend, 300)}")
     if not problems:
         output.echo("no problems found")
+
+
+def written(value: Any) -> str:
+    """The value of a setting as the environment would have it."""
+    if isinstance(value, dict):
+        value = [f"{name}={given}" if given else name for name, given in value.items()]
+    if isinstance(value, (list, tuple)):
+        value = ",".join(value) or None
+    return "-" if value is None else str(value)

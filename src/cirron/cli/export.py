@@ -12,7 +12,7 @@ from cirron.view import text
 def formats() -> str:
     """The formats for the help, one per line."""
     width = max(map(len, exports.FORMS))
-    return "\n".join(f"{name:<{width}}  {form.what}" for name, form in exports.FORMS.items())
+    return "\n".join(f"{name:<{width}}  {what}" for name, (_, what) in exports.FORMS.items())
 
 
 @click.command(

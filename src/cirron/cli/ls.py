@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (*tables.RUN_COLUMNS[:-1], "script", "tags")
 SHORTEST = 8
+GENERATED = re.compile("[0-9a-f]{32}")
 
 
 @click.command()
@@ -46,10 +48,15 @@ def row(run: Run, name: str) -> list[str]:
 
 
 def prefixes(ids: Sequence[str]) -> dict[str, str]:
-    """The shortest unique start of each id, at least 8 characters."""
-    found = {}
+    """The shortest unique start of each id, at least 8 characters.
+
+    Ids that the user or a launcher has chosen are names, and not shortened.
+    """
+    found = {one: one for one in ids}
     ordered = sorted(ids)
     for at, one in enumerate(ordered):
+        if not GENERATED.fullmatch(one):
+            continue
         beside = ordered[max(0, at - 1) : at] + ordered[at + 1 : at + 2]
         length = SHORTEST
         while length < len(one) and any(other.startswith(one[:length]) for other in beside):

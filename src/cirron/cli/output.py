@@ -59,9 +59,16 @@ def open_place(folder: str | None) -> Place:
 
 
 def open_run(folder: str | None, wanted: str | None) -> Run:
-    """A run by its id or the start of it, or the newest."""
+    """A run by its id or the start of it, or the newest one of a folder."""
+    folder, wanted = folder_or_run(folder, wanted)
     runs = open_place(folder).runs
     return runs.latest if wanted is None else runs[wanted]
+
+
+def folder_or_run(folder: str | None, wanted: str | None) -> tuple[str | None, str | None]:
+    """The folder and the run. In place of a run, its folder may be given."""
+    is_folder = folder is None and wanted is not None and os.path.isdir(wanted)
+    return (wanted, None) if is_folder else (folder, wanted)
 
 
 def echo(said: str | dict[str, Any] = "") -> None:

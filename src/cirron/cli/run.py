@@ -120,7 +120,8 @@ def execute(command: list[str]) -> int:
         if signal.getsignal(number) != signal.SIG_IGN  # after nohup, the program ignores it too
     }
     try:
-        child = subprocess.Popen(command, env=environ)  # noqa: S603  what the user asked for
+        # `close_fds`: the program inherits descriptors, such as bash's `<(...)`.
+        child = subprocess.Popen(command, env=environ, close_fds=False)  # noqa: S603  the user's
         code = child.wait()
     except OSError as error:
         raise failure(command[0], error) from None

@@ -326,6 +326,8 @@ def where(shown: Selection, run: Session) -> tuple[list[str], int]:
     """
     boxes = [*([] if run.box is None else [run.box]), *run.forked]
     spans = {span.id: span for box in boxes for span in box.spans}
+    # A forked process may have ended long before its parent.
+    seen_ns = {span.id: box.content.get("heartbeat_ns") for box in boxes for span in box.spans}
     for span_id in shown.closed(run, list(spans)):  # after the black box was written
         del spans[span_id]
     parents = {span.parent_id for span in spans.values()}
@@ -334,11 +336,10 @@ def where(shown: Selection, run: Session) -> tuple[list[str], int]:
         innermost = [span for span in innermost if span.name != ROOT]
     first = next((span.thread_id for span in spans.values() if span.name == ROOT), None)
     innermost.sort(key=lambda span: (span.thread_id != first, span.start_ns))
-    now_ns = boxes[0].content.get("heartbeat_ns") or run.last_ns
-    places = [
-        f"{_path(span, spans)}, {text.duration(now_ns - span.start_ns)} in"
-        for span in innermost[:MAX_PLACES]
-    ]
+    places = []
+    for span in innermost[:MAX_PLACES]:
+        lasted_ns = (seen_ns[span.id] or run.last_ns) - span.start_ns
+        places.append(f"{_path(span, spans)}, {text.duration(lasted_ns)} in")
     return places, len(innermost) - len(places)
 
 

@@ -37,6 +37,7 @@ def tail(wanted: str | None, folder: str | None, interval: float, is_json: bool)
     Ends when the run does, or with Ctrl-C. With --json each line is an object.
     """
     seen = Seen()
+    folder, wanted = output.folder_or_run(folder, wanted)
     place = output.open_place(folder)
     run = place.runs.latest if wanted is None else place.runs[wanted]
     try:

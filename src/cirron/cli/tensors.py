@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from cirron.runs.opened import Run
 
 BARS = "▁▂▃▄▅▆▇█"
+ASCII_BARS = str.maketrans(BARS, "_.:-=+*#")  # for a terminal that lacks them
 MAX_ROWS = 50
 WIDTH = 20  # of a curve
 BAR_WIDTH = 24  # of a histogram
@@ -52,6 +54,7 @@ def tensors(
     argument that is not a run is a tensor of the newest run. Unhealthy tensors come first: not
     finite, dead, exploding, vanishing, without a gradient.
     """
+    folder, wanted = output.folder_or_run(folder, wanted)
     runs = output.open_place(folder).runs
     try:
         run = runs.latest if wanted is None else runs[wanted]
@@ -142,7 +145,11 @@ def curve(epochs: Sequence[dict[str, Any]], key: str) -> str:
     """The values over the epochs as a line of bars, and the last one."""
     values = [entry[key] for entry in epochs]
     last = "-" if values[-1] is None else text.value(float(values[-1]))
-    return f"{spark(values)} {last}" if len(values) > 1 else last
+    if len(values) == 1:
+        return last
+    drawn = spark(values)
+    is_drawable = drawn == text.encodable(drawn, sys.stdout)
+    return f"{drawn if is_drawable else drawn.translate(ASCII_BARS)} {last}"
 
 
 def spark(values: Sequence[float | None]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -26,25 +26,16 @@ if TYPE_CHECKING:
 SORTED_SPANS = 500_000  # at a time
 
 
-class Form(NamedTuple):
-    """A format: which function of which module writes it."""
-
-    module: str
-    function: str
-    what: str
-
-
+# The function that writes each format, and what the help says about it.
 FORMS = {
-    "perfetto": Form("perfetto", "write", "Perfetto's trace: spans, threads, marks as counters"),
-    "chrome": Form("chrome", "write", "trace events as JSON, for chrome://tracing and others"),
-    "otlp": Form("otlp", "write", "OpenTelemetry spans: a file, or an http(s) address"),
-    "tensorboard": Form(
-        "tensorboard", "write", "marks as scalars, tensors as histograms: a folder"
-    ),
-    "parquet": Form("table", "write_parquet", "the tables: a folder"),
-    "csv": Form("table", "write_csv", "the tables: a folder"),
-    "json": Form("table", "write_json", "the tables as one object"),
-    "html": Form("html", "write", "a report as one HTML page"),
+    "perfetto": ("perfetto.write", "Perfetto's trace: spans, threads, marks as counters"),
+    "chrome": ("chrome.write", "trace events as JSON, for chrome://tracing and others"),
+    "otlp": ("otlp.write", "OpenTelemetry spans: a file, or an http(s) address"),
+    "tensorboard": ("tensorboard.write", "marks as scalars, tensors as histograms: a folder"),
+    "parquet": ("table.write_parquet", "the tables: a folder"),
+    "csv": ("table.write_csv", "the tables: a folder"),
+    "json": ("table.write_json", "the tables as one object"),
+    "html": ("html.write", "a report as one HTML page"),
 }
 
 
@@ -57,8 +48,9 @@ def export(run: Run, form: str, path: str | os.PathLike[str], **options: Any) ->
         raise errors.one_of("format", form, FORMS)
     if not isinstance(path, (str, os.PathLike)):
         raise errors.out_of_range("path", path, "it must be the path of a file or a folder")
-    module = importlib.import_module(f"cirron.export.{FORMS[form].module}")
-    getattr(module, FORMS[form].function)(run, os.fspath(path), **options)
+    module, function = FORMS[form][0].split(".")
+    write = getattr(importlib.import_module(f"cirron.export.{module}"), function)
+    write(run, os.path.expanduser(path), **options)
 
 
 @contextlib.contextmanager
@@ -67,6 +59,10 @@ def replacing(path: str) -> Iterator[str]:
     if os.path.isdir(path or "."):
         raise errors.SettingError(
             f"{path!r} is a folder, but this format writes one file: give the name of a file"
+        )
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise errors.SettingError(
+            f"{path!r} is a device or a pipe, which cannot be replaced: give the name of a file"
         )
     folder, name = os.path.split(os.path.abspath(path))
     if not os.path.isdir(folder):

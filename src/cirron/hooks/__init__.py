@@ -120,7 +120,7 @@ class Hooks:
         if self._settings.loggers:
             from cirron.hooks.loggers import LoggersHook
 
-            self._loggers = LoggersHook(self)
+            self._loggers = LoggersHook(self._settings, self._snapshots, self)
             self._loggers.install()
 
     def uninstall(self) -> None:

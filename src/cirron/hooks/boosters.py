@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard
-from cirron.hooks.engine import STEPS, around
+from cirron.hooks.engine import STEPS, Training, around
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -114,40 +114,35 @@ def _with_attribute(fit: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class Rounds:
+class Rounds(Training):
     """The boosting rounds of one training."""
 
     def __init__(self) -> None:
-        self._makes_steps = not hot.open_names() & STEPS  # else the program has opened one
-        self._step: hot.Span | None = None
+        super().__init__(None)
+        self.makes_steps = STEPS.isdisjoint(hot.open_names())  # else the program has opened one
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Calls the function that trains."""
-        model = around(self, function, args, kwargs, Rounds.end, Rounds.fail)
+        model = around(self, function, args, kwargs, Rounds.end, Rounds.end)
         self.mark_best(model)
         return model
 
-    def begin(self, index: int) -> None:
+    def begin_round(self, index: int) -> None:
         """Begins a round, and ends the previous one if it is still open."""
         with guard.quiet("boosting rounds"):
-            self.end()
-            if self._makes_steps and not hot.off:
-                self._step = hot.begin("step", index)
+            self.end_step()
+            self.makes_steps &= not hot.off
+            self.begin_step(index)
 
-    def fail(self, error: BaseException) -> None:
-        """Ends the round with an exception."""
-        if self._step is not None:
-            hot.fail(self._step, error)
-        self.end()
-
-    def end(self, metrics: Metrics = ()) -> None:
-        """Ends the round."""
+    def end_round(self, metrics: Metrics) -> None:
         with guard.quiet("boosting rounds"):
             for name, value in metrics:
                 hot.mark(name, value)
-            if self._step is not None:
-                hot.close(self._step)
-                self._step = None
+            self.end_step()
+
+    def end(self, error: BaseException | None = None) -> None:
+        with guard.quiet("boosting rounds"):
+            super().end(error)
 
     def mark_best(self, model: Any) -> None:
         """Marks the result of early stopping, if the model has one."""
@@ -170,11 +165,11 @@ def _of_xgboost(rounds: Rounds) -> list[Any]:
     """Goes first in the list: XGBoost calls no further callback after one that stops training."""
 
     def before_iteration(self: Any, model: Any, epoch: int, evals_log: Any) -> bool:
-        rounds.begin(epoch)
+        rounds.begin_round(epoch)
         return False
 
     def after_iteration(self: Any, model: Any, epoch: int, evals_log: Any) -> bool:
-        rounds.end(
+        rounds.end_round(
             # `cv` has a tuple: mean and standard deviation
             (f"{dataset}-{metric}", values[-1][0] if isinstance(values[-1], tuple) else values[-1])
             for dataset, metrics in evals_log.items()
@@ -189,10 +184,12 @@ def _of_xgboost(rounds: Rounds) -> list[Any]:
 
 def _of_lightgbm(rounds: Rounds) -> list[Any]:
     def begin(env: Any) -> None:
-        rounds.begin(env.iteration)
+        rounds.begin_round(env.iteration)
 
     def end(env: Any) -> None:
-        rounds.end((f"{item[0]}-{item[1]}", item[2]) for item in env.evaluation_result_list or ())
+        rounds.end_round(
+            (f"{item[0]}-{item[1]}", item[2]) for item in env.evaluation_result_list or ()
+        )
 
     begin.before_iteration, begin.order = True, -math.inf  # type: ignore[attr-defined]
     end.order = 29  # type: ignore[attr-defined]  # before early stopping, which is 30 and raises

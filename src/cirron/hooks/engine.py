@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from cirron.hooks import Snapshots
 
 STEPS = hot.STEPS
+# Spans that may wait for a parent; further ones stay where they were made.
+MAX_WAITING = 64
 
 
 def around(
@@ -136,6 +138,20 @@ def end_if_used(span: hot.Span, name: str = "") -> None:
         hot.close(span)
     else:
         hot.drop(span)
+
+
+class Waiting(list[hot.Span]):
+    """Spans that have ended, and wait until it is known what they belong to."""
+
+    def add(self, span: hot.Span) -> None:
+        hot.suspend(span)
+        self.append(span)
+
+    def release(self, parent: hot.Span | None = None) -> None:
+        """Records them under this parent, or where they were made if that has ended."""
+        for span in self:
+            hot.release(span, None if span.parent.end else parent)
+        self.clear()
 
 
 def insert_past(

@@ -61,7 +61,7 @@ class KerasHook(Wrapper):
         for name in SAVES:
             self._wrap(model, name, save)
         for name, events in EVENTS.items():
-            if events[0] is Run.begin_batch and Run.fetches_first:
+            if events[0] is Run.batch_begins and Run.fetches_first:
                 continue  # the batch is already open
             self._wrap(CallbackList, name, functools.partial(self._pass_on, *events), find_run)
         for name, flag in BATCH_ENDS.items():
@@ -108,13 +108,13 @@ class KerasHook(Wrapper):
             with guard.quiet(self.what):
                 is_inner = any(one.is_open for one in runs)
                 run = Run(self, self._snapshots)
-                runs.append(run.training)
+                runs.append(run)
                 bound.arguments["callbacks"] = add_run(run, callbacks, model)
                 run.begin(name, model, is_inner=is_inner)
 
         def end(run: Run, error: BaseException | None = None) -> None:
             with guard.quiet(self.what):
-                runs.remove(run.training)
+                runs.remove(run)
                 run.end(error)
                 if isinstance(callbacks, CallbackList):
                     callbacks.callbacks.remove(run)
@@ -157,11 +157,11 @@ class KerasHook(Wrapper):
 
     def _end_batch(self, flag: str, run: Run, original: Any, args: Any, kwargs: Any) -> Any:
         if getattr(args[0], flag, False):  # the values may be on a device, and are not waited for
-            self._tell(run.end_batch, *args[1:])
+            self._tell(run.batch_ends, *args[1:])
             result = original(*args, **kwargs)
         else:
             result = original(*args, **kwargs)
-            self._tell(run.end_batch, *args[1:2], run.logs)
+            self._tell(run.batch_ends, *args[1:2], run.logs)
         if run.fetches_first:
             self._tell(run.await_batch)
         return result
@@ -258,23 +258,22 @@ def save(original: Any, args: Any, kwargs: Any) -> Any:
     return around(None if is_inner else hot.begin("checkpoint"), original, args, kwargs)
 
 
-class Run(Callback):  # type: ignore[misc]  # untyped
+class Run(Training, Callback):  # type: ignore[misc]  # untyped
     """The spans of one call of `fit`, `evaluate` or `predict`."""
 
     async_safe = True  # it only stores values, so Keras may call it from another thread
     fetches_first = keras.backend.backend() == "torch"  # before Keras announces the batch
+    logs: Mapping[str, Any] | None = None  # the latest values, as floats
+    _loaded_ns = 0  # the hook's `loading_ns` when the epoch began
+    _is_fit = False
+    _aside: hot.Span | None = None  # an evaluation, a prediction
+    _index = 0  # of the current or next batch
 
     def __init__(self, hook: KerasHook, snapshots: Snapshots) -> None:
-        super().__init__()
+        Training.__init__(self, snapshots, step_name="batch", rest="build", marks_loss=True)
+        Callback.__init__(self)
         self._hook = hook
-        self._loaded_ns = 0  # the hook's `loading_ns` when the epoch began
-        self.logs: Mapping[str, Any] | None = None  # the latest values, as floats
-        self.training = Training(snapshots, step_name="batch", rest="build", marks_loss=True)
-        self._snapshots = snapshots
         self._thread = get_ident()
-        self._is_fit = False
-        self._aside: hot.Span | None = None  # an evaluation, a prediction
-        self._index = 0  # of the current or next batch
 
     # -- the callback's own events: values --------------------------------------------------
 
@@ -290,73 +289,73 @@ class Run(Callback):  # type: ignore[misc]  # untyped
     # -- the run ----------------------------------------------------------------------------
 
     def begin(self, method: str, model: Any, *, is_inner: bool) -> None:
-        training, aside = self.training, PASSES[method]
+        aside = PASSES[method]
         self._is_fit = aside is None
-        training.is_inner = is_inner
+        self.is_inner = is_inner
         if aside is not None:
-            self._aside = training.begin_aside(aside)
+            self._aside = self.begin_aside(aside)
         elif is_inner:  # its epochs are not epochs of the outer training
-            training.begin_aside("fit", model=model.name)
+            self.begin_aside("fit", model=model.name)
         # Keras may read a batch to build the model. The open span keeps the torch hooks from
         # recording that as a batch of their own.
-        training.makes_steps = training.is_open or STEPS.isdisjoint(hot.open_names())
-        training.await_step(None)
+        self.makes_steps = self.is_open or STEPS.isdisjoint(hot.open_names())
+        self.await_step(None)
 
     def end(self, error: BaseException | None = None) -> None:
-        step = self.training.step
-        if error is not None and step is not None and step.index is None:
-            step.name = self.training.rest
-        self.training.end(error)
+        if error is not None and self.step is not None and self.step.index is None:
+            self.step.name = self.rest
+        super().end(error)
 
     # -- epochs -----------------------------------------------------------------------------
 
-    def begin_epoch(self, epoch: int, *_: Any) -> None:
-        self.training.begin_epoch(epoch, self.model)
+    def epoch_begins(self, epoch: int, *_: Any) -> None:
+        self.begin_epoch(epoch, self.model)
         self._index = 0
         self._loaded_ns = self._hook.loading_ns
 
-    def end_epoch(self, *_: Any) -> None:
+    def epoch_ends(self, *_: Any) -> None:
         mark_all(self.logs, "summary")
         span = hot.innermost()
         while span.name != "epoch" and span.parent is not span:
             span = span.parent
-        if span.name == "epoch" and not self.training.is_inner:
+        if span.name == "epoch" and not self.is_inner:
             if loading_ns := self._hook.loading_ns - self._loaded_ns:
                 span.set(loading_ns=loading_ns)
             with guard.quiet("keras hooks"):  # the epoch must end even if this fails
-                self._snapshots.take(span, self.model)
-        self.training.end_epoch()
+                assert self.snapshots is not None
+                self.snapshots.take(span, self.model)
+        self.end_epoch()
 
     # -- evaluations and predictions --------------------------------------------------------
 
-    def begin_aside(self, *_: Any) -> None:
+    def aside_begins(self, *_: Any) -> None:
         self.leave_batch()
         if self._aside is None:  # inside a fit
-            self._aside = self.training.begin_aside("evaluation")
-        self.training.makes_steps = True
+            self._aside = self.begin_aside("evaluation")
+        self.makes_steps = True
         self._index = 0
 
-    def end_aside(self, *_: Any) -> None:
+    def aside_ends(self, *_: Any) -> None:
         aside, self._aside = self._aside, None
         if aside is not None:
             if aside.name == "evaluation":
                 mark_all(self.logs, "summary")
-            self.training.end_aside(aside)
+            self.end_aside(aside)
 
     # -- batches ----------------------------------------------------------------------------
 
     def await_batch(self, *_: Any) -> None:
         """Opens the next batch before its data is fetched."""
         if self.fetches_first:
-            self.training.await_step(self._index)
+            self.await_step(self._index)
 
-    def begin_batch(self, index: int, *_: Any) -> None:
+    def batch_begins(self, index: int, *_: Any) -> None:
         self._index = index
-        self.training.await_step(index)
+        self.await_step(index)
 
-    def end_batch(self, last: int, logs: Mapping[str, Any] | None = None, *_: Any) -> None:
-        training, batch = self.training, self.training.step
-        if training.makes_steps and batch is None:  # no batch has begun
+    def batch_ends(self, last: int, logs: Mapping[str, Any] | None = None, *_: Any) -> None:
+        batch = self.step
+        if self.makes_steps and batch is None:  # no batch has begun
             return
         if self._aside is None or self._aside.name != "prediction":
             mark_all(logs, "point")
@@ -364,8 +363,8 @@ class Run(Callback):  # type: ignore[misc]  # untyped
             steps = min(last + 1, self._step_count() or last + 1) - self._index
             if steps > 1:
                 batch.set(steps=steps)
-        training.begin_step(self._index)
-        training.end_step()
+        self.begin_step(self._index)
+        self.end_step()
         self._index = last + 1
 
     def _step_count(self) -> int | None:
@@ -377,22 +376,22 @@ class Run(Callback):  # type: ignore[misc]  # untyped
 
     def leave_batch(self, *_: Any) -> None:
         """Ends a span that did not become a batch: Keras has built the model, or the data ended."""
-        self.training.end_step()
-        self.training.rest = "data_load"
+        self.end_step()
+        self.rest = "data_load"
 
 
 # Methods of a list of callbacks: what a run does before and after them.
 EVENTS: dict[str, tuple[Any, Any]] = {
     "on_train_begin": (Run.leave_batch, None),
-    "on_epoch_begin": (Run.begin_epoch, Run.await_batch),
-    "on_epoch_end": (Run.leave_batch, Run.end_epoch),
-    "on_train_batch_begin": (Run.begin_batch, None),
-    "on_test_begin": (Run.begin_aside, Run.await_batch),
-    "on_test_batch_begin": (Run.begin_batch, None),
-    "on_test_end": (Run.leave_batch, Run.end_aside),
-    "on_predict_begin": (Run.begin_aside, Run.await_batch),
-    "on_predict_batch_begin": (Run.begin_batch, None),
-    "on_predict_end": (Run.leave_batch, Run.end_aside),
+    "on_epoch_begin": (Run.epoch_begins, Run.await_batch),
+    "on_epoch_end": (Run.leave_batch, Run.epoch_ends),
+    "on_train_batch_begin": (Run.batch_begins, None),
+    "on_test_begin": (Run.aside_begins, Run.await_batch),
+    "on_test_batch_begin": (Run.batch_begins, None),
+    "on_test_end": (Run.leave_batch, Run.aside_ends),
+    "on_predict_begin": (Run.aside_begins, Run.await_batch),
+    "on_predict_batch_begin": (Run.batch_begins, None),
+    "on_predict_end": (Run.leave_batch, Run.aside_ends),
 }
 
 # Those at the end of a batch, and the attribute that says that they run in another thread.

@@ -17,7 +17,8 @@ from _thread import _local, get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import guard
-from cirron.hooks.patch import ImportWatch, Patches
+from cirron.hooks.engine import Wrapper
+from cirron.hooks.patch import ImportWatch
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import TypeAlias
 
-    from cirron.hooks import Hooks
+    from cirron.hooks import Hooks, Snapshots
+    from cirron.settings import Settings
 
     Value: TypeAlias = tuple[Any, Any, Any]  # name, value, step
     Values: TypeAlias = Sequence[Value]
@@ -72,17 +74,16 @@ class ThisThread(_local):
     is_logging = False  # inside a logger's method, which may call itself or another logger
 
 
-class LoggersHook:
+class LoggersHook(Wrapper):
     """Installs and removes the hooks."""
 
-    name = "loggers"
+    name = what = "loggers"
 
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, settings: Settings, snapshots: Snapshots, hooks: Hooks) -> None:
+        super().__init__(settings, snapshots)
         self._hooks = hooks
         self._watch = ImportWatch()
-        self._patches = Patches()
         self._this_thread = ThisThread()
-        self._is_on = False  # the program may keep our functions after they are removed
 
     def install(self) -> None:
         self.uninstall()
@@ -97,58 +98,49 @@ class LoggersHook:
         hot.keep_names(False)
 
     def _add(self, logger: Logger) -> None:
-        with guard.quiet("loggers"):
+        with guard.quiet(self.what):
             module = sys.modules[logger.module]
             kind: type | None = getattr(module, logger.owner, None)
             if kind is None:  # another release
                 return
             for name, read in logger.methods.items():
                 definer = next((one for one in kind.__mro__ if name in one.__dict__), None)
-                if definer is not None:
-                    original = definer.__dict__[name]
-                    self._patches.set(definer, name, self._make(logger, read, original))
                 # `wandb.log` is a bound method of the current run, taken before our patch.
                 bound = module.__dict__.get(name)
+                if definer is not None:
+                    self._wrap(definer, name, functools.partial(self._log, logger, read, 1))
                 if isinstance(getattr(bound, "__self__", None), kind):
-                    call = self._make(logger, read, bound, is_bound=True)
-                    self._patches.set(module, name, call)
+                    self._wrap(module, name, functools.partial(self._log, logger, read, 0))
             hot.keep_names(True)
 
-    def _make(self, logger: Logger, read: Read, original: Any, *, is_bound: bool = False) -> Any:
+    def _log(
+        self, logger: Logger, read: Read, first: int, original: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Calls the logger. `first`: of its arguments, after `self`."""
         this_thread = self._this_thread
-        first = 0 if is_bound else 1  # skips `self`
-
-        @functools.wraps(original)
-        def log(*args: Any, **kwargs: Any) -> Any:
-            if this_thread.is_logging or hot.off or not self._is_on:
-                return original(*args, **kwargs)
-            this_thread.is_logging = True
-            try:
-                self._mark(logger, read, args[first:], kwargs)
-                began = hot.now()
-                result = original(*args, **kwargs)
-                if (ended := hot.now()) - began >= LONG_NS:
-                    with guard.quiet("loggers"):
-                        add_span(logger.name, began, ended)
-                return result
-            finally:
-                this_thread.is_logging = False
-
-        return log
-
-    def _mark(self, logger: Logger, read: Read, args: Any, kwargs: dict[str, Any]) -> None:
+        if this_thread.is_logging or hot.off:
+            return original(*args, **kwargs)
+        this_thread.is_logging = True
         try:
-            if is_passed_on(sys._getframe(2), self._hooks.installed):
-                return
-            try:
-                found = read(*args, **kwargs)
-            except (AttributeError, TypeError):  # the logger will raise this too
-                return
-            span = hot.innermost()
-            for name, given, step in found:
-                mark(span, logger.name, name, given, step)
-        except Exception as error:  # noqa: BLE001  protects the program
-            guard.caught("loggers", error)
+            self._tell(self._mark, sys._getframe(2), logger, read, args[first:], kwargs)
+            began = hot.now()
+            result = original(*args, **kwargs)
+            if (ended := hot.now()) - began >= LONG_NS:
+                self._tell(add_span, logger.name, began, ended)
+            return result
+        finally:
+            this_thread.is_logging = False
+
+    def _mark(self, caller: Any, logger: Logger, read: Read, args: Any, kwargs: Any) -> None:
+        if is_passed_on(caller, self._hooks.installed):
+            return
+        try:
+            found = read(*args, **kwargs)
+        except (AttributeError, TypeError):  # the logger will raise this too
+            return
+        span = hot.innermost()
+        for name, given, step in found:
+            mark(span, logger.name, name, given, step)
 
 
 def mark(span: hot.Span, logger: str, name: Any, given: Any, step: Any) -> None:

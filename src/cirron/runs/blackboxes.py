@@ -67,21 +67,10 @@ BLACK_BOX: dict[str, Any] = {
     "counters": dict[str, Any],
 }
 
-_OPEN_SPAN: dict[str, Any] = {
-    "id": "",
-    "name": "?",
-    "parent_id": None,
-    "index": None,
-    "end_ns": None,
-    "cpu_ns": None,
-    "gpu_ns": None,
-    "memory_peak_bytes": None,
-    "thread_id": 0,
-    "pid": 0,
-    "rank": None,
-    "attrs": {},
-    "mark_ids": [],
-}
+# The values of fields that a span in a black box does not have. It always has a start.
+_OPEN_SPAN: dict[str, Any] = dict.fromkeys(wire.Span.__struct_fields__)
+_OPEN_SPAN |= {"id": "", "name": "?", "thread_id": 0, "pid": 0, "attrs": {}, "mark_ids": []}
+del _OPEN_SPAN["start_ns"]
 _TYPES = {bool: "bool", int: "int", float: "float", str: "string"}
 
 

@@ -126,10 +126,6 @@ WINDOW earlier AS (PARTITION BY session, pid, thread_id, epoch_key ORDER BY star
 """
 
 # The rest is only for DuckDB.
-_NO_MARKS = """
-(SELECT CAST(0 AS BIGINT) AS session, CAST(0 AS BIGINT) AS step_key, CAST(0 AS DOUBLE) AS value,
-    CAST(0 AS BIGINT) AS ts_ns, '' AS id, '' AS name, '' AS span_name WHERE false)
-"""
 _ROWS = """
 SELECT session, pid, thread_id, depth, key, start_ns, GREATEST(end_ns, start_ns) AS end_ns,
     CAST(1 AS BIGINT) AS spans, GREATEST(end_ns - start_ns, 0) AS busy_ns,
@@ -166,14 +162,11 @@ def derive(store: Store, connection: Any, segment: Segment) -> None:
 
 
 def _derive_steps(store: Store, connection: Any, segment: Segment) -> None:
-    given = {table: store.files(table, segments=[segment]) for table in ("spans", "marks")}
-    sources = {table: f"read_parquet(${table})" for table in given}
-    if not given["marks"]:
-        del given["marks"]
-        sources["marks"] = _NO_MARKS
+    spans, given = store.select("spans", [segment])
+    marks, more = store.select("marks", [segment])
     segment.rows["steps"] = 0  # also if there are no steps
-    sql = f"{STEPS.format(**sources)} ORDER BY session, start_ns"
-    store.write(connection, segment, "steps", sql, given)
+    sql = f"{STEPS.format(spans=f'({spans})', marks=f'({marks})')} ORDER BY session, start_ns"
+    store.write(connection, segment, "steps", sql, given | more)
 
 
 def _derive_cells(store: Store, connection: Any, segment: Segment) -> None:

@@ -22,7 +22,7 @@ import weakref
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cirron import errors
 from cirron.record import clock
@@ -52,6 +52,8 @@ SESSIONS = {
 }
 SCHEMAS = {name: columns for name, columns in TABLES.items() if name != "batches"}
 SCHEMAS["sessions"] = SESSIONS
+# The tables in files, and their columns. `new_spans` and `new_marks`: of segments without `steps`.
+FILES = SCHEMAS | DERIVED | {"new_spans": TABLES["spans"], "new_marks": TABLES["marks"]}
 # The views that are the same SQL in both engines.
 VIEWS = {"step_parts": STEP_PARTS, "training_steps": TRAINING_STEPS, "waited_steps": WAITED_STEPS}
 CHUNK_ROWS = 10_000
@@ -78,41 +80,8 @@ class QueryError(errors.CirronError):
 class Files:
     """The Parquet files of a run."""
 
-    tables: dict[str, list[str]]
-    new_spans: list[str]  # of segments without `steps`
-    new_marks: list[str]
-    spans_by_level: dict[int, list[str]]  # all files, by the finest level of their segments
-
-
-def _tables(files: Files) -> dict[str, tuple[dict[str, str], list[str]]]:
-    """The tables in files: the columns and the paths of each."""
-    found = {
-        name: (columns, files.tables.get(name, [])) for name, columns in (SCHEMAS | DERIVED).items()
-    }
-    found["new_spans"] = TABLES["spans"], files.new_spans
-    found["new_marks"] = TABLES["marks"], files.new_marks
-    return found
-
-
-class Engine(Protocol):
-    """Runs SQL over the tables of a run."""
-
-    span_marks: str  # the SQL of that view, over `marks`
-
-    def rows(self, sql: str, given: Mapping[str, Any]) -> Rows:
-        """The column names, and the rows."""
-
-    def batches(self, sql: str, given: Mapping[str, Any]) -> Iterator[Rows]:
-        """The same in chunks, for results of any size."""
-
-    def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
-        """Writes the rows to a Parquet file (with Spark, to a folder of them)."""
-
-    def frame(self, sql: str, given: Mapping[str, Any]) -> Any:
-        """A pandas DataFrame."""
-
-    def arrow(self, sql: str, given: Mapping[str, Any]) -> Any:
-        """A pyarrow Table."""
+    tables: dict[str, list[str]]  # of each table in `FILES`
+    spans_by_level: dict[int, list[str]]  # all spans, by the finest level of their segments
 
 
 @functools.cache
@@ -167,14 +136,16 @@ def duckdb() -> Any:
     connection.execute(
         "SET GLOBAL autoinstall_known_extensions = false;"
         "SET GLOBAL autoload_known_extensions = false;"
-        "SET GLOBAL preserve_insertion_order = false; SET enable_progress_bar = false;"
+        "SET GLOBAL preserve_insertion_order = false;"
         "SET GLOBAL python_enable_replacements = false;"  # no Python variables as tables
         "SET GLOBAL parquet_metadata_cache = true;"  # the files of a store never change
         # The same functions as in Spark.
         "CREATE MACRO try_sum(x) AS TRY_CAST(sum(x) AS BIGINT);"
         "CREATE MACRO try_add(a, b) AS TRY(a + b)"
     )
-    return connection
+    # Unlike the connection, a cursor draws no progress bar, and changing that setting in a notebook
+    # needs ipywidgets.
+    return connection.cursor()
 
 
 class DuckDB:
@@ -184,7 +155,7 @@ class DuckDB:
     """
 
     owner: object = None  # of the files; must outlive every query
-    span_marks = (
+    span_marks = (  # the SQL of that view, over `marks`
         # An aggregate with ORDER BY takes three times as long. Nulls in a struct sort last.
         "SELECT session, span_key, CAST(to_json([{'ts_ns': one.ts_ns, 'name': one.name,"
         " 'value': one.value, 'text': one.text} for one in list_sort(list({"
@@ -205,7 +176,7 @@ class DuckDB:
         drop = functools.partial(connection.cursor().execute, f"DROP SCHEMA {self._schema} CASCADE")
         weakref.finalize(self, drop).atexit = False
         cursor = self._cursor()
-        views = {name: _read_parquet(*table) for name, table in _tables(files).items()}
+        views = {name: _read_parquet(FILES[name], paths) for name, paths in files.tables.items()}
         views["span_levels"] = " UNION ALL ".join(
             f"SELECT {level} AS finest_level, * FROM ({_read_parquet(TABLES['spans'], paths)})"
             for level, paths in (files.spans_by_level or {NO_LEVEL: []}).items()
@@ -223,13 +194,16 @@ class DuckDB:
         return cursor
 
     @contextlib.contextmanager
-    def _own_errors(self) -> Iterator[None]:
+    def _own_errors(self, sql: str, given: Mapping[str, Any]) -> Iterator[None]:
         try:
             yield
         except self._error as error:
             said = str(error)
+            absent = [one for one in _PARAMETER.findall(sql) if one and one not in given]
             if said.startswith("Catalog Error: Table"):  # its suggestion would be an internal table
                 said = f"{said.partition(chr(10))[0]} The tables are {', '.join(SCHEMAS)}."
+            elif said.startswith("Parser Error") and absent:
+                said += f"\n\n:{absent[0]} has no value: write run.sql(..., {absent[0]}=...)"
             raise QueryError(said) from None
 
     def _execute(self, sql: str, given: Mapping[str, Any]) -> Any:
@@ -252,28 +226,28 @@ class DuckDB:
         return self._execute(f"SELECT {columns} FROM ({sql}\n) q", given)
 
     def rows(self, sql: str, given: Mapping[str, Any]) -> Rows:
-        with self._own_errors():
+        with self._own_errors(sql, given):
             result = self._fetch(sql, given)
             return Rows(_names(result), result.fetchall())
 
     def batches(self, sql: str, given: Mapping[str, Any]) -> Iterator[Rows]:
-        with self._own_errors():
+        with self._own_errors(sql, given):
             result = self._fetch(sql, given)
             while rows := result.fetchmany(CHUNK_ROWS):
                 yield Rows(_names(result), rows)
 
     def write_parquet(self, sql: str, given: Mapping[str, Any], path: str) -> None:
-        with self._own_errors():
+        with self._own_errors(sql, given):
             self._execute(f"COPY ({sql}) TO {_literal(path)} (FORMAT parquet)", given)
 
     def frame(self, sql: str, given: Mapping[str, Any]) -> Any:
         errors.need("pandas", ".df()")  # DuckDB's own error does not say what to install
-        with self._own_errors():
+        with self._own_errors(sql, given):
             return self._execute(sql, given).df()
 
     def arrow(self, sql: str, given: Mapping[str, Any]) -> Any:
         errors.need("pyarrow", ".arrow()")
-        with self._own_errors():
+        with self._own_errors(sql, given):
             # From a cursor, DuckDB would copy the rows once more.
             relation = self._cursor().sql(_bound(sql, given), params=dict(given) or None)
             if relation is None:
@@ -304,14 +278,15 @@ class Spark:
         def frame_of(columns: Mapping[str, str], paths: Sequence[str]) -> Any:
             kinds = ", ".join(f"`{one}` {_SPARK.get(kind, kind)}" for one, kind in columns.items())
             here = [one for one in paths if Path(one).is_relative_to(local)]
-            shared = [_no_glob(one) for one in paths if one not in here]
+            # Spark would take a path for a pattern.
+            shared = [re.sub(r"([\\*?\[\]{}])", r"\\\1", one) for one in paths if one not in here]
             frame = session.createDataFrame(_read(here, columns), kinds)
             if shared:  # by name: a folder `run=...` must not become a column
                 reader = session.read.schema(kinds).option("recursiveFileLookup", "true")
                 frame = reader.parquet(*shared).union(frame) if here else reader.parquet(*shared)
             return frame
 
-        frames = {name: frame_of(*table) for name, table in _tables(files).items()}
+        frames = {name: frame_of(FILES[name], paths) for name, paths in files.tables.items()}
         levels = [
             frame_of(TABLES["spans"], paths).selectExpr(f"{level} AS finest_level", "*")
             for level, paths in (files.spans_by_level or {NO_LEVEL: []}).items()
@@ -342,6 +317,8 @@ class Spark:
         return self._session.sql(sql, args=dict(given) or None).toArrow()
 
 
+Engine: TypeAlias = DuckDB | Spark
+
 _SPARK = {"VARCHAR": "string", "DOUBLE[]": "array<double>", "BIGINT[]": "array<bigint>"}
 
 
@@ -356,10 +333,6 @@ def _read(files: Sequence[str], columns: Mapping[str, str]) -> Any:
 
 def _names(result: Any) -> list[str]:
     return [one[0] for one in result.description]
-
-
-def _no_glob(path: str) -> str:
-    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
 def _read_parquet(columns: Mapping[str, str], files: Sequence[str]) -> str:

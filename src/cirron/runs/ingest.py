@@ -19,7 +19,7 @@ from cirron.runs import blackboxes, scan
 from cirron.runs.derived import derive
 from cirron.runs.placement import KNOWN, PLACED, Placement
 from cirron.runs.scan import RECORDS, BatchFile, Round, Scan, SpoolSource
-from cirron.runs.store import TABLES, Segment, Store, StoredSession, nothing, select
+from cirron.runs.store import TABLES, TIMES, Segment, Store, StoredSession, nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +79,6 @@ _SAME_MARK = """n.span_key = s.span_key AND n.name = s.name
 
 # Of two copies of a record, the one that has ended wins.
 _BEST = {"spans": "end_ns DESC NULLS LAST", "marks": "ts_ns", "snapshots": "ts_ns"}
-_TIMES = {"spans": "end_ns", "marks": "ts_ns", "snapshots": "ts_ns"}
 
 
 class Ingest:
@@ -138,7 +137,11 @@ class Ingest:
                     {"files": files},
                 )
         self._placement.place()
-        for run_id in {session.run_id for session in self._sessions.values()}:
+        # Usually few: a folder may have the black boxes of a thousand runs that ended normally.
+        incomplete = self._db.execute(
+            "SELECT session FROM new_spans UNION SELECT session FROM new_marks"
+        ).fetchall()
+        for run_id in {self._sessions[key].run_id for (key,) in incomplete}:
             self._write(Segment(id=clock.random_id(), run_id=run_id, rows={}))
         # The stores know more about a session than its black box.
         known = {one.key: one for store in stores for one in store.manifest.sessions}
@@ -149,7 +152,7 @@ class Ingest:
     # -- reading ----------------------------------------------------------------------------
 
     def _look(self) -> Scan:
-        sql, given = select("batches", self._store.files("batches"))
+        sql, given = self._store.select("batches")
         rows = self._db.execute(f"SELECT batch_id, file FROM ({sql})", given).fetchall()
         names = {file for _, file in rows if file is not None}
         return Scan(self._store, {batch_id for batch_id, _ in rows}, names)
@@ -236,7 +239,7 @@ class Ingest:
 
     def _drop_stored(self, table: str) -> None:
         """Drops records that are in the store already."""
-        at = _TIMES[table]
+        at = TIMES[table]
         first, last = self._db.execute(f"SELECT min({at}), max({at}) FROM new_{table}").fetchone()
         if first is None:
             return
@@ -316,12 +319,14 @@ class Ingest:
             condition += " AND session IN (SELECT unnest($sessions))"
         count = 0
         for table, sql in PLACED.items():
+            if not self._count(table):
+                continue
             sql = f"SELECT * FROM ({sql}) WHERE {condition}"
             self._store.write(self._db, segment, table, sql, given)
             if rows := segment.rows.get(table):
                 count += rows
                 first, last = self._db.execute(
-                    f"SELECT min({_TIMES[table]}), max({_TIMES[table]}) FROM read_parquet($path)",
+                    f"SELECT min({TIMES[table]}), max({TIMES[table]}) FROM read_parquet($path)",
                     {"path": self._store.objects.local(segment.file(table))},
                 ).fetchone()
                 if first is not None:
@@ -341,7 +346,7 @@ class Ingest:
         lost = [one for one in segments if one.is_of_orphans]
         if not lost:
             return
-        found = {table: select(table, self._store.files(table, segments=lost)) for table in RECORDS}
+        found = {table: self._store.select(table, lost) for table in RECORDS}
         spans, files = found["spans"]
         self._db.execute(
             "CREATE OR REPLACE TEMP TABLE wanted AS SELECT session, parent_key AS key"
@@ -353,7 +358,7 @@ class Ingest:
         )
         self._open(self._boxes(sources))
         rest = [one for one in segments if not one.is_of_orphans]
-        sql, given = select("spans", self._store.files("spans", segments=rest))
+        sql, given = self._store.select("spans", rest)
         self._db.execute(
             f"INSERT INTO known SELECT {KNOWN} FROM (SELECT *, false AS is_lost FROM ({sql})) s"
             " SEMI JOIN wanted w ON w.session = s.session AND w.key = s.key"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # A tree is for people to read: of a larger run, it has only the rows with the most time.
 MAX_TREE_SPANS = 200_000
+MAX_NAMES = 50  # in an error
 
 
 @dataclass
@@ -173,13 +174,24 @@ class Run:
     def series(self, name: str) -> Relation:
         """The values of a mark over time."""
         _check_text("name", name, "it must be the name of a mark")
+        self._check_known("mark", name, "SELECT name FROM marks")
         return self.query("series", name=name)
 
     def tensor(self, name: str) -> Relation:
         """The statistics of one tensor and its gradient over the epochs."""
         _check_text("name", name, "it must be the name of a tensor")
+        name = name.removesuffix(".grad")
+        self._check_known(
+            "tensor", name, "SELECT regexp_replace(tensor, '[.]grad$', '') AS name FROM snapshots"
+        )
         sql = f"SELECT * FROM ({engines.query('tensors')}) t WHERE tensor = :tensor"
-        return Relation(self._engine, sql, tensor=name.removesuffix(".grad"))
+        return Relation(self._engine, sql, tensor=name)
+
+    def _check_known(self, what: str, name: str, names: str) -> None:
+        """Raises an error that lists the known names if a misspelled one would give no rows."""
+        if not self.sql(f"SELECT 1 FROM ({names}) n WHERE name = :name LIMIT 1", name=name).rows():
+            known = self.sql(f"SELECT DISTINCT name FROM ({names}) n ORDER BY 1 LIMIT {MAX_NAMES}")
+            raise errors.one_of(what, name, [row["name"] for row in known])
 
     def export(self, form: str, path: str | os.PathLike[str], **options: Any) -> None:
         """Export the run to the format of another tool: see `docs/exports.md`.
@@ -356,7 +368,7 @@ def _places(where: Any) -> list[str | os.PathLike[str]]:
     given = [where] if is_one else list(where)
     if not given or not all(isinstance(one, (str, os.PathLike)) for one in given):
         raise errors.out_of_range("where", where, "it must be a folder, a store, or a list of them")
-    return given
+    return [os.path.expanduser(one) for one in given]  # as for ci.profile(path=...)
 
 
 def _check_text(what: str, given: object, rule: str) -> None:

@@ -24,15 +24,7 @@ from cirron.runs import blackboxes, folders, objects
 from cirron.runs import engine as engines
 from cirron.runs.opened import Run, Runs, Session
 from cirron.runs.placement import LAST_NS, LONGEST_NS, moment
-from cirron.runs.store import (
-    DERIVED,
-    MANIFESTS,
-    TABLES,
-    DamagedError,
-    Segment,
-    Store,
-    StoredSession,
-)
+from cirron.runs.store import MANIFESTS, DamagedError, Segment, Store, StoredSession
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +52,7 @@ class Look:
         return found
 
     def files_of(self, run_id: str) -> engines.Files:
-        found = engines.Files({table: [] for table in (*TABLES, *DERIVED)}, [], [], {})
+        found = engines.Files({table: [] for table in engines.FILES}, {})
         for store, segments in self.held:
             for segment in segments:
                 if segment.run_id != run_id:
@@ -69,8 +61,8 @@ class Look:
                 for table, its in paths.items():
                     found.tables[table] += its
                 if "steps" not in segment.rows:
-                    found.new_spans += paths["spans"]
-                    found.new_marks += paths["marks"]
+                    found.tables["new_spans"] += paths["spans"]
+                    found.tables["new_marks"] += paths["marks"]
                 if paths["spans"]:
                     found.spans_by_level.setdefault(segment.finest_level, []).extend(paths["spans"])
         return found
@@ -182,11 +174,12 @@ class Place:
                 if store.tidy(self._db):
                     store.clean()
                 store.check(self._db)
-            except (DamagedError, DatabaseError) as error:
-                reason = str(error).partition("\n")[0]
-                source.problems.append(
-                    f"{folder / STORE}: {reason}; delete it, and it is created again"
-                )
+            except (DamagedError, DatabaseError, OSError) as error:
+                if isinstance(error, OSError):  # a full disk
+                    told = f"{error.strerror or error}; a temporary store is used instead"
+                else:
+                    told = str(error).partition("\n")[0] + "; delete it, and it is created again"
+                source.problems.append(f"{folder / STORE}: {told}")
                 store = self._new_store()
                 Ingest(store, self._db).run([source])
             self._stores[folder] = store
@@ -331,7 +324,7 @@ class Place:
         files = look.files_of(run.id)
         sessions = self._write_sessions(run)
         files.tables["sessions"] = [str(sessions)]
-        engine: engines.DuckDB | engines.Spark
+        engine: engines.Engine
         if self._spark is not None:
             engine = engines.Spark(self._spark, files, self._scratch)
         else:

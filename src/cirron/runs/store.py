@@ -123,6 +123,8 @@ TABLES: dict[str, dict[str, str]] = {
         "created_ns": "BIGINT",
     },
 }
+# The column by which the rows of a table are ordered in time.
+TIMES = {"spans": "end_ns", "marks": "ts_ns", "snapshots": "ts_ns", "batches": "created_ns"}
 # The tables that `derived.py` computes for a segment.
 DERIVED: dict[str, dict[str, str]] = {
     "steps": {
@@ -255,6 +257,14 @@ class Store:
                     raise DamagedError(f"{name} of the store cannot be read ({error})") from None
         return found
 
+    def select(
+        self, table: str, segments: Iterable[Segment] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """SQL for the rows of a table, which may be none, and its parameters."""
+        if files := self.files(table, segments=segments):
+            return f"SELECT * FROM read_parquet($files_{table})", {f"files_{table}": files}
+        return nothing(TABLES[table]), {}
+
     def check(self, connection: Any) -> None:
         """Raises if a file is missing, incomplete, or has the wrong columns."""
         for table, columns in (TABLES | DERIVED).items():
@@ -379,7 +389,7 @@ class Store:
         return is_done
 
     def seen(self, connection: Any, segments: list[Segment] | None = None) -> set[str]:
-        sql, given = select("batches", self.files("batches", segments=segments))
+        sql, given = self.select("batches", segments)
         rows = connection.execute(f"SELECT batch_id FROM ({sql})", given).fetchall()
         return {batch_id for (batch_id,) in rows}
 
@@ -395,7 +405,6 @@ class Store:
         for table in TABLES:
             files = self.files(table, segments=group)
             if files:
-                order = {"spans": "end_ns", "batches": "created_ns"}.get(table, "ts_ns")
                 sql, given = "SELECT * FROM read_parquet($files) n", {"files": files}
                 old = [] if store is self or table == "batches" else store.files(table, run_id)
                 if old:  # part of a segment may be here already, from before it was merged
@@ -403,7 +412,7 @@ class Store:
                         " ANTI JOIN read_parquet($old) o ON o.session = n.session AND o.key = n.key"
                     )
                     given["old"] = old
-                store.write(connection, merged, table, f"{sql} ORDER BY {order}", given)
+                store.write(connection, merged, table, f"{sql} ORDER BY {TIMES[table]}", given)
         derive(store, connection, merged)
         return merged
 
@@ -511,13 +520,6 @@ def run_folder(run_id: str) -> str:
     if re.fullmatch(r"[\w-]{1,80}", run_id, re.ASCII):
         return f"run-{short}"
     return f"run-{short}-{hashlib.sha256(run_id.encode('utf-8', 'replace')).hexdigest()[:16]}"
-
-
-def select(table: str, files: list[str]) -> tuple[str, dict[str, Any]]:
-    """SQL for the rows of files, or for no rows, and its parameters."""
-    if files:
-        return f"SELECT * FROM read_parquet($files_{table})", {f"files_{table}": files}
-    return nothing(TABLES[table]), {}
 
 
 def nothing(columns: Mapping[str, str]) -> str:

@@ -134,8 +134,6 @@ def select(tree: Tree, name: str | None = None, last: int | None = None) -> Tree
         return tree
     kept = list(walk(tree.roots)) if name is None else list(_matches(tree.roots, name))
     if last is not None:
-        if last < 0:
-            raise errors.out_of_range("last", last, "it must be a number of spans, 0 or more")
         closed = [node for node in kept if node.end_ns is not None]
         # Of two spans that ended in the same nanosecond, the outer one closed later.
         closed.sort(key=lambda node: (node.end_ns, -node.depth, node.start_ns))

@@ -113,13 +113,17 @@ class Compactor:
 
     def _stored(self, names: list[str], where: Sequence[stores.Store]) -> set[str]:
         """The names of the batches that these stores have."""
-        sql, given = stores.select("batches", [one for s in where for one in s.files("batches")])
-        rows = self._db.execute(
-            f"SELECT DISTINCT batch_id FROM ({sql})"  # noqa: S608  our own; what is sent is bound
-            " WHERE batch_id IN (SELECT unnest($ids))",
-            {**given, "ids": [_batch_id(name) for name in names]},
-        ).fetchall()
-        return {f"{INBOX}{batch_id}.json" for (batch_id,) in rows}
+        ids = [_batch_id(name) for name in names]
+        found: set[str] = set()
+        for store in where:
+            sql, given = store.select("batches")
+            rows = self._db.execute(
+                f"SELECT batch_id FROM ({sql})"  # noqa: S608  our own; what is sent is bound
+                " WHERE batch_id IN (SELECT unnest($ids))",
+                {**given, "ids": ids},
+            ).fetchall()
+            found |= {f"{INBOX}{batch_id}.json" for (batch_id,) in rows}
+        return found
 
     def _refuse(self, name: str) -> None:
         content = self._depot.read(name)

@@ -65,11 +65,9 @@ def _begin(
         if _profiler is not None and _owner != os.getpid():  # inherited by a fork
             _end("clean")
         if _profiler is not None and _is_automatic:  # the program's own settings take precedence
-            empty = _session if _session is not None and _session.is_empty else None
+            if _session is not None:
+                _session.is_removed_if_empty = True
             _end("clean")
-            if empty is not None:
-                with guard.quiet("start"):
-                    empty.remove()
         if _profiler is not None:
             guard.warn(
                 "ci.profile() was called again; the running profiler continues unchanged."
@@ -91,7 +89,9 @@ def _begin(
             session = Session(values, frameworks, _memory, _process.watch_child, sinks, flags)
             session.start()
             _session = session
-            for model in _take_waiting():
+            waiting = [model for known in _to_watch if (model := known()) is not None]
+            _to_watch.clear()
+            for model in waiting:
                 session.watch(model)
             session.hooks.install()
             _process.watch()
@@ -105,7 +105,11 @@ def begin_by_itself() -> None:
         if _profiler is None:
             profile()
             _is_automatic = True
-    if _session is not None and _session.black_box is not None:
+    if _session is None:
+        return
+    # Workers of a pool and of a loader import a framework, and often record nothing.
+    _session.is_removed_if_empty = _session.is_child
+    if _session.black_box is not None:
         # A program that dies in its first line leaves a run, too.
         _session.black_box.refresh(clock.now() + int(FIRST_BOX_S * 1e9))
 
@@ -184,12 +188,6 @@ def watch(model: Any) -> None:
             check(model)
             if all(known() is not model for known in _to_watch):
                 _to_watch.append(refer(model))
-
-
-def _take_waiting() -> list[Any]:
-    waiting = [model for known in _to_watch if (model := known()) is not None]
-    _to_watch.clear()
-    return waiting
 
 
 def health() -> dict[str, Any]:
@@ -316,9 +314,26 @@ def _on_signal(name: str, *, is_fatal: bool) -> None:
         session.black_box.signals.append({"name": name, "at_ns": at_ns})
     if is_fatal:
         hot.attach(_idle_state)
-        session.end("signal", name)
+        if session.rank() is None and _is_daemon():
+            session.end("clean")
+        else:
+            session.end("signal", name)
     else:
         session.store(clock.now() + int(SIGNAL_WAIT_S * 1e9))
+
+
+def _is_daemon() -> bool:
+    """Whether this is a daemonic child, such as a Pool's worker: its parent ends it by a signal."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.current_process().daemon
+
+
+def _on_exec() -> None:
+    """Ends the session, because another program will replace this one. It is of the same run."""
+    session = _session
+    if session is not None and session.pid == os.getpid():
+        _finish("clean")
+        session.hand_down()
 
 
 def _after_fork() -> None:
@@ -333,7 +348,7 @@ def _after_fork() -> None:
         _session.start_in_child()
 
 
-_process = Process(on_exit=_finish, on_signal=_on_signal, after_fork=_after_fork)
+_process = Process(on_exit=_finish, on_signal=_on_signal, on_exec=_on_exec, after_fork=_after_fork)
 
 
 # -- as objects ------------------------------------------------------------------------------
@@ -455,18 +470,15 @@ class Cirron(Calls):
 
 def check_sinks(given: Sequence[Emitter] | None) -> tuple[Emitter, ...]:
     sinks = [] if given is None else given
-    if not isinstance(sinks, (list, tuple)) or not all(map(is_sink, sinks)):
+    if not isinstance(sinks, (list, tuple)) or not all(
+        callable(getattr(one, "emit", None)) and not isinstance(one, type) for one in sinks
+    ):
         rule = (
             "it must be a list of sinks: objects with a method emit(batch), which returns"
             " ci.Outcome.DONE or ci.Outcome.DROPPED"
         )
         raise errors.out_of_range("sinks", given, rule)
     return tuple(sinks)
-
-
-def is_sink(given: object) -> bool:
-    """Whether this is an instance with the one method that a sink needs."""
-    return not isinstance(given, type) and callable(getattr(given, "emit", None))
 
 
 profile = Cirron().profile

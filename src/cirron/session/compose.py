@@ -78,7 +78,8 @@ class Session:
         self._rank = self._identity.rank, self._identity.world_size
         self._handed_down = identity.HandedDown()
         # Only one process of a run calls git: a thousand ranks share a file system.
-        self.is_first = self._identity.rank in (None, 0) and not identity.is_child(os.environ)
+        self.is_child = identity.is_child(os.environ)
+        self.is_first = self._identity.rank in (None, 0) and not self.is_child
         self._program = program.Description(values.tags, config, os.environ, runs_git=self.is_first)
         self._describer = Worker(self._program.find_out, "cirron-program")
         self.taker = Taker(
@@ -92,6 +93,7 @@ class Session:
         self.hooks = hooks.Hooks(values, frameworks, self.taker)
         self.root: hot.Span | None = None
         self.pid = 0  # of the process that owns the stages; 0: there are none
+        self.is_removed_if_empty = False
         self.state: hot.State
         self.collector: Collector
         self.sinks: Sinks
@@ -106,6 +108,10 @@ class Session:
         return wire.changed(
             self._identity, rank=rank, world_size=world_size, program=self._program.known
         )
+
+    def hand_down(self) -> None:
+        """Lets child processes, and a program that replaces this one, join the run."""
+        self._handed_down.give(os.environ, self._identity.run_id)
 
     def rank(self) -> int | None:
         """The rank of this process. torch may provide it later, and then forget it."""
@@ -127,7 +133,7 @@ class Session:
         self._too_deep = hot.too_deep
         self._names_cut = hot.names_cut
         self._attrs_cut = attributes.cut
-        self._handed_down.give(os.environ, self._identity.run_id)
+        self.hand_down()
         self._describer.start()
         self._build()
         hot.leave_context()
@@ -273,7 +279,7 @@ class Session:
         self._handed_down.take_back(os.environ)
         if self.pid != os.getpid():
             return  # a forked child that recorded nothing
-
+        is_removed = self.is_removed_if_empty and how == "clean" and self.is_empty
         error = lifecycle.last_error() if how == "exception" else None
 
         def before_closing() -> None:
@@ -303,6 +309,8 @@ class Session:
             )
         if self.black_box is not None:
             self.black_box.close(deadline, how, detail)
+        if is_removed:
+            self._remove()
         speaker.settle(SPEAK_S)
 
     @property
@@ -316,16 +324,19 @@ class Session:
         recorded = self.collector.seen + self.collector.pending
         return not recorded and self.state.opened <= {self.root}
 
-    def remove(self) -> None:
-        """Removes the files of an empty session that has ended."""
-        for folder, part in (
-            (self.sinks.folder, f"-{self._batch_prefix}"),
-            (self.sinks.boxes, f"{self._identity.id}-"),
-        ):
-            with contextlib.suppress(OSError):
-                for entry in list(folder.entries()):
-                    if part in entry.name:
-                        folder.remove(entry.name)
+    def _remove(self) -> None:
+        """Removes the files, unless a forked child has recorded something in this session."""
+        parts = {self.sinks.boxes: f"{self._identity.id}-", self.sinks.folder: self._batch_prefix}
+        with contextlib.suppress(OSError):
+            found = [
+                (folder, entry.name)
+                for folder, part in parts.items()
+                for entry in folder.entries()
+                if part in entry.name
+            ]
+            if sum(folder is self.sinks.boxes for folder, _ in found) <= 1:
+                for folder, name in found:
+                    folder.remove(name)
 
     # -- flushing and counters --------------------------------------------------------------
 

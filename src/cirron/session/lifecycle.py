@@ -72,10 +72,12 @@ class Process:
         *,
         on_exit: Callable[[str, str | None], None],
         on_signal: OnSignal,
+        on_exec: Callable[[], None],
         after_fork: Callable[[], None],
     ) -> None:
         self._on_exit = on_exit
         self._on_signal = on_signal
+        self._on_exec = on_exec
         self._previous: dict[int, Any] = {}
         self._finalizer: Any = None
         self._is_handling = False
@@ -102,6 +104,8 @@ class Process:
         self._note_status(sys, "exit")
         if hasattr(builtins, "exit"):  # `quit` has the same class; missing under `python -S`
             self._note_status(type(builtins.exit), "__call__")
+        for name in ("execv", "execve"):  # all other functions of this kind call one of these
+            self._note_exec(name)
         self.watch_multiprocessing()
         if threading.current_thread() is not threading.main_thread():
             return  # Python lets only the main thread set handlers
@@ -227,6 +231,20 @@ class Process:
             return raise_exit(*given, **named)
 
         self._patches.set(owner, name, leave)
+
+    def _note_exec(self, name: str) -> None:
+        """Wraps a function that replaces this program: threads and `atexit` end without a word."""
+        replace = getattr(os, name)
+
+        @functools.wraps(replace)
+        def leave(path: Any, *given: Any) -> Any:
+            # `os.execvp` tries each folder of PATH.
+            with contextlib.suppress(TypeError, ValueError):  # `replace` raises the right one
+                if os.access(path, os.X_OK):
+                    self._on_exec()
+            return replace(path, *given)
+
+        self._patches.set(os, name, leave)
 
     def _exit(self) -> None:
         frame, status = self._outermost, None

@@ -199,7 +199,8 @@ class Encoder:
             if value in wire.INTEGERS:
                 return value
             self.texts_made += self.asks
-            return large(value)
+            bits = value.bit_length()  # too many for JSON readers
+            return str(value) if bits <= 256 else f"<int of {bits} bits>"
         if kind is float:
             return value if value - value == 0 else str(value)
         if kind is list:
@@ -325,12 +326,6 @@ def weigh(value: Any) -> int:
     if kind is dict:
         return sum(map(len, value)) + sum(map(weigh, value.values()))
     return sum(map(weigh, value)) if kind is list else 16
-
-
-def large(value: int) -> str:
-    """The text of an integer that is too large for JSON readers."""
-    bits = value.bit_length()
-    return str(value) if bits <= 256 else f"<int of {bits} bits>"
 
 
 def typed(value: Any) -> tuple[str, Any, str | None]:

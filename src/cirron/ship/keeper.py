@@ -223,17 +223,11 @@ class Keeper:
                 return
             if (self._spool.is_ours or self._is_own(entry.name)) and self._spool.remove(entry.name):
                 self.bytes -= entry.size
-                self._count_eviction(entry)
-
-    def _count_eviction(self, entry: Entry) -> None:
-        self.evicted_files += 1
-        self.evicted_bytes += entry.size
-        if self.evicted_files == 1:
-            guard.warn(
-                "%s is larger than spool_max_bytes=%d: its oldest files are deleted",
-                self._spool.path,
-                self._max_bytes,
-            )
+                self.evicted_bytes += entry.size
+                self.evicted_files += 1
+                if self.evicted_files == 1:
+                    said = "%s is larger than spool_max_bytes=%d: its oldest files are deleted"
+                    guard.warn(said, self._spool.path, self._max_bytes)
 
     # -- black boxes ------------------------------------------------------------------------
 

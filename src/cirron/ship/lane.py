@@ -109,7 +109,7 @@ class Lane(Sink):
                 why = "did not take a batch"
             except BaseException as error:  # noqa: BLE001  protects this thread from a user's sink
                 outcome = Outcome.DROPPED
-                why = f"raised {describe_error(type(error), error, MAX_TEXT_BYTES)}"
+                why = raised(error)
             if outcome is Outcome.DROPPED:
                 self._count_drop(why)
             else:
@@ -117,10 +117,17 @@ class Lane(Sink):
             self._finished += 1
         close = getattr(self._sink, "close", None)
         if close is not None and not self._queue:
-            with guard.contained("sink"):
+            try:
                 close(self._deadline_ns)
+            except BaseException as error:  # noqa: BLE001  a user's sink must not look like our error
+                guard.warn("the sink %r %s in close()", self.name, raised(error))
 
     def _count_drop(self, why: str) -> None:
         self.dropped += 1
         if self.dropped == 1:
             guard.warn("the sink %r %s; such batches are counted in ci.health()", self.name, why)
+
+
+def raised(error: BaseException) -> str:
+    """`raised ValueError: text`, for a warning."""
+    return f"raised {describe_error(type(error), error, MAX_TEXT_BYTES)}"

@@ -84,7 +84,7 @@ td:first-child{max-width:420px;overflow:hidden;text-overflow:ellipsis}
 svg{display:block;width:100%;height:auto}
 svg text{fill:var(--faint);font-size:11px}
 svg.spark{width:120px;height:22px;display:inline-block;vertical-align:middle}
-svg.bar{width:90px;height:8px;display:inline-block;vertical-align:middle}
+svg.bar{width:90px;height:8px;display:inline-block;vertical-align:middle;margin-right:6px}
 svg text.on{fill:#fff;pointer-events:none}
 .part{display:inline-block;width:48px}
 .grid{stroke:var(--line);stroke-width:1}
@@ -144,7 +144,10 @@ def _header(run: Run) -> str:
 def _verdict(run: Run) -> str:
     """Why the run is slow or died, what to do about it, and what that saves."""
     found = run.report().verdict
-    lines = "".join(f"<p>{escape(line.strip())}</p>" for line in report.told(found))
+    lines = "".join(
+        f'<p><span class="part faint">{word}</span>{escape(said.strip())}</p>'
+        for word, _, said in (line.strip().partition(" ") for line in report.told(found))
+    )
     return _section("Verdict", f"<p><b>{say(found.kind)}: {say(found.summary, 200)}</b></p>{lines}")
 
 
@@ -271,10 +274,8 @@ def _curve(run: Run, name: str, rows: list[dict[str, Any]]) -> str:
     for _, its in groupby(rows, key=lambda row: row["session_id"]):
         points = set()
         for row in its:
-            points.add((row["lowest_ns"], row["lowest"]))
-            points.add((row["highest_ns"], row["highest"]))
-            points.add((row["first_ns"], row["first_value"]))
-            points.add((row["last_ns"], row["last_value"]))
+            for value in ("lowest", "highest", "first_value", "last_value"):
+                points.add((row[f"{value.removesuffix('_value')}_ns"], row[value]))
         lines.append(sorted((at, value) for at, value in points if _is_finite(value)))
     every = [point for line in lines for point in line]
     if not every:

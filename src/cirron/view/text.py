@@ -39,12 +39,14 @@ COMMIT_DIGITS = 10
 # Time that no child covers is mentioned above this share of the span.
 MIN_OWN_SHARE = 0.05
 
-# The upper limit of each unit of a duration: half of the last digit below the next unit, so that
-# rounding never gives 1000us or 60.00s.
-_TENTHS_OF_US_NS = 9_950
-_US_NS = 999_500
-_MS_NS = 999_995_000
-_S_NS = 59_995_000_000
+# The units of a duration: the upper limit of each, its length, its decimals and its name. The limit
+# is half of the last digit below the next unit, so that rounding never gives 1000us or 60.00s.
+_UNITS = (
+    (9_950, 1e3, 1, "us"),
+    (999_500, 1e3, 0, "us"),
+    (999_995_000, 1e6, 2, "ms"),
+    (59_995_000_000, 1e9, 2, "s"),
+)
 
 # A program may record any integer, but Python refuses to format or divide very long ones. In a file
 # an integer has 64 bits; a sum of durations has a few more.
@@ -60,14 +62,9 @@ def duration(ns: int) -> str:
     ('142us', '1.42ms', '3.20s', '12m 5s')
     """
     ns = max(0, min(ns, _LONGEST_NS))
-    if ns < _TENTHS_OF_US_NS:
-        return f"{ns / 1e3:.1f}us"
-    if ns < _US_NS:
-        return f"{ns / 1e3:.0f}us"
-    if ns < _MS_NS:
-        return f"{ns / 1e6:.2f}ms"
-    if ns < _S_NS:
-        return f"{ns / 1e9:.2f}s"
+    for limit, length, decimals, name in _UNITS:
+        if ns < limit:
+            return f"{ns / length:.{decimals}f}{name}"
     minutes, seconds = divmod(round(ns / 1e9), 60)
     if minutes < 60:
         return f"{minutes}m {seconds}s"
@@ -352,12 +349,13 @@ def cells(row: trees.Row, now_ns: int) -> Cells:
             f"median {duration(item.median_ns)}, worst {duration(item.worst_ns)}{worst},"
             f" total {duration(item.total_ns)}"
         )
-        times = (
+        times = [
             f"{plain(key[:-3])}: median {duration(median)}, total {duration(total)}"
             for key, (total, median) in item.times.items()
-        )
+            if not key.startswith(SETTINGS)
+        ]
         notes += itertools.starmap(_attr, item.traits.items())
-        notes += _at_most(MAX_ATTRS, times, len(item.times))
+        notes += _at_most(MAX_ATTRS, times, len(times))
         return Cells(f"{plain(item.name)} x{item.count}", time, _marks(item.marks), notes)
     attrs = {
         key: given

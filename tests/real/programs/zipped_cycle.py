@@ -17,7 +17,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _epoch in range(2):
     counts["epoch"] += 1
     counts["data_load"] += 2 + 5  # `cycle` keeps the labelled batches
-    for (x, y), (u, _) in zip(cycle(labelled), unlabelled):  # noqa: B905
+    for (x, y), (u, _) in zip(cycle(labelled), unlabelled):
         counts["step"] += 1
         known, guessed = model(torch.cat([x, u])).chunk(2)
         loss = F.cross_entropy(known, y) + F.cross_entropy(guessed, guessed.argmax(1))

@@ -321,6 +321,24 @@ class TestFit:
         ]
         assert [2, 5] == result.history.collect("steps", "loss_valid")[0]
 
+    def test_a_stream_that_ends_in_an_epoch(self, caplog: pytest.LogCaptureFixture) -> None:
+        """The epoch is evaluated, and the trained state is returned, with a warning."""
+        epochs: list[Any] = []
+        state, history, elapsed = ciclo.fit(
+            0,
+            iter(range(5)),
+            [1],
+            epochs=3,
+            steps_per_epoch=3,
+            train_step=lambda state: state + 1,
+            test_step=lambda state: {"metrics": {"trained": state}},
+            callbacks=[{ciclo.on_epoch_end: lambda loop_state: epochs.append(loop_state.epoch)}],
+        )
+
+        assert (state, elapsed.steps, epochs) == (5, 5, [0, 1])
+        assert history.collect("trained_valid") == [3.0, 5.0]
+        assert "the dataset ended after 5 steps, before stop=period(steps=9)" in caplog.text
+
     def test_a_length_that_is_wrong(self) -> None:
         """A dataset that is shorter than it says is an error with the right number."""
 

@@ -36,7 +36,7 @@ from cirron.hooks.torch.compiling import Compiling, run_uncompiled
 from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
-from cirron.hooks.torch.passes import Lane, end_stale_optimizers, nothing, reference_to
+from cirron.hooks.torch.passes import Lane, Load, end_stale_optimizers, nothing, reference_to
 from cirron.hooks.torch.saving import Saving
 from cirron.record import hot
 
@@ -421,8 +421,9 @@ class TorchHook:
             args = (iterator,)
             if step is None:
                 item = engine.around(load, original, args, None, end, fail)
-                if load in hot.opened:  # it waits for a parent
-                    load.item = reference_to(item)
+                if isinstance(load, Load) and load in hot.opened:  # it waits for a parent
+                    with guard.quiet("torch loader"):
+                        load.item = reference_to(item)
                 return item
             item = within(step, "data_load", None, own, step.start, original, args, NO_NAMES, fail)
             lane.loading, lane.has_worked = None, False

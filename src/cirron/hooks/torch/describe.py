@@ -49,9 +49,7 @@ class Descriptions:
 
     def __init__(self) -> None:
         # By loader, and by iterator: a `for` may not keep the loader as long as that.
-        self._settings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._settings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._recorded: set[tuple[Any, ...]] = set()
         self._models: tuple[weakref.WeakSet[Any], ...] = weakref.WeakSet(), weakref.WeakSet()
 

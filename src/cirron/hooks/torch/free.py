@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cirron.hooks import engine
-from cirron.hooks.engine import STEPS
+from cirron.hooks.engine import MAX_WAITING, STEPS
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from cirron.hooks.torch.passes import Lane
 
 current_graph_task_id = torch._C._current_graph_task_id  # -1 outside of a backward
-
-# Spans that may wait for a parent; further ones stay where they were made.
-MAX_WAITING = 64
 
 
 class FreeLoop:
@@ -48,7 +45,7 @@ class FreeLoop:
         self.losses: list[tuple[Any, int]] = []  # of the first step, with their times
         self._lane = lane
         self._above: hot.Span = hot.IDLE_ROOT  # what the first step was under
-        self._waiting: list[hot.Span] = []
+        self._waiting = engine.Waiting()
         self.steps = 0  # of optimizers
         self._stepped: set[int] = set()  # optimizers that have stepped since the last backward
         self._together = 1  # how many optimizers step right after one another
@@ -58,6 +55,10 @@ class FreeLoop:
         self._is_step_over = False  # the next step begins once the program's scopes in it end
         self._last_forward_ns = 0  # when the last forward of the evaluation ended
         self._trained: set[weakref.ref[Any]] = set()  # models
+
+    @property
+    def is_open(self) -> bool:
+        return self.is_holding or self.epoch is not None
 
     def before_forward(self, loops: Loops, model: weakref.ref[Any], *, is_in_train: bool) -> None:
         """A model runs while no loader is in use."""
@@ -84,10 +85,9 @@ class FreeLoop:
             self._stepped.clear()
         goes_on = self._goes_on(loops)
         self.end_evaluation()
-        if goes_on and is_forward:
-            pass  # it may come after the last step
-        elif goes_on:
-            self._release()
+        if goes_on:
+            if not is_forward:  # which may come after the last step
+                self._release()
         elif hot.open_names() & {"epoch", *STEPS} or current_graph_task_id() != -1:
             self._release()  # the program or a framework has opened the step
         elif self._is_due:
@@ -96,15 +96,11 @@ class FreeLoop:
             self._begin_with_held(loops)
         elif not self.is_holding:
             self._hold(hot.innermost())
-        elif self._above is not hot.innermost() and self._has_loads_only:
-            self._release()  # the program opened a scope between the fetch and the forward
-            self._hold(hot.innermost())
 
     def close(self, span: hot.Span) -> None:
         """Closes a span of a hook. If it is not known yet what it belongs to, it waits."""
         if self._can_wait(span):
-            hot.suspend(span)
-            self._waiting.append(span)
+            self._waiting.add(span)
             return
         hot.close(span)
         if self.evaluation is not None:
@@ -187,10 +183,6 @@ class FreeLoop:
         return is_held and len(self._waiting) < MAX_WAITING
 
     @property
-    def _has_loads_only(self) -> bool:
-        return bool(self._waiting) and all(one.name == "data_load" for one in self._waiting)
-
-    @property
     def _awaits_optimizers(self) -> bool:
         """Whether more optimizers will step in this step."""
         return 0 < len(self._stepped) < self._together
@@ -238,7 +230,7 @@ class FreeLoop:
         if not held or not is_under(hot.innermost(), above):
             self._begin(loops)
             return
-        self._waiting = []
+        self._waiting = engine.Waiting()
         start = held[0].start
         attrs = {"inferred": "steps"}
         epoch = self.epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
@@ -248,8 +240,7 @@ class FreeLoop:
         engine.insert_past(epoch, "step", 0, first, ended_ns, tuple(self.losses))
         self.losses.clear()
         self.step = hot.insert(epoch, "step", 1, None, engine.Tentative, start=ended_ns)
-        for span in held:
-            hot.release(span, self.step)  # those that are not part of the first step
+        held.release(self.step)  # those that are not part of the first step
         self._index = 2
 
     def _hold(self, above: hot.Span) -> None:
@@ -260,9 +251,7 @@ class FreeLoop:
     def _release(self, parent: hot.Span | None = None) -> None:
         """Records the waiting spans where they were made, or under another span."""
         self.is_holding = False
-        for span in self._waiting:
-            hot.release(span, parent)
-        self._waiting = []
+        self._waiting.release(parent)
         self.losses.clear()
 
     def _end_epoch(self, loops: Loops) -> None:

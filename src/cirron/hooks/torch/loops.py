@@ -38,14 +38,13 @@ import torch
 
 from cirron import guard
 from cirron.hooks import engine
-from cirron.hooks.engine import STEPS
+from cirron.hooks.engine import MAX_WAITING, STEPS
 from cirron.hooks.torch import callers, describe
 from cirron.hooks.torch.free import is_under, versions_of
 from cirron.hooks.torch.passes import (
     EVALUATION,
     JOINED,
     MAX_AHEAD,
-    MAX_WAITING,
     TRAINING,
     UNDECIDED,
     USED,
@@ -101,7 +100,7 @@ class Loops:
             or step is not hot.current()
             or step.phase is not None
             or main is None
-            or not main.has_stepped
+            or not main.stepped_ns
             or not main.opens_steps
             or main.iterator() is not iterator
             or main.length is None  # another epoch may be due
@@ -110,7 +109,7 @@ class Loops:
         ):
             return None
         lane.loading = main
-        main.has_stepped = False
+        main.stepped_ns = 0
         main.is_step_new = True
         main.fetched += 1
         index = main.index
@@ -136,14 +135,12 @@ class Loops:
             self._decide(lane, current, is_evaluating=current.is_for_loop)
         owner = (lane.main or current) if current.state is JOINED else current
         if current.state is UNDECIDED:
-            release_unused(current, current.kept - 1)
+            release_unused(current, is_fetching=True)
         elif owner.opens_steps and (owner.is_training or current.state is EVALUATION):
             self._next_item(lane, owner)
         elif current.is_training and len(lane.passes) == 1:
             lane.step = find_open_step()
-        load = hot.begin("data_load", None, None, Load)
-        load.item = nothing
-        return load
+        return hot.begin("data_load", None, None, Load)
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
         """Begins the next step, if the open one has trained, or its batch was evaluated."""
@@ -185,16 +182,15 @@ class Loops:
         for load in loads:
             load.parent = current.step
         current.index += 1
-        current.has_stepped = False
+        current.stepped_ns = 0
         if current.lane.step is not None:
             current.lane.step = current.step
 
     def _split_endless(self, current: Pass) -> None:
         """Without a length, an epoch is as many optimizer steps as the settings say."""
         span, attrs = current.span, {"inferred": "steps"}
-        if span is None or not current.is_training:
-            return
-        if current.optimizer_steps >= self.steps_per_epoch:
+        is_due = current.is_training and current.optimizer_steps >= self.steps_per_epoch
+        if span is not None and is_due:
             self.on_epoch_end(span)
             span.set(**attrs)
             engine.close_long(span)
@@ -206,8 +202,7 @@ class Loops:
         current, lane.loading = lane.loading, None
         lane.has_worked = False
         if current is not None and current.is_undecided and current.opens_anything:
-            hot.suspend(load)
-            current.waiting.append(load)
+            current.waiting.add(load)
         else:
             hot.close(load)
         if current is not None and current.is_exhausted:
@@ -249,7 +244,7 @@ class Loops:
             return
         other = next((one for one in lane.passes if one.state is JOINED and one.is_for_loop), None)
         if current is lane.main and current.is_for_loop and other is not None:
-            self._swap(current, other)  # the epoch goes on with a longer one. Program: `zipped_cycle`
+            self._swap(current, other)  # which is longer. Program: `zipped_cycle`
             current = other
         self.end_pass(current)
 
@@ -317,9 +312,7 @@ class Loops:
             lane.main = lane.main or current
         return current
 
-    def _choose_spans(
-        self, current: Pass, is_told: bool, is_batches: bool, is_loop: bool
-    ) -> None:
+    def _choose_spans(self, current: Pass, is_told: bool, is_batches: bool, is_loop: bool) -> None:
         """Leaves out the spans that the program or a framework has opened itself."""
         lane = current.lane
         main, free = lane.main, lane.free
@@ -366,10 +359,9 @@ class Loops:
             lane.main = None
             lane.passes[:] = [one for one in lane.passes if one.state is not JOINED]
         current.iterator = nothing
-        for waiting in (current.setup, *current.waiting):
-            if waiting is not None:
-                hot.release(waiting)  # it stays where it was made
-        current.setup, current.waiting = None, []
+        if current.setup is not None:
+            hot.release(current.setup)
+        current.waiting.release()
         ended_ns = current.stepped_ns if current.is_exhausted else at
         span = current.span
         for one in (current.step, span):
@@ -410,10 +402,10 @@ class Loops:
         for other in lane.passes:
             if other.is_undecided and other.is_for_loop and other.waiting:
                 other.waiting += current.waiting
-                current.waiting = []
+                current.waiting.clear()
         if lane.main is None and current.fetched == 1 and current.state is UNDECIDED:
             lane.free.take(current.waiting)
-            current.waiting = []
+            current.waiting.clear()
 
     # -- events: a forward, a backward, an optimizer step -------------------------------------
 
@@ -433,7 +425,7 @@ class Loops:
         for current in undecided:
             current.first_model_evaluated = is_evaluating
             if current.state is UNDECIDED:
-                release_unused(current, current.kept)
+                release_unused(current)
         if len(undecided) == 1 and (is_evaluating or is_forward):
             current = undecided[0]
             if main is None:
@@ -457,9 +449,6 @@ class Loops:
         main = lane.main
         for inner in [one for one in lane.passes if one.state is EVALUATION and one is not main]:
             self.end_pass(inner)  # it was left early
-        if main is not None and main.is_in_own_step and main.state is EVALUATION and main.span:
-            self.end_pass(main)
-            main = None
         if main is None:
             self._train_freely(lane, by_backward, optimizer)
             return
@@ -472,8 +461,7 @@ class Loops:
         free = lane.free
         free.saw_training(self, optimizer)
         # Else the steps are a framework's: Keras's optimizers, for one, are not torch's.
-        is_its_loop = free.is_holding or free.epoch is not None
-        free.is_by_hand = by_backward and is_its_loop and not self._has_optimizers()
+        free.is_by_hand = by_backward and free.is_open and not self._has_optimizers()
         free.versions = versions_of(lane) if free.is_by_hand else ()
         is_known = not (free.is_holding or free.is_by_hand or lane.passes)
         lane.step = free.step if is_known else None
@@ -486,8 +474,7 @@ class Loops:
             if is_known and current.state is not USED:
                 continue
             if span.parent is current.above and 0 < len(current.waiting) < MAX_WAITING:
-                hot.suspend(span)
-                current.waiting.append(span)
+                current.waiting.add(span)
                 return
         (hot.close if is_known else lane.free.close)(span)
 
@@ -501,13 +488,11 @@ class Loops:
         if main is None:
             lane.free.count_step(self, optimizer)
             return
-        main.has_stepped = True
+        main.stepped_ns = hot.now()
         main.versions = ()
         main.optimizer_steps += 1
         if main.fetched == main.length:  # the loop may clear them before the epoch ends
             self.keep_gradients()
-        if main.is_exhausted:
-            main.stepped_ns = hot.now()
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
         """The scaler has found infinity: this ends a step, too."""
@@ -518,7 +503,7 @@ class Loops:
         if main is None:
             lane.free.count_step(self, optimizer)
         else:
-            main.has_stepped = True
+            main.stepped_ns = hot.now()
 
     # -- transitions ------------------------------------------------------------------------
 
@@ -542,8 +527,6 @@ class Loops:
         elif not main.is_evaluated_by(current, is_evaluating=is_evaluating):
             self._join(main, current)
             return
-        elif current.above.end:
-            current.above = hot.innermost()
         elif main.step is not None and not is_under(current.above, main.step):
             current.above = main.step  # opened just now, for an item that was fetched before
         self._open(current, [current.waiting])
@@ -564,10 +547,10 @@ class Loops:
         lane.free.forget()
 
     def _join(self, main: Pass, current: Pass) -> None:
-        if main.is_training and main.has_stepped and main.opens_steps:
+        if main.is_training and main.is_done and main.opens_steps:
             self._next_step(main)
         current.state = JOINED
-        release_waiting(current, main.step)
+        current.waiting.release(main.step)
 
     def _open(self, current: Pass, batches: list[list[hot.Span]]) -> None:
         """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
@@ -590,7 +573,7 @@ class Loops:
             parent = hot.insert(above, "batch", current.index, None, hot.Step, start=start)
             current.step = parent
             current.index += 1
-        release_waiting(current, parent)
+        current.waiting.release(parent)
 
     def _open_evaluation(self, current: Pass, above: hot.Span, start: int) -> None:
         setup, current.setup = current.setup, None
@@ -636,20 +619,15 @@ class Loops:
         self.descriptions.put_model(model, span or describe.find_described())
 
 
-def release_waiting(current: Pass, parent: hot.Span | None) -> None:
-    """Records what waits under its parent, or where it was made if that has ended."""
-    for span in current.waiting:
-        hot.release(span, None if span.parent.end else parent)
-    current.waiting = []
-
-
-def release_unused(current: Pass, kept: int) -> None:
-    """Leaves fetches where they were made, but for the last ones, if the program has let go of
-    their items: it has used these without a model.
+def release_unused(current: Pass, *, is_fetching: bool = False) -> None:
+    """Leaves fetches where they were made if the program has let go of their items: it has used
+    these without a model. Of the last one, or two if it reads ahead, it may have made copies.
     """
     waiting = current.waiting
+    kept = (MAX_AHEAD if current.may_read_ahead else 1) - is_fetching
     while (fetches := count_fetches(waiting)) > kept:
-        if fetches < MAX_WAITING and waiting[0].item() is not None:
+        item = getattr(waiting[0], "item", nothing)
+        if fetches < MAX_WAITING and item() is not None:
             break
         current.index += 1
         hot.release(waiting.pop(0))
@@ -662,7 +640,7 @@ def drop_new_step(current: Pass | None) -> None:
     if current is not None and current.step is not None and current.is_step_new:
         hot.drop(current.step)
         current.step = current.lane.step = None
-        current.has_stepped = True  # in the step before it
+        current.stepped_ns = hot.now()  # in the step before it
         current.index -= 1
 
 

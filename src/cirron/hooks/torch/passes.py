@@ -7,6 +7,7 @@ Runs on the user's threads.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import weakref
 from _thread import _local
 from contextvars import ContextVar
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
-from cirron.hooks.engine import STEPS
+from cirron.hooks.engine import MAX_WAITING, STEPS, Waiting
 from cirron.hooks.torch import callers
 from cirron.hooks.torch.free import FreeLoop
 from cirron.record import hot
@@ -30,12 +31,11 @@ EVALUATION, TRAINING = "evaluation", "training"
 EVALUATIONS = frozenset(("evaluation", "prediction"))
 # A loop that reads ahead has fetched at most this many items when it uses the first.
 MAX_AHEAD = 2
-# Spans that may wait in a pass for a parent.
-MAX_WAITING = 64
-
+# Parts of an item that are tried for one that can have a weak reference.
+MAX_PARTS = 8
 
 # Set in the context of a task of asyncio, and so in those of the tasks that it starts.
-lane_of_context: ContextVar[Lane] = ContextVar("cirron_lane")
+lane_of_context: ContextVar[Lane | None] = ContextVar("cirron_lane", default=None)
 
 
 def nothing() -> None:
@@ -74,7 +74,7 @@ class Pass:
         self.opens_steps = False
         # While it is undecided.
         self.setup: hot.Span | None = None  # the start of its workers
-        self.waiting: list[hot.Span] = []  # fetches, and forwards once USED, without a parent
+        self.waiting = Waiting()  # fetches, and forwards once USED
         self.first_model_evaluated = False
         # Once it is an evaluation or a training.
         self.span: hot.Span | None = None
@@ -82,14 +82,13 @@ class Pass:
         self.index = 0  # of the next step
         self.first_index = 0
         self.is_step_new = False  # opened for the item that is being fetched
-        self.has_stepped = False  # an optimizer has, in the open step
+        self.stepped_ns = 0  # when an optimizer did, in the open step
         self.optimizer_steps = 0
         self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch
         # Items that are fetched before the one before them is used.
         self.reads_ahead = False
         self.has_ended = False  # the loader has no more items, but the last are not used yet
         self.has_last_step = False  # the step for the last item has begun
-        self.stepped_ns = 0  # the last optimizer step since the loader was exhausted
 
     @property
     def is_undecided(self) -> bool:
@@ -111,7 +110,7 @@ class Pass:
     @property
     def is_done(self) -> bool:
         """Whether the open step has trained, or its batch was evaluated."""
-        return self.has_stepped if self.is_training else self.lane.has_worked
+        return self.stepped_ns > 0 if self.is_training else self.lane.has_worked
 
     @property
     def is_exhausted(self) -> bool:
@@ -126,11 +125,6 @@ class Pass:
     @property
     def may_read_ahead(self) -> bool:
         return self.is_in_generator or not self.is_for_loop
-
-    @property
-    def kept(self) -> int:
-        """Items that the program may have at hand without our knowing."""
-        return MAX_AHEAD if self.may_read_ahead else 1
 
     @property
     def is_round_over(self) -> bool:
@@ -194,12 +188,14 @@ class Pass:
             return True  # a fork has closed it
         if self.is_round_over and not self.reads_ahead and self.lane.has_worked:
             return True
+        if self.above.end and not self.goes_on():
+            return True  # the fit of a framework that was stopped inside an epoch
         if self.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(self.iterator()) < self.references
         if self.is_training and new.began_evaluating:
             # After the last item, `next` may not be called again. A generator will be.
-            is_over = self.fetched == self.length and self.has_stepped and not self.reads_ahead
+            is_over = self.fetched == self.length and self.is_done and not self.reads_ahead
             return is_over and not self.is_in_generator
         return new.is_for_loop and self.state is not JOINED
 
@@ -219,14 +215,14 @@ class Pass:
         was left in train mode. Programs: `probe_in_step`, `validation_in_train_mode`.
         """
         is_inside = inner.is_for_loop and inner.began_in_step
-        return is_inside and self.is_training and self.has_stepped
+        return is_inside and self.is_training and self.is_done
 
     def was_only_peeked_at(self, other: Pass) -> bool:
         """Whether the program goes on with another iterator. Of two that are asked by hand, the
         main pass is the one that is asked again.
         """
         by_hand = not (self.is_for_loop or other.is_for_loop) and self.iterator() is not None
-        return by_hand and self.is_training and self.fetched == 1 and self.has_stepped
+        return by_hand and self.is_training and self.fetched == 1 and self.is_done
 
     @property
     def is_finished_evaluation(self) -> bool:
@@ -259,10 +255,6 @@ class Lane:
         self.optimizers: list[tuple[int, hot.Span | None]] = []
         self.epochs = 0  # so far
         self.free = FreeLoop(self)
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self.passes) or self.free.epoch is not None
 
     @property
     def has_used_loop(self) -> bool:
@@ -299,11 +291,12 @@ class ThisThread(_local):
     def find(self) -> Lane:
         """The lane of the task, or of the thread if it runs none."""
         task = None if asyncio._get_running_loop() is None else asyncio.current_task()
-        lane = self.own if task is None else lane_of_context.get(None) or self.own
+        lane = self.own if task is None else lane_of_context.get() or self.own
         if lane.task() is not task and not lane.passes:
             lane = Lane(weakref.ref(task))
             lane_of_context.set(lane)
-            self.lanes = [one for one in self.lanes if one is self.own or one.is_busy] + [lane]
+            busy = [one for one in self.lanes if one.passes or one.free.is_open]
+            self.lanes = [*busy, self.own, lane]
         self.lane = lane
         return lane
 
@@ -342,10 +335,10 @@ def reference_to(item: Any, depth: int = 3) -> Callable[[], Any]:
         return weakref.ref(item)
     except TypeError:  # a tuple, or a number
         parts = item.values() if isinstance(item, dict) else item
-    if depth and isinstance(item, (dict, list, tuple)):
-        found = (reference_to(part, depth - 1) for part in parts)
-        return next((one for one in found if one is not nothing), nothing)
-    return nothing
+    if not depth or not isinstance(item, (dict, list, tuple)):
+        return nothing
+    found = (reference_to(part, depth - 1) for part in itertools.islice(parts, MAX_PARTS))
+    return next((one for one in found if one is not nothing), nothing)
 
 
 def length_of(iterator: Any) -> int | None:

@@ -155,6 +155,8 @@ class Spool(Sink):
             is_last = self._worker.is_stopping
             with guard.contained("spool"):
                 self._write_held()
+                if is_last and self._held:  # a network file system may fail once
+                    self._write_held()
                 self._keeper.tick()
             self._rounds += 1
             if not is_last:
