@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -174,7 +175,9 @@ class Watched:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on(
             "console",
-            lambda said: self.complaints.append(said.text) if said.type == "error" else None,
+            lambda said: (
+                self.complaints.append(said.text) if said.type in ("error", "warning") else None
+            ),
         )
 
     def show(self, view: str) -> Any:
@@ -274,6 +277,16 @@ def test_keys(watched: Watched, training: Script) -> None:
     page.keyboard.press("t")
     assert before != page.evaluate("document.documentElement.dataset.theme")
     page.keyboard.press("t")
+
+
+def test_keys_in_any_order(watched: Watched, training: Script) -> None:
+    """Whatever is pressed while runs, tabs and themes change, the page reports no error."""
+    page = watched.show(f"#/run/{run_of(watched, 'live')}/overview?with={run_of(watched, MARKUP)}")
+    chance = random.Random(1)
+    for _ in range(150):
+        page.keyboard.press(chance.choice([*"jjkcct?lxwsf[]/", *"111223456", "Escape", "Escape"]))
+        page.wait_for_timeout(chance.choice([0, 5, 40, 200]))
+    page.keyboard.press("Escape")
 
 
 def test_deep_links_show_the_same(watched: Watched, training: Script) -> None:

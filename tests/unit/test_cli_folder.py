@@ -333,6 +333,17 @@ def test_commands_leave_an_empty_folder_empty(home: Path, command: str) -> None:
     assert [] == list(home.iterdir())
 
 
+@pytest.mark.parametrize("command", ["list", "revoke x", "link x http://here"])
+def test_keys_of_a_place_without_a_server(home: Path, command: str) -> None:
+    """A wrong --store or --dir is an error that names the place, not an empty list."""
+    for given, place in (("--store", "wrong"), ("--dir", "wrong/.cirron/server")):
+        found = call("keys", *command.split(), given, "wrong")
+
+        assert 1 == found.exit_code
+        assert found.output.startswith(f"Error: '{place}' has no keys, and no server has used it: ")
+    assert [] == list(home.iterdir())
+
+
 def test_revoked_keys_are_no_longer_listed(home: Path) -> None:
     """Revoking a key says nothing; an id that is unknown is an error that lists those there are."""
     (home / ".cirron").mkdir()

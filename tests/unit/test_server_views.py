@@ -16,11 +16,12 @@ import pytest
 
 import cirron as ci
 from cirron.runs.place import Place
-from cirron.server import asked
+from cirron.server import query
 from cirron.server.app import App
-from cirron.server.asked import BadRequest
-from cirron.server.live import Hub
+from cirron.server.events import Hub
+from cirron.server.query import BadRequest
 from cirron.server.views import OF_RUN, VIEWS
+from cirron.verdict import report as verdict_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,16 +92,16 @@ def test_the_same_question_is_worked_on_once(place: Place) -> None:
         return "slow"
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(asked.kept, run, ("slow",), slow)
+        first = pool.submit(query.kept, run, ("slow",), slow)
         assert is_asked.wait(60)
-        second = pool.submit(asked.kept, run, ("slow",), slow)
+        second = pool.submit(query.kept, run, ("slow",), slow)
         may_answer.set()
         assert ["slow", "slow"] == [first.result(60), second.result(60)]
     assert [1] == asks
 
     with pytest.raises(OSError, match="gone"):
-        asked.kept(run, ("fails",), Mock(side_effect=OSError("gone")))
-    assert "well" == asked.kept(run, ("fails",), lambda: "well")
+        query.kept(run, ("fails",), Mock(side_effect=OSError("gone")))
+    assert "well" == query.kept(run, ("fails",), lambda: "well")
 
 
 def test_verdict_has_its_next_step(place: Place) -> None:
@@ -111,6 +112,11 @@ def test_verdict_has_its_next_step(place: Place) -> None:
         report["primary"]["class"] == report["verdict"]["class"] == ask(place, "brief")["verdict"]
     )
     assert report["command"].startswith("cirron ")
+    assert (
+        json.loads(json.dumps(verdict_on(place.runs.latest).as_dict()["account"]))
+        == (report["account"])
+    )
+    assert {one["part"] for one in report["account"]} == report["colours"].keys()
 
 
 def test_steps_are_buckets(place: Place) -> None:
@@ -145,6 +151,18 @@ def test_marks_keep_their_peaks(place: Place, axis: str, last: float) -> None:
     assert len(line["x"]) <= 4
     assert 1.0 == max(line["high"])
     assert 0 <= line["x"][0] <= line["until"][-1] <= last
+
+
+def test_mean_of_values_near_the_largest_float(tmp_path: Path) -> None:
+    """Their sum is infinite; their mean is not."""
+    ci.profile()
+    for _ in ci.batches(range(8)):
+        ci.mark("huge", 1.7e308)
+    ci.shutdown()
+
+    (line,) = ask(Place([tmp_path]), "mark", name="huge", width=2)["lines"]
+
+    assert [1.7e308, 1.7e308] == line["mean"]
 
 
 def test_timeline_and_its_spans(place: Place) -> None:

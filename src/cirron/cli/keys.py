@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cirron import errors
 from cirron.cli import output
 from cirron.view import tables, text
 
@@ -20,7 +21,14 @@ def depot(folder: str | None, store: str | None, *, make: bool = False) -> Depot
     from cirron.server.depot import Depot
     from cirron.server.process import depot_of
 
-    return Depot(store or depot_of(output.default_folder(folder), make=make))
+    found = Depot(store or depot_of(output.default_folder(folder), make=make))
+    is_given = store is not None or folder is not None
+    if is_given and not make and not (found.objects.list("secret") or found.objects.list("keys/")):
+        raise errors.SettingError(
+            f"{found.where!r} has no keys, and no server has used it: name the store that is"
+            " served with --store, or its folder with --dir"
+        )
+    return found
 
 
 @click.group()
@@ -88,7 +96,7 @@ def link(key_id: str, address: str, folder: str | None, store: str | None) -> No
 
     KEY_ID is a key with the scope read; ADDRESS is the server's, such as https://runs.example.
     """
-    from cirron import errors, settings
+    from cirron import settings
     from cirron.server import keys as server_keys
     from cirron.server import login
 

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 import weakref
 from pathlib import Path
@@ -75,7 +76,9 @@ class LocalObjects:
         found = {}
         for name in self.list(prefix):
             with contextlib.suppress(FileNotFoundError):  # deleted in the meantime
-                found[name] = os.stat(self.root / name).st_size
+                about = os.lstat(self.root / name)
+                if stat.S_ISREG(about.st_mode):  # links are never followed
+                    found[name] = about.st_size
         return found
 
     def read(self, name: str) -> bytes:

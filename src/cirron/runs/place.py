@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STORE = "store"
+RECEIVED = "server"  # in a `.cirron`: what `cirron serve` keeps there
 
 
 @dataclass
@@ -85,10 +86,9 @@ class Place:
         self._root = engines.duckdb()  # runs no queries; only creates cursors
         self._db = self._root.cursor()  # for ingest
         self._db.execute(f"SET temp_directory = '{self._scratch}'")
-        self._given = [Store.open(one, self._scratch) for one in where if is_store(one)]
-        self._folders = [
-            found for one in where if not is_store(one) for found in folders.find_all(one)
-        ]
+        found = dict.fromkeys(one for given in where for one in find_all(given))
+        self._given = [Store.open(one, self._scratch) for one in found if is_store(one)]
+        self._folders = [Path(one) for one in found if not is_store(one)]
         self._stores: dict[Path, Store] = {}  # by folder
         self._boxes: list[blackboxes.Box] = []
         self._listed: object = None
@@ -379,7 +379,24 @@ def of_batch(content: bytes) -> Run:
 def is_store(where: str | os.PathLike[str]) -> bool:
     """Whether this is a store: an address, or a folder with manifests."""
     text = os.fspath(where)
-    return objects.is_url(text) or (Path(text) / MANIFESTS).is_dir()
+    return objects.is_url(text) or os.path.isdir(os.path.join(text, MANIFESTS))
+
+
+def find_all(where: str | os.PathLike[str]) -> list[str]:
+    """The store at a path; or the folders with records, and the stores of servers in them."""
+    if is_store(where):
+        return [os.fspath(where)]
+    found: list[Path] = []
+    missing: errors.UnknownRunError | None = None
+    try:
+        found = folders.find_all(where)
+    except errors.UnknownRunError as error:
+        missing = error
+    around = found or [Path(where), Path(where) / ".cirron"]
+    found += [one / RECEIVED for one in around if is_store(one / RECEIVED)]
+    if missing is not None and not found:
+        raise missing
+    return [str(one) for one in found]
 
 
 def no_records(problems: Sequence[str]) -> errors.SettingError:

@@ -388,9 +388,19 @@ class Store:
             store.remove(added)
         return is_done
 
-    def seen(self, connection: Any, segments: list[Segment] | None = None) -> set[str]:
+    def seen(
+        self,
+        connection: Any,
+        segments: list[Segment] | None = None,
+        among: list[str] | None = None,
+    ) -> set[str]:
+        """The ids of the batches in the store, or those of them that are `among` these."""
         sql, given = self.select("batches", segments)
-        rows = connection.execute(f"SELECT batch_id FROM ({sql})", given).fetchall()
+        sql = f"SELECT batch_id FROM ({sql})"
+        if among is not None:
+            sql += " WHERE batch_id IN (SELECT unnest($among))"
+            given = {**given, "among": among}
+        rows = connection.execute(sql, given).fetchall()
         return {batch_id for (batch_id,) in rows}
 
     def _merge(self, connection: Any, store: Store, run_id: str, group: list[Segment]) -> Segment:

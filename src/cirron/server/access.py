@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from cirron import errors
-from cirron.server.answers import Refusal, answer, at_store
 from cirron.server.keys import RATES, Key
+from cirron.server.responses import Refusal, answer, at_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,6 +95,8 @@ class Access:
                     message["headers"] = list((self._headers | own).items())
                 await send(message)
 
+            # Routes see the path as it was sent. What a route uses of it is decoded there, once.
+            scope["path"] = scope["raw_path"].decode("ascii")
             refusal = self._refusal(scope)
             await (app if refusal is None else refusal)(scope, receive, sending)
 

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
@@ -21,9 +21,9 @@ from starlette.routing import Route
 
 from cirron import errors
 from cirron.runs.engine import QueryError
-from cirron.server import answers, assets, live, views
+from cirron.server import assets, events, responses, views
 from cirron.server.access import PUBLIC, Access, Needs
-from cirron.server.answers import Refusal, answer
+from cirron.server.responses import Refusal, answer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -41,11 +41,11 @@ logger = logging.getLogger("cirron.server")
 Role = Literal["all", "ingest", "page"]
 MAX_VIEWS = 4  # queries that run at once
 MAX_WAITING = 32  # queries of one key, running or waiting
-READ_S = 1.0  # how long a query waits while the records are read for the first time
+READ_S = 20.0  # how long a query waits while the records are read for the first time
 MAX_QUERY_BYTES = 16_384  # a name of 1,000 characters, percent-encoded
 GZIP_BYTES = 1_024
-# Matched before decoding: a slash in a run's id is `%2F`.
-PATH = re.compile(rb"/api/(?:(\w+)|runs/([^/]+)(?:/(\w+))?)")
+# A slash in a run's id is `%2F`.
+PATH = re.compile(r"/api/(?:(\w+)|runs/([^/]+)(?:/(\w+))?)")
 
 
 class Entry(NamedTuple):
@@ -61,7 +61,7 @@ class App:
     """The routes of one server process."""
 
     def __init__(
-        self, role: Role, intake: Intake, access: Access, served: Served | None, hub: live.Hub
+        self, role: Role, intake: Intake, access: Access, served: Served | None, hub: events.Hub
     ) -> None:
         self._access = access
         self._served = served
@@ -88,7 +88,7 @@ class App:
         self.asgi = self._access.around(
             Starlette(
                 routes=list(self._routes()),
-                exception_handlers={HTTPException: answers.refused, Exception: answers.failed},
+                exception_handlers={HTTPException: responses.refused, Exception: responses.failed},
                 lifespan=self._lifespan,
             )
         )
@@ -154,7 +154,7 @@ class App:
         if not self._served.is_read.wait(READ_S):
             raise Refusal(503, "the records are being read for the first time", 1)
         try:
-            content = answers.encode(view(self._served.place, given))
+            content = responses.encode(view(self._served.place, given))
         except (errors.UnknownRunError, KeyError):
             raise Refusal(404, "no such run") from None
         except QueryError as error:
@@ -166,16 +166,16 @@ class App:
 
             content = gzip.compress(content, 1, mtime=0)
             headers["Content-Encoding"] = "gzip"
-        return Response(content, 200, headers, answers.JSON)
+        return Response(content, 200, headers, responses.JSON)
 
     # -- events -----------------------------------------------------------------------------
 
     async def _events(self, request: Request) -> Response:
         """`GET /api/events`."""
-        if self._hub.streams >= live.MAX_STREAMS:
+        if self._hub.streams >= events.MAX_STREAMS:
             raise Refusal(429, "too many streams", 5)
         text = request.headers.get("last-event-id") or request.query_params.get("cursor") or ""
-        if text and not (text.isdecimal() and len(text) <= 18):
+        if not re.fullmatch(r"[0-9]{0,18}", text):
             raise Refusal(400, "the cursor must be a number")
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
@@ -208,7 +208,7 @@ class App:
         if not may_enter:
             return Response(assets.USED, 403, media_type="text/plain")
         # Always a path of this server: `//host` would be another one.
-        path = "/" + quote(request.path_params["rest"].lstrip("/\\"), safe="/~@:")
+        path = "/" + request.path_params["rest"].lstrip("/\\")
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         response = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
         response.headers["Cache-Control"] = "no-store"
@@ -225,13 +225,12 @@ class App:
 
 def match(request: Request) -> tuple[views.View, dict[str, str]]:
     """The query that a request names, and its parameters, each decoded once."""
-    raw = (request.scope.get("raw_path") or b"").split(b"?")[0]
     query = request.scope["query_string"]
     if len(query) > MAX_QUERY_BYTES:
         raise Refusal(414, "the query is too long")
-    found = PATH.fullmatch(raw)
+    found = PATH.fullmatch(request.scope["path"])
+    name, run, of_run = found.groups("") if found else ("",) * 3
     try:
-        name, run, of_run = (part.decode() for part in found.groups(b"")) if found else ("",) * 3
         given = dict(parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict"))
         given["run"] = unquote(run, errors="strict")
     except UnicodeDecodeError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cirron.server import asked
+from cirron.server import query
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ def of_session(
     """The steps of a process, or a range of them, in `width` buckets; and the longest ones."""
     first, last = part
     given = {"session": session, "first": first, "last": last}
-    rows = asked.since_start(run, run.query("step_buckets", width=width, **given))
+    rows = query.since_start(run, run.query("step_buckets", width=width, **given))
     longest = run.query("long_steps", most=MAX_OUTLIERS, **given)
     return {
         **{name: rows[0][name] for name in WHOLE},
@@ -36,17 +36,17 @@ def of_session(
             for row in rows
             if row["first"] is not None
         ],
-        "outliers": asked.since_start(run, longest),
+        "outliers": query.since_start(run, longest),
     }
 
 
 def steps(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """Step time by phase, unusually long steps, and what ran between steps."""
-    run = asked.run_of(place, params)
-    session = asked.session_of(run, params)
-    wide = asked.width(params)
-    first = asked.number(params, "first", 0, 2**53, 0)
-    last = asked.number(params, "last", first + 1, 2**53, 2**53)
+    run = query.run_of(place, params)
+    session = query.session_of(run, params)
+    wide = query.width(params)
+    first = query.number(params, "first", 0, 2**53, 0)
+    last = query.number(params, "last", first + 1, 2**53, 2**53)
 
     def ask() -> dict[str, Any]:
         found = of_session(run, session.key, wide, (first, last))
@@ -61,22 +61,22 @@ def steps(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
             to_ns=shown[-1]["end"] + run.started_ns + 1,
             most=MAX_BANDS,
         )
-        bands = sorted(asked.since_start(run, asides), key=lambda one: one["start"])
+        bands = sorted(query.since_start(run, asides), key=lambda one: one["start"])
         return {**found, "bands": bands, "batch_size": batch_size(run, session.key)}
 
-    return asked.kept(run, ("steps", session.key, wide, first, last), ask)
+    return query.kept(run, ("steps", session.key, wide, first, last), ask)
 
 
 def batch_size(run: Run, session: int) -> int | None:
     """The batch size, if the attributes of epochs or fits give it."""
-    said = [asked.attributes(row["attrs"]) for row in run.query("settings", session=session)]
+    said = [query.attributes(row["attrs"]) for row in run.query("settings", session=session)]
     sizes = [one.get("loader_batch_size") for one in said]
     return max((one for one in sizes if isinstance(one, int)), default=None)
 
 
 def marks(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """The mark names of a run: the loss first, then values per epoch."""
-    run = asked.run_of(place, params)
+    run = query.run_of(place, params)
     rank = -1 if run.main.rank is None else run.main.rank
     found = run.query("mark_names", rank=rank, text=params.get("search", "")).rows()
     return {"names": found[:MAX_NAMES], "total": len(found)}
@@ -84,18 +84,18 @@ def marks(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 def mark(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """The values of a mark, one line per process: the main rank, or all ranks."""
-    run = asked.run_of(place, params)
-    name = asked.text(params, "name")
+    run = query.run_of(place, params)
+    name = query.text(params, "name")
     axis = params.get("x", "step")
     if axis not in AXES:
-        raise asked.BadRequest(f"the parameter 'x' must be one of {', '.join(AXES)}")
+        raise query.BadRequest(f"the parameter 'x' must be one of {', '.join(AXES)}")
     try:
         first, last = float(params.get("first", "-inf")), float(params.get("last", "inf"))
     except ValueError:
-        raise asked.BadRequest("the parameters 'first' and 'last' must be numbers") from None
+        raise query.BadRequest("the parameters 'first' and 'last' must be numbers") from None
     given: dict[str, Any] = {
         "name": name,
-        "width": asked.width(params),
+        "width": query.width(params),
         "first": first,
         "last": last,
         "all_ranks": params.get("ranks") == "all",
@@ -114,5 +114,5 @@ def mark(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
         )
         for key in ("x", "until", "points", "mean", "low", "high", "last", "nonfinite"):
             line.setdefault(key, []).append(row[key])
-    texts = asked.since_start(run, run.query("texts", name=name, most=MAX_TEXTS))
+    texts = query.since_start(run, run.query("texts", name=name, most=MAX_TEXTS))
     return {"name": name, "axis": axis, "lines": list(lines.values()), "texts": texts}

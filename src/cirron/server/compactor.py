@@ -55,7 +55,7 @@ class Compactor:
         """
         self._clean()
         if waiting is None:
-            waiting = self._depot.objects.sizes(INBOX)
+            waiting = self._depot.waiting()
         for name in self._stored(list(waiting), others) if waiting else ():
             self._depot.objects.remove(name)
             del waiting[name]
@@ -79,7 +79,9 @@ class Compactor:
 
     def _run(self, taken: list[str], size: int, folder: Path) -> bool:
         for name in taken:
-            self._fetch(name, folder / name.removeprefix(INBOX))
+            content = self._depot.read(name)
+            if content is not None:  # else another compactor has stored it
+                (folder / name.removeprefix(INBOX)).write_bytes(content)
         source = SpoolSource(folder, [], whose=INBOX)
         self.store.manifest = stores.newest(self.store.objects)
         try:
@@ -94,36 +96,17 @@ class Compactor:
         self._round_bytes = min(ROUND_BYTES, max(self._round_bytes, 2**16) * 2)
         stored = self._stored(taken, [self.store])
         bad = {problem.partition(":")[0] for problem in source.problems}
-        for name in taken:
-            if name in stored:
-                self._depot.objects.remove(name)
-            elif name.removeprefix(INBOX) in bad:  # was acknowledged, so it is kept
-                self._refuse(name)
-        self.store.tidy(self._db)
-        return True
-
-    def _fetch(self, name: str, path: Path) -> None:
-        try:
-            if self._depot.folder is not None:
-                os.link(self._depot.folder / name, path)
-            else:
-                path.write_bytes(self._depot.objects.read(name))
-        except FileNotFoundError:  # another compactor has stored it
-            pass
+        refused = {name for name in taken if name.removeprefix(INBOX) in bad} - stored
+        for name in stored:
+            self._depot.objects.remove(name)
+        for name in refused:  # was acknowledged, so it is kept
+            self._refuse(name)
+        return self.store.tidy(self._db) or bool(stored or refused)
 
     def _stored(self, names: list[str], where: Sequence[stores.Store]) -> set[str]:
         """The names of the batches that these stores have."""
-        ids = [_batch_id(name) for name in names]
-        found: set[str] = set()
-        for store in where:
-            sql, given = store.select("batches")
-            rows = self._db.execute(
-                f"SELECT batch_id FROM ({sql})"  # noqa: S608  our own; what is sent is bound
-                " WHERE batch_id IN (SELECT unnest($ids))",
-                {**given, "ids": ids},
-            ).fetchall()
-            found |= {f"{INBOX}{batch_id}.json" for (batch_id,) in rows}
-        return found
+        ids = [name.removeprefix(INBOX).removesuffix(".json") for name in names]
+        return {f"{INBOX}{one}.json" for store in where for one in store.seen(self._db, among=ids)}
 
     def _refuse(self, name: str) -> None:
         content = self._depot.read(name)
@@ -141,7 +124,3 @@ class Compactor:
         for name in self._depot.objects.list("links/"):
             if self._depot.objects.age_s(name) > LINK_DAYS_S:
                 self._depot.objects.remove(name)
-
-
-def _batch_id(name: str) -> str:
-    return name.removeprefix(INBOX).removesuffix(".json")

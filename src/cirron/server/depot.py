@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import weakref
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 INBOX = "inbox/"
+BATCH = re.compile(rf"{INBOX}[0-9a-f]{{32}}\.json")
 REFUSED = "refused/"
 TMP = "tmp"
-FOLDER = "server"  # in a `.cirron`
 STALE_S = 3600.0  # after this, an incomplete file belongs to a killed process
 
 
@@ -80,6 +81,11 @@ class Depot:
             return self.objects.read(name)
         except FileNotFoundError:
             return None
+
+    def waiting(self) -> dict[str, int]:
+        """The batches in the inbox, with the size of each."""
+        sizes = self.objects.sizes(INBOX)
+        return {name: size for name, size in sizes.items() if BATCH.fullmatch(name)}
 
     def free_bytes(self) -> int | None:
         """Free space on the disk; None for object storage."""

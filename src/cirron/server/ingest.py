@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from anyio import to_thread
 
 from cirron.record import clock
-from cirron.server import checked
-from cirron.server.answers import Refusal, answer, at_store
+from cirron.server import validation
+from cirron.server.responses import Refusal, answer, at_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -93,7 +93,7 @@ class Intake:
     def _keep(self, body: bytearray, is_gzip: bool, given: str | None) -> dict[str, Any]:
         payload = unzip(body) if is_gzip else bytes(body)
         with self._checking:
-            batch_id = checked.batch_id(payload)
+            batch_id = validation.batch_id(payload)
         if given is not None and given != batch_id:
             raise Refusal(400, "X-Cirron-Batch-Id differs from the batch_id in the body")
         with storing():
@@ -109,7 +109,7 @@ class Intake:
         if clock.now() - self._measured_ns > 1_000_000_000:
             self._measured_ns = clock.now()
             with storing():
-                self._waiting_bytes = sum(self._depot.objects.sizes("inbox/").values())
+                self._waiting_bytes = sum(self._depot.waiting().values())
         if self._waiting_bytes > self._max_inbox_bytes:
             raise Refusal(429, "too many batches are waiting to be stored", RETRY_S)
         with storing():
@@ -172,9 +172,8 @@ class Intake:
 
 def name_of(request: Request) -> str:
     """The object that maps the key in the address to a blob."""
-    raw = request.scope.get("raw_path") or b""
     key = request.path_params["key"]
-    if b"%" in raw or not BLOB_KEY.fullmatch(key):
+    if not BLOB_KEY.fullmatch(key):
         raise Refusal(400, "a blob key has only letters, digits, '_', '-', '=', '+', '.' and '/'")
     return f"names/{hashlib.sha256(key.encode()).hexdigest()}"
 

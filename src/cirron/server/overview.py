@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from cirron.server import asked, charts
+from cirron.server import charts, query
 from cirron.verdict import report as report_on
 from cirron.verdict.diff import diff as compare
 from cirron.verdict.endings import silent_s
@@ -84,7 +84,7 @@ def _searched(line: dict[str, Any]) -> str:
 
 def run(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """One run: its program, processes, problems and progress."""
-    found = asked.run_of(place, params)
+    found = query.run_of(place, params)
     program = found.program
     return {
         **describe(found),
@@ -116,7 +116,7 @@ def _session(run: Run, one: Session) -> dict[str, Any]:
 
 def brief(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """For the list of runs: the verdict, the step time as a line, and the progress."""
-    found = asked.run_of(place, params)
+    found = query.run_of(place, params)
 
     def ask() -> dict[str, Any]:
         verdict = judged(found).verdict
@@ -129,16 +129,15 @@ def brief(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
             "progress": progress(found),
         }
 
-    return asked.kept(found, ("brief",), ask)
+    return query.kept(found, ("brief",), ask)
 
 
 def report(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """The verdict, the account of the time, and the command that tells more."""
-    found = judged(asked.run_of(place, params))
-    said = found.as_dict()
+    found = judged(query.run_of(place, params))
     return {
-        **said,
-        "account": [{**one, "colour": colour_of(one["part"])} for one in said["account"]],
+        **found.as_dict(),
+        "colours": {part: colour_of(part) for part, _, _ in found.account},
         "command": view.following(found),
         "primary": {**found.verdict.as_dict(), "blames": found.verdict.blames},
     }
@@ -146,12 +145,12 @@ def report(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 def judged(run: Run) -> Report:
     """The report of a run, cached until the run changes."""
-    return asked.kept(run, ("report",), lambda: report_on(run))
+    return query.kept(run, ("report",), lambda: report_on(run))
 
 
 def goodput(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """Which share of the newest attempt was training, and what took the rest."""
-    found = asked.run_of(place, params)
+    found = query.run_of(place, params)
 
     def ask() -> dict[str, Any]:
         one = found.main
@@ -169,21 +168,20 @@ def goodput(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
             "times": times,
         }
 
-    return asked.kept(found, ("goodput",), ask)
+    return query.kept(found, ("goodput",), ask)
 
 
 def why(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """Where each process is, or was last; unusual ones first."""
-    return explain(asked.run_of(place, params)).as_dict()
+    return explain(query.run_of(place, params)).as_dict()
 
 
 def diff(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """What changed between runs. `before` and `after` are ids, separated by commas."""
-    known = place.runs
-    before = [known[one] for one in asked.text(params, "before").split(",")]
-    after = [known[one] for one in asked.text(params, "after").split(",")]
+    """What changed between the runs `before` and the runs `after`."""
+    before = query.runs_of(place, params, "before")
+    after = query.runs_of(place, params, "after")
     key = ("diff", *((one.id, one.ended_ns) for one in (*before, *after)))
-    return asked.kept(after[0], key, lambda: compare(before, after).as_dict())
+    return query.kept(after[0], key, lambda: compare(before, after).as_dict())
 
 
 # -- progress -----------------------------------------------------------------------------------

@@ -14,14 +14,16 @@ import uvicorn
 
 from cirron import errors, files
 from cirron.runs import folders
+from cirron.runs.place import RECEIVED
 from cirron.server import keys, login
 from cirron.server.access import Access
 from cirron.server.app import App, Role
 from cirron.server.compactor import Compactor
-from cirron.server.depot import FOLDER, Depot
+from cirron.server.connection import Connection
+from cirron.server.depot import Depot
+from cirron.server.events import Hub
 from cirron.server.ingest import MAX_INBOX_BYTES, Intake
 from cirron.server.keys import Key, Keys
-from cirron.server.live import Hub
 from cirron.server.login import Login
 from cirron.server.served import Served
 
@@ -131,7 +133,7 @@ def config_of(app: Any, options: Options) -> uvicorn.Config:
         app,
         host=options.host,
         port=options.port,
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -154,7 +156,7 @@ def depot_of(folder: str, *, make: bool = True) -> str:
         found = folders.find(folder)
     except errors.UnknownRunError:
         found = Path(folder) / ".cirron"
-    inside = files.Folder(found / FOLDER, re.compile(""))
+    inside = files.Folder(found / RECEIVED, re.compile(""))
     try:
         if make:
             inside.make()

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from cirron import errors
 from cirron.record import clock
-from cirron.runs import folders
-from cirron.runs.place import Place, is_store
+from cirron.runs.place import Place, find_all
 from cirron.runs.store import MANIFESTS
-from cirron.server.depot import INBOX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cirron.server.compactor import Compactor
     from cirron.server.depot import Depot
-    from cirron.server.live import Hub
+    from cirron.server.events import Hub
 
 logger = logging.getLogger("cirron.server")
 
@@ -76,7 +74,7 @@ class Served:
                 began_ns = clock.now()
                 # A client writes its spool before it sends. If its folder is shown, too, the look
                 # finds each of these batches there, and the compactor drops the second copy.
-                waiting = self._depot.objects.sizes(INBOX)
+                waiting = self._depot.waiting()
                 if waiting and self._folders:
                     self._look()
                 is_more = self._compactor.run(waiting, self.place.folder_stores)
@@ -94,7 +92,7 @@ class Served:
 
     def _look(self) -> None:
         where = [found for one in self._folders for found in _there(one)]
-        if self._depot.objects.list(MANIFESTS):
+        if self._depot.where not in where and self._depot.objects.list(MANIFESTS):
             where.append(self._depot.where)
         if where != self.place.where:
             self.place = Place(where, may_be_empty=True)
@@ -128,10 +126,8 @@ class Served:
 
 
 def _there(where: str) -> list[str]:
-    """The store, or the folders with records, if they exist by now."""
-    if is_store(where):
-        return [where]
+    """The stores and the folders with records, if they exist by now."""
     try:
-        return [str(one) for one in folders.find_all(where)]
+        return find_all(where)
     except errors.UnknownRunError:
         return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from cirron.server import charts, fleet, lanes, overview
+from cirron.server import charts, overview, ranks, tensors, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,11 +29,11 @@ OF_RUN: dict[str, View] = {
     "steps": charts.steps,
     "marks": charts.marks,
     "mark": charts.mark,
-    "timeline": lanes.timeline,
-    "span": lanes.span,
-    "flame": lanes.flame,
-    "find": lanes.find,
-    "ranks": fleet.ranks,
-    "tensors": fleet.tensors,
-    "tensor": fleet.tensor,
+    "timeline": timeline.timeline,
+    "span": timeline.span,
+    "flame": timeline.flame,
+    "find": timeline.find,
+    "ranks": ranks.ranks,
+    "tensors": tensors.tensors,
+    "tensor": tensors.tensor,
 }

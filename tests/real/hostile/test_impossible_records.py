@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import cirron as ci
 from cirron.cli import main
 from cirron.runs.place import Place
-from cirron.server import answers, views
+from cirron.server import responses, views
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,8 +127,8 @@ def ask_all(folder: Path) -> list[str]:
         given = {"run": run_id, "before": "good", "after": run_id, "name": "loss", "tensor": "w"}
         for name, view in (views.VIEWS | views.OF_RUN).items():
             try:
-                answers.encode(view(place, {**given, "text": "epoch"}))
-            except (answers.Refusal, KeyError):  # the page is told
+                responses.encode(view(place, {**given, "text": "epoch"}))
+            except (responses.Refusal, KeyError):  # the page is told
                 pass
             except Exception as error:  # noqa: BLE001  all of them are told
                 failed.append(f"{name} of {run_id}: {error!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
+
+from cirron.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +55,16 @@ def test_wrong_arguments(tmp_path: Path, arguments: list[str], said: str) -> Non
     assert "Traceback" not in found.stderr
     assert "" == found.stdout
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_received_runs_are_listed_in_their_folder(server: Serving) -> None:
+    """`cirron ls` finds what a server has received in this folder, and nothing else is needed."""
+    assert 200 == server.send(batch(session("received"))).status
+    wait_until(lambda: ["received"] == server.runs(), "the run")
+
+    for folder in (server.folder, server.folder / ".cirron", server.depot):
+        listed = CliRunner().invoke(main, ["ls", str(folder), "--json"])
+        assert ["received"] == [one["run_id"] for one in json.loads(listed.output)["runs"]]
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

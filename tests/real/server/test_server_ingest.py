@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 import cirron as ci
 from cirron.server import ingest
-from cirron.server.answers import Refusal
+from cirron.server.responses import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

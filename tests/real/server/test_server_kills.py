@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -90,6 +92,43 @@ def test_a_compactor_that_dies_at_each_step(tmp_path: Path, name: str, at: int, 
     )
     assert [] == depot.objects.list("inbox/")
     assert [] == depot.objects.list("refused/")
+
+
+def test_other_things_in_the_inbox_are_left_alone(tmp_path: Path) -> None:
+    """A folder, a pipe, a link or a file with another name stops no batch, and is no work."""
+    depot = Depot(tmp_path)
+    one = batch(session("one"), steps=1)
+    depot.add(f"inbox/{one['batch_id']}.json", [json.dumps(one).encode()])
+    inbox = tmp_path / "inbox"
+    (inbox / f"{'0' * 32}.json").mkdir()
+    (inbox / f"{'1' * 32}.json").symlink_to(__file__)
+    os.mkfifo(inbox / f"{'2' * 32}.json")
+    (inbox / "notes.txt").write_text("none")
+    (inbox / "x\n.json").write_text("{}")
+    compactor = Compactor(depot)
+
+    while compactor.run():
+        pass
+
+    assert 2 == len(ci.open(tmp_path, run="one").spans)
+    assert 5 == len(list(inbox.iterdir()))
+    assert [] == depot.objects.list("refused/")
+
+
+def test_a_disk_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are received and stored there, too."""
+
+    def link(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    depot = Depot(tmp_path)
+    one = batch(session("one"), steps=1)
+    depot.add(f"inbox/{one['batch_id']}.json", [json.dumps(one).encode()])
+
+    Compactor(depot).run()
+
+    assert 2 == len(ci.open(tmp_path, run="one").spans)
 
 
 def test_segments_of_two_runs_are_merged_while_nothing_comes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 import cirron as ci
-from cirron.server import app, live, served
+from cirron.server import app, events, served
 from cirron.server.process import Options, Server
 
 if TYPE_CHECKING:
@@ -178,10 +178,10 @@ def test_an_answer_that_has_not_changed_is_not_sent_again(server: Serving) -> No
 
 def test_a_quiet_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page can tell it from a dead stream, as after a laptop's sleep."""
-    monkeypatch.setattr(live, "KEEP_ALIVE_S", 0.0)
+    monkeypatch.setattr(events, "KEEP_ALIVE_S", 0.0)
 
     async def first_two() -> list[bytes]:
-        hub = live.Hub()
+        hub = events.Hub()
         stream = hub.stream(None, AsyncMock(return_value=True))
         return [await anext(stream) for _ in range(2)]
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import resource
 import secrets
 import shutil
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pytest
 
+from cirron.server import assets, connection
+from cirron.server.process import Options, Server
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.real.server.serving import Serving, batch, resident_bytes, session, span, wait_until
 else:
@@ -137,6 +144,93 @@ def test_every_mark_name_can_be_charted(shared: Serving, name: str) -> None:
     found = shared.get(f"/api/runs/{run_id}/mark?{urlencode({'name': name})}")
 
     assert [3] == [sum(line["points"]) for line in found.json["lines"]]
+
+
+RUN_IDS = [
+    "a/b",
+    "a\nb",
+    "a\0b",
+    "x,y",
+    "...",
+    "a%2Fb",
+    "a?b#c&d=e",
+    " ",
+    "\u00e9",
+    "e\u0301",
+    "\u2028",
+    "i" * 999,
+]
+
+
+def test_every_run_id_can_be_shown(shared: Serving) -> None:
+    """Programs and schedulers choose the ids of runs: each run has its own views and diffs."""
+    for one in RUN_IDS:
+        assert 200 == shared.send(batch(session(one), 3)).status
+    wait_until(lambda: set(RUN_IDS) <= set(shared.runs()), "the runs")
+
+    for one in RUN_IDS:
+        name = quote(one, safe="")
+        assert one == shared.get(f"/api/runs/{name}").json["id"]
+        assert 200 == shared.get(f"/api/runs/{name}/report").status
+        listed = quote(name, safe="")
+        found = shared.get(f"/api/diff?before={listed}&after={listed},{listed}").json["runs"]
+        assert {"before": [one], "after": [one, one]} == found
+
+
+@pytest.mark.parametrize("run_id", ["", ".", ".."])
+def test_run_id_that_no_address_can_have_is_refused(shared: Serving, run_id: str) -> None:
+    """A browser removes it from the address of a query, so the run could not be shown."""
+    assert 422 == shared.send(batch(session(run_id), 3)).status
+
+
+def test_stalled_connections_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection is closed if its client sends no request, sends it byte by byte, or does not
+    read the response; streams and connections in use stay open.
+    """
+    server = Server(Options(folders=[str(tmp_path)], store=str(tmp_path / "store")))
+    monkeypatch.setattr(connection, "STALLED_S", 0.3)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    assert server.is_ready.wait(30)
+    opened: list[socket.socket] = []
+
+    def connect(request: bytes = b"", **options: int) -> socket.socket:
+        one = socket.socket()
+        one.settimeout(30)
+        for name, value in options.items():
+            one.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        one.connect(("127.0.0.1", server.port))
+        one.sendall(request)
+        opened.append(one)
+        return one
+
+    try:
+        head = f"Host: {server.address.removeprefix('http://')}\r\n".encode()
+        path = server.link().removeprefix(server.address).encode()
+        login = connect(b"GET %s HTTP/1.1\r\n%sConnection: close\r\n\r\n" % (path, head))
+        said = b"".join(iter(lambda: login.recv(65_536), b""))
+        cookie = re.findall(rb"set-cookie: ([^;]+)", said)[0]
+        stream = connect(b"GET /api/events HTTP/1.1\r\n%sCookie: %s\r\n\r\n" % (head, cookie))
+        script = next(name for name in assets.files() if name.endswith(".js"))
+        asked = b"GET /%s HTTP/1.1\r\n%s\r\n" % (script.encode(), head)
+        connect(20 * asked, SO_RCVBUF=1_024)  # and never reads
+        in_use, silent, slow = connect(), connect(), connect(b"GET / HTTP/1.1\r\nHos")
+
+        def are_closed() -> bool:
+            in_use.sendall(b"HEAD / HTTP/1.1\r\n%s\r\n" % head)
+            assert in_use.recv(65_536).startswith(b"HTTP/1.1 200 ")
+            with contextlib.suppress(OSError):
+                slow.sendall(b"t")
+            return len(server.server_state.connections) == 2
+
+        wait_until(are_closed, "three connections to close")
+        assert b"" == silent.recv(1)
+        assert b"text/event-stream" in stream.recv(65_536)
+    finally:
+        for one in opened:
+            one.close()
+        server.should_exit = True
+        thread.join(30)
 
 
 def test_a_blob_that_was_removed(shared: Serving) -> None:

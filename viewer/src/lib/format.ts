@@ -33,7 +33,7 @@ export function value(given: number | null | undefined): string {
   if (Number.isInteger(given) && Math.abs(given) < 1e6) return count(given).replace('-', MINUS)
   const size = Math.abs(given)
   const text = size >= 1e5 || size < 1e-3 ? given.toExponential(2) : given.toPrecision(3)
-  return (text.includes('e') ? text.replace(/\.?0+e\+?/, 'e') : String(Number(text))).replace(/^-/, MINUS)
+  return (text.includes('e') ? text.replace('e+', 'e').replace(/\.?0+e/, 'e') : String(Number(text))).replace(/^-/, MINUS)
 }
 
 export function count(given: number): string {

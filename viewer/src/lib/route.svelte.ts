@@ -75,7 +75,7 @@ class Route {
   }
 
   list(key: string): string[] {
-    return (this.params[key] ?? '').split(',').filter(Boolean).map(decoded)
+    return [...new Set((this.params[key] ?? '').split(',').filter(Boolean).map(decoded))]
   }
 }
 

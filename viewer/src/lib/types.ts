@@ -75,7 +75,8 @@ export interface Finding {
 export interface Report {
   run: { device: string; steps: number }
   basis: string[]
-  account: { part: string; ns: number; share: number; colour: number }[]
+  account: { part: string; ns: number; share: number }[]
+  colours: Record<string, number> // of the parts
   findings: Finding[]
   abstained: { class: string; why: string }[]
   command: string
@@ -259,6 +260,7 @@ export interface Why {
     state: State
     where: string
     last_step: number | null
+    step_name: string // or `batch`
     has_arrived: boolean
     stack: string[]
     collective: string | null

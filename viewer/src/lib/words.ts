@@ -1,5 +1,6 @@
 // Names of states and verdicts, and which tab shows the evidence.
 
+import { briefId } from './format'
 import type { RunLine } from './types'
 import type { Tab } from './route.svelte'
 
@@ -17,7 +18,7 @@ export const STATES: Record<string, string> = {
   exception: 'failed with an exception',
   signal: 'terminated by a signal',
   killed: 'killed',
-  unknown: 'unknown',
+  unknown: 'end not recorded',
 }
 
 /** Good, bad or neither, for colour and shape. */
@@ -44,5 +45,5 @@ export function before(runs: RunLine[], id: string): RunLine | undefined {
 
 export function name(run: Pick<RunLine, 'id' | 'script' | 'tags'>): string {
   const script = run.script?.split(/[/\\]/).pop()
-  return run.tags.name ?? (script === '-c' ? 'python -c' : script) ?? run.id.slice(0, 12)
+  return run.tags.name ?? (script === '-c' ? 'python -c' : script) ?? briefId(run.id)
 }

@@ -71,7 +71,7 @@ SELECT
     count(*) AS points,
     min(x) AS x,
     max(x) AS until,
-    avg(finite) AS mean,
+    LEAST(GREATEST(avg(finite), min(finite)), max(finite)) AS mean, -- a sum of values near 1e308 is infinite
     min(finite) AS low,
     max(finite) AS high,
     max_by(finite, CASE WHEN finite IS NOT NULL THEN (x, ts_ns, id) END) AS "last",

@@ -10,8 +10,9 @@ import json
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
-from cirron.server.answers import Refusal
+from cirron.server.responses import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ Answer = TypeVar("Answer")
 
 MAX_WIDTH = 4_000  # pixels of a chart
 MAX_TEXT = 1_000  # names of marks and spans are no longer
+MAX_COMPARED = 64  # runs of one diff
 MAX_KEPT = 128  # cached results of all runs; the least recently used goes first
 
 
@@ -68,9 +70,18 @@ def window(params: Mapping[str, str], run: Run) -> tuple[int, int]:
     return run.started_ns + start, run.started_ns + end
 
 
-def run_of(place: Place, params: Mapping[str, str], name: str = "run") -> Run:
+def runs_of(place: Place, params: Mapping[str, str], name: str) -> list[Run]:
+    """The runs with these ids, percent-encoded and separated by commas."""
+    ids = params.get(name, "").split(",")
+    if len(ids) > MAX_COMPARED:
+        raise BadRequest(f"the parameter {name!r} has more than {MAX_COMPARED} runs")
+    known = place.runs
+    return [known[unquote(one)] for one in ids]
+
+
+def run_of(place: Place, params: Mapping[str, str]) -> Run:
     """The run with this id, or with an id that starts with it."""
-    return place.runs[text(params, name)]
+    return place.runs[text(params, "run")]
 
 
 def session_of(run: Run, params: Mapping[str, str]) -> Session:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from cirron.runs import engine
-from cirron.server import asked
+from cirron.server import query
 from cirron.view.html import colour_of
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def timeline(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     A row is `[thread, depth, bucket, spans, busy, name, index, start, end, last end, errors, id]`.
     It describes the longest span that starts in the bucket.
     """
-    run = asked.run_of(place, params)
-    session = asked.session_of(run, params)
-    from_ns, to_ns = asked.window(params, run)
-    wide = asked.width(params)
+    run = query.run_of(place, params)
+    session = query.session_of(run, params)
+    from_ns, to_ns = query.window(params, run)
+    wide = query.width(params)
     rank = -1 if session.rank is None else session.rank
     given = {"width": wide, "from_ns": from_ns, "to_ns": to_ns}
     answer = run.query("timeline", first_rank=rank, last_rank=rank, max_depth=MAX_DEPTH, **given)
@@ -77,12 +77,12 @@ def timeline(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 def span(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """One span: times, attributes, marks, other spans of its path, and its step on all ranks."""
-    run = asked.run_of(place, params)
-    session = asked.session_of(run, params)
+    run = query.run_of(place, params)
+    session = query.session_of(run, params)
     mine = {"session": session.key}
-    rows = asked.since_start(run, run.query("span", id=asked.text(params, "id"), **mine))
+    rows = query.since_start(run, run.query("span", id=query.text(params, "id"), **mine))
     if not rows:
-        raise asked.BadRequest("the process has no span with this 'id'")
+        raise query.BadRequest("the process has no span with this 'id'")
     one = rows[0]
     wall_ns = one["end"] - one["start"]
     marks = run.query("span_values", key=one.pop("key"), most=MAX_MARKS, **mine)
@@ -91,14 +91,14 @@ def span(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
         which = {name: one[name] for name in ("attempt", "epoch", "step")}
         until_ns = one["end"] + run.started_ns
         steps = run.query("same_step", until_ns=until_ns, most=MAX_RANKS, **which)
-        same = [{**row, "session": str(row["session"])} for row in asked.since_start(run, steps)]
+        same = [{**row, "session": str(row["session"])} for row in query.since_start(run, steps)]
     return {
         **one,
         "session": str(session.key),
         "rank": session.rank,
         "self_ns": max(wall_ns - one["children_ns"], 0),
-        "attrs": asked.attributes(one["attrs"]),
-        "marks": asked.since_start(run, marks),
+        "attrs": query.attributes(one["attrs"]),
+        "marks": query.since_start(run, marks),
         "alike": run.query("alike", path=one["path"], bins=BINS, own_ns=wall_ns, **mine).rows(),
         "same_step": same,
     }
@@ -106,9 +106,9 @@ def span(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 def flame(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """The spans of a time range by path: count, total time and self time."""
-    run = asked.run_of(place, params)
-    session = asked.session_of(run, params)
-    from_ns, to_ns = asked.window(params, run)
+    run = query.run_of(place, params)
+    session = query.session_of(run, params)
+    from_ns, to_ns = query.window(params, run)
     rows = run.query(
         "flame",
         session=session.key,
@@ -130,19 +130,19 @@ def flame(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
 def find(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
     """The next span that matches a text such as `step 812`, and the number of matches."""
-    run = asked.run_of(place, params)
-    session = asked.session_of(run, params)
-    wanted = asked.text(params, "text")
+    run = query.run_of(place, params)
+    session = query.session_of(run, params)
+    wanted = query.text(params, "text")
     match = re.fullmatch(r"(.*?)(?:\s+|\[)(\d{1,15})\]?", wanted)
     given = {
         "session": session.key,
         "text": match[1] if match else wanted,
         "number": int(match[2]) if match else None,
     }
-    at = asked.number(params, "at", -(2**53), 2**53, -(2**53)) + run.started_ns
+    at = query.number(params, "at", -(2**53), 2**53, -(2**53)) + run.started_ns
     forward = params.get("back") is None
     window = {"until_ns": session.last_ns, "at_ns": at, "forward": forward}
-    found = asked.since_start(run, run.query("search", **window, **given))
+    found = query.since_start(run, run.query("search", **window, **given))
     return {
         "found": found[0] if found else None,
         "total": run.query("search_count", **given).fetch().rows[0][0],

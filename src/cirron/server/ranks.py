@@ -1,4 +1,4 @@
-"""Compares ranks: a heat map of their steps, and which one is slow; and lists tensors.
+"""Compares ranks: a heat map of their steps, and which one is slow.
 
 In data-parallel training, ranks wait for each other in backward, so their steps take equally long.
 The time outside of backward (`own`) shows which rank is slow. A cell of the heat map is the mean of
@@ -10,7 +10,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cirron.server import asked
+from cirron.server import query
 from cirron.verdict.endings import silent_s
 from cirron.verdict.rules.ranks import CHANCE, MIN_COMPARED, tail
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 1_000
 MAX_COMPARED = 100_000  # compared steps, of all ranks together
-MAX_TENSORS = 300
-SPARK_POINTS = 60
-MAX_SNAPSHOTS = 240
 
 
 def ranks(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
@@ -32,13 +29,13 @@ def ranks(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
 
     Of the last attempt by default.
     """
-    run = asked.run_of(place, params)
-    wide = asked.width(params, 300)
-    high = asked.number(params, "rows", 1, MAX_ROWS, 400)
-    attempt = asked.number(params, "attempt", 0, 2**31, run.attempts[-1])
+    run = query.run_of(place, params)
+    wide = query.width(params, 300)
+    high = query.number(params, "rows", 1, MAX_ROWS, 400)
+    attempt = query.number(params, "attempt", 0, 2**31, run.attempts[-1])
     own = "own" in params
     key = ("ranks", wide, high, attempt, own)
-    return asked.kept(run, key, lambda: _ranks(run, wide, high, attempt, own))
+    return query.kept(run, key, lambda: _ranks(run, wide, high, attempt, own))
 
 
 def _ranks(run: Run, wide: int, high: int, attempt: int, own: bool) -> dict[str, Any]:
@@ -120,64 +117,3 @@ def _slowest(run: Run, by_rank: Mapping[int, Any], attempt: int) -> tuple[dict[i
     given = {"every": total // MAX_COMPARED + 1, "sessions": len(by_rank)}
     rows = run.query("slowest", attempt=attempt, **given).fetch().rows
     return dict(rows), sum(count for _, count in rows)
-
-
-# -- tensors --------------------------------------------------------------------------------------
-
-
-def tensors(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """The newest statistics of each tensor, and norms by epoch; unhealthy tensors first."""
-    run = asked.run_of(place, params)
-    session = asked.session_of(run, params)
-    search = params.get("search", "").lower()
-    sick = _sick(run, session.key)
-    lines: dict[str, dict[str, Any]] = {}
-    for row in run.query("tensor_lines", session=session.key, points=SPARK_POINTS).rows():
-        name = row["tensor"]
-        if search not in name.lower():
-            continue
-        line = lines.setdefault(name, {"norms": [], "gradients": [], "changes": []})
-        line["norms"].append(row["norm"])
-        line["gradients"].append(row["gradient_norm"])
-        line["changes"].append(row["change"])
-        if row["is_last"]:
-            attrs = asked.attributes(row.pop("attrs"))
-            line |= {**row, "nonfinite": attrs.get("nonfinite_count", 0)}
-            line["problems"] = list(
-                {
-                    one["problem"]: one
-                    for its in (f"{name}.grad", name)
-                    for one in sick.get(its, [])
-                }.values()
-            )
-            lines[name] = line
-    ordered = sorted(
-        lines.values(),
-        key=lambda one: (not one["problems"], not one["nonfinite"], -(one["change"] or 0.0)),
-    )
-    return {"tensors": ordered[:MAX_TENSORS], "total": len(ordered)}
-
-
-def _sick(run: Run, session: int) -> dict[str, list[dict[str, Any]]]:
-    """The problems of each tensor, with the epoch in which each was first seen."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for epoch, attrs in run.query("health", session=session).fetch().rows:
-        said = asked.attributes(attrs)
-        for tensor in said.get("tensors") or ():
-            problem = {"problem": str(said.get("problem")), "epoch": epoch}
-            known = found.setdefault(str(tensor), [])
-            if problem["problem"] not in [one["problem"] for one in known]:
-                known.append(problem)
-    return found
-
-
-def tensor(place: Place, params: Mapping[str, str]) -> dict[str, Any]:
-    """Histograms and statistics of a tensor and of its gradient, by epoch."""
-    run = asked.run_of(place, params)
-    session = asked.session_of(run, params)
-    name = asked.text(params, "name").removesuffix(".grad")
-    rows = run.query("histograms", session=session.key, name=name, most=MAX_SNAPSHOTS)
-    found: dict[str, Any] = {"name": name, "weights": [], "gradients": []}
-    for row in asked.since_start(run, rows):
-        found["gradients" if row.pop("is_gradient") else "weights"].append(row)
-    return found

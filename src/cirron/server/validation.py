@@ -12,7 +12,7 @@ import msgspec
 
 from cirron import wire
 from cirron.runs import batches
-from cirron.server.answers import Refusal
+from cirron.server.responses import Refusal
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -31,7 +31,8 @@ class Session(wire.Session, frozen=True, kw_only=True):
     """See `wire.Session`."""
 
     id: Name
-    run_id: Name
+    # Browsers cannot request an address with "", "." or ".." in it.
+    run_id: Annotated[Name, msgspec.Meta(pattern=r"^(?!\.{0,2}\Z)")]
     attempt: Int64
     pid: Int64
     rank: Int64 | None
