@@ -370,7 +370,7 @@ def test_epochs_and_evaluations_are_measured(traced: Traced) -> None:
 
 
 def test_a_loader_that_only_its_iterator_remembers(traced: Traced) -> None:
-    """`for batch in DataLoader(...)`: its settings are recorded once, and again when they change."""
+    """`for batch in DataLoader(...)`: its settings are recorded once, and when they change."""
     loop = Loop()
     for size in (8, 8, 4):
         for batch in DataLoader(loop.loader.dataset, batch_size=size):
