@@ -1,5 +1,5 @@
-"""The state of training loops: what a thread is doing (`Lane`), and each pass over a DataLoader in
-it (`Pass`). `loops.py` has the transitions; here are the facts that they are decided by.
+"""The state of training loops: what a thread or task is doing (`Lane`), and each pass over a
+DataLoader in it (`Pass`). `loops.py` has the transitions; here are the facts that decide them.
 
 Runs on the user's threads.
 """
@@ -32,9 +32,9 @@ EVALUATIONS = frozenset(("evaluation", "prediction"))
 # A loop that reads ahead has fetched at most this many items when it uses the first.
 MAX_AHEAD = 2
 # Parts of an item that are tried for one that can have a weak reference.
-MAX_PARTS = 8
+MAX_TRIED = 8
 
-# Set in the context of a task of asyncio, and so in those of the tasks that it starts.
+# Set in the context of an asyncio task, and so in those of the tasks that it starts.
 lane_of_context: ContextVar[Lane | None] = ContextVar("cirron_lane", default=None)
 
 
@@ -43,7 +43,9 @@ def nothing() -> None:
 
 
 class Load(hot.OwnSpan):
-    """A fetch."""
+    """A fetch, with its item: one that the program lets go before a model runs was skipped.
+    Programs: `grouped_items`, `zipped_groups`.
+    """
 
     __slots__ = ("item",)
     item: Callable[[], Any]  # a weak reference
@@ -233,7 +235,7 @@ class Pass:
 
 
 class Lane:
-    """What one thread is doing."""
+    """What one thread, or one asyncio task, is doing."""
 
     def __init__(self, task: Callable[[], Any] = nothing) -> None:
         self.task = task  # a weak reference; None: a thread
@@ -277,7 +279,7 @@ class Lane:
 
 
 class ThisThread(_local):
-    """Where a thread finds its lane. A task of asyncio has its own, unless it was started in a pass
+    """Where a thread finds its lane. An asyncio task has its own, unless it was started in a pass
     over a loader: then it works on that loop. Programs: `asyncio_trainings`, `asyncio_steps`.
     """
 
@@ -335,7 +337,7 @@ def reference_to(item: Any, depth: int = 3) -> Callable[[], Any]:
         parts = item.values() if isinstance(item, dict) else item
     if not depth or not isinstance(item, (dict, list, tuple)):
         return nothing
-    found = (reference_to(part, depth - 1) for part in itertools.islice(parts, MAX_PARTS))
+    found = (reference_to(part, depth - 1) for part in itertools.islice(parts, MAX_TRIED))
     return next((one for one in found if one is not nothing), nothing)
 
 
