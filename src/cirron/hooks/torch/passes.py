@@ -237,8 +237,8 @@ class Pass:
 class Lane:
     """What one thread, or one asyncio task, is doing."""
 
-    def __init__(self, task: Callable[[], Any] = nothing) -> None:
-        self.task = task  # a weak reference; None: a thread
+    def __init__(self) -> None:
+        self.task: Callable[[], Any] = nothing  # a weak reference to the task that has it
         self.passes: list[Pass] = []  # outermost first
         self.main: Pass | None = None  # the pass that owns the epoch and the steps
         self.loading: Pass | None = None  # it is being asked for an item
@@ -255,6 +255,11 @@ class Lane:
         self.optimizers: list[tuple[int, hot.Span | None]] = []
         self.epochs = 0  # so far
         self.free = FreeLoop(self)
+
+    @property
+    def is_idle(self) -> bool:
+        task = self.task()
+        return not (self.passes or self.free.is_open) and (task is None or task.done())
 
     @property
     def has_used_loop(self) -> bool:
@@ -291,13 +296,25 @@ class ThisThread(_local):
     def find(self) -> Lane:
         """The lane of the task, or of the thread if it runs none."""
         task = None if asyncio._get_running_loop() is None else asyncio.current_task()
-        lane = self.own if task is None else lane_of_context.get() or self.own
-        if lane.task() is not task and not lane.passes:
-            lane = Lane(weakref.ref(task))
-            lane_of_context.set(lane)
-            busy = [one for one in self.lanes if one.passes or one.free.is_open]
-            self.lanes = [*busy, self.own, lane]
+        if task is None:
+            lane = self.own
+            lane.task = nothing
+        else:
+            inherited = lane_of_context.get()
+            lane = inherited or self.own
+            is_inside = lane.passes and (lane is inherited or lane.task() is None)
+            if lane.task() is not task and not is_inside:
+                lane = self._take(task)
         self.lane = lane
+        return lane
+
+    def _take(self, task: Any) -> Lane:
+        lane = next((one for one in self.lanes if one.is_idle), None)
+        if lane is None:
+            lane = Lane()
+            self.lanes.append(lane)
+        lane.task = weakref.ref(task)
+        lane_of_context.set(lane)
         return lane
 
 
