@@ -170,9 +170,8 @@ def with_arguments(name: str, function: Callable[..., Any]) -> Callable[[Any], A
     """Wraps a callback as a function of the LoopState."""
     by_position, by_keyword = callback_arguments(name, function)
     if by_keyword:
-        get = attrgetter(
-            "__class__", *by_keyword.values()
-        )  # with two or more names, it returns a tuple
+        # With two or more names, it returns a tuple.
+        get = attrgetter("__class__", *by_keyword.values())
         names = tuple(by_keyword)
         return lambda run: function(
             *(getattr(run, one) for one in by_position),

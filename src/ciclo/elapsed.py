@@ -81,8 +81,10 @@ class Elapsed:
         self.date = now() if date is None else date
         self.batch_samples = 0
         self.batch_tokens = 0
-        # Just below the counts, so that a period that equals them is reached now.
-        self._before: Counts = (samples - 1, tokens - 1, nextafter(time, -1.0), self.date)
+        # Just below the counts, so that a period that equals them is reached now. In a jitted
+        # function, the time is not a number yet.
+        earlier = nextafter(time, -1.0) if isinstance(time, (int, float)) else time
+        self._before: Counts = (samples - 1, tokens - 1, earlier, self.date)
         self._anchors: Anchors = {}  # the memory of schedules before this iteration
         self._noted: Anchors | None = None  # what they record for the next
 
@@ -274,7 +276,8 @@ def _integer(name: str, given: Any) -> int:
         if not isinstance(given, bool):
             return operator.index(given)
     except (TypeError, ValueError):  # torch and TensorFlow raise either
-        pass
+        if "Tracer" in type(given).__name__:  # of JAX, inside a jitted function
+            return given  # type: ignore[no-any-return]
     kind = type(given).__name__
     raise PeriodError(f"{name}={given!r} is not a whole number ({kind}); write {name}=1000")
 

@@ -110,7 +110,7 @@ def shown(given: Any) -> str:
     """A value in an error: one line, with its type if that is not obvious."""
     text, kind = " ".join(repr(given).split()), type(given)
     text = text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
-    is_clear = kind in LITERAL or kind.__name__ in text
+    is_clear = kind in LITERAL or isinstance(given, type) or kind.__name__.lower() in text.lower()
     return text if is_clear else f"{text} ({kind.__name__})"
 
 

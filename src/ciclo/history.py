@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping
 from operator import sub
 from typing import TYPE_CHECKING, Any, overload
 
@@ -13,10 +12,10 @@ from ciclo.columns import Column
 from ciclo.device_values import STACKED
 from ciclo.elapsed import FIELDS, Elapsed, check_elapsed
 from ciclo.errors import CallbackError, need, shown
-from ciclo.logs import COLLECTIONS, DICTS, Logs
+from ciclo.logs import COLLECTIONS, DICTS, Logs, check_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import SupportsIndex, TypeAlias
 
     from ciclo.logs import LogsLike
@@ -52,8 +51,7 @@ class History:
 
     def append(self, row: LogsLike) -> None:
         """Adds a row, such as one of another history; its counts are in its `elapsed`."""
-        if not hasattr(row, "items"):
-            raise CallbackError(f"a row of a history is logs, a dict of dicts; got {shown(row)}")
+        check_logs(row)
         given = row.get("elapsed", {})
         counts = {name: given[name] for name in FIELDS if name in given}
         number = 0 if self._newest is None else self._newest + 1
@@ -69,8 +67,7 @@ class History:
     def commit(self, elapsed: Elapsed, logs: LogsLike) -> None:
         """Adds the logs of a step; a second commit for the same step extends its row."""
         check_elapsed(elapsed, "the first argument of history.commit")
-        if not isinstance(logs, Mapping):
-            raise CallbackError(f"logs are a dict of dicts; got {shown(logs)} to commit")
+        check_logs(logs)
         self.record(elapsed, logs)
 
     def record(self, elapsed: Elapsed, logs: LogsLike) -> None:

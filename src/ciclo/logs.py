@@ -64,8 +64,9 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add(self, collection: str, name: str, value: Any) -> Logs:
         """Adds a value to any collection, and returns the logs."""
-        if not (isinstance(name, str) and isinstance(collection, str)):
-            raise CallbackError(f"log names must be strings: got {name!r} in {collection!r}")
+        for one in () if type(name) is type(collection) is str else (name, collection):
+            if not isinstance(one, str):
+                raise CallbackError(f"log names must be strings: got {name!r} in {collection!r}")
         if (found := self.get(collection)) is None:
             found = self[collection] = Collection()
         found[name] = value
@@ -128,11 +129,7 @@ class Logs(dict[str, dict[str, Any]]):
 
     def merge(self, other: LogsLike) -> Logs:
         """Adds all values of other logs; they replace values of the same name."""
-        if not isinstance(other, Mapping):
-            raise CallbackError(
-                f"got {describe(other)} as logs; write a dict of dicts:"
-                ' {"metrics": {"loss": 0.5}}'
-            )
+        check_logs(other)
         for collection, values in other.items():
             try:
                 if (found := self.get(collection)) is None:
@@ -228,6 +225,13 @@ class Logs(dict[str, dict[str, Any]]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Logs, (dict(self),)
+
+
+def check_logs(given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise CallbackError(
+            f'got {describe(given)} as logs; write a dict of dicts: {{"metrics": {{"loss": 0.5}}}}'
+        )
 
 
 def logs(given: LogsLike | None = None, **collections: Mapping[str, Any]) -> Logs:

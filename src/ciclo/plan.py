@@ -37,10 +37,9 @@ class Plan:
     def __init__(
         self, state: Any, tasks: Tasks, callbacks: Iterable[Any], replaced: Iterable[str] = ()
     ) -> None:
-        self.own: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
-        self.tasks: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
-        self.methods: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
-        self.callbacks: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
+        self.own, self.tasks, self.methods, self.callbacks = (
+            {moment: list[Any]() for moment in MOMENTS} for _ in range(4)
+        )
         self.scheduled: list[tuple[Any, Any]] = []
         for name, moment in _names():
             # Some objects have every attribute, so other names than steps must be on the class.

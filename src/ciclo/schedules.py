@@ -46,8 +46,10 @@ class Schedule:
         return self.is_due(elapsed)
 
     def is_due(self, elapsed: Elapsed) -> bool:
-        """What a loop calls, without checks."""
-        raise NotImplementedError
+        """What a loop calls, without checks. A class of the user defines `__call__` instead."""
+        if type(self).__call__ is Schedule.__call__:
+            raise NotImplementedError(f"{type(self).__name__} has no __call__(elapsed)")
+        return bool(self(elapsed))
 
     def parts(self) -> Iterator[Schedule]:
         """The schedule and those inside it that share its time, in a fixed order."""
@@ -122,7 +124,8 @@ class Function(Schedule):
         except TypeError:
             raise PeriodError(
                 f"{function!r} is not a schedule: it must take one argument, as in"
-                " lambda elapsed: elapsed.steps > 100"
+                " lambda elapsed: elapsed.steps > 100. Schedules are the keys of tasks, and"
+                " callbacks the values: {ciclo.every(1): train_step}"
             ) from None
         self.function = function
 
@@ -437,8 +440,7 @@ def piecewise(
 def as_schedule(given: Any) -> Schedule:
     """Converts a function of `elapsed` or a period to a schedule."""
     if isinstance(given, Schedule):
-        is_own = type(given).__call__ is not Schedule.__call__  # a class of the user
-        return Function(given) if is_own else given
+        return given
     if isinstance(given, Period):
         return at(*[given.steps], **{n: getattr(given, n) for n in FIELDS[1:]})
     if any(given is one for one in (every, at, after, always, never, piecewise)):

@@ -171,12 +171,7 @@ class checkpoint(LoopCallback):  # noqa: N801  a name like the functions beside 
     # -- both ----------------------------------------------------------------------------------
 
     def _save(
-        self,
-        step: int,
-        state: Any,
-        logs: Logs,
-        known: Logs | None,
-        loop: dict[str, Any] | None,
+        self, step: int, state: Any, logs: Logs, known: Logs | None, loop: dict[str, Any] | None
     ) -> None:
         self._writer.wait()
         self._check(step)

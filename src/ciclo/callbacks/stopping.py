@@ -61,13 +61,8 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
                 " looks=3 (evaluations), and not both"
             )
         if patience is not None and not isinstance(patience, Period):
-            check(
-                "patience",
-                whole("patience", patience),
-                lambda one: one > 0,
-                "1 or more, or ciclo.at(...)",
-            )
-            patience = Period(patience)
+            patience = Period(whole("patience", patience))
+            check("patience", patience.steps, lambda one: one > 0, "1 or more, or ciclo.at(...)")
         if looks is not None:
             check("looks", whole("looks", looks), lambda one: one > 0, "1 or more")
         delta = number(min_delta)
@@ -136,7 +131,14 @@ class early_stopping(LoopCallback):  # noqa: N801  a name like the functions bes
             return False
         self._looks += 1
         if self.patience is not None:
-            return self.patience.is_reached_by(elapsed - self._since)
+            gone, steps = elapsed - self._since, self.patience.steps
+            if self._looks == 1 and steps is not None and 1 < steps < gone.steps:
+                warn(
+                    f"early_stopping has patience={steps}, a number of steps, and looks at"
+                    f" {self.monitor!r} every {gone.steps} steps, so it stops at the first look"
+                    f" without improvement; for evaluations, use looks={steps}"
+                )
+            return self.patience.is_reached_by(gone)
         return self.looks is not None and self._looks >= self.looks
 
     def on_loop_end(self, loop_state: LoopState[Any]) -> None:

@@ -140,9 +140,7 @@ class Folder:
     def remove(self, step: int) -> None:
         gone = self.path / f".{self.prefix}{step:08d}.gone"
         with suppress(FileNotFoundError):
-            self.place(step).rename(
-                gone
-            )  # first, so that an incomplete checkpoint never has its name
+            self.place(step).rename(gone)  # so that an incomplete checkpoint never has its name
             _remove(gone)
 
     def _wait_for_the_others(self, draft: Path, count: int) -> None:

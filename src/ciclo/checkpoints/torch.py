@@ -126,9 +126,8 @@ def _read_spread(
         mesh = getattr(likes.get(int(name)), "device_mesh", meshes[0])
         targets[name] = tensor.zeros(shape, dtype=dtype, device_mesh=mesh, placements=places)
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "torch.distributed is disabled"
-        )  # a single process may load
+        # A single process may load.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
         try:
             checkpoints.load(targets, **source)
         except checkpoints.CheckpointException as error:  # a BaseException, with all tracebacks

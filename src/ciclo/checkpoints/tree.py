@@ -44,11 +44,7 @@ NUMBERS = ("int", "float", "complex")  # numbers that JSON cannot represent
 # All node types of a structure, apart from lists and plain values.
 TAGS = {*SEQUENCES, *MAPPINGS, *NUMBERS, "deque", "leaf", "in_place", "parts", "code", "pickle"}
 # The methods that get and set the state of an object that is restored in place.
-IN_PLACE = (
-    ("state_dict", "load_state_dict"),
-    ("get_state", "set_state"),
-    ("getstate", "setstate"),
-)
+IN_PLACE = (("state_dict", "load_state_dict"), ("get_state", "set_state"), ("getstate", "setstate"))
 # Code, not state: it is taken from `like`. So are functions with `__wrapped__`.
 CODE = (
     type,

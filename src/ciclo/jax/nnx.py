@@ -42,11 +42,7 @@ def _others(module: Any) -> Any:
     return nnx.to_pure_dict(nnx.state(module, nnx.Not(nnx.Param)))
 
 
-def create_nnx_state(
-    module: Any,
-    tx: Any = None,
-    **options: Unpack[ModelOptions],
-) -> ModelState:
+def create_nnx_state(module: Any, tx: Any = None, **options: Unpack[ModelOptions]) -> ModelState:
     """Creates a state with `train_step`, `test_step`, `predict_step` and `reset_step`.
 
     module: an NNX module, which is not changed, or a function that returns one: then the parameters

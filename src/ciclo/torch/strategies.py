@@ -168,9 +168,7 @@ class Sharded(Placed):
 
         if not any(isinstance(one, FSDPModule) for one in self.module.modules()):
             for value in (*self.module.parameters(), *self.module.buffers()):
-                dist.broadcast(
-                    value.detach(), src=0
-                )  # else each shard has different initial values
+                dist.broadcast(value.detach(), src=0)  # else shards have different initial values
         if not isinstance(self.module, FSDPModule):
             mesh = init_device_mesh(self.device.type, (self.processes,))
             for block in self._blocks():

@@ -985,12 +985,15 @@ def record_of(span: Span) -> Closed:
     above, phase = parent.sequence, parent.phase
     if phase is not None and phase[0] < span.sequence and span.thread == parent.thread:
         above = phase[0]
+    attrs = span.attrs
+    if attrs.__class__ is dict:
+        attrs = (settle if span.end else preview)(attrs)
     return (
         span.sequence,
         0 if parent is span else above,
         span.name,
         span.index,
-        None if span.attrs is None else (settle if span.end else preview)(span.attrs),
+        attrs,
         span.start,
         span.end,
         span.thread,

@@ -88,6 +88,22 @@ def test_elapsed_and_logs_go_through_jit() -> None:
     assert 1 == compiled
 
 
+def test_counting_inside_a_jitted_function() -> None:
+    """Differences, later counts and schedules of steps are traced like other numbers."""
+    start = ciclo.Elapsed(steps=1)
+
+    @jax.jit
+    def train_step(state: jax.Array, batch: Any, elapsed: ciclo.Elapsed) -> Any:
+        gone = {"gone": (elapsed - start).steps, "done": elapsed.done().steps}
+        later = {"later": elapsed.update(4).samples, "is_due": ciclo.every(2)(elapsed)}
+        return {"metrics": {**gone, **later}}, state + 1
+
+    result = ciclo.loop(jnp.float32(0), [np.ones(2)] * 3, {ciclo.every(1): train_step})
+
+    assert ([-1, 0, 1], [1, 2, 3]) == result.history.collect("gone", "done")
+    assert ([4, 6, 8], [1, 0, 1]) == result.history.collect("later", "is_due")
+
+
 def test_arrays_are_not_kept_alive() -> None:
     """Of a thousand logged arrays only a queue's worth is alive."""
     made: list[weakref.ref[Any]] = []

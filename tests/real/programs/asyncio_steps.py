@@ -32,13 +32,13 @@ async def validate():
     model.train()
 
 
-async def main():
-    for _epoch in range(2):
-        counts["epoch"] += 1
-        for x, y in DataLoader(points(24), batch_size=8):
-            await asyncio.create_task(step(x, y))
-        await asyncio.create_task(validate())
+async def train():
+    counts["epoch"] += 1
+    for x, y in DataLoader(points(24), batch_size=8):
+        await asyncio.create_task(step(x, y))
+    await asyncio.create_task(validate())
 
 
-asyncio.run(main())
+for _epoch in range(2):
+    asyncio.run(train())
 result(counts, weights=digest(*model.parameters()))

@@ -232,7 +232,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a_history_of_numbers": (
         lambda: ciclo.history([0.5]),  # type: ignore[list-item]
-        "a row of a history is logs, a dict of dicts; got 0.5",
+        "got 0.5 as logs; write a dict of dicts",
     ),
     "nothing_to_collect": (
         lambda: ciclo.history().collect(),
@@ -287,6 +287,17 @@ WARNINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "a_dataset_of_torch_without_a_loader": (
         lambda: run(lambda: None, data=torch.utils.data.TensorDataset(torch.zeros(2, 3))),
         "give torch.utils.data.DataLoader(dataset, batch_size=32)",
+    ),
+    "a_patience_in_epochs": (
+        lambda: ciclo.fit(
+            0,
+            range(5),
+            epochs=9,
+            train_step=lambda: LOGS,
+            callbacks=[ciclo.early_stopping("x", patience=3)],
+        ),
+        "every 5 steps, so it stops at the first look without improvement; for evaluations, use"
+        " looks=3",
     ),
     "a_train_step_that_forgets_its_new_state": (
         lambda: ciclo.train_loop(

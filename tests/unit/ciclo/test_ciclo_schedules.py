@@ -413,3 +413,19 @@ def test_a_maker_of_schedules_is_none() -> None:
     """Forgotten parentheses are told when the loop is set up."""
     with pytest.raises(ciclo.PeriodError, match=r"every is not called: write ciclo.every\("):
         ciclo.loop(0, range(1), {ciclo.every: lambda: None})
+
+
+def test_a_schedule_class_of_the_user() -> None:
+    """It defines `__call__`, and combines like the others."""
+
+    class Odd(ciclo.Schedule):
+        def __call__(self, elapsed: ciclo.Elapsed) -> bool:
+            return elapsed.steps % 2 == 1
+
+    seen: list[int] = []
+    tasks = {Odd() & ~ciclo.at(3): lambda elapsed: seen.append(elapsed.steps)}
+    ciclo.loop(None, range(8), {**tasks, Odd(): lambda elapsed: seen.append(-elapsed.steps)})
+
+    assert seen == [1, -1, -3, 5, -5, 7, -7]
+    with pytest.raises(NotImplementedError, match="Schedule has no __call__"):
+        ciclo.Schedule()(ciclo.Elapsed())

@@ -1,7 +1,8 @@
 """The state machine by which training loops are understood. `docs/pytorch.md` has the rule on one
 page; `passes.py` has the state, and the questions that transitions ask of it.
 
-Each thread has a lane. In it, each iterator of a DataLoader that is asked for items is a pass:
+Each thread, and each asyncio task that trains, has a lane. In it, each iterator of a DataLoader
+that is asked for items is a pass:
 
     UNDECIDED    no model has used the items. Fetches wait for a parent
     USED         a model has, but it may still be trained with them. Its spans wait as well
@@ -176,7 +177,7 @@ class Loops:
         if current.length is None:
             self._split_endless(current)
         if current.span is not None and not is_under(hot.innermost(), current.span):
-            hot.enter_context(current.span)  # which a task of asyncio has opened in its own context
+            hot.enter_context(current.span)  # an asyncio task has opened it, in its own context
         name = "step" if current.is_training else "batch"
         current.step = hot.begin(name, current.index, None, hot.Step, at)
         for load in loads:

@@ -1,5 +1,5 @@
-"""The state of training loops: what a thread is doing (`Lane`), and each pass over a DataLoader in
-it (`Pass`). `loops.py` has the transitions; here are the facts that they are decided by.
+"""The state of training loops: what a thread or task is doing (`Lane`), and each pass over a
+DataLoader in it (`Pass`). `loops.py` has the transitions; here are the facts that decide them.
 
 Runs on the user's threads.
 """
@@ -32,9 +32,9 @@ EVALUATIONS = frozenset(("evaluation", "prediction"))
 # A loop that reads ahead has fetched at most this many items when it uses the first.
 MAX_AHEAD = 2
 # Parts of an item that are tried for one that can have a weak reference.
-MAX_PARTS = 8
+MAX_TRIED = 8
 
-# Set in the context of a task of asyncio, and so in those of the tasks that it starts.
+# Set in the context of an asyncio task, and so in those of the tasks that it starts.
 lane_of_context: ContextVar[Lane | None] = ContextVar("cirron_lane", default=None)
 
 
@@ -43,7 +43,9 @@ def nothing() -> None:
 
 
 class Load(hot.OwnSpan):
-    """A fetch."""
+    """A fetch, with its item: one that the program lets go before a model runs was skipped.
+    Programs: `grouped_items`, `zipped_groups`.
+    """
 
     __slots__ = ("item",)
     item: Callable[[], Any]  # a weak reference
@@ -235,10 +237,10 @@ class Pass:
 
 
 class Lane:
-    """What one thread is doing."""
+    """What one thread, or one asyncio task, is doing."""
 
-    def __init__(self, task: Callable[[], Any] = nothing) -> None:
-        self.task = task  # a weak reference; None: a thread
+    def __init__(self) -> None:
+        self.task: Callable[[], Any] = nothing  # a weak reference to the task that has it
         self.passes: list[Pass] = []  # outermost first
         self.main: Pass | None = None  # the pass that owns the epoch and the steps
         self.loading: Pass | None = None  # it is being asked for an item
@@ -255,6 +257,11 @@ class Lane:
         self.optimizers: list[tuple[int, hot.Span | None]] = []
         self.epochs = 0  # so far
         self.free = FreeLoop(self)
+
+    @property
+    def is_idle(self) -> bool:
+        task = self.task()
+        return not (self.passes or self.free.is_open) and (task is None or task.done())
 
     @property
     def has_used_loop(self) -> bool:
@@ -279,7 +286,7 @@ class Lane:
 
 
 class ThisThread(_local):
-    """Where a thread finds its lane. A task of asyncio has its own, unless it was started in a pass
+    """Where a thread finds its lane. An asyncio task has its own, unless it was started in a pass
     over a loader: then it works on that loop. Programs: `asyncio_trainings`, `asyncio_steps`.
     """
 
@@ -291,13 +298,25 @@ class ThisThread(_local):
     def find(self) -> Lane:
         """The lane of the task, or of the thread if it runs none."""
         task = None if asyncio._get_running_loop() is None else asyncio.current_task()
-        lane = self.own if task is None else lane_of_context.get() or self.own
-        if lane.task() is not task and not lane.passes:
-            lane = Lane(weakref.ref(task))
-            lane_of_context.set(lane)
-            busy = [one for one in self.lanes if one.passes or one.free.is_open]
-            self.lanes = [*busy, self.own, lane]
+        if task is None:
+            lane = self.own
+            lane.task = nothing
+        else:
+            inherited = lane_of_context.get()
+            lane = inherited or self.own
+            is_inside = lane.passes and (lane is inherited or lane.task() is None)
+            if lane.task() is not task and not is_inside:
+                lane = self._take(task)
         self.lane = lane
+        return lane
+
+    def _take(self, task: Any) -> Lane:
+        lane = next((one for one in self.lanes if one.is_idle), None)
+        if lane is None:
+            lane = Lane()
+            self.lanes.append(lane)
+        lane.task = weakref.ref(task)
+        lane_of_context.set(lane)
         return lane
 
 
@@ -337,7 +356,7 @@ def reference_to(item: Any, depth: int = 3) -> Callable[[], Any]:
         parts = item.values() if isinstance(item, dict) else item
     if not depth or not isinstance(item, (dict, list, tuple)):
         return nothing
-    found = (reference_to(part, depth - 1) for part in itertools.islice(parts, MAX_PARTS))
+    found = (reference_to(part, depth - 1) for part in itertools.islice(parts, MAX_TRIED))
     return next((one for one in found if one is not nothing), nothing)
 
 
