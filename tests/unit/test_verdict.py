@@ -449,10 +449,8 @@ def test_an_evaluation_that_waits_for_steps_of_jax(
     wall: int, awaited: int | None, kinds: list[str]
 ) -> None:
     """JAX issues steps and computes them later: 10 steps take up to 95 ms of each evaluation."""
-    steps = [
-        Step(0, at, at * 10 * MS, wall, *[None] * 4, 0, wall, None, None, awaited=awaited)
-        for at in range(300)
-    ]
+    none = dict.fromkeys(("data_load", "forward", "backward", "optimizer"))
+    steps = [step(at * 10 * MS, at, own=wall, awaited=awaited, **none) for at in range(300)]
     account = {"in no phase": 300 * wall, "evaluation": 300 * (10 * MS - wall)}
     found = Facts("cpu", 1, "jax", steps, "batch", account=account, window_ns=3000 * MS)
     found.asides = {"evaluation": 30}
