@@ -467,7 +467,7 @@ class TorchHook:
         ours += [hot.begin_phase, hot.end_phase, hot.open_phase]
         ours += [torch.autograd.backward, torch.autograd.grad]
         ours += [loops.begin_step, loops.begin_load, loops.end_load, loops.fail_load]
-        ours += [loops.close, loops.iterator_gone]
+        ours += [loops.close, loops.iterator_gone, self._this_thread.find, reference_to]
         ours += [self._before_forward, self._is_model, self._begin_work]
         ours += [self._before_step, self._after_step]
         for function in ours:

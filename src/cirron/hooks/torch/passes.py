@@ -136,10 +136,7 @@ class Pass:
     @property
     def open_above(self) -> hot.Span:
         """The span that was open when it began, or the nearest one around that which still is."""
-        span = self.above
-        while span.end and span.parent is not span:
-            span = span.parent
-        return span
+        return hot._open_ancestor(self.above)
 
     @property
     def has_own_steps(self) -> bool:
