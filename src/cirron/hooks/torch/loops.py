@@ -469,7 +469,7 @@ class Loops:
 
     def close(self, span: hot.Span) -> None:
         """Closes a span of a hook. If it is not known yet what it belongs to, it waits."""
-        lane = self.this_thread.find()
+        lane = self.this_thread.lane
         is_known = lane.main is not None or lane.step is span.parent
         for current in lane.passes:
             if is_known and current.state is not USED:
