@@ -875,7 +875,7 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
     ahead = waits._replace(where="epoch[1] > step[0] > backward", last_step=0, epoch=1)
     stuck = Ending(1, "signal", "", 9, None, "SIGTERM", 5, "step", 0)
 
-    assert "rank 1: nothing happened for 80 s" in judge(facts(endings=[waits, loads]))[0].summary
+    assert "rank 1: nothing happened for 1m 20s" in judge(facts(endings=[waits, loads]))[0].summary
     assert "rank 1 never got there" in judge(facts(endings=[ahead, stuck]))[0].summary
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from cirron.verdict.endings import brief
 from cirron.verdict.findings import Finding
 from cirron.verdict.rules import memory
+from cirron.view import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +109,7 @@ def judge_hang(facts: Facts) -> Judged:
     return Finding(
         "hung",
         ("" if len(facts.endings) == 1 or first.rank is None else f"rank {first.rank}: ")
-        + f"nothing happened for {first.silent_s:.0f} s {where}{end}"
+        + f"nothing happened for {lasted(first)} {where}{end}"
         + ("" if late.position == first.position else f"; rank {late.rank} never got there"),
         None,
         None,
@@ -117,6 +118,10 @@ def judge_hang(facts: Facts) -> Judged:
         "cirron why shows the stacks" + (NO_ANSWER if is_loading else ""),
         is_urgent=True,
     )
+
+
+def lasted(one: Ending) -> str:
+    return text.duration(int((one.silent_s or 0.0) * 1e9))
 
 
 def placed(one: Ending) -> str:
@@ -133,6 +138,6 @@ def told(one: Ending) -> str:
     where = f", last seen in {one.where}" if one.where else ""
     epoch = "" if one.epoch is None else f" of epoch {one.epoch}"
     step = "" if one.last_step is None else f"; last {one.step_name} {one.last_step}{epoch}"
-    silent = "" if one.silent_s is None else f"; nothing happened for {one.silent_s:.0f} s"
+    silent = "" if one.silent_s is None else f"; nothing happened for {lasted(one)}"
     error = f": {brief(one.error)}" if one.error else ""
     return f"{who} {state}{where}{step}{silent}{error}"
