@@ -986,7 +986,7 @@ def record_of(span: Span) -> Closed:
     if phase is not None and phase[0] < span.sequence and span.thread == parent.thread:
         above = phase[0]
     attrs = span.attrs
-    if attrs.__class__ is dict:
+    if attrs is not None and attrs.__class__ is not Settled:  # a program may assign anything
         attrs = (settle if span.end else preview)(attrs)
     return (
         span.sequence,
