@@ -237,7 +237,8 @@ class Span:
 
     def set(self, **attrs: Any) -> None:
         """Adds attributes while the scope is open."""
-        self.attrs = {**self.attrs, **attrs} if self.attrs else attrs
+        before = self.attrs
+        self.attrs = {**before, **attrs} if isinstance(before, dict) else attrs
 
     @property
     def id(self) -> str:

@@ -599,6 +599,12 @@ def test_what_a_program_sets_on_a_span(scripts: Scripts) -> None:
             with ci.scope("before"), ci.scope("set") as span:
                 setattr(span, field, given)
                 ci.trace(format="dict")
+        try:
+            with ci.scope("failed") as span:
+                span.attrs = [1, 2]
+                raise ValueError
+        except ValueError:
+            pass
         with ci.scope("step"):
             pass
         print(ci.flush().ok, ci.health()["errors"])
@@ -610,6 +616,7 @@ def test_what_a_program_sets_on_a_span(scripts: Scripts) -> None:
     assert 1 == len(scripts.spans("x" * 1000)) == len(scripts.spans("step"))
     assert [None, 2**63 - 1, 7, None, None] == [span.index for span in scripts.spans("set")]
     assert [{"attrs": [1, 2]}, {"<tuple>": 3}] == [s.attrs for s in scripts.spans("set")[3:]]
+    assert [{"error": "ValueError"}] == [span.attrs for span in scripts.spans("failed")]
 
 
 def test_a_finalizer_that_opens_a_scope(scripts: Scripts) -> None:
