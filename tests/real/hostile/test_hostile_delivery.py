@@ -277,13 +277,13 @@ class TestUnreadableSpoolFiles:
         """A file that the disk cannot give is skipped."""
         bad, _ = leave(root, A, 1, 2)
 
-        def fail(path: Path, flags: int = os.O_RDONLY) -> int:
+        def fail(path: Path, limit: int) -> bytes:
             if path == bad:
                 raise OSError(number, os.strerror(number))
-            return open_regular(path, flags)
+            return read_regular(path, limit)
 
-        open_regular = system.open_regular
-        monkeypatch.setattr(system, "open_regular", fail)
+        read_regular = system.read_regular
+        monkeypatch.setattr(system, "read_regular", fail)
         with Endpoint() as endpoint:
             counted = deliver(make_sink, endpoint, root)
 
@@ -296,14 +296,14 @@ class TestUnreadableSpoolFiles:
         """A shortage of descriptors is no fault of the file: it is tried again."""
         tries = iter([True, True, False])
 
-        def fail(path: Path, flags: int = os.O_RDONLY) -> int:
+        def fail(path: Path, limit: int) -> bytes:
             if path.parent.name == "spool" and next(tries, False):
                 raise OSError(errno.EMFILE, "Too many open files")
-            return open_regular(path, flags)
+            return read_regular(path, limit)
 
-        open_regular = system.open_regular
+        read_regular = system.read_regular
         leave(root, A, 1, 2)
-        monkeypatch.setattr(system, "open_regular", fail)
+        monkeypatch.setattr(system, "read_regular", fail)
         with Endpoint() as endpoint:
             sink = make_sink(endpoint, DiskOutbox(root, B))
             sink.tick()
@@ -311,6 +311,7 @@ class TestUnreadableSpoolFiles:
             sink.close(soon())
 
             assert ids(1, 2) == endpoint.batch_ids
+        assert [] == list(tries)
         assert 0 == sink.health()["http_unreadable"]
 
 
