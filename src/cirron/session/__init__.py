@@ -102,9 +102,10 @@ def begin_by_itself() -> None:
     """For `cirron run`: starts profiling, until the program calls `ci.profile()` itself."""
     global _is_automatic
     with _lock:
-        if _profiler is None:
-            profile()
-            _is_automatic = True
+        if _profiler is not None:
+            return
+        profile()
+        _is_automatic = True
     if _session is None:
         return
     # Workers of a pool and of a loader import a framework, and often record nothing.

@@ -532,3 +532,11 @@ class TestMoments:
         ciclo.train_loop(0, [1], STEP, callbacks=[action])
 
         assert seen == [(0, True), (1, True), (2, True), (0, True)]
+
+
+@pytest.mark.parametrize("kind", [ciclo.CicloError, TypeError, ValueError])
+def test_an_argument_error_is_caught_as_python_names_it(kind: type[Exception]) -> None:
+    with pytest.raises(kind) as caught:
+        ciclo.early_stopping(UNTYPED, 3)
+
+    assert ciclo.ArgumentError is type(caught.value)
