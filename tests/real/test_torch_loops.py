@@ -47,6 +47,9 @@ class Loop:
         self.optimizer.step()
 
 
+PHASES = "forward:train backward optimizer_step"  # of a step without a loader
+
+
 def steps(count: int, body: str = STEP) -> str:
     return " ".join(f"step[{index}]({body})" for index in range(count))
 
@@ -479,6 +482,128 @@ def test_a_loader_that_is_cycled(traced: Traced) -> None:
     assert f"epoch[0]({steps(2)}) epoch[1]({steps(2)})" == traced()
 
 
+def train_on_tensors(loop: Loop, count: int, *, marks: bool = False) -> list[float]:
+    """A loop without a loader, and its losses."""
+    losses = []
+    for _ in range(count):
+        loop.optimizer.zero_grad()
+        loss = loop.loss((torch.randn(2, 4), torch.randn(2, 1)))
+        loss.backward()
+        loop.optimizer.step()
+        losses.append(loss.item())
+        if marks:
+            ci.mark("loss", losses[-1])
+    return losses
+
+
+def marks_by_span(name: str) -> list[tuple[str, int | None, Any]]:
+    """The marks of this name, each with the span that has it."""
+    found, waiting = [], list(ci.trace(format="dict")["roots"])
+    while waiting:
+        span = waiting.pop(0)
+        found += [
+            (span["name"], span["index"], mark["value"])
+            for mark in span["marks"]
+            if mark["name"] == name
+        ]
+        waiting += span["children"]
+    return found
+
+
+def test_marks_at_the_end_of_an_iteration_without_a_loader(traced: Traced) -> None:
+    """A value that is marked after the optimizer's step is of that step, and replaces its loss."""
+    losses = train_on_tensors(Loop(), 4, marks=True)
+
+    found = marks_by_span("loss")
+    assert ("cirron.session", None) == found[0][:2]  # no loop was known
+    assert [("step", index) for index in (1, 2, 3)] == [one[:2] for one in found[1:]]
+    assert losses == [one[2] for one in found]
+
+
+def test_the_last_loss_without_a_loader(traced: Traced) -> None:
+    """The loss of the last step is there, and looking at it adds no step."""
+    losses = train_on_tensors(Loop(), 3)
+
+    for _ in range(2):
+        assert [("step", n, loss) for n, loss in enumerate(losses)] == marks_by_span("loss")
+    assert f"epoch[0]?({steps(3, PHASES)})" == traced()
+    ci.shutdown()
+    assert [("step", n, loss) for n, loss in enumerate(losses)] == marks_by_span("loss")
+    assert "rest" not in ci.trace(format="json")
+
+
+def test_ci_epochs_without_a_loader(traced: Traced) -> None:
+    """Steps go from one optimizer's step to the next; a summary after the last is the epoch's."""
+    loop, losses = Loop(), []
+    for _ in ci.epochs(range(2)):
+        losses += train_on_tensors(loop, 3, marks=True)
+        ci.mark("accuracy", 0.5, kind="summary")
+
+    assert f"epoch[0]({steps(3, PHASES)}) epoch[1]({steps(3, PHASES)})" == traced()
+    expected = [("step", n % 3, loss) for n, loss in enumerate(losses)]
+    assert expected == marks_by_span("loss")
+    assert [("epoch", 0, 0.5), ("epoch", 1, 0.5)] == marks_by_span("accuracy")
+
+
+def test_ci_epochs_with_one_step_each(traced: Traced) -> None:
+    """Full-batch training: each epoch has one step."""
+    loop = Loop()
+    for _ in ci.epochs(range(2)):
+        train_on_tensors(loop, 1)
+
+    assert f"epoch[0]({steps(1, PHASES)}) epoch[1]({steps(1, PHASES)})" == traced()
+
+
+def test_a_loader_after_a_loop_without_one_in_an_epoch(traced: Traced) -> None:
+    """Both loops have their steps in the epoch of the program."""
+    loop = Loop()
+    for _ in ci.epochs(range(1)):
+        train_on_tensors(loop, 2)
+        for batch in loader_of():
+            loop.step(batch)
+
+    assert f"epoch[0]({steps(2, PHASES)} {steps(2)})" == traced()
+
+
+def test_a_scope_around_each_step_in_ci_epochs(traced: Traced) -> None:
+    """A scope of the program around each iteration stays; it is not known to be a step."""
+    loop = Loop()
+    for _ in ci.epochs(range(1)):
+        for _ in range(3):
+            with ci.scope("mine"):
+                train_on_tensors(loop, 1)
+
+    assert f"epoch[0]({' '.join([f'mine({PHASES})'] * 3)})" == traced()
+
+
+def test_a_scope_around_the_steps_in_ci_epochs(traced: Traced) -> None:
+    """A scope around the loop has its steps."""
+    loop = Loop()
+    for _ in ci.epochs(range(1)):
+        with ci.scope("mine"):
+            train_on_tensors(loop, 3)
+
+    assert f"epoch[0](mine({steps(3, PHASES)}))" == traced()
+
+
+def test_targets_after_an_evaluation_without_a_loader(traced: Traced) -> None:
+    """A forward in train mode without gradients, for the targets of a step, ends an evaluation."""
+    loop = Loop()
+    train_on_tensors(loop, 2)
+    loop.model.eval()
+    with torch.no_grad():
+        loop.model(torch.randn(2, 4))
+    loop.model.train()
+    with torch.no_grad():
+        target = loop.model(torch.randn(2, 4))
+    loop.optimizer.zero_grad()
+    loop.loss((torch.randn(2, 4), target)).backward()
+    loop.optimizer.step()
+
+    third = f"step[2](evaluation(forward:eval) forward:train {PHASES})"
+    assert f"epoch[0]?({steps(2, PHASES)} {third})" == traced()
+
+
 def test_items_that_are_kept_and_cycled(traced: Traced) -> None:
     """`itertools.cycle` goes on without the loader: as a loop without one."""
     loop = Loop()
@@ -486,7 +611,7 @@ def test_items_that_are_kept_and_cycled(traced: Traced) -> None:
         loop.step(batch)
 
     phases = "forward:train backward optimizer_step"
-    assert f"epoch[0]({steps(2)}) epoch[1]?({steps(4, phases)} step[4]?)" == traced()
+    assert f"epoch[0]({steps(2)}) epoch[1]?({steps(4, phases)})" == traced()
 
 
 def test_a_loader_inside_a_dataset(traced: Traced) -> None:

@@ -39,3 +39,17 @@ def test_what_costs_little_is_always_measured() -> None:
     """If measuring is cheap, every step is measured."""
     assert all(run(Budget(0.01), 500, cost_ns=1_000))
     assert all(run(Budget(1.0), 500, cost_ns=STEP_NS))
+
+
+def test_the_first_steps_are_paid_for_too() -> None:
+    """The whole cost stays within the share, with the first steps and what other spans cost."""
+    budget = Budget(0.01)
+    for step in range(1, 1_001):
+        if budget.begin_step(step * STEP_NS):
+            budget.spend(120_000)
+        if step % 20 == 0:
+            budget.spend(16_000)  # as the event behind the losses
+
+    share = budget.health()["measuring_share"]
+    assert isinstance(share, float)
+    assert 0.009 <= share <= 0.0102  # the last measured step is not paid for yet

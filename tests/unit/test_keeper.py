@@ -164,6 +164,26 @@ class TestCap:
 
         assert 50_000 < most < 150_000
 
+    def test_a_file_that_is_counted_while_others_go(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A file that the spool's thread counts only after it was measured costs no other file."""
+        size = batch(1).size
+        rig = Rig(tmp_path, max_bytes=3 * size)
+        rig.put(*(batch(number) for number in range(1, 7)))
+        rig.folder.put(batch(7).file_name, batch(7).pieces)
+        remove = rig.folder.remove
+
+        def remove_first(name: str) -> bool:
+            monkeypatch.undo()
+            rig.keeper.add(batch(7))
+            return remove(name)
+
+        monkeypatch.setattr(rig.folder, "remove", remove_first)
+        rig.keeper.keep()
+
+        assert [5, 6, 7] == rig.indices()
+
     def test_the_thread_is_woken_by_size(self, tmp_path: Path) -> None:
         """A burst that passes the cap between two flushes is dealt with at once."""
         size = batch(1).size

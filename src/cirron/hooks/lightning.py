@@ -22,8 +22,6 @@ from cirron.hooks.engine import Tentative, Training, Wrapper, around, end_if_use
 from cirron.record import hot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cirron.hooks import Snapshots
     from cirron.settings import Settings
 
@@ -84,11 +82,11 @@ class LightningHook(Wrapper):
     def _call_callbacks(self, original: Any, args: Any, kwargs: Any) -> Any:
         event = EVENTS.get(args[1]) if len(args) > 1 else None
         if event is not None:
-            self._tell(self._tell_fit, event, args[0])
+            try:
+                event(self._find(args[0]), args[0])
+            except Exception as error:  # noqa: BLE001  protects the training
+                guard.caught(self.what, error)
         return original(*args, **kwargs)
-
-    def _tell_fit(self, event: Callable[[Fit, Any], None], trainer: Any) -> None:
-        event(self._find(trainer), trainer)
 
     def _optimizer_stepped(self, *_: Any) -> None:
         for fit in self._runs.open[-1:]:

@@ -234,8 +234,10 @@ class CirronCallback(Training, TrainerCallback):
 
     @event
     def on_log(self, args: Any, state: Any, more: Any) -> None:
-        logs = more["logs"]
-        is_filtered = 0.0 in (logs.get("loss"), logs.get("train_loss")) and self._is_lost()
+        logs, last = more["logs"], self._last_loss
+        is_zero = 0.0 in (logs.get("loss"), logs.get("train_loss"))
+        # The Trainer logs, so the device has computed the last loss.
+        is_filtered = is_zero and last is not None and not math.isfinite(last)
         self.log(logs, but=HIDDEN if is_filtered else HIDDEN[:1])
 
     @event
@@ -263,10 +265,6 @@ class CirronCallback(Training, TrainerCallback):
         """Profiling has ended."""
         self.snapshots = None
         self.end()
-
-    def _is_lost(self) -> bool:
-        """Whether the last loss is not finite. The Trainer logs, so the device has computed it."""
-        return self._last_loss is not None and not math.isfinite(self._last_loss)
 
     def _find_place(self, args: Any, state: Any, more: Any) -> None:
         """Finds the position of the run: the start, or the position of a checkpoint."""

@@ -22,28 +22,24 @@ class Budget:
         self.spent_ns = 0
         self._first_ns = 0
         self._last_ns = 0  # when the last step began
-        self._due_ns = 0.0  # when the last measured step is paid for
+        self._due_ns = 0.0  # when all that was spent is paid for
         self._due_step = 0
-        self._is_measuring = False
 
     def begin_step(self, now_ns: int) -> bool:
         """Whether the step that begins now is measured."""
         self.steps += 1
         self._last_ns = now_ns
         if now_ns < self._due_ns and self.steps < self._due_step:
-            self._is_measuring = False
             return False
         self._first_ns = self._first_ns or now_ns
-        self._due_ns = now_ns
+        self._due_ns = max(self._due_ns, now_ns)
         self._due_step = self.steps + (1 if self.steps < FIRST else LEAST)
-        self._is_measuring = True
         self.measured += 1
         return True
 
     def spend(self, cost_ns: int) -> None:
         self.spent_ns += cost_ns
-        if self._is_measuring:
-            self._due_ns += cost_ns / self.share if self.share else math.inf
+        self._due_ns += cost_ns / self.share if self.share else math.inf
 
     def health(self) -> dict[str, object]:
         """Counters for `ci.health()`."""

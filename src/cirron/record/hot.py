@@ -148,6 +148,8 @@ class Span:
     marked: dict[str, str | None]
     phase: Phase | None = None  # the current phase; only steps have one
     phase_kind: type[OwnSpan] | None = None  # the class of the phase's span
+    before: Span | None = None  # the step that is done, until something is recorded in this one
+    is_used = True  # False: nothing is recorded in it, and it may never have happened
 
     def __enter__(self) -> Span:
         if self.end != -1:
@@ -383,7 +385,7 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
     elif span.end:
         span = _open_ancestor(span)
     if hears_marks:
-        _hear(span, name)
+        span = _hear(span, name, kind)
     append((next(sequence), span.under, name, value, kind, settle(attrs) if attrs else None, now()))
 
 
@@ -551,7 +553,15 @@ def _capture(name: str, given: Any) -> Any:
         raise errors.not_a_value(name, given) from None
 
 
-def _hear(span: Span, name: str) -> None:
+def _hear(span: Span, name: str, kind: str) -> Span:
+    """Notes the name of a mark; returns the span that it belongs to.
+
+    Between two steps of a loop without a loader, a point is of the step that is done, and a summary
+    of what is around the steps.
+    """
+    before = span.before
+    if before is not None and not span.is_used:
+        span = before if kind == "point" else before.parent
     if watches_losses and name == "loss":
         own_loss(span)
     if keeps_names:
@@ -561,6 +571,7 @@ def _hear(span: Span, name: str) -> None:
             names = span.marked = {}
         if len(names) < MAX_MARKED:
             names[name] = None
+    return span
 
 
 def _open_ancestor(span: Span) -> Span:
@@ -885,11 +896,14 @@ def watch_losses(is_on: bool) -> None:
 
 
 def own_loss(span: Span) -> None:
-    """Notes that the program marks the loss of the step around this span itself."""
-    while span.name not in STEPS and span.parent is not span:
-        span = span.parent
-    if span.name in STEPS and watches_losses:
-        losses[span] = None
+    """Notes that the program marks the loss of the step around this span itself, or of a first step
+    that is not known yet.
+    """
+    step = span
+    while step.name not in STEPS and step.parent is not step:
+        step = step.parent
+    if watches_losses:
+        losses[step if step.name in STEPS else span] = None
 
 
 def mark_losses(span: Span) -> None:

@@ -288,7 +288,7 @@ def _collect() -> tree.Tree:
         collector.settle()
         spans += [collector.open_record(span) for span in collector.open_spans()]
         spans += collector.held_records()
-    marks: list[wire.Mark] = []
+    marks = collectors[-1].kept_losses()
     for span_bytes, mark_bytes in memory.chunks():
         spans += wire.decode_spans(span_bytes)
         marks += wire.decode_marks(mark_bytes)

@@ -7,11 +7,12 @@ that cannot be encoded is dropped and counted, without affecting others.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from itertools import compress, repeat, starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cirron import system
+from cirron import system, wire
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
 from cirron.record.value import Deferred, Polled, Several
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from cirron import wire
     from cirron.ship.encode import Columns
     from cirron.ship.sinks.memory import Memory
 
@@ -343,6 +343,16 @@ class Collector:
         with self.lock:
             return self._peek([*self._held, *closed, *suspended][-newest:])
 
+    def kept_losses(self) -> list[wire.Mark]:
+        """The losses of steps that have ended, as long as the program may mark its own instead."""
+        at = self.anchor.at
+        return [
+            wire.Mark(f"{span.id}:{ns}", span.id, "loss", "float", loss, {}, at(ns), "point")
+            for span, noted in hot.losses.copy().items()
+            for loss, ns in noted or ()
+            if span.end and isinstance(loss, float) and math.isfinite(loss)
+        ]
+
     def note_open(self) -> None:
         """Remembers what is open before records are taken: parents may close in the meantime."""
         self._open_before = {span.sequence for span in self._opened.copy()}
@@ -410,6 +420,9 @@ class Collector:
     def _unrecorded(self) -> list[hot.Span]:
         # copy() is one step for the interpreter; sorting the set itself could meet a change
         spans = self._opened.copy()
+        parents = {span.parent for span in spans}
+        # Between two steps, the next one may never come.
+        spans = {one for one in spans if one.before is None or one.is_used or one in parents}
         spans |= {phase for span in spans if (phase := hot.phase_of(span)) is not None}
         return sorted(spans, key=lambda span: span.sequence)
 

@@ -83,7 +83,6 @@ class Keeper:
         is_own: Callable[[str], bool] = lambda name: False,
         is_pending: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        self.bytes = 0  # of the spool: as last measured, plus what was written since
         self.evicted_files = 0
         self.evicted_bytes = 0
         self.problem: str | None = None
@@ -96,10 +95,19 @@ class Keeper:
         self._is_pending = is_pending
         self._new: deque[Part] = deque()
         self._levels: list[list[Part]] = [[], [], []]
-        self._unmeasured_bytes = max_bytes  # the folder has not been measured yet
+        # Only the keeper's thread counts what it measures, so that what the spool's thread counts
+        # meanwhile is never lost. A file that both have counted is counted once at the next measure.
+        self._measured_bytes = 0
+        self._unmeasured_bytes = 0  # written since
+        self._has_measured = False
         self._ticks = 0
         self._boxes_tick = 0  # when black boxes are next checked
         self._worker = Worker(self._run, "cirron-keeper")
+
+    @property
+    def bytes(self) -> int:
+        """The size of the spool: as last measured, plus what was written since."""
+        return self._measured_bytes + self._unmeasured_bytes
 
     # -- the spool's thread -----------------------------------------------------------------
 
@@ -107,7 +115,6 @@ class Keeper:
         self._worker.start()
 
     def add(self, batch: Sealed) -> None:
-        self.bytes += batch.size
         self._unmeasured_bytes += batch.size
         if batch.size < SMALL_BYTES:
             self._new.append(part_of(batch))
@@ -199,30 +206,31 @@ class Keeper:
             records=0,
         )
         self._spool.put(batch.file_name, batch.pieces, durable=True)
-        self.bytes += batch.size
+        self._measured_bytes += batch.size
         for part in found:
             self._spool.remove(part.name)
-            self.bytes -= part.size
+            self._measured_bytes -= part.size
         if level + 1 < len(self._levels) and batch.size < SMALL_BYTES:
             self._levels[level + 1].append(part_of(batch))
 
     # -- the cap ----------------------------------------------------------------------------
 
     def _keep_cap(self) -> None:
-        is_due = self._ticks % MEASURE_EVERY == 0
+        is_due = self._ticks % MEASURE_EVERY == 0 or not self._has_measured
         if self._unmeasured_bytes * MEASURE_PART <= self._max_bytes and not is_due:
             return
         self._spool.find()  # again: it may have been replaced by a link
         if self._spool.is_ours:
             remove_stale(self._spool)
-        self._unmeasured_bytes = 0
+        self._has_measured = True
+        self._unmeasured_bytes = 0  # before the files are listed: none is left out
         entries = sorted(self._spool.entries())
-        self.bytes = sum(entry.size for entry in entries)
+        self._measured_bytes = sum(entry.size for entry in entries)
         for entry in entries[:-1]:  # the newest is kept, however large
-            if self.bytes <= self._max_bytes:
+            if self._measured_bytes <= self._max_bytes:
                 return
             if (self._spool.is_ours or self._is_own(entry.name)) and self._spool.remove(entry.name):
-                self.bytes -= entry.size
+                self._measured_bytes -= entry.size
                 self.evicted_bytes += entry.size
                 self.evicted_files += 1
                 if self.evicted_files == 1:

@@ -411,9 +411,12 @@ class TorchHook:
             # A loader inside a dataset has no spans.
             if lane.loading is not None or not self._is_on:
                 return original(iterator)
-            load = step = None
+            load, step, start = None, None, 0
             try:
                 step = begin_step(lane, iterator)
+                start = 0 if step is None else step.start
+                if step is None and not loops.has_stepped_compiled:
+                    step = join_step(lane, iterator)
                 if step is None:
                     load = loops.begin_load(this_thread.find(), iterator)
             except Exception as error:  # noqa: BLE001  protects the loader
@@ -425,7 +428,7 @@ class TorchHook:
                     with guard.quiet("torch loader"):
                         load.item = reference_to(item)
                 return item
-            item = within(step, "data_load", None, own, step.start, original, args, NO_NAMES, fail)
+            item = within(step, "data_load", None, own, start, original, args, NO_NAMES, fail)
             lane.loading, lane.has_worked = None, False
             return item
 
@@ -469,7 +472,7 @@ class TorchHook:
         ours += [loops.begin_step, loops.begin_load, loops.end_load, loops.fail_load]
         ours += [loops.close, loops.iterator_gone, self._this_thread.find, reference_to]
         ours += [self._before_forward, self._is_model, self._begin_work]
-        ours += [self._before_step, self._after_step]
+        ours += [self._before_step, self._after_step, join_step]
         for function in ours:
             run_uncompiled(function, with_callees=True)
         stay_out_of_graphs()
@@ -513,6 +516,32 @@ def is_training(lane: Lane) -> bool:
     if main is None or not main.is_training or not lane.has_worked:
         return False
     return lane.passes[-1] is main and not main.is_exhausted
+
+
+def join_step(lane: Lane, iterator: Any) -> hot.Span | None:
+    """The fast path of a fetch in a step that a framework has opened. None: it may change what is
+    known about the loop.
+    """
+    main, step = lane.main, hot.current()
+    if (
+        main is None
+        or not isinstance(step, hot.Step)
+        or step.name not in STEPS
+        or step.phase is not None
+        or step.end
+        or not main.is_training
+        or main.opens_steps
+        or main.reads_ahead
+        or main.has_ended
+        or main.iterator() is not iterator
+        or len(lane.passes) > 1
+        or lane.optimizers
+        or not main.goes_on()
+    ):
+        return None
+    lane.loading, lane.step = main, step
+    main.fetched += 1
+    return step
 
 
 def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:

@@ -1,6 +1,7 @@
 """A training loop without a loader: its steps go from one optimizer step to the next.
 
-    nothing seen   | a forward with gradients, or a fetch by `next(iter(loader))`
+    nothing seen   | a forward with gradients, or a fetch by `next(iter(loader))`. Right inside an
+                   | epoch of the program, this is a loop: opens step 0
     FIRST STEP     | spans wait for a parent, until an optimizer has stepped
     ONE STEP DONE  | the second training shows that there is a loop: opens the epoch, step 0, step 1
     IN A STEP      | an optimizer step ends it, and the next one begins at once
@@ -8,7 +9,8 @@
 
 A step is open all the time, but the spans in it wait until something is trained in it: what comes
 after the last optimizer step is not part of a step. If the program has recorded something there,
-the step is renamed to `rest`; otherwise it leaves no record.
+the step is renamed to `rest`; otherwise it leaves no record. Marks between two steps are those of
+the step that is done, which is recorded only when the next one trains.
 
 Runs on the user's threads.
 """
@@ -32,11 +34,22 @@ if TYPE_CHECKING:
 current_graph_task_id = torch._C._current_graph_task_id  # -1 outside of a backward
 
 
+class FreeStep(engine.Tentative):
+    """A step, with the one before it until something is trained in this one."""
+
+    __slots__ = ("before",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = None
+
+
 class FreeLoop:
     """The loop of one thread."""
 
     def __init__(self, lane: Lane) -> None:
-        self.epoch: hot.Span | None = None
+        self.epoch: hot.Span | None = None  # what the steps are in
+        self._owns_epoch = False  # else the program has opened it, or an epoch around it
         self.step: hot.Span | None = None
         self.evaluation: hot.Span | None = None
         self.is_holding = False
@@ -60,10 +73,17 @@ class FreeLoop:
     def is_open(self) -> bool:
         return self.is_holding or self.epoch is not None
 
+    @property
+    def own_epoch(self) -> hot.Span | None:
+        return self.epoch if self._owns_epoch else None
+
     def before_forward(self, loops: Loops, model: weakref.ref[Any], *, is_in_train: bool) -> None:
         """A model runs while no loader is in use."""
         self._end_by_hand(loops)
+        self._settle()
         has_grad = torch.is_grad_enabled()
+        if is_in_train:
+            self.end_evaluation()
         if is_in_train and has_grad:
             self.saw_training(loops, is_forward=True)
             self._trained.add(model)
@@ -84,16 +104,21 @@ class FreeLoop:
             self._together = len(self._stepped)
             self._stepped.clear()
         goes_on = self._goes_on(loops)
+        self._settle()
         self.end_evaluation()
         if goes_on:
             if not is_forward:  # which may come after the last step
                 self._release()
-        elif hot.open_names() & {"epoch", *STEPS} or current_graph_task_id() != -1:
+            return
+        around = epoch_around()
+        if not STEPS.isdisjoint(hot.open_names()) or current_graph_task_id() != -1:
             self._release()  # the program or a framework has opened the step
-        elif self._is_due:
-            self._begin(loops)
+        elif isinstance(around, engine.Long) or (around is not None and self._lane.passes):
+            self._release()  # the steps are a framework's, or those of a loader
+        elif self._is_due or (around is not None and around is hot.innermost()):
+            self._begin(loops, around)
         elif self._ended_ns:
-            self._begin_with_held(loops)
+            self._begin_with_held(loops, around)
         elif not self.is_holding:
             self._hold(hot.innermost())
 
@@ -108,6 +133,7 @@ class FreeLoop:
 
     def take(self, loads: list[hot.Span]) -> None:
         """A fetch by `next(iter(loader))` belongs to the next step. Program: `next_iter`."""
+        self._settle()
         if loads and not self.is_holding and self.epoch is None:
             self._hold(loads[0].parent)
         for load in loads:
@@ -127,7 +153,7 @@ class FreeLoop:
         if not self._goes_on(loops):
             self._ended_ns = hot.now()
         elif not self._awaits_optimizers:
-            if self._index >= loops.steps_per_epoch:
+            if self._is_full(loops):
                 loops.keep_gradients()
             self._is_step_over = True
             self._goes_on(loops)
@@ -149,14 +175,21 @@ class FreeLoop:
         step, self.step = self.step, None
         self._lane.step = None
         is_over = self._is_step_over or self._awaits_optimizers
-        self._release(None if self.epoch is None or is_over else self.epoch.parent)
+        self._release(None if is_over else self.above_epoch)
         if step is not None:
+            self._settle_before(step)
             engine.end_if_used(step, "" if is_over else "rest")
         self._end_epoch(loops)
         self._ended_ns = 0
         self._is_due = self._is_step_over = False
         self._stepped.clear()
-        self._trained.clear()
+        if self._owns_epoch:
+            self._trained.clear()
+
+    @property
+    def above_epoch(self) -> hot.Span | None:
+        """What the spans beside the steps belong to."""
+        return self.epoch.parent if self._owns_epoch and self.epoch is not None else self.epoch
 
     def forget(self) -> None:
         """A loader is used: the optimizer step before it was not part of a loop without one."""
@@ -197,29 +230,55 @@ class FreeLoop:
         if self._is_step_over and hot.innermost() is self.step:
             self._is_step_over = False
             self._release()
-            if self._index >= loops.steps_per_epoch:
+            if self._is_full(loops):
                 hot.close(self.step)
                 self.step = None
                 self._end_epoch(loops)
                 self._is_due = True
                 return False
-            self._next_step(hot.follow(self.step, self._index))
+            step: Any = self.step
+            hot.suspend(step)
+            following: Any = hot.begin("step", self._index, None, FreeStep, step.end)
+            following.before = step
+            self._next_step(following)
         return True
+
+    def _is_full(self, loops: Loops) -> bool:
+        return self._owns_epoch and self._index >= loops.steps_per_epoch
+
+    def _settle(self) -> None:
+        """Records the step before the open one: from now on, marks are those of the open one."""
+        if self.step is not None:
+            self._settle_before(self.step)
+
+    def _settle_before(self, step: Any) -> None:
+        before, step.before = step.before, None
+        if before in hot.opened:  # else a shutdown has recorded it
+            hot.mark_losses(before)
+            hot.release(before)
 
     def _next_step(self, step: hot.Span) -> None:
         self.step = step
         self._index += 1
         self._hold(step)
 
-    def _begin(self, loops: Loops) -> None:
-        self._release()
-        self.epoch = engine.begin_long("epoch", None, {"inferred": "steps"})
-        loops.name_epoch(self._lane, self.epoch)
+    def _begin(self, loops: Loops, epoch: hot.Span | None) -> None:
+        """Begins the steps of a loop, right in an epoch of the program if that is given."""
+        held = self._waiting if epoch is not None and self._above is epoch else None
+        if not held:
+            self._release()
+        start = held[0].start if held else 0
+        self._owns_epoch = epoch is None
+        self.epoch = epoch or engine.begin_long("epoch", None, {"inferred": "steps"})
+        if self._owns_epoch:
+            loops.name_epoch(self._lane, self.epoch)
         self._is_due = False
         self._index = 0
-        self._next_step(hot.begin("step", 0, None, engine.Tentative))
+        step = hot.begin("step", 0, None, FreeStep, start)
+        self._release(step)
+        self._next_step(step)
 
-    def _begin_with_held(self, loops: Loops) -> None:
+    def _begin_with_held(self, loops: Loops, around: hot.Span | None) -> None:
         """The second step shows that there is a loop, and the spans of the first one wait."""
         above, held, ended_ns = self._above, self._waiting, self._ended_ns
         self._ended_ns = 0
@@ -228,18 +287,23 @@ class FreeLoop:
             self._hold(hot.innermost())
             return
         if not held or not is_under(hot.innermost(), above):
-            self._begin(loops)
+            self._begin(loops, around)
             return
         self._waiting = engine.Waiting()
         start = held[0].start
         attrs = {"inferred": "steps"}
-        epoch = self.epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
-        engine.begin_measuring(epoch)
-        loops.name_epoch(self._lane, epoch)
+        epoch = self.epoch = above
+        self._owns_epoch = around is None
+        if self._owns_epoch:
+            epoch = self.epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
+            engine.begin_measuring(epoch)
+            loops.name_epoch(self._lane, epoch)
         first = [span for span in held if span.start < ended_ns]
-        engine.insert_past(epoch, "step", 0, first, ended_ns, tuple(self.losses))
+        is_marked = hot.losses.get(above, ()) is None  # by the program
+        losses = () if is_marked else tuple(self.losses)
+        engine.insert_past(epoch, "step", 0, first, ended_ns, losses)
         self.losses.clear()
-        self.step = hot.insert(epoch, "step", 1, None, engine.Tentative, start=ended_ns)
+        self.step = hot.insert(epoch, "step", 1, None, FreeStep, start=ended_ns)
         held.release(self.step)  # those that are not part of the first step
         self._index = 2
 
@@ -247,6 +311,8 @@ class FreeLoop:
         """Lets spans under this one wait."""
         self.is_holding = True
         self._above = above
+        if above.name not in STEPS:
+            hot.losses.pop(above, None)  # the program's mark of another loss
 
     def _release(self, parent: hot.Span | None = None) -> None:
         """Records the waiting spans where they were made, or under another span."""
@@ -256,9 +322,17 @@ class FreeLoop:
 
     def _end_epoch(self, loops: Loops) -> None:
         span, self.epoch = self.epoch, None
-        if span is not None and not span.end:
+        if self._owns_epoch and span is not None and not span.end:
             loops.on_epoch_end(span)
             engine.close_long(span)
+
+
+def epoch_around() -> hot.Span | None:
+    """The innermost epoch that is open."""
+    span = hot.innermost()
+    while span.name != "epoch" and span.parent is not span:
+        span = span.parent
+    return span if span.name == "epoch" else None
 
 
 def is_under(span: hot.Span, above: hot.Span) -> bool:

@@ -15,6 +15,7 @@ import ctypes
 import functools
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,9 +42,6 @@ EVENT_NS = 16_000
 LOSSES_NS = 20_000_000
 # A span that begins this soon after the one before it shares that one's event.
 SAME_NS = 100_000
-
-# Marks a step whose memory is measured, but not its time.
-UNMEASURED = ()
 
 PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))  # subclasses may override `clone`
 
@@ -97,7 +95,8 @@ class Cuda:
 class Reader:
     """Copies scalars of one device to the host, on its own stream and without a sync."""
 
-    TRIES = 1_000  # each takes 1 us; the copy of a few scalars takes about 10
+    TRIES = 20
+    PAUSE_S = 0.00005  # sleeping releases the GIL; the copy of a few scalars takes about 10 us
     MOST = 256  # at once
 
     def __init__(self, device: int) -> None:
@@ -118,6 +117,7 @@ class Reader:
             place.copy_(together, non_blocking=True)
             self._event.record(self._stream)
         for _ in range(self.TRIES):
+            time.sleep(self.PAUSE_S)
             if self._event.query():
                 return place.tolist()
         return None
@@ -144,9 +144,20 @@ class Point:
 class Place:
     """A stream, the free events of its device, and the last event on it."""
 
-    __slots__ = ("device", "free", "last", "last_ns", "last_under", "losses", "losses_ns", "stream")
+    __slots__ = (
+        "clock",
+        "device",
+        "free",
+        "last",
+        "last_ns",
+        "last_under",
+        "losses",
+        "losses_ns",
+        "stream",
+    )
 
-    def __init__(self, stream: Any, device: int, free: list[Any]) -> None:
+    def __init__(self, clock: GpuClock, stream: Any, device: int, free: list[Any]) -> None:
+        self.clock = clock
         self.stream = stream
         self.device = device
         self.free = free
@@ -156,14 +167,12 @@ class Place:
         self.losses: Point | None = None  # of kept losses; its event is not recorded yet
         self.losses_ns = 0  # when the last such event was recorded
 
-    def point_after(self, parent: hot.Span) -> Point | None:
+    def point_after(self, step: hot.Span, now_ns: int) -> Point | None:
         """The end of the previous phase of the same step, if that was a moment ago."""
         last = self.last
-        if last is None or self.last_under is not parent or not last.users:
+        if last is None or self.last_under is not step or not last.users:
             return None
-        if parent.name not in STEPS:
-            return None
-        if clock.now() - self.last_ns > SAME_NS:
+        if step.name not in STEPS or now_ns - self.last_ns > SAME_NS:
             return None
         last.users += 1
         return last
@@ -193,8 +202,9 @@ class GpuClock:
         try:
             if span.name in STEPS:
                 if not budget.begin_step(span.start):
-                    is_due = span.start - self._asked_memory_ns >= MEMORY_NS
-                    span.device = UNMEASURED if is_due else None
+                    span.device = None
+                    if span.start - self._asked_memory_ns >= MEMORY_NS:
+                        self._add_memory(span, self._place(-1))
                     return False
             elif span.name in HOST_SPANS or not is_in_measured(span):
                 return False
@@ -202,7 +212,7 @@ class GpuClock:
             place = self._place(-1)
             if place is None:
                 return False
-            span.device = (place.point_after(span.parent) or self._record(place), place)
+            span.device = (place.point_after(span.parent, began) or self._record(place), place)
             budget.spend(clock.now() - began)
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
             self._fail(error)
@@ -213,50 +223,34 @@ class GpuClock:
         started = getattr(span, "device", None)
         if started is None:  # not started, or already stopped
             return
-        if started is UNMEASURED:
-            span.device = None
-            self._add_step_memory(span)
-            return
-        point, began_at = started
         began = clock.now()
         try:
+            point, began_at = started
             place = self._place(-1)
             # A graph is being captured, or the program has switched to another device.
             if place is None or place.free is not began_at.free:
                 self.drop(span)
                 return
             span.device = None
-            attrs = span.attrs
-            # Copied, because another thread may be reading them.
-            attrs = span.attrs = {} if attrs is None else dict(attrs)
+            is_step = span.name in STEPS
             # A step ends with its last child.
-            end = place.point_after(span) if span.name in STEPS else None
-            if end is None:
-                end = self._record(place)
+            end = (place.point_after(span, began) if is_step else None) or self._record(place)
             place.last, place.last_under, place.last_ns = end, span.parent, clock.now()
-            if place.losses is not None and STEPS.isdisjoint((span.name, span.parent.name)):
+            if place.losses is not None and not is_step and span.parent.name not in STEPS:
                 self._record_losses(place)  # an epoch is over, say
-            attrs["gpu_ns"] = GpuElapsed(self, place, point, end, place is began_at)
-            if span.name in MEMORY_SPANS:
-                self._add_memory(attrs, place.device, is_due=span.name not in STEPS)
+            span.set(gpu_ns=GpuElapsed(place, point, end, place is began_at))
+            if span.name in MEMORY_SPANS and (
+                not is_step or began - self._asked_memory_ns >= MEMORY_NS
+            ):
+                self._add_memory(span, place)
             budget.spend(clock.now() - began)
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
-            self._fail(error)
-
-    def _add_step_memory(self, span: hot.Span) -> None:
-        """Measures the memory of a step whose time is not measured."""
-        try:
-            place = self._place(-1)
-            if place is not None:
-                attrs = span.attrs = dict(span.attrs or {})
-                self._add_memory(attrs, place.device, is_due=False)
-        except Exception as error:  # noqa: BLE001  as above
             self._fail(error)
 
     def drop(self, span: hot.Span) -> None:
         started = getattr(span, "device", None)
         span.device = None
-        if started is not None and started is not UNMEASURED:
+        if started is not None:
             started[1].give_back(started[0])
 
     def copy(self, scalar: Any) -> value.Deferred | None:
@@ -266,7 +260,7 @@ class GpuClock:
             place = self._place(scalar.device.index)
             if place is None:  # a graph is being captured: the scalar has no value
                 return value.lost()
-            return Copied(self, place, scalar.detach().clone(), self._record(place))
+            return Scalar(place, scalar.detach().clone(), self._record(place))
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
             self._fail(error)
             return value.lost()
@@ -289,7 +283,7 @@ class GpuClock:
                 losses = place.losses = Point(None)
             else:
                 losses.users += 1
-            kept = Kept(self, place, scalar.detach(), losses)
+            kept = Scalar(place, scalar.detach(), losses)
             if clock.now() - place.losses_ns >= LOSSES_NS:
                 self._record_losses(place)
             return kept
@@ -330,7 +324,7 @@ class GpuClock:
         place = self._places.get(key)
         if place is None:
             free = cuda.free.setdefault(key[1], [])
-            place = self._places[key] = Place(cuda.new_stream(key), key[1], free)
+            place = self._places[key] = Place(self, cuda.new_stream(key), key[1], free)
         return place
 
     def _record(self, place: Place) -> Point:
@@ -342,15 +336,16 @@ class GpuClock:
         budget.spend(EVENT_NS)
         return Point(event)
 
-    def _add_memory(self, attrs: dict[str, Any], device: int, *, is_due: bool) -> None:
-        now = clock.now()
-        if not self._has_stats or not (is_due or now - self._asked_memory_ns >= MEMORY_NS):
+    def _add_memory(self, span: hot.Span, place: Place | None) -> None:
+        self._asked_memory_ns = clock.now()
+        if place is None or not self._has_stats:
             return
-        self._asked_memory_ns = now
         try:
-            attrs["memory_peak_bytes"] = self._cuda.peak_bytes(device)
+            peak = self._cuda.peak_bytes(place.device)
         except Exception:  # noqa: BLE001  protects the span from an allocator without statistics
             self._has_stats = False
+        else:
+            span.set(memory_peak_bytes=peak)
 
     # -- on a background thread, or the one of `ci.trace()` ---------------------------------
 
@@ -389,20 +384,23 @@ class OnDevice(value.Deferred):
     to the pool once.
     """
 
-    __slots__ = ("clock", "place", "points")
+    __slots__ = ("place", "points")
     is_batched = True
-    clock: GpuClock
     place: Place
     points: tuple[Point, ...]
 
     def poll(self) -> bool:
         if not self.is_ready:
-            self.clock.ask((self,))
+            self.place.clock.ask((self,))
         return self.is_ready
 
     def resolve_all(self, others: list[value.Deferred]) -> None:
-        self.resolve()  # earlier values are computed by then
-        self.clock.ask([one for one in others if isinstance(one, OnDevice)])
+        """Earlier values are computed when this one is, so that all are read together."""
+        together = [one for one in (*others, self) if isinstance(one, OnDevice)]
+        self.place.clock.ask(together)
+        while not self.is_ready:
+            time.sleep(value.POLL_S)
+            self.place.clock.ask(together)
         super().resolve_all(others)
 
     def lose(self) -> None:
@@ -412,7 +410,7 @@ class OnDevice(value.Deferred):
     def give_up(self) -> None:
         if not self.is_ready:
             self.lose()
-            self.clock.forget(self)
+            self.place.clock.forget(self)
 
     def give_back(self) -> None:
         points, self.points = self.points, ()
@@ -425,12 +423,8 @@ class GpuElapsed(OnDevice):
 
     __slots__ = ("is_one_stream",)
 
-    def __init__(
-        self, clock: GpuClock, place: Place, start: Point, end: Point, is_one_stream: bool
-    ) -> None:
-        self.value = None
-        self.is_ready = self.is_lost = False
-        self.clock = clock
+    def __init__(self, place: Place, start: Point, end: Point, is_one_stream: bool) -> None:
+        super().__init__(None)
         self.place = place
         self.points = (start, end)
         self.is_one_stream = is_one_stream  # then the start has completed when the end has
@@ -444,63 +438,48 @@ class GpuElapsed(OnDevice):
             self.give_back()
 
 
-class Copied(OnDevice):
-    """The value of a copy, once the event behind it has completed."""
+class Scalar(OnDevice):
+    """The value of a tensor, once the event behind it has completed; lost if the program has
+    changed the tensor by then.
+    """
 
-    __slots__ = ()
+    __slots__ = ("version",)
 
-    def __init__(self, clock: GpuClock, place: Place, copy: Any, point: Point) -> None:
-        super().__init__(copy)
-        self.clock = clock
+    def __init__(self, place: Place, tensor: Any, point: Point) -> None:
+        # The parent's constructor, inlined: each step creates one.
+        self.source = tensor
+        self.value = None
+        self.is_ready = self.is_lost = False
         self.place = place
         self.points = (point,)
-
-    @property
-    def is_computed(self) -> bool:
-        event = self.points[0].event
-        return event is not None and bool(event.query())
+        self.version = tensor._version
 
     def take(self, found: Any) -> None:
         try:
             self.value = value.plain(found)
         except value.NotAScalarError:  # a complex number
             self.is_lost = True
+        self.is_lost |= self.source._version != self.version
         self.is_ready = True
         self.source = None
         self.give_back()
 
 
-class Kept(Copied):
-    """The value of the scalar itself; lost if it was changed before it was read."""
-
-    __slots__ = ("version",)
-
-    def __init__(self, clock: GpuClock, place: Place, scalar: Any, point: Point) -> None:
-        # The parents' constructors, inlined: each step creates one.
-        self.source = scalar
-        self.value = None
-        self.is_ready = self.is_lost = False
-        self.clock = clock
-        self.place = place
-        self.points = (point,)
-        self.version = scalar._version
-
-    def take(self, found: Any) -> None:
-        is_changed = self.source._version != self.version
-        super().take(found)
-        self.is_lost |= is_changed
-
-
 def read_all(cuda: Any, waiting: Sequence[OnDevice]) -> None:
     """Takes the values that are computed; scalars are copied to the host together."""
-    groups: dict[tuple[int, torch.dtype], list[Copied]] = {}
+    groups: dict[tuple[int, torch.dtype], list[Scalar]] = {}
+    computed: dict[Point, bool] = {}
     for one in waiting:
         if one.is_ready:
             continue
         if isinstance(one, GpuElapsed):
             one.read()
-        elif isinstance(one, Copied) and one.is_computed:
-            groups.setdefault((one.source.device.index, one.source.dtype), []).append(one)
+        elif isinstance(one, Scalar):
+            (point,) = one.points
+            if point not in computed:  # many share one
+                computed[point] = point.event is not None and bool(point.event.query())
+            if computed[point]:
+                groups.setdefault((one.source.device.index, one.source.dtype), []).append(one)
     for group in groups.values():
         for first in range(0, len(group), Reader.MOST):
             some = group[first : first + Reader.MOST]
@@ -517,7 +496,7 @@ def is_in_measured(span: hot.Span) -> bool:
         if above.parent is above:
             return True
         above = above.parent
-    return getattr(above, "device", None) not in (None, UNMEASURED)
+    return getattr(above, "device", None) is not None
 
 
 class GpuTimes:

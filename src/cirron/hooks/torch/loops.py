@@ -317,7 +317,7 @@ class Loops:
         """Leaves out the spans that the program or a framework has opened itself."""
         lane = current.lane
         main, free = lane.main, lane.free
-        names = hot.open_names(but=free.epoch)
+        names = hot.open_names(but=free.own_epoch)
         current.has_outer_epoch = "epoch" in names and not (main is not None and main.is_training)
         if main is not None:
             current.opens_steps = not (is_told and hot.innermost().name in STEPS)
@@ -595,6 +595,9 @@ class Loops:
             step.name = "step"
         if span is None:
             return
+        if lane.free.epoch is not None:  # that loop had no loader; this one has
+            span.parent = current.above = lane.free.above_epoch or current.above
+            lane.free.end(self)
         if current.has_outer_epoch:  # the steps belong directly into that
             if step is not None:
                 step.parent = span.parent
@@ -604,9 +607,6 @@ class Loops:
                 hot.drop(span)
             current.span = None
             return
-        if lane.free.epoch is not None:  # that loop had no loader; this one has
-            span.parent = current.above = lane.free.epoch.parent
-            lane.free.end(self)
         self.name_epoch(lane, span)
 
     def name_epoch(self, lane: Lane, span: hot.Span) -> None:
@@ -616,7 +616,7 @@ class Loops:
 
     def describe_model(self, lane: Lane, model: Any) -> None:
         """Puts the settings of a model on the first epoch and the first evaluation of it."""
-        span = lane.free.epoch if lane.main is None else lane.main.span
+        span = lane.free.own_epoch if lane.main is None else lane.main.span
         self.descriptions.put_model(model, span or describe.find_described())
 
 
