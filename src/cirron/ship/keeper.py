@@ -95,8 +95,8 @@ class Keeper:
         self._is_pending = is_pending
         self._new: deque[Part] = deque()
         self._levels: list[list[Part]] = [[], [], []]
-        # Only the keeper's thread counts what it measures, so that what the spool's thread counts
-        # meanwhile is never lost. A file that both have counted is counted once at the next measure.
+        # Each has one writer, the keeper's thread and the spool's, so that no count is lost. A file
+        # that both have counted is counted once at the next measurement.
         self._measured_bytes = 0
         self._unmeasured_bytes = 0  # written since
         self._has_measured = False
