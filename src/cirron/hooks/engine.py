@@ -85,9 +85,14 @@ class Wrapper:
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if find is None and self._is_on:
-                return call(original, args, kwargs)
-            found = self._tell(find, *args[:1])
+            found = None
+            if self._is_on:
+                if find is None:
+                    return call(original, args, kwargs)
+                try:
+                    found = find(args[0])
+                except Exception as error:  # noqa: BLE001  protects the training
+                    guard.caught(self.what, error)
             if found is None:
                 return original(*args, **kwargs)
             return call(found, original, args, kwargs)
@@ -110,29 +115,34 @@ class Wrapper:
 
 
 class Tentative(hot.Step):
-    """A span that knows whether anything was recorded in it: each record reads its number."""
+    """A step in which nothing is recorded yet. The first record in it reads its number, which turns
+    it into a plain step.
+    """
 
-    __slots__ = ("_number", "is_used")
+    __slots__ = ()
+    is_used = False
 
     @property
     def sequence(self) -> int:
         if get_ident() == self.thread:  # the background thread reads it for the black box
-            self.is_used = True
-        return self._number
+            self.__class__ = hot.Step  # type: ignore[assignment]  # it has the same slots
+        number: int = NUMBER.__get__(self)
+        return number
 
     @sequence.setter
     def sequence(self, number: int) -> None:
-        self._number = number
-        self.is_used = False
+        NUMBER.__set__(self, number)
+
+
+NUMBER: Any = vars(hot.Span)["sequence"]  # the slot
 
 
 def end_if_used(span: hot.Span, name: str = "") -> None:
-    """Closes a span, or drops it if it is tentative and nothing was recorded in it.
+    """Closes a span, or drops it if nothing was recorded in it.
 
     `name`: the new name of a span that is not what it was opened for.
     """
-    is_used = not isinstance(span, Tentative) or span.is_used
-    if is_used or any(one.parent is span for one in hot.opened.copy()):
+    if span.is_used or any(one.parent is span for one in hot.opened.copy()):
         if name:
             span.name, span.index, span.attrs = name, None, None
         hot.close(span)
@@ -298,7 +308,8 @@ class Training:
         if self._is_done:
             self.end_step()
         if self.step is None and self.makes_steps:
-            self.step = hot.begin(self._step_name, index, attrs or None, Tentative)
+            known = hot.Settled(attrs) if attrs else None
+            self.step = hot.begin(self._step_name, index, known, Tentative)
             if self._marks_loss:
                 hot.own_loss(self.step)
 
@@ -311,7 +322,7 @@ class Training:
     def finish_step(self, **attrs: Any) -> None:
         """The step has done its work. What is logged from now on still belongs to it."""
         self._is_done = True
-        if attrs and self.step is not None:
+        if attrs and self.step is not None and self.step.attrs != attrs:
             self.step.set(**attrs)
 
     def skip_step(self) -> None:

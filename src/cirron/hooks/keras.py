@@ -214,18 +214,15 @@ class KerasHook(Wrapper):
     def _make_apply(self) -> Any:
         """The step of a Keras optimizer, which the torch hooks do not see."""
         from torch.compiler import is_dynamo_compiling
-        from torch.optim import optimizer as optimizers
 
         from cirron.hooks.torch import TorchHook
 
         def apply(original: Any, args: Any, kwargs: Any) -> Any:
-            if is_dynamo_compiling() or hot.innermost().name == "optimizer_step":
+            step, torch_hook = hot.current(), TorchHook.installed
+            # One optimizer may wrap another.
+            is_inner = step is not None and "optimizer_step" in (step.name, *(step.phase or ()))
+            if is_dynamo_compiling() or is_inner or torch_hook is None:
                 return original(*args, **kwargs)
-            listeners = list(optimizers._global_optimizer_post_hooks.values())
-            ours = [one for one in listeners if isinstance(getattr(one, "__self__", 0), TorchHook)]
-            if not ours:  # the torch hooks are off
-                return original(*args, **kwargs)
-            step = hot.current()
             if isinstance(step, hot.Step) and step.phase is None and not step.end:
                 result = hot.within(
                     step, "optimizer_step", None, hot.OwnSpan, 0, original, args, kwargs
@@ -233,7 +230,7 @@ class KerasHook(Wrapper):
             else:
                 result = around(hot.begin("optimizer_step"), original, args, kwargs)
             if not self._runs.open:  # the program's own loop: the torch hooks count its steps
-                ours[-1](args[0], (), {})
+                torch_hook.after_step(args[0], (), {})
             return result
 
         return apply

@@ -11,9 +11,10 @@ Runs on the user's threads. Loaded after one of the two packages.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import weakref
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -22,8 +23,12 @@ from cirron.hooks.engine import Tentative, Training, Wrapper, around, end_if_use
 from cirron.record import hot
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cirron.hooks import Snapshots
     from cirron.settings import Settings
+
+CALL_CALLBACKS = "_call_callback_hooks"
 
 
 class LightningHook(Wrapper):
@@ -35,7 +40,8 @@ class LightningHook(Wrapper):
 
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         super().__init__(settings, snapshots)
-        self._fits: WeakKeyDictionary[Any, Fit] = WeakKeyDictionary()  # by Trainer
+        self._fits: weakref.WeakKeyDictionary[Any, Fit] = weakref.WeakKeyDictionary()  # by Trainer
+        self._latest: Fit | None = None  # the last one that was found
         self._late_step = 0  # number of the last optimizer step that was made to start late
         self._handle: Any = None
 
@@ -53,12 +59,14 @@ class LightningHook(Wrapper):
             ("loops", "_EvaluationLoop", "run", self._evaluate, find),
             ("loops", "_PredictionLoop", "run", self._evaluate, find),
             ("loops.optimization.automatic", "Closure", "__call__", self._call_closure, None),
-            ("trainer.call", "", "_call_callback_hooks", self._call_callbacks, None),
             (logger, "_LoggerConnector", "log_metrics", self._log, find),
         ):
             with guard.quiet(self.what):
                 found = importlib.import_module(f"{self.package}.{module}")
-                self._wrap(getattr(found, owner) if owner else found, name, call, of)
+                self._wrap(getattr(found, owner), name, call, of)
+        with guard.quiet(self.what):
+            calls, name = importlib.import_module(f"{self.package}.trainer.call"), CALL_CALLBACKS
+            self._patches.set(calls, name, self._make_call_callbacks(getattr(calls, name)))
 
     def uninstall(self) -> None:
         """Removes the hooks, and closes what is open."""
@@ -70,23 +78,36 @@ class LightningHook(Wrapper):
             for training in (*reversed(self._runs.open), *self._fits.values()):
                 training.end()
         self._fits.clear()
+        self._latest = None
 
     def _find(self, owner: Any) -> Fit:
         """What is open in a Trainer, or in the Trainer of a loop."""
         trainer = getattr(owner, "trainer", owner)
-        fit = self._fits.get(trainer)
-        if fit is None:
-            fit = self._fits[trainer] = Fit(self._snapshots)
+        fit = self._latest
+        if fit is None or fit.trainer() is not trainer:
+            fit = self._fits.get(trainer) or self._use(trainer, Fit(self._snapshots))
+            self._latest = fit
         return fit
 
-    def _call_callbacks(self, original: Any, args: Any, kwargs: Any) -> Any:
-        event = EVENTS.get(args[1]) if len(args) > 1 else None
-        if event is not None:
-            try:
-                event(self._find(args[0]), args[0])
-            except Exception as error:  # noqa: BLE001  protects the training
-                guard.caught(self.what, error)
-        return original(*args, **kwargs)
+    def _use(self, trainer: Any, fit: Fit) -> Fit:
+        fit.trainer = weakref.ref(trainer)
+        self._fits[trainer] = self._latest = fit
+        return fit
+
+    def _make_call_callbacks(self, original: Any) -> Any:
+        """Called six times a step, mostly for nothing: not `_wrap`, which would be a third call."""
+
+        @functools.wraps(original)
+        def call_callbacks(trainer: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+            event = EVENTS.get(name)
+            if event is not None and self._is_on:
+                try:
+                    event(self._find(trainer), trainer)
+                except Exception as error:  # noqa: BLE001  protects the training
+                    guard.caught(self.what, error)
+            return original(trainer, name, *args, **kwargs)
+
+        return call_callbacks
 
     def _optimizer_stepped(self, *_: Any) -> None:
         for fit in self._runs.open[-1:]:
@@ -97,13 +118,13 @@ class LightningHook(Wrapper):
     def _fit(self, before: Fit, original: Any, args: Any, kwargs: Any) -> Any:
         trainer = args[0].trainer
         # A callback may use the tuner, which starts another run of the same Trainer.
-        fit = self._fits[trainer] = Fit(self._snapshots)
+        fit = self._use(trainer, Fit(self._snapshots))
         model = getattr(trainer, "lightning_module", None)
         try:
             return self._runs.call(fit, model, original, args, kwargs)
         finally:
             if self._is_on:
-                self._fits[trainer] = before
+                self._use(trainer, before)
 
     def _set_up_data(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
         """Creates the loaders. One without a length also fetches a batch here."""
@@ -147,7 +168,9 @@ class LightningHook(Wrapper):
 
     def _call_closure(self, original: Any, args: Any, kwargs: Any) -> Any:
         """Lightning's optimizers call forward and backward; their own step starts after that."""
-        span = hot.innermost()
+        span = hot.current()
+        if span is None:
+            return original(*args, **kwargs)
         phase, kind = span.phase, span.phase_kind
         number, name = (span.sequence, span.name) if phase is None else phase[:2]
         # LBFGS calls it several times: all but the first call are part of its step.
@@ -157,7 +180,7 @@ class LightningHook(Wrapper):
 
         def start(_: hot.Span) -> None:
             if phase is not None:
-                set_phase(span, (*phase[:3], hot.now()), kind)
+                step.phase, step.phase_kind = (*phase[:3], hot.now()), kind
                 return
             hot.enter_context(span)
             span.start = hot.now()
@@ -168,10 +191,11 @@ class LightningHook(Wrapper):
             start(span)
             hot.drop(hot.open_phase(span))  # the optimizer has done nothing
 
+        step: Any = span
         if phase is None:
             hot.enter_context(span.parent)
         else:
-            set_phase(span, None, None)
+            step.phase = step.phase_kind = None
         return around(span, original, args, kwargs, start, drop)
 
 
@@ -182,13 +206,10 @@ class PytorchLightningHook(LightningHook):
     package = "pytorch_lightning"
 
 
-def set_phase(step: Any, phase: tuple[Any, ...] | None, kind: Any) -> None:
-    step.phase, step.phase_kind = phase, kind
-
-
 class Fit(Training):
     """The spans of a run. Its methods are named after Lightning's events."""
 
+    trainer: Callable[[], Any]  # a weak reference
     has_stepped = False  # an optimizer, in this batch
     _index = 0  # of the step in its epoch
     _global_step = 0

@@ -148,8 +148,8 @@ class Span:
     marked: dict[str, str | None]
     phase: Phase | None = None  # the current phase; only steps have one
     phase_kind: type[OwnSpan] | None = None  # the class of the phase's span
-    before: Span | None = None  # the step that is done, until something is recorded in this one
-    is_used = True  # False: nothing is recorded in it, and it may never have happened
+    before: Span | None = None  # of a step: the one that is done, until this one is used
+    is_used = True  # False: nothing is recorded in it so far, and it may never happen
 
     def __enter__(self) -> Span:
         if self.end != -1:
@@ -294,10 +294,10 @@ class Step(OwnSpan):
     cold, and making a span current and `opened` was most of the cost of a phase.
     """
 
-    __slots__ = ("phase", "phase_kind")
+    __slots__ = ("before", "phase", "phase_kind")
 
     def __init__(self) -> None:
-        self.phase = self.phase_kind = None
+        self.phase = self.phase_kind = self.before = None
 
     @property
     def under(self) -> int:  # type: ignore[override]

@@ -69,6 +69,7 @@ class TorchHook:
     """Installs and removes the hooks."""
 
     name = "torch"
+    installed: TorchHook | None = None  # in this process
 
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         self._patches = Patches()
@@ -87,6 +88,7 @@ class TorchHook:
     def install(self) -> None:
         self.uninstall()
         self._is_on = True
+        TorchHook.installed = self
         put, module, call = self._patches.set, torch.nn.Module, torch.nn.Module.__call__
         loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
         put(module, "__call__", self._make_call(call))
@@ -100,7 +102,7 @@ class TorchHook:
         put(GradScaler, "step", self._make_scaler_step(GradScaler.step))
         self._handles = [
             optimizers.register_optimizer_step_pre_hook(self._before_step),
-            optimizers.register_optimizer_step_post_hook(self._after_step),
+            optimizers.register_optimizer_step_post_hook(self.after_step),
         ]
         hot.watch_losses(self._marks_losses)
         self._stay_out_of_graphs()
@@ -112,6 +114,8 @@ class TorchHook:
     def uninstall(self) -> None:
         """Removes all hooks, and closes what this thread has open."""
         self._is_on = False
+        if TorchHook.installed is self:
+            TorchHook.installed = None
         self._watch.undo()
         self._patches.undo()
         for handle in self._handles:
@@ -337,7 +341,8 @@ class TorchHook:
         except Exception as error:  # noqa: BLE001  protects the optimizer
             guard.caught("torch optimizer", error)
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Also for the steps of Keras's optimizers, which are not torch's."""
         loops = self._loops
         if is_dynamo_compiling():
             loops.has_stepped_compiled = True  # compiled, and run with the compiled code
@@ -472,7 +477,7 @@ class TorchHook:
         ours += [loops.begin_step, loops.begin_load, loops.end_load, loops.fail_load]
         ours += [loops.close, loops.iterator_gone, self._this_thread.find, reference_to]
         ours += [self._before_forward, self._is_model, self._begin_work]
-        ours += [self._before_step, self._after_step, join_step]
+        ours += [self._before_step, self.after_step, join_step]
         for function in ours:
             run_uncompiled(function, with_callees=True)
         stay_out_of_graphs()

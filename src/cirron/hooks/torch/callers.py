@@ -13,6 +13,7 @@ import os
 import sys
 from dis import opmap
 from inspect import CO_GENERATOR
+from types import FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ from cirron.record.attrs import describe_error
 from cirron.record.value import MAX_TEXT_BYTES
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType
 
 FOR_ITER = opmap["FOR_ITER"]
 # Instructions that release the iterator of a `for` without an error: `break` and `return` pop it,
@@ -62,6 +63,22 @@ def is_generator(asker: FrameType) -> bool:
     (`prefetch_loader`).
     """
     return bool(asker.f_code.co_flags & CO_GENERATOR)
+
+
+def has_ended(generator: CodeType, iterator: Any, *, is_asking: bool) -> bool:
+    """Whether a generator that has asked for the items has ended (`engine_class`). Else it runs, or
+    it waits at a `yield` and holds the iterator (`cycled_generator`).
+
+    `is_asking`: another one of its kind asks for other items right now. Looking for who holds an
+    iterator takes milliseconds, once an epoch.
+    """
+    running = -int(is_asking)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        running += frame.f_code is generator
+        frame = frame.f_back
+    holders = (GeneratorType, FrameType)
+    return running < 1 and not any(isinstance(one, holders) for one in gc.get_referrers(iterator))
 
 
 def references_to(iterator: Any) -> int:

@@ -34,16 +34,6 @@ if TYPE_CHECKING:
 current_graph_task_id = torch._C._current_graph_task_id  # -1 outside of a backward
 
 
-class FreeStep(engine.Tentative):
-    """A step, with the one before it until something is trained in this one."""
-
-    __slots__ = ("before",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before = None
-
-
 class FreeLoop:
     """The loop of one thread."""
 
@@ -238,7 +228,7 @@ class FreeLoop:
                 return False
             step: Any = self.step
             hot.suspend(step)
-            following: Any = hot.begin("step", self._index, None, FreeStep, step.end)
+            following: Any = hot.begin("step", self._index, None, engine.Tentative, step.end)
             following.before = step
             self._next_step(following)
         return True
@@ -274,7 +264,7 @@ class FreeLoop:
             loops.name_epoch(self._lane, self.epoch)
         self._is_due = False
         self._index = 0
-        step = hot.begin("step", 0, None, FreeStep, start)
+        step = hot.begin("step", 0, None, engine.Tentative, start)
         self._release(step)
         self._next_step(step)
 
@@ -303,7 +293,7 @@ class FreeLoop:
         losses = () if is_marked else tuple(self.losses)
         engine.insert_past(epoch, "step", 0, first, ended_ns, losses)
         self.losses.clear()
-        self.step = hot.insert(epoch, "step", 1, None, FreeStep, start=ended_ns)
+        self.step = hot.insert(epoch, "step", 1, None, engine.Tentative, start=ended_ns)
         held.release(self.step)  # those that are not part of the first step
         self._index = 2
 

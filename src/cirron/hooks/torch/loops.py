@@ -285,7 +285,7 @@ class Loops:
         asker = callers.find_asker()
         is_batches = hot.is_fetching()  # `ci.batches` asks
         current.is_for_loop = is_batches or callers.is_for(asker)
-        current.is_in_generator = callers.is_generator(asker)
+        current.generator = asker.f_code if callers.is_generator(asker) else None
         is_told = lane.is_told_to_evaluate
         # After a model in eval mode, an item that is fetched by hand may still be trained with.
         is_eval_loop = current.is_for_loop and lane.is_model_in_eval_mode
@@ -517,7 +517,9 @@ class Loops:
         if current.is_in_own_step and not is_evaluating:
             current.opens_span = current.opens_steps = False
         main = lane.main
-        if main is not None and main.is_finished_evaluation and not is_evaluating:
+        if main is not None and (
+            main.is_over_for(current) if is_evaluating else main.is_finished_evaluation
+        ):
             self.end_pass(main, at=current.waiting[0].start)
             main = None
             current.above = current.open_above

@@ -23,6 +23,7 @@ from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType
 
 UNDECIDED, USED, JOINED = "undecided", "used", "joined"
 EVALUATION, TRAINING = "evaluation", "training"
@@ -64,7 +65,7 @@ class Pass:
         self.references = 0  # to the iterator, when its first item was used
         self.fetched = 0  # items
         self.is_for_loop = False  # a `for` fetches the items, not a call of `next`
-        self.is_in_generator = False
+        self.generator: CodeType | None = None  # the code that asks, if that is a generator
         # How it began.
         self.above = hot.innermost()  # the span that was open
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
@@ -126,7 +127,7 @@ class Pass:
 
     @property
     def may_read_ahead(self) -> bool:
-        return self.is_in_generator or not self.is_for_loop
+        return self.generator is not None or not self.is_for_loop
 
     @property
     def is_round_over(self) -> bool:
@@ -193,12 +194,21 @@ class Pass:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(self.iterator()) < self.references
         if self.is_training and new.began_evaluating:
-            # After the last item, `next` may not be called again. A generator will be.
-            is_over = self.fetched == self.length and self.is_done and not self.reads_ahead
-            return is_over and not self.is_in_generator
+            return self.is_over_for(new)
         return new.is_for_loop and self.state is not JOINED
 
     # -- questions to the main pass about another one ----------------------------------------
+
+    def is_over_for(self, evaluation: Pass) -> bool:
+        """Whether its last item was trained, and the loop was left to evaluate. `next` may not be
+        called again after the last item.
+        """
+        is_last = self.fetched == self.length and self.is_done and not self.reads_ahead
+        if not is_last or self.is_for_loop or not self.is_training:
+            return False
+        return self.generator is None or callers.has_ended(
+            self.generator, self.iterator(), is_asking=evaluation.generator is self.generator
+        )
 
     def is_evaluated_by(self, inner: Pass, *, is_evaluating: bool) -> bool:
         """Whether a pass inside this one is an evaluation; else it fetches more for the step.
