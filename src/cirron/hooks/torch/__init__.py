@@ -205,7 +205,7 @@ class TorchHook:
             main = lane.main
             if module.training or not lane.has_worked:  # a teacher is not what is trained
                 lane.model = reference
-            if not lane.has_worked or main is None or main.is_exhausted or lane.optimizers:
+            if not lane.has_worked or main is None or main.items.is_exhausted or lane.optimizers:
                 self._begin_work(lane, reference, mode)
         return is_model, hot.begin("forward", None, MODES[mode], Inner)
 
@@ -233,7 +233,7 @@ class TorchHook:
             end_stale_optimizers(lane)
         is_in_train = mode == "train"
         is_evaluating = not (is_in_train and torch.is_grad_enabled())
-        is_exhausted = lane.main is not None and lane.main.is_exhausted
+        is_exhausted = lane.main is not None and lane.main.items.is_exhausted
         has_used_loop = lane.has_used_loop
         if not lane.has_worked or is_exhausted or (has_used_loop and not is_evaluating):
             self._loops.saw_work(
@@ -394,7 +394,9 @@ class TorchHook:
                     # An iterator that is never asked for an item leaves its setup alone.
                     weakref.finalize(iterator, hot.release, setup).atexit = False
                 # With persistent workers, a loader reuses an iterator that was left early.
-                for old in [old for old in this_thread.find().passes if old.iterator() is iterator]:
+                for old in [
+                    old for old in this_thread.find().passes if old.items.iterator() is iterator
+                ]:
                     self._loops.end_pass(old)
             return iterator
 
@@ -520,7 +522,7 @@ def is_training(lane: Lane) -> bool:
     main = lane.main
     if main is None or not main.is_training or not lane.has_worked:
         return False
-    return lane.passes[-1] is main and not main.is_exhausted
+    return lane.passes[-1] is main and not main.items.is_exhausted
 
 
 def join_step(lane: Lane, iterator: Any) -> hot.Span | None:
@@ -536,16 +538,16 @@ def join_step(lane: Lane, iterator: Any) -> hot.Span | None:
         or step.end
         or not main.is_training
         or main.opens_steps
-        or main.reads_ahead
-        or main.has_ended
-        or main.iterator() is not iterator
+        or main.items.reads_ahead
+        or main.items.has_ended
+        or main.items.iterator() is not iterator
         or len(lane.passes) > 1
         or lane.optimizers
         or not main.goes_on()
     ):
         return None
     lane.loading, lane.step = main, step
-    main.fetched += 1
+    main.items.fetched += 1
     return step
 
 

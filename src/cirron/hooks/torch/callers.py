@@ -65,7 +65,7 @@ def is_generator(asker: FrameType) -> bool:
     return bool(asker.f_code.co_flags & CO_GENERATOR)
 
 
-def has_ended(generator: CodeType, iterator: Any, *, is_asking: bool) -> bool:
+def has_ended(generator: CodeType, iterator: Any, is_asking: bool) -> bool:
     """Whether a generator that has asked for the items has ended (`engine_class`). Else it runs, or
     it waits at a `yield` and holds the iterator (`cycled_generator`).
 

@@ -30,6 +30,7 @@ Runs on the user's threads.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import weakref
@@ -49,6 +50,7 @@ from cirron.hooks.torch.passes import (
     TRAINING,
     UNDECIDED,
     USED,
+    Items,
     Lane,
     Load,
     Pass,
@@ -57,7 +59,6 @@ from cirron.hooks.torch.passes import (
     end_optimizers,
     end_stale_optimizers,
     has_optimizers,
-    length_of,
     nothing,
 )
 from cirron.record import hot
@@ -103,8 +104,8 @@ class Loops:
             or main is None
             or not main.stepped_ns
             or not main.opens_steps
-            or main.iterator() is not iterator
-            or main.length is None  # another epoch may be due
+            or main.items.iterator() is not iterator
+            or main.items.length is None  # another epoch may be due
             or main.above.end
             or self.has_stepped_compiled
         ):
@@ -112,7 +113,7 @@ class Loops:
         lane.loading = main
         main.stepped_ns = 0
         main.is_step_new = True
-        main.fetched += 1
+        main.items.fetched += 1
         index = main.index
         main.index = index + 1
         step = lane.step = main.step = hot.follow(step, index)
@@ -130,10 +131,10 @@ class Loops:
             self.saw_training(lane)
             self.count_step(lane, 0)
         lane.loading = current
-        current.fetched += 1
-        if current.state is USED and not (current.is_for_loop and current.can_wait):
+        current.items.fetched += 1
+        if current.state is USED and not (current.items.is_for_loop and current.can_wait):
             # A second item: a `for` has evaluated the first one, and a call was not for a peek.
-            self._decide(lane, current, is_evaluating=current.is_for_loop)
+            self._decide(lane, current, is_evaluating=current.items.is_for_loop)
         owner = (lane.main or current) if current.state is JOINED else current
         if current.state is UNDECIDED:
             release_unused(current, is_fetching=True)
@@ -151,8 +152,8 @@ class Loops:
         current.is_step_new = current.step is None or is_done
         if current.is_step_new:
             self._next_step(current)
-        elif current.fetched == MAX_AHEAD and not lane.has_worked:
-            current.reads_ahead = current.may_read_ahead
+        elif current.items.fetched == MAX_AHEAD and not lane.has_worked:
+            current.items.reads_ahead = current.items.may_read_ahead
 
     def _is_changed_by_hand(self, lane: Lane, current: Pass) -> bool:
         """Whether the program has trained since the last fetch, without an optimizer: it has
@@ -174,7 +175,7 @@ class Loops:
         loads = [load for one in undecided for load in one.waiting if load.parent is before]
         at = min((load.start for load in loads), default=0)
         close_step(current, at)
-        if current.length is None:
+        if current.items.length is None:
             self._split_endless(current)
         if current.span is not None and not is_under(hot.innermost(), current.span):
             hot.enter_context(current.span)  # an asyncio task has opened it, in its own context
@@ -206,7 +207,7 @@ class Loops:
             current.waiting.add(load)
         else:
             hot.close(load)
-        if current is not None and current.is_exhausted:
+        if current is not None and current.items.is_exhausted:
             lane.step = None
 
     def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
@@ -227,9 +228,9 @@ class Loops:
     def _exhaust(self, lane: Lane, current: Pass, teardown: hot.Span | None) -> None:
         """The loader has no more items. The pass ends, unless the last ones are still unused."""
         span = current.span or current.above
-        current.fetched -= 1
+        current.items.fetched -= 1
         if current.has_unused_items:
-            current.has_ended = True
+            current.items.has_ended = True
             current.has_last_step = not current.is_undecided
             lane.has_worked = False  # with the last item
             lane.step = None
@@ -241,11 +242,13 @@ class Loops:
                 hot.drop(current.span)
         if teardown is not None:
             hot.release(teardown, span if not span.end else None)
-        if current.is_exhausted:
+        if current.items.is_exhausted:
             return
-        other = next((one for one in lane.passes if one.state is JOINED and one.is_for_loop), None)
-        if current is lane.main and current.is_for_loop and other is not None:
-            self._swap(current, other)  # which is longer. Program: `zipped_cycle`
+        other = next(
+            (one for one in lane.passes if one.state is JOINED and one.items.is_for_loop), None
+        )
+        if current is lane.main and current.items.is_for_loop and other is not None:
+            swap(current, other)  # which is longer. Program: `zipped_cycle`
             current = other
         self.end_pass(current)
 
@@ -254,7 +257,7 @@ class Loops:
         if lane.loading is not None:  # the fetch will end with StopIteration
             lane.teardown = span
             return
-        found = next((one for one in lane.passes if one.iterator() is iterator), None)
+        found = next((one for one in lane.passes if one.items.iterator() is iterator), None)
         parent = None if found is None else found.span
         hot.release(span, None if parent is None or parent.end else parent)
 
@@ -263,7 +266,7 @@ class Loops:
     def _find_pass(self, lane: Lane, iterator: Any) -> Pass:
         """The pass of this iterator. Evaluations inside it were left early, and end here."""
         passes, main = lane.passes, lane.main
-        current = next((one for one in passes if one.iterator() is iterator), None)
+        current = next((one for one in passes if one.items.iterator() is iterator), None)
         if current is None:
             return self._begin_pass(lane, iterator)
         for inner in passes[passes.index(current) + 1 :]:
@@ -272,31 +275,30 @@ class Loops:
         if not current.goes_on():
             self.end_pass(current)
             # A scope around one fetch is not a loop, but an epoch may have a single step.
-            is_loop = current.fetched > 1 or current.is_round_over or current.above.name == "epoch"
+            is_loop = (
+                current.items.fetched > 1
+                or current.items.is_round_over
+                or current.above.name == "epoch"
+            )
             return self._begin_pass(lane, iterator, is_loop=is_loop)
         if current.state is JOINED and main is not None and main.was_only_peeked_at(current):
-            self._swap(main, current)
+            swap(main, current)
             return main
         return current
 
     def _begin_pass(self, lane: Lane, iterator: Any, *, is_loop: bool = True) -> Pass:
         lane.free.end_evaluation()
-        current = Pass(lane)
-        asker = callers.find_asker()
-        is_batches = hot.is_fetching()  # `ci.batches` asks
-        current.is_for_loop = is_batches or callers.is_for(asker)
-        current.generator = asker.f_code if callers.is_generator(asker) else None
+        current = Pass(lane, Items(iterator, functools.partial(self.iterator_gone, lane)))
         is_told = lane.is_told_to_evaluate
         # After a model in eval mode, an item that is fetched by hand may still be trained with.
-        is_eval_loop = current.is_for_loop and lane.is_model_in_eval_mode
+        is_eval_loop = current.items.is_for_loop and lane.is_model_in_eval_mode
         current.began_evaluating = is_told or is_eval_loop or not torch.is_grad_enabled()
         for old in list(lane.passes):
             if old.is_left_for(current):
                 self.end_pass(old)
         current.above = hot.innermost()
         current.began_in_step = lane.has_worked
-        self._follow(current, iterator)
-        self._choose_spans(current, is_told, is_batches, is_loop)
+        self._choose_spans(current, is_told, is_loop)
         setup = self.setups.pop(iterator, None)
         if setup is not None and current.opens_span:
             current.setup = setup
@@ -313,7 +315,7 @@ class Loops:
             lane.main = lane.main or current
         return current
 
-    def _choose_spans(self, current: Pass, is_told: bool, is_batches: bool, is_loop: bool) -> None:
+    def _choose_spans(self, current: Pass, is_told: bool, is_loop: bool) -> None:
         """Leaves out the spans that the program or a framework has opened itself."""
         lane = current.lane
         main, free = lane.main, lane.free
@@ -326,44 +328,32 @@ class Loops:
             if free.step is not None:  # the steps of a loop without a loader may hold this one
                 names -= {free.step.name}
             current.is_in_own_step = not (is_loop and STEPS.isdisjoint(names))
-            may_evaluate = current.is_for_loop and current.began_evaluating
+            is_batches = hot.is_fetching()  # `ci.batches` asks
+            may_evaluate = current.items.is_for_loop and current.began_evaluating
             is_evaluation = may_evaluate and not (is_told or is_batches)
             is_allowed = is_evaluation or not current.is_in_own_step
             current.opens_steps = is_allowed and not is_batches
             is_whole = current.opens_steps or not current.has_outer_epoch
             current.opens_span = is_allowed and is_whole and not is_told
 
-    def _follow(self, current: Pass, iterator: Any) -> None:
-        current.iterator = weakref.ref(iterator, lambda _: self.iterator_gone(current))
-        current.length = length_of(iterator)
-        current.round_length = describe.round_of(iterator)
-
-    def _swap(self, main: Pass, current: Pass) -> None:
-        """Lets the main pass go on with the iterator of another one."""
-        peeked_at, asked = main.iterator(), current.iterator()
-        self._follow(main, asked)
-        self._follow(current, peeked_at)
-        main.fetched, current.fetched = current.fetched, main.fetched
-        main.references = callers.references_to(asked)
-
     def end_pass(self, current: Pass, *, error: str | None = None, at: int = 0) -> None:
         """Ends a pass, now or `at` a time. `error`: the exception that has left its loop."""
         lane = current.lane
         lane.step = None
-        if current.state is USED and current.is_for_loop:
+        if current.state is USED and current.items.is_for_loop:
             self._evaluate(lane, current)
-        if current.is_exhausted and not lane.has_worked:
+        if current.items.is_exhausted and not lane.has_worked:
             drop_new_step(current)  # nothing was read ahead after all
         if current in lane.passes:
             lane.passes.remove(current)
         if lane.main is current:
             lane.main = None
             lane.passes[:] = [one for one in lane.passes if one.state is not JOINED]
-        current.iterator = nothing
+        current.items.iterator = nothing
         if current.setup is not None:
             hot.release(current.setup)
         current.waiting.release()
-        ended_ns = current.stepped_ns if current.is_exhausted else at
+        ended_ns = current.stepped_ns if current.items.is_exhausted else at
         span = current.span
         for one in (current.step, span):
             if one is not None and error is not None:
@@ -378,14 +368,15 @@ class Loops:
             if handmade is not None:
                 self.on_epoch_end(handmade)
 
-    def iterator_gone(self, current: Pass) -> None:
+    def iterator_gone(self, lane: Lane, items: Items) -> None:
         """Left early, by `break` or an exception; called wherever the last reference is dropped."""
         with guard.quiet("torch loader"):
-            lane = current.lane
-            has_more = current.is_exhausted and (current.is_last_due or not current.is_done)
-            by_hand = current.is_undecided and not current.is_for_loop
-            if (has_more and not by_hand) or current not in lane.passes:
-                current.iterator = nothing
+            current = next((one for one in lane.passes if one.items is items), None)
+            if current is None:
+                return
+            has_more = current.items.is_exhausted and (current.is_last_due or not current.is_done)
+            by_hand = current.is_undecided and not current.items.is_for_loop
+            if has_more and not by_hand:
                 return
             if by_hand:
                 self._hand_over(lane, current)
@@ -393,7 +384,9 @@ class Loops:
                 end_stale_optimizers(lane)
             self.end_pass(
                 current,
-                error=callers.error_that_left(sys._getframe(1)) if current.is_for_loop else None,
+                error=callers.error_that_left(sys._getframe(1))
+                if current.items.is_for_loop
+                else None,
             )
 
     def _hand_over(self, lane: Lane, current: Pass) -> None:
@@ -401,10 +394,10 @@ class Loops:
         loader has begun to fetch for, or one of a loop that has no other loader.
         """
         for other in lane.passes:
-            if other.is_undecided and other.is_for_loop and other.waiting:
+            if other.is_undecided and other.items.is_for_loop and other.waiting:
                 other.waiting += current.waiting
                 current.waiting.clear()
-        if lane.main is None and current.fetched == 1 and current.state is UNDECIDED:
+        if lane.main is None and current.items.fetched == 1 and current.state is UNDECIDED:
             lane.free.take(current.waiting)
             current.waiting.clear()
 
@@ -415,11 +408,11 @@ class Loops:
     ) -> None:
         """A model runs, or is trained, for the first time since a fetch."""
         main = lane.main
-        if main is not None and main.is_exhausted and main.is_done:
+        if main is not None and main.items.is_exhausted and main.is_done:
             if main.is_last_due and is_evaluating is not main.is_training:
                 main.has_last_step = True
                 self._next_step(main)
-            elif main.is_training and (is_evaluating or main.iterator() is None):
+            elif main.is_training and (is_evaluating or main.items.iterator() is None):
                 self.end_pass(main)  # else another model of the last step
         lane.has_worked = True
         undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
@@ -430,12 +423,12 @@ class Loops:
         if len(undecided) == 1 and (is_evaluating or is_forward):
             current = undecided[0]
             if main is None:
-                may_train = current.is_for_loop and is_evaluating
+                may_train = current.items.is_for_loop and is_evaluating
             else:
                 may_train = main.may_train_more_in(current)
-            if (may_train and is_in_train) or (current.may_be_peek and main is None):
+            if (may_train and is_in_train) or (current.items.may_be_peek and main is None):
                 current.state = USED
-                current.references = callers.references_to(current.iterator())
+                current.items.count_references()
                 return
         for current in undecided:
             self._decide(lane, current, is_evaluating=is_evaluating)
@@ -455,7 +448,7 @@ class Loops:
             return
         if not main.is_training:
             self._name_training(lane, main)
-        lane.step = None if main.is_exhausted or len(lane.passes) > 1 else main.step
+        lane.step = None if main.items.is_exhausted or len(lane.passes) > 1 else main.step
 
     def _train_freely(self, lane: Lane, by_backward: bool, optimizer: int | None) -> None:
         """Training without a loader."""
@@ -492,7 +485,7 @@ class Loops:
         main.stepped_ns = hot.now()
         main.versions = ()
         main.optimizer_steps += 1
-        if main.fetched == main.length:  # the loop may clear them before the epoch ends
+        if main.items.fetched == main.items.length:  # the loop may clear them before the epoch ends
             self.keep_gradients()
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
@@ -513,7 +506,7 @@ class Loops:
         if current.state is USED and is_evaluating:
             self._evaluate(lane, current)
             return
-        current.references = callers.references_to(current.iterator())
+        current.items.count_references()
         if current.is_in_own_step and not is_evaluating:
             current.opens_span = current.opens_steps = False
         main = lane.main
@@ -559,7 +552,9 @@ class Loops:
         """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
         current.state = EVALUATION
         current.first_index = current.index
-        current.reads_ahead = current.may_read_ahead and count_fetches(batches[-1]) == MAX_AHEAD
+        current.items.reads_ahead = (
+            current.items.may_read_ahead and count_fetches(batches[-1]) == MAX_AHEAD
+        )
         if current.has_own_steps:
             current.opens_steps = False
             current.opens_span = current.opens_span and not current.has_outer_epoch
@@ -581,7 +576,7 @@ class Loops:
     def _open_evaluation(self, current: Pass, above: hot.Span, start: int) -> None:
         setup, current.setup = current.setup, None
         start = start if setup is None else setup.start
-        attrs = self.descriptions.of_loader(current.iterator())
+        attrs = self.descriptions.of_loader(current.items.iterator())
         current.span = hot.insert(above, "evaluation", None, attrs, engine.Long, start=start)
         engine.begin_measuring(current.span)
         if setup is not None:
@@ -627,7 +622,7 @@ def release_unused(current: Pass, *, is_fetching: bool = False) -> None:
     these without a model. Of the last one, or two if it reads ahead, it may have made copies.
     """
     waiting = current.waiting
-    kept = (MAX_AHEAD if current.may_read_ahead else 1) - is_fetching
+    kept = (MAX_AHEAD if current.items.may_read_ahead else 1) - is_fetching
     while (fetches := count_fetches(waiting)) > kept:
         item = getattr(waiting[0], "item", nothing)
         if fetches < MAX_WAITING and item() is not None:
@@ -645,6 +640,12 @@ def drop_new_step(current: Pass | None) -> None:
         current.step = current.lane.step = None
         current.stepped_ns = hot.now()  # in the step before it
         current.index -= 1
+
+
+def swap(main: Pass, other: Pass) -> None:
+    """Lets the main pass go on with the items of another one."""
+    main.items, other.items = other.items, main.items
+    main.items.count_references()
 
 
 def find_open_step() -> hot.Span | None:

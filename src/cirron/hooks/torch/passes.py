@@ -18,12 +18,12 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from cirron.hooks.engine import MAX_WAITING, STEPS, Waiting
 from cirron.hooks.torch import callers
+from cirron.hooks.torch.describe import round_of
 from cirron.hooks.torch.free import FreeLoop
 from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType
 
 UNDECIDED, USED, JOINED = "undecided", "used", "joined"
 EVALUATION, TRAINING = "evaluation", "training"
@@ -52,24 +52,57 @@ class Load(hot.OwnSpan):
     item: Callable[[], Any]  # a weak reference
 
 
-class Pass:
-    """One iterator of a DataLoader, from its first item to its last."""
+class Items:
+    """What a pass reads: an iterator of a DataLoader, and the code that asks it for items."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
-        self.state = UNDECIDED
-        # The iterator.
-        self.iterator: Callable[[], Any] = nothing  # a weak reference, until the pass ends
-        self.length: int | None = None  # None: unknown, perhaps endless; -1: unknown, but finite
-        self.round_length: int | None = None  # of a sampler that repeats another one forever
+    def __init__(self, iterator: Any, gone: Callable[[Items], None]) -> None:
+        """`gone`: called when the program has released the iterator."""
+        # A weak reference, until the pass ends.
+        self.iterator: Callable[[], Any] = weakref.ref(iterator, lambda _: gone(self))
+        self.length = length_of(iterator)  # None: unknown, perhaps endless; -1: unknown, but finite
+        self.round_length = round_of(iterator)  # of a sampler that repeats another one forever
+        asker = callers.find_asker()
+        self.is_for_loop = hot.is_fetching() or callers.is_for(asker)  # else a call of `next`
+        self.generator = asker.f_code if callers.is_generator(asker) else None
         self.references = 0  # to the iterator, when its first item was used
-        self.fetched = 0  # items
-        self.is_for_loop = False  # a `for` fetches the items, not a call of `next`
-        self.generator: CodeType | None = None  # the code that asks, if that is a generator
+        self.fetched = 0
+        self.reads_ahead = False  # an item is fetched before the one before it is used
+        self.has_ended = False  # there are no more items, but the last are not used yet
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether there are no more items, but the last ones are not used yet."""
+        return self.has_ended or (self.reads_ahead and self.is_round_over)
+
+    @property
+    def is_round_over(self) -> bool:
+        """Whether a sampler that repeats begins again. Program: `loader_repeats`."""
+        return self.fetched == self.round_length
+
+    @property
+    def may_read_ahead(self) -> bool:
+        return self.generator is not None or not self.is_for_loop
+
+    @property
+    def may_be_peek(self) -> bool:
+        """Whether the program may want no more than the one item that it has asked for."""
+        return not self.is_for_loop and self.fetched == 1 and not self.is_exhausted
+
+    def count_references(self) -> None:
+        self.references = callers.references_to(self.iterator())
+
+
+class Pass:
+    """One pass over the items of a DataLoader, from the first to the last."""
+
+    def __init__(self, lane: Lane, items: Items) -> None:
+        self.lane = lane
+        self.items = items
+        self.state = UNDECIDED
         # How it began.
         self.above = hot.innermost()  # the span that was open
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
-        self.began_in_step = False  # a model had run in the open step of the main pass
+        self.began_in_step = lane.has_worked  # a model had run in the open step of the main pass
         self.has_outer_epoch = False  # the program or a framework has opened an epoch around it
         self.is_in_own_step = False  # the program has opened a span around it for one step
         # Which spans it opens: none that the program or a framework opens itself.
@@ -85,13 +118,10 @@ class Pass:
         self.index = 0  # of the next step
         self.first_index = 0
         self.is_step_new = False  # opened for the item that is being fetched
+        self.has_last_step = False  # the step for the last item has begun
         self.stepped_ns = 0  # when an optimizer did, in the open step
         self.optimizer_steps = 0
         self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch
-        # Items that are fetched before the one before them is used.
-        self.reads_ahead = False
-        self.has_ended = False  # the loader has no more items, but the last are not used yet
-        self.has_last_step = False  # the step for the last item has begun
 
     @property
     def is_undecided(self) -> bool:
@@ -106,33 +136,14 @@ class Pass:
         return self.opens_span or self.opens_steps
 
     @property
-    def may_be_peek(self) -> bool:
-        """Whether the program may want no more than the one item that it has asked for."""
-        return not self.is_for_loop and self.fetched == 1 and not self.is_exhausted
-
-    @property
     def is_done(self) -> bool:
         """Whether the open step has trained, or its batch was evaluated."""
         return self.stepped_ns > 0 if self.is_training else self.lane.has_worked
 
     @property
-    def is_exhausted(self) -> bool:
-        """Whether there are no more items, but the last ones are not used yet."""
-        return self.has_ended or (self.reads_ahead and self.is_round_over)
-
-    @property
     def is_last_due(self) -> bool:
         """Whether an item is left for one more step."""
-        return self.fetched > self.index and not self.has_last_step
-
-    @property
-    def may_read_ahead(self) -> bool:
-        return self.generator is not None or not self.is_for_loop
-
-    @property
-    def is_round_over(self) -> bool:
-        """Whether a sampler that repeats begins again. Program: `loader_repeats`."""
-        return self.fetched == self.round_length
+        return self.items.fetched > self.index and not self.has_last_step
 
     @property
     def open_above(self) -> hot.Span:
@@ -160,16 +171,17 @@ class Pass:
     @property
     def has_unused_items(self) -> bool:
         """Whether the loader, which has no more items, was read ahead."""
+        items = self.items
         if self.is_undecided:  # with more items, they were taken one after the other, as by `list`
-            is_first = self.state is UNDECIDED and self.fetched <= MAX_AHEAD
-            return self.may_read_ahead and is_first
-        return self.reads_ahead and self.fetched >= self.index
+            is_first = self.state is UNDECIDED and items.fetched <= MAX_AHEAD
+            return items.may_read_ahead and is_first
+        return items.reads_ahead and items.fetched >= self.index
 
     def goes_on(self) -> bool:
         """Whether the next item belongs to this pass: the scope that it began in is still open, or
         was a step that another one has followed.
         """
-        if self.is_round_over:
+        if self.items.is_round_over:
             return False
         if not self.above.end:
             return True
@@ -182,20 +194,21 @@ class Pass:
 
     def is_left_for(self, new: Pass) -> bool:
         """Whether the loop over it was left, now that another iterator is asked for an item."""
-        if self.iterator() is None or self.is_exhausted:
+        items = self.items
+        if items.iterator() is None or items.is_exhausted:
             return True
         if self.span is not None and self.span.end:
             return True  # a fork has closed it
-        if self.is_round_over and not self.reads_ahead and self.lane.has_worked:
+        if items.is_round_over and not items.reads_ahead and self.lane.has_worked:
             return True
         if self.above.end and not self.goes_on():
             return True  # the fit of a framework that was stopped inside an epoch
-        if self.is_for_loop:
+        if items.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
-            return callers.references_to(self.iterator()) < self.references
+            return callers.references_to(items.iterator()) < items.references
         if self.is_training and new.began_evaluating:
             return self.is_over_for(new)
-        return new.is_for_loop and self.state is not JOINED
+        return new.items.is_for_loop and self.state is not JOINED
 
     # -- questions to the main pass about another one ----------------------------------------
 
@@ -203,19 +216,19 @@ class Pass:
         """Whether its last item was trained, and the loop was left to evaluate. `next` may not be
         called again after the last item.
         """
-        is_last = self.fetched == self.length and self.is_done and not self.reads_ahead
-        if not is_last or self.is_for_loop or not self.is_training:
+        items, generator = self.items, self.items.generator
+        is_last = items.fetched == items.length and self.is_done and not items.reads_ahead
+        if not is_last or items.is_for_loop or not self.is_training:
             return False
-        return self.generator is None or callers.has_ended(
-            self.generator, self.iterator(), is_asking=evaluation.generator is self.generator
-        )
+        is_asking = evaluation.items.generator is generator
+        return generator is None or callers.has_ended(generator, items.iterator(), is_asking)
 
     def is_evaluated_by(self, inner: Pass, *, is_evaluating: bool) -> bool:
         """Whether a pass inside this one is an evaluation; else it fetches more for the step.
 
         An item that is fetched by hand, when no model has run in the step, is for that step.
         """
-        if self.began_evaluating or not (inner.is_for_loop or inner.began_in_step):
+        if self.began_evaluating or not (inner.items.is_for_loop or inner.began_in_step):
             return False
         return inner.began_evaluating or (is_evaluating and self.is_training)
 
@@ -223,15 +236,18 @@ class Pass:
         """Whether a `for` inside a step that has trained may train, too, or evaluate a model that
         was left in train mode. Programs: `probe_in_step`, `validation_in_train_mode`.
         """
-        is_inside = inner.is_for_loop and inner.began_in_step
+        is_inside = inner.items.is_for_loop and inner.began_in_step
         return is_inside and self.is_training and self.is_done
 
     def was_only_peeked_at(self, other: Pass) -> bool:
         """Whether the program goes on with another iterator. Of two that are asked by hand, the
         main pass is the one that is asked again.
         """
-        by_hand = not (self.is_for_loop or other.is_for_loop) and self.iterator() is not None
-        return by_hand and self.is_training and self.fetched == 1 and self.is_done
+        by_hand = (
+            not (self.items.is_for_loop or other.items.is_for_loop)
+            and self.items.iterator() is not None
+        )
+        return by_hand and self.is_training and self.items.fetched == 1 and self.is_done
 
     @property
     def is_finished_evaluation(self) -> bool:
@@ -239,8 +255,8 @@ class Pass:
 
         It takes a second item to know that it evaluates: on the first, a teacher may run.
         """
-        is_one = self.state is EVALUATION and self.first_model_evaluated and self.fetched > 1
-        return is_one and not self.is_for_loop
+        is_one = self.state is EVALUATION and self.first_model_evaluated and self.items.fetched > 1
+        return is_one and not self.items.is_for_loop
 
 
 class Lane:
@@ -273,7 +289,7 @@ class Lane:
     @property
     def has_used_loop(self) -> bool:
         """Whether a `for` loop is USED."""
-        return any(one.state is USED and one.is_for_loop for one in self.passes)
+        return any(one.state is USED and one.items.is_for_loop for one in self.passes)
 
     @property
     def is_model_in_eval_mode(self) -> bool:
