@@ -75,7 +75,8 @@ class FakeCuda(gpu.Cuda):
     def _current_stream(self, device: int) -> tuple[int, int, int]:
         if device == -1:
             device = getattr(self.current, "device", 0)
-        return getattr(self.current, "stream", 0), device, 1
+        # CUDA captures no graph on its default stream.
+        return getattr(self.current, "stream", int(self.capturing)), device, 1
 
     def check(self) -> None:
         if self.fault is not None:

@@ -184,6 +184,28 @@ class TestCap:
 
         assert [5, 6, 7] == rig.indices()
 
+    def test_a_burst_during_a_measurement(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Files that are written while the folder is listed are dealt with without another flush."""
+        rig = Rig(tmp_path, max_bytes=3 * batch(1).size)
+        rig.put(*(batch(number) for number in range(1, 5)))
+        entries = rig.folder.entries
+
+        def list_slowly() -> Any:
+            found = list(entries())
+            monkeypatch.undo()
+            rig.put(*(batch(number) for number in range(5, 8)))
+            return found
+
+        monkeypatch.setattr(rig.folder, "entries", list_slowly)
+        monkeypatch.setattr(keepers, "remove_stale", lambda folder: None)
+        rig.keeper.start()
+        try:
+            wait_until(lambda: rig.indices() == [5, 6, 7])
+        finally:
+            rig.keeper.close(clock.now() + 10**10)
+
     def test_the_thread_is_woken_by_size(self, tmp_path: Path) -> None:
         """A burst that passes the cap between two flushes is dealt with at once."""
         size = batch(1).size

@@ -228,7 +228,7 @@ class Keeper:
         self._measured_bytes = sum(entry.size for entry in entries)
         for entry in entries[:-1]:  # the newest is kept, however large
             if self._measured_bytes <= self._max_bytes:
-                return
+                break
             if (self._spool.is_ours or self._is_own(entry.name)) and self._spool.remove(entry.name):
                 self._measured_bytes -= entry.size
                 self.evicted_bytes += entry.size
@@ -236,6 +236,8 @@ class Keeper:
                 if self.evicted_files == 1:
                     said = "%s is larger than spool_max_bytes=%d: its oldest files are deleted"
                     guard.warn(said, self._spool.path, self._max_bytes)
+        if self._unmeasured_bytes and self.bytes > self._max_bytes:
+            self._worker.wake()  # for what was written meanwhile, and compared with the old size
 
     # -- black boxes ------------------------------------------------------------------------
 

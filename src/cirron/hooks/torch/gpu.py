@@ -112,9 +112,8 @@ class Reader:
             place = self._places[dtype] = torch.empty(self.MOST, dtype=dtype, pin_memory=True)
         place = place[: len(scalars)]
         with torch.cuda.stream(self._stream), torch.no_grad():
-            flat = [scalar.reshape(()) for scalar in scalars]
-            together = flat[0].reshape(1) if len(flat) == 1 else torch.stack(flat)
-            place.copy_(together, non_blocking=True)
+            flat = [scalar.reshape(()) if scalar.ndim else scalar for scalar in scalars]
+            place.copy_(torch.stack(flat), non_blocking=True)
             self._event.record(self._stream)
         for _ in range(self.TRIES):
             time.sleep(self.PAUSE_S)
@@ -204,12 +203,12 @@ class GpuClock:
                 if not budget.begin_step(span.start):
                     span.device = None
                     if span.start - self._asked_memory_ns >= MEMORY_NS:
-                        self._add_memory(span, self._place(-1))
+                        self._add_memory(span, self._place())
                     return False
             elif span.name in HOST_SPANS or not is_in_measured(span):
                 return False
             began = clock.now()
-            place = self._place(-1)
+            place = self._place()
             if place is None:
                 return False
             span.device = (place.point_after(span.parent, began) or self._record(place), place)
@@ -226,7 +225,7 @@ class GpuClock:
         began = clock.now()
         try:
             point, began_at = started
-            place = self._place(-1)
+            place = self._place()
             # A graph is being captured, or the program has switched to another device.
             if place is None or place.free is not began_at.free:
                 self.drop(span)
@@ -272,10 +271,7 @@ class GpuClock:
         if not scalar.is_cuda:
             return None
         try:
-            if self._is_capturing():
-                return None
-            key = self._current_stream(scalar.get_device())  # `_place` inlined: each step does it
-            place = self._places.get(key) or self._find_place(key)
+            place = self._place(scalar.get_device())
             if place is None:
                 return None
             losses = place.losses
@@ -306,11 +302,14 @@ class GpuClock:
             losses.event = self._record(place).event
             place.losses_ns = clock.now()
 
-    def _place(self, device: int) -> Place | None:
+    def _place(self, device: int = -1) -> Place | None:
         """The current stream; None if nothing may be recorded."""
-        if self._is_capturing():
+        key = self._current_stream(-1)
+        # The default stream, whose id is 0, cannot be captured.
+        if key[0] and self._is_capturing():
             return None
-        key = self._current_stream(device)
+        if device != -1 and device != key[1]:
+            key = self._current_stream(device)
         return self._places.get(key) or self._find_place(key)
 
     def _find_place(self, key: tuple[int, int, int]) -> Place | None:
@@ -479,7 +478,7 @@ def read_all(cuda: Any, waiting: Sequence[OnDevice]) -> None:
             if point not in computed:  # many share one
                 computed[point] = point.event is not None and bool(point.event.query())
             if computed[point]:
-                groups.setdefault((one.source.device.index, one.source.dtype), []).append(one)
+                groups.setdefault((one.place.device, one.source.dtype), []).append(one)
     for group in groups.values():
         for first in range(0, len(group), Reader.MOST):
             some = group[first : first + Reader.MOST]
