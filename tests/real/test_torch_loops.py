@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.spools import read_one
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -20,6 +21,7 @@ import cirron as ci
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.real.conftest import Traced
 
@@ -200,6 +202,31 @@ def test_a_step_that_the_scaler_skips(traced: Traced) -> None:
     (root,) = ci.trace(format="dict")["roots"]
     skipped = [step["attrs"] for step in root["children"][0]["children"]]
     assert [{"optimizer_skipped": True}] * 2 == skipped
+
+
+def test_a_scaler_and_an_optimizer_of_another_library(traced: Traced) -> None:
+    """The scaler's step of an optimizer that the hooks do not see ends a step like others."""
+    loop = Loop()
+    inner = loop.optimizer
+
+    class Wrapped:
+        param_groups, state, defaults = inner.param_groups, inner.state, inner.defaults
+
+        def step(self) -> None:
+            for weight in loop.model.parameters():
+                weight.data -= 0.1 * weight.grad  # type: ignore[operator]
+
+    scaler = torch.amp.GradScaler("cpu")
+    for batch in loader_of():
+        loop.optimizer.zero_grad()
+        scaler.scale(loop.loss(batch)).backward()
+        scaler.step(Wrapped())  # type: ignore[arg-type]
+        scaler.update()
+    found = traced()
+
+    assert f"epoch[0]({steps(2, 'data_load forward:train backward')})" == found
+    (root,) = ci.trace(format="dict")["roots"]
+    assert [{}, {}] == [step["attrs"] for step in root["children"][0]["children"]]
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -427,6 +454,43 @@ def test_marks_in_a_validation_in_train_mode(traced: Traced) -> None:
     assert f"evaluation({batches})" == traced()
     (evaluation,) = ci.trace(name="evaluation", format="dict")["roots"]
     assert [0, 1, 1] == [len(one["marks"]) for one in evaluation["children"]]
+
+
+def test_the_end_of_workers_is_outside_of_the_last_step(tmp_path: Path) -> None:
+    """A `break` that stops the workers of a loader ends the step first."""
+    ci.profile(path=str(tmp_path))
+
+    def train() -> None:
+        loop = Loop()
+        for index, batch in enumerate(loader_of(4, num_workers=1)):
+            loop.step(batch)
+            if index == 1:
+                break
+
+    train()
+    ci.shutdown()
+    spans = read_one(tmp_path).spans
+    (teardown,) = [span for span in spans if span.name == "data_teardown"]
+    (last,) = [span for span in spans if span.name == "step" and span.index == 1]
+
+    assert last.end_ns == teardown.start_ns
+
+
+def test_a_teacher_in_train_mode(traced: Traced) -> None:
+    """What runs without gradients is not what is trained, even after that and in train mode."""
+    teacher, student = nn.Linear(4, 1), nn.Linear(4, 1)
+    for x, _ in loader_of():
+        out = student(x)
+        with torch.no_grad():
+            target = teacher(x)
+        student.zero_grad()
+        nn.functional.mse_loss(out, target).backward()
+        with torch.no_grad():
+            for weight in student.parameters():
+                weight.add_(weight.grad, alpha=-0.1)  # type: ignore[arg-type]
+
+    body = "data_load forward:train forward:train backward"
+    assert f"epoch[0]({steps(2, body)})" == traced()
 
 
 def test_a_loader_that_is_read_ahead(traced: Traced) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,7 @@ def test_other_savers(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    """A dataset's cache, and what a thread saves that nothing waits for."""
+    """A dataset's cache, what a thread saves that nothing waits for, and what is pickled."""
     ci.profile(output="none")
 
     def cache() -> None:
@@ -123,6 +124,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         thread = threading.Thread(target=cache)
         thread.start()
         thread.join()
+        pickle.dumps(model)
 
     train(save, Ones(cache))
 

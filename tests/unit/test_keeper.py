@@ -187,7 +187,7 @@ class TestCap:
     def test_a_burst_during_a_measurement(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Files that are written while the folder is listed are dealt with without another flush."""
+        """Files that are written while the folder is listed need no further flush to be counted."""
         rig = Rig(tmp_path, max_bytes=3 * batch(1).size)
         rig.put(*(batch(number) for number in range(1, 5)))
         entries = rig.folder.entries

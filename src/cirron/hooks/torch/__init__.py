@@ -24,6 +24,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.nn.modules.loss import _Loss
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 from torch.utils.data._utils import worker
@@ -203,7 +204,8 @@ class TorchHook:
         mode = "train" if module.training else "eval"
         if lane.loading is None:  # a model in a dataset says nothing about the loop
             main = lane.main
-            if module.training or not lane.has_worked:  # a teacher is not what is trained
+            is_trained = module.training and torch.is_grad_enabled()
+            if is_trained or not lane.has_worked:  # a teacher is not what is trained
                 lane.model = reference
             if not lane.has_worked or main is None or main.items.is_exhausted or lane.optimizers:
                 self._begin_work(lane, reference, mode)
@@ -365,8 +367,12 @@ class TorchHook:
             before = self._steps_made(lane)
             result = original(scaler, optimizer, *args, **kwargs)
             with guard.quiet("torch scaler"):
-                if self._steps_made(lane) == before and self._is_on:
-                    self._loops.skip_step(lane, id(optimizer))
+                loops = self._loops
+                is_unseen = self._steps_made(lane) == before and not loops.has_stepped_compiled
+                if is_unseen and self._is_on:
+                    # The hooks see each step of torch's own optimizers.
+                    is_skipped = isinstance(optimizer, Optimizer)
+                    (loops.skip_step if is_skipped else loops.count_step)(lane, id(optimizer))
             return result
 
         return step

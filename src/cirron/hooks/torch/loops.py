@@ -258,6 +258,8 @@ class Loops:
             lane.teardown = span
             return
         found = next((one for one in lane.passes if one.items.iterator() is iterator), None)
+        if found is not None:
+            close_step(found, span.start)
         parent = None if found is None else found.span
         hot.release(span, None if parent is None or parent.end else parent)
 

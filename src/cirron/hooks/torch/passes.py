@@ -173,7 +173,7 @@ class Pass:
         """Whether the loader, which has no more items, was read ahead."""
         items = self.items
         if self.is_undecided:  # with more items, they were taken one after the other, as by `list`
-            is_first = self.state is UNDECIDED and items.fetched <= MAX_AHEAD
+            is_first = self.state is UNDECIDED and 0 < items.fetched <= MAX_AHEAD
             return items.may_read_ahead and is_first
         return items.reads_ahead and items.fetched >= self.index
 

@@ -14,6 +14,8 @@ import threading
 from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from cirron import guard
 from cirron.hooks import engine
 from cirron.hooks.torch.compiling import run_uncompiled
@@ -33,6 +35,8 @@ SAVERS = (
     ("safetensors.torch", ("",), ("save_file", "save_model")),
     ("accelerate", ("Accelerator",), ("save_state",)),
 )
+
+STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 
 
 class Saving:
@@ -67,7 +71,8 @@ class Saving:
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
             span, lane = None, self._loops.this_thread.find()
-            if self.is_on:
+            # Pickling a tensor saves its storage.
+            if self.is_on and not (args and isinstance(args[0], STORAGES)):
                 try:
                     span = begin(lane)
                 except Exception as error:  # noqa: BLE001  protects the program's checkpoint
