@@ -1,10 +1,12 @@
 """What a step of a 5-module MLP takes more on a GPU, by quantile: `python bench/gpu_step.py`.
 
-Plain and profiled epochs take turns in one process; quantiles of single steps are compared, since
-on a shared host a mean says more of the neighbours than of us. Of processor time and of wall time.
+Each profiled epoch stands between two plain ones in one process, and its quantiles of single steps
+are compared with theirs: on a shared host, speed drifts by more than we cost. Of all rounds, the
+median difference and the middle half. Of processor time and of wall time.
 """
 
 import os
+import statistics
 import tempfile
 import time
 from itertools import pairwise
@@ -17,7 +19,8 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 import cirron as ci  # noqa: E402
 
-ROUNDS, STEPS, WARM = 12, 300, 20
+ROUNDS, STEPS, WARM = int(os.environ.get("ROUNDS", "30")), 300, 20
+QUANTILES = (0.01, 0.05, 0.25, 0.5)
 layers = [nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)]
 model = nn.Sequential(*layers).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -37,20 +40,34 @@ def epoch():
     return [[b - a for a, b in pairwise(one)][WARM:] for one in (cpu, wall)]
 
 
-plain, profiled = ([], []), ([], [])
+def quantiles():
+    """Of the second of two epochs, in us: processor time, then wall time."""
+    epoch()
+    return [[sorted(one)[int(each * len(one))] / 1000 for each in QUANTILES] for one in epoch()]
+
+
+def profiled():
+    ci.profile(frameworks=["torch"])
+    found = quantiles()
+    shares.append(ci.health()["measuring_share"])
+    ci.shutdown()
+    return found
+
+
+shares = []
 for _ in range(3):
     epoch()
+rounds = []
+before = quantiles()
 for _ in range(ROUNDS):
-    for kept, found in zip(plain, epoch(), strict=True):
-        kept += found
-    ci.profile(frameworks=["torch"])
-    epoch()
-    for kept, found in zip(profiled, epoch(), strict=True):
-        kept += found
-    share = ci.health().get("measuring_share")
-    ci.shutdown()
-for name, one, other in zip(("cpu", "wall"), plain, profiled, strict=True):
-    for quantile in (0.01, 0.05, 0.25, 0.5):
-        a, b = (sorted(each)[int(quantile * len(each))] / 1000 for each in (one, other))
-        print(f"{name} {quantile}: {a:.0f} us plain, {b:.0f} profiled, {b - a:+.0f}")
-print(f"measuring_share {share}")
+    found, after = profiled(), quantiles()
+    rounds.append((before, found, after))
+    before = after
+for kind, name in enumerate(("cpu", "wall")):
+    for place, quantile in enumerate(QUANTILES):
+        of = [[one[kind][place] for one in each] for each in rounds]
+        more = [found - (before + after) / 2 for before, found, after in of]
+        low, middle, high = statistics.quantiles(more, n=4)
+        plain = statistics.median(each[0] for each in of)
+        print(f"{name} {quantile}: {plain:.0f} us plain, {middle:+.0f} ({low:+.0f} to {high:+.0f})")
+print(f"measuring_share {statistics.median(shares)}")
