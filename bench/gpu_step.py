@@ -1,8 +1,8 @@
-"""What a step of a 5-module MLP takes more on a GPU, by quantile: `python bench/gpu_step.py`.
+"""What a step of a 5-module MLP takes more on a GPU: `python bench/gpu_step.py`.
 
-Each profiled epoch stands between two plain ones in one process, and its quantiles of single steps
-are compared with theirs: on a shared host, speed drifts by more than we cost. Of all rounds, the
-median difference and the middle half. Of processor time and of wall time.
+On a shared host, speed drifts by more than we cost. So short plain and profiled epochs take turns
+in one process, and their single steps are compared all together: quantiles, and the mean of the
+fastest 90 %, with its standard error from pairs of neighbours. Of processor time and of wall time.
 """
 
 import os
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 import cirron as ci  # noqa: E402
 
-ROUNDS, STEPS, WARM = int(os.environ.get("ROUNDS", "30")), 300, 20
+ROUNDS, STEPS, WARM = int(os.environ.get("ROUNDS", "150")), 120, 20
 QUANTILES = (0.01, 0.05, 0.25, 0.5)
 layers = [nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)]
 model = nn.Sequential(*layers).cuda()
@@ -40,34 +40,27 @@ def epoch():
     return [[b - a for a, b in pairwise(one)][WARM:] for one in (cpu, wall)]
 
 
-def quantiles():
-    """Of the second of two epochs, in us: processor time, then wall time."""
+def mean(times):
+    return statistics.fmean(sorted(times)[: int(0.9 * len(times))]) / 1000
+
+
+plain, profiled, shares = [], [], []
+for _ in range(5):
     epoch()
-    return [[sorted(one)[int(each * len(one))] / 1000 for each in QUANTILES] for one in epoch()]
-
-
-def profiled():
+for _ in range(ROUNDS):
+    plain.append(epoch())
     ci.profile(frameworks=["torch"])
-    found = quantiles()
+    profiled.append(epoch())
     shares.append(ci.health()["measuring_share"])
     ci.shutdown()
-    return found
-
-
-shares = []
-for _ in range(3):
-    epoch()
-rounds = []
-before = quantiles()
-for _ in range(ROUNDS):
-    found, after = profiled(), quantiles()
-    rounds.append((before, found, after))
-    before = after
 for kind, name in enumerate(("cpu", "wall")):
-    for place, quantile in enumerate(QUANTILES):
-        of = [[one[kind][place] for one in each] for each in rounds]
-        more = [found - (before + after) / 2 for before, found, after in of]
-        low, middle, high = statistics.quantiles(more, n=4)
-        plain = statistics.median(each[0] for each in of)
-        print(f"{name} {quantile}: {plain:.0f} us plain, {middle:+.0f} ({low:+.0f} to {high:+.0f})")
+    one, other = (
+        sorted(step for each in epochs for step in each[kind]) for epochs in (plain, profiled)
+    )
+    for quantile in QUANTILES:
+        a, b = (each[int(quantile * len(each))] / 1000 for each in (one, other))
+        print(f"{name} {quantile}: {a:.0f} us plain, {b:.0f} profiled, {b - a:+.0f}")
+    more = [mean(b[kind]) - mean(a[kind]) for a, b in zip(plain, profiled, strict=True)]
+    error = statistics.stdev(more) / len(more) ** 0.5
+    print(f"{name} mean: {mean(one):.0f} us plain, {mean(other) - mean(one):+.0f} +- {error:.0f}")
 print(f"measuring_share {statistics.median(shares)}")
