@@ -113,9 +113,10 @@ class Taker:
         self._warned: set[str] = set()
         self._host: HostCopier | None = None  # created for the first model: it imports NumPy
         self._recorder = Recorder(mode, folder, access)
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Also in a forked child: keeps the models. The worker and its jobs are the parent's."""
         self.taken = 0
         self.skipped = 0
         self._recorder.unsaved = 0
@@ -128,10 +129,6 @@ class Taker:
         self._pending_bytes = 0
         self._thread: threading.Thread | None = None
         self._is_stopped = False
-
-    def after_fork(self) -> None:
-        """In a forked child: keeps the models. The worker and its jobs belong to the parent."""
-        self._begin()
 
     @property
     def is_watching(self) -> bool:
