@@ -206,7 +206,7 @@ class Measured:
                 slab, inner[its_owner], its_owner[:, None] - begin, end - begin
             )
             moments.append(found)
-            counts[begin:end] += counted
+            counts[begin:end].add_(counted)
         rows = torch.cat([table, torch.cat(moments)], 1)
         self._found = to_host(torch.cat([rows.flatten(), counts.flatten()]))
         self._done = None
