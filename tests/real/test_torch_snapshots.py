@@ -576,27 +576,12 @@ class TestKeptGradients:
         names = WEIGHTS + [f"Sequential.{name}" for name in WEIGHTS]
         assert sorted([*names, *(f"{name}.grad" for name in names)]) == sorted(by_epoch()[0])
 
-    def test_of_a_model_that_a_hook_has_found(self) -> None:
-        """A model of a hook's that is not watched has its gradients kept when it is named."""
-        loop, other = Loop(), Loop()
-        one = self.start()
-        one.expect(loop.model)
-        with ci.scope("epoch", 0) as span:
-            self.step(loop)
-            self.step(other)
-            one.keep_gradients(loop.model, other.model)
-            loop.optimizer.zero_grad()
-            one.take(span, loop.model)
-
-        assert WEIGHTS + GRADIENTS == list(by_epoch()[0])
-        assert [loop.model] == [found.model() for found in one._found]
-
     def test_no_model_is_watched(self) -> None:
         """Without a watched model nothing is read, and no thread starts."""
         loop = Loop()
         one = self.start()
         self.step(loop)
-        one.keep_gradients(loop.model)
+        one.keep_gradients()
 
         assert None is one._thread
 

@@ -524,7 +524,7 @@ class NoSnapshots:
     def expect(self, model: Any) -> None:
         pass
 
-    def keep_gradients(self, *models: Any) -> None:
+    def keep_gradients(self) -> None:
         pass
 
     def take(self, span: hot.Span, *models: Any) -> None:

@@ -136,7 +136,7 @@ def test_an_empty_tensor_has_no_statistics() -> None:
 
     assert EMPTY == found.stats.histogram.counts
     assert not found.is_all_zero
-    assert not found.is_broken
+    assert 0 == found.broken_count
 
 
 def test_a_tensor_without_finite_values_has_counts_only() -> None:
@@ -145,7 +145,7 @@ def test_a_tensor_without_finite_values_has_counts_only() -> None:
 
     assert (1, 3) == (found.nan_count, found.inf_count)
     assert EMPTY == found.stats.histogram.counts
-    assert found.is_broken
+    assert 4 == found.broken_count
 
 
 def test_a_single_value_is_its_mean_and_extremes() -> None:
@@ -251,9 +251,9 @@ class TestMemory:
 
         assert 7 * 1024 == host.available_bytes()
 
-    def test_unknown_free_memory_is_none(self) -> None:
-        """Where there is no such file, nothing is known."""
-        assert None is host.available_bytes()
+    def test_unknown_free_memory_is_no_bound(self) -> None:
+        """Where there is no such file, nothing is known, and nothing is skipped."""
+        assert math.inf == host.available_bytes()
 
 
 def arrays(*sizes: int) -> list[Tensor]:

@@ -248,6 +248,18 @@ class TestWatching:
         assert [["a"], ["a", "Model.a"]] == FakeReader.made.prepared
         assert [["a", "Model.a"], ["a", "b"]] == takers.names()
 
+    def test_a_model_that_a_hook_has_found_is_watched(self, takers: Takers) -> None:
+        """It keeps its names, is prepared once, and is in every snapshot from then on."""
+        one, model = takers(), Model(a=[1.0])
+        one.expect(model)
+        one.watch(model)
+        take(one, model)
+        take(one)
+        assert one.settle(soon())
+
+        assert [["a"]] == FakeReader.made.prepared
+        assert [["a"]] * 2 == takers.names()
+
     def test_a_model_of_a_hook(self, takers: Takers) -> None:
         """A model that a framework's hook has found is taken with the watched ones, and once."""
         one, watched, found = takers(), Model(a=[1.0]), Model(a=[2.0])

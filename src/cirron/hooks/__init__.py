@@ -64,7 +64,7 @@ class Snapshots(Protocol):
     def expect(self, model: Any) -> None:
         """Announces a snapshot of this model, so that memory for it can be prepared."""
 
-    def keep_gradients(self, *models: Any) -> None:
+    def keep_gradients(self) -> None:
         """Copies gradients that the loop may clear before the next snapshot."""
 
     def take(self, span: Span, *models: Any) -> None:

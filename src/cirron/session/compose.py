@@ -154,7 +154,7 @@ class Session:
         self._given_before = hot.expected()
         self._identity = wire.changed(self._identity, pid=os.getpid())
         self.memory = Memory()
-        self.taker.after_fork()
+        self.taker.begin()
         self._program.after_fork()
         self._describer = Worker(self._program.find_out, "cirron-program")  # not started
         self.pid = 0

@@ -189,27 +189,26 @@ class Measured:
     """
 
     def __init__(self, flats: list[torch.Tensor]) -> None:
-        self._rows = [-(-flat.numel() // ROW) for flat in flats]  # of each tensor
-        self._pads = [
-            rows * ROW - flat.numel() for rows, flat in zip(self._rows, flats, strict=True)
-        ]
+        self._sizes = [flat.numel() for flat in flats]
+        self._rows = [-(-size // ROW) for size in self._sizes]  # of each tensor
         device = flats[0].device
         owners = np.repeat(np.arange(len(flats)), self._rows)
         owner = to_device(owners, device)  # of each row
         table = torch.cat([extremes(slab) for _, slab in slabs(flats)])
         inner = inner_edges(table, owner, len(flats))
-        moments, self._counted, counts = [], [], []
+        counts = table.new_zeros(len(flats), stats.BINS)
+        moments = []
         for first, slab in slabs(flats):
             last = first + len(slab)
             its_owner = owner[first:last]
-            offset = int(owners[first])
-            tensors = int(owners[last - 1]) - offset + 1
-            found, counted = measure(slab, inner[its_owner], its_owner[:, None] - offset, tensors)
+            begin, end = int(owners[first]), int(owners[last - 1]) + 1  # the tensors in this slab
+            found, counted = measure(
+                slab, inner[its_owner], its_owner[:, None] - begin, end - begin
+            )
             moments.append(found)
-            counts.append(counted)
-            self._counted.append((offset, tensors))
-        everything = torch.cat([table.flatten(), torch.cat(moments).flatten(), *counts])
-        self._found = to_host(everything)
+            counts[begin:end].add_(counted)
+        rows = torch.cat([table, torch.cat(moments)], 1)
+        self._found = to_host(torch.cat([rows.flatten(), counts.flatten()]))
         self._done = None
         if device.type == "cuda":
             self._done = torch.cuda.Event()
@@ -220,26 +219,16 @@ class Measured:
             self._done.synchronize()
 
     def summaries(self) -> Iterator[Summary]:
-        rows = sum(self._rows)
         found = self._found.numpy()
-        table = np.empty((rows, 8))
-        table[:, stats.NAN : stats.MEAN] = found[: rows * 5].reshape(rows, 5)
-        table[:, [stats.COUNT, stats.MEAN, stats.SQUARES]] = found[rows * 5 : rows * 8].reshape(
-            rows, 3
-        )
-        counts = np.zeros((len(self._rows), stats.BINS))
-        place = rows * 8
-        for offset, tensors in self._counted:
-            size = tensors * stats.BINS
-            counts[offset : offset + tensors] += found[place : place + size].reshape(tensors, -1)
-            place += size
+        place = sum(self._rows) * stats.COLUMNS
+        table, counts = found[:place].reshape(-1, stats.COLUMNS), found[place:]
         first = 0
-        sizes = zip(self._rows, self._pads, strict=True)
-        for number, (count, pad) in enumerate(paced(sizes)):
-            its_rows = table[first : first + count]
-            its_rows[-1, stats.NAN] -= pad
-            yield stats.combine(its_rows, counts[number])
-            first += count
+        sizes = zip(self._sizes, self._rows, counts.reshape(-1, stats.BINS), strict=True)
+        for size, rows, its_counts in paced(sizes):
+            its_rows = table[first : first + rows]
+            its_rows[-1, stats.NAN] -= rows * ROW - size  # the padding
+            yield stats.combine(its_rows, its_counts)
+            first += rows
 
 
 def slabs(flats: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -259,12 +248,11 @@ def slabs(flats: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def extremes(slab: torch.Tensor) -> torch.Tensor:
-    """For each row: the counts of NaN, inf and -inf; the lowest and highest finite value."""
+    """The first columns of each row."""
     finite = slab.isfinite()
     columns = [
         slab.isnan().sum(1),
-        (slab == math.inf).sum(1),
-        (slab == -math.inf).sum(1),
+        slab.isinf().sum(1),
         torch.where(finite, slab, math.inf).amin(1),
         torch.where(finite, slab, -math.inf).amax(1),
     ]
@@ -274,8 +262,8 @@ def extremes(slab: torch.Tensor) -> torch.Tensor:
 def inner_edges(table: torch.Tensor, owner: torch.Tensor, tensors: int) -> torch.Tensor:
     """For each tensor `stats.histogram_edges`, without the first and the last edge."""
     start = table.new_full((tensors,), math.inf)
-    low = start.scatter_reduce(0, owner, table[:, 3], "amin")
-    high = (-start).scatter_reduce(0, owner, table[:, 4], "amax")
+    low = start.scatter_reduce(0, owner, table[:, stats.LOW], "amin")
+    high = (-start).scatter_reduce(0, owner, table[:, stats.HIGH], "amax")
     middle = torch.where(low == high, 0.5, 0.0)
     low, high = low - middle, high + middle
     step = (high / 2 - low / 2) / stats.BINS
@@ -286,7 +274,7 @@ def inner_edges(table: torch.Tensor, owner: torch.Tensor, tensors: int) -> torch
 def measure(
     slab: torch.Tensor, inner: torch.Tensor, owner: torch.Tensor, tensors: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each row the count, mean and squared deviations of finite values; bins of each tensor."""
+    """The last columns of each row, and the counts of each tensor's bins."""
     finite = slab.isfinite()
     count = finite.sum(1, dtype=torch.float64)
     mean = torch.where(finite, slab, 0.0).sum(1) / count.clamp(min=1)
@@ -298,4 +286,4 @@ def measure(
         counts = torch.histc(keys, bins=size + 1, min=0, max=size + 1)[:size]
     else:
         counts = keys.bincount(minlength=size + 1)[:size]
-    return torch.stack([count, mean, squares], 1), counts.double()
+    return torch.stack([count, mean, squares], 1), counts.double().view(tensors, stats.BINS)

@@ -6,7 +6,7 @@ a step has cleared are ignored. Runs on the worker; knows nothing about spans or
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,21 +57,27 @@ def find_cleared(measured: Iterable[tuple[Tensor, Summary]]) -> set[str | None]:
     return {its.model for its, _ in gradients} - alive - {None}
 
 
-class Judge:
-    """Remembers each tensor's gradient norms, its current problem, and all earlier ones."""
+class History:
+    """The past of a tensor."""
 
     def __init__(self) -> None:
-        self._norms: dict[str, deque[float]] = {}
-        self._problems: dict[str, tuple[str, int | None]] = {}  # by tensor, with the first epoch
-        self._seen: dict[str, set[str]] = {}  # problems, by tensor
+        self.norms: deque[float] = deque(maxlen=PAST)  # of a gradient
+        self.problem: str | None = None
+        self.since: int | None = None  # the epoch in which the problem started
+        self.seen: set[str] = set()  # problems
+
+
+class Judge:
+    """Finds the problems of each boundary, and remembers the history of each tensor."""
+
+    def __init__(self) -> None:
+        self._histories: defaultdict[str, History] = defaultdict(History)
 
     def forget(self, names: Iterable[str]) -> None:
         """Forgets the history of these names, which now belong to another model."""
         for name in names:
             for its in (name, f"{name}.grad"):
-                self._norms.pop(its, None)
-                self._problems.pop(its, None)
-                self._seen.pop(its, None)
+                self._histories.pop(its, None)
 
     def report(
         self, epoch: int | None, measured: list[tuple[Tensor, Summary]]
@@ -113,43 +119,40 @@ class Judge:
 
     def judge(self, epoch: int | None, tensor: Tensor, summary: Summary) -> Finding | None:
         """The tensor's problem or recovery, if there is one."""
-        found = self._find(tensor, summary)
-        before, since = self._problems.get(tensor.name, (None, None))
+        history = self._histories[tensor.name]
+        found = find_problem(tensor, summary, history.norms)
         if found is None:
+            before, history.problem = history.problem, None
             if before is None:
                 return None
-            del self._problems[tensor.name]
-            return Finding(RECOVERED, tensor.name, since, f"it was {before}", is_new=False)
+            return Finding(RECOVERED, tensor.name, history.since, f"it was {before}", is_new=False)
         problem, detail = found
-        if problem != before:
-            since = epoch
-            self._problems[tensor.name] = (problem, since)
-        seen = self._seen.setdefault(tensor.name, set())
-        is_new = problem not in seen
-        seen.add(problem)
-        return Finding(problem, tensor.name, since, detail, is_new)
+        if problem != history.problem:
+            history.problem, history.since = problem, epoch
+        is_new = problem not in history.seen
+        history.seen.add(problem)
+        return Finding(problem, tensor.name, history.since, detail, is_new)
 
-    def _find(self, tensor: Tensor, summary: Summary) -> tuple[str, str] | None:
-        if summary.is_broken:
-            broken = summary.nan_count + summary.inf_count
-            return "not finite", f"{broken} of {summary.size} values are NaN or infinite"
-        if not tensor.is_gradient:
-            return None
-        if summary.is_all_zero:
-            is_dead = summary.size >= DEAD_SIZE
-            return ("dead", "every value of its gradient is 0") if is_dead else None
-        norm = summary.stats.norm
-        if norm is None:
-            return None
-        past = self._norms.setdefault(tensor.name, deque(maxlen=PAST))
-        if len(past) >= ENOUGH:
-            usual = median(past)
-            if norm > EXPLODING * usual:
-                return "exploding", f"its gradient's norm is {norm:.3g}, it was {usual:.3g}"
-            if norm < VANISHING * usual:
-                return "vanishing", f"its gradient's norm is {norm:.3g}, it was {usual:.3g}"
-        past.append(norm)  # outliers do not become part of the history
+
+def find_problem(tensor: Tensor, summary: Summary, norms: deque[float]) -> tuple[str, str] | None:
+    """A problem and its detail; if there is none, the norm of a gradient is added to `norms`."""
+    if summary.broken_count:
+        return "not finite", f"{summary.broken_count} of {summary.size} values are NaN or infinite"
+    norm = summary.stats.norm
+    if not tensor.is_gradient or norm is None:
         return None
+    if summary.is_all_zero:
+        is_dead = summary.size >= DEAD_SIZE
+        return ("dead", "every value of its gradient is 0") if is_dead else None
+    if len(norms) >= ENOUGH:
+        usual = median(norms)
+        detail = f"its gradient's norm is {norm:.3g}, it was {usual:.3g}"
+        if norm > EXPLODING * usual:
+            return "exploding", detail
+        if norm < VANISHING * usual:
+            return "vanishing", detail
+    norms.append(norm)
+    return None
 
 
 def dated(finding: Finding) -> str:

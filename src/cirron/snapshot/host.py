@@ -245,37 +245,33 @@ def has_room(size: int, kept: int = 0) -> bool:
 
 def free_bytes() -> float:
     """The memory that a copy on the host may take."""
-    available = available_bytes()
-    return math.inf if available is None else available * PART
+    return available_bytes() * PART
 
 
-def available_bytes() -> int | None:
-    """The free memory of the host and the container; None if it is unknown."""
-    return min(
-        (known for known in (host_bytes(), container_bytes()) if known is not None), default=None
-    )
+def available_bytes() -> float:
+    """The free memory of the host and the container; infinity if it is unknown."""
+    return min(host_bytes(), container_bytes())
 
 
-def host_bytes() -> int | None:
+def host_bytes() -> float:
     try:
-        for line in MEMINFO.read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name == "MemAvailable":
-                return int(rest.split()[0]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
+        return numbers_of(MEMINFO)["MemAvailable"] * 1024
+    except (OSError, ValueError, KeyError):
+        return math.inf
 
 
-def container_bytes() -> int | None:
+def container_bytes() -> float:
     try:
         limit = int((CGROUP / "memory.max").read_text())  # "max" (no limit) is a ValueError
         used = int((CGROUP / "memory.current").read_text())
-        lines = (CGROUP / "memory.stat").read_text().splitlines()
-        # The page cache: the kernel frees it when memory is needed.
-        cached = next(
-            (int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0
-        )
+        # The kernel frees the page cache when memory is needed.
+        cached = numbers_of(CGROUP / "memory.stat").get("inactive_file", 0)
         return max(0, limit - used + cached)
     except (OSError, ValueError):
-        return None
+        return math.inf
+
+
+def numbers_of(path: Path) -> dict[str, int]:
+    """The first number of each line of a file, by the name before it."""
+    lines = path.read_text().splitlines()
+    return {name.rstrip(":"): int(number) for name, number, *_ in map(str.split, lines)}

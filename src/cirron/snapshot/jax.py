@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections import defaultdict
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,27 +74,20 @@ class Held:
 class Given(Held):
     """A tree that was passed to `ci.watch`."""
 
-    __slots__ = ("_known", "_references")
-
-    def __init__(self, leaves: list[Leaf]) -> None:
-        super().__init__()
-        self.give(leaves)
+    __slots__ = ("_references", "outline")
 
     def give(self, leaves: list[Leaf]) -> None:
         """Sets the current value of the tree."""
         self._references = [(name, weakref.ref(value)) for name, value in leaves]
-        self._known = outline(leaves)
+        self.outline = outline(leaves)
         self.is_taken = False
 
-    def can_be(self, leaves: list[Leaf], *, even_taken: bool) -> bool:
-        """Whether these leaves may be the same value of the tree, or the next one."""
-        if self._known != outline(leaves):
-            return False
+    def is_gone_or(self, leaves: list[Leaf]) -> bool:
+        """Whether the tree no longer exists, or has these very leaves."""
         found, _ = self.find()
-        is_same = found is not None and all(
+        return found is None or all(
             one.value is other.value for one, other in zip(found, leaves, strict=True)
         )
-        return found is None or is_same or (even_taken and self.is_taken)
 
     def find(self) -> tuple[list[Leaf] | None, str]:
         found = [Leaf(name, reference()) for name, reference in self._references]
@@ -136,9 +129,8 @@ def hold(model: Any, known: Iterable[Any]) -> Any:
     if isinstance(model, Held):
         return model
     if isinstance(model, FUNCTIONS):
-        known_functions = (one for one in known if isinstance(one, Asked))
-        same = next((one for one in known_functions if one.function == model), None)
-        return ask_first(model) if same is None else same
+        same = (one for one in known if isinstance(one, Asked) and one.function == model)
+        return next(same, None) or ask_first(model)
     leaves = leaves_of(model)
     if leaves is None:
         return model
@@ -147,13 +139,12 @@ def hold(model: Any, known: Iterable[Any]) -> Any:
             "ci.watch() was called inside a function that JAX traces (jit, grad, vmap, scan), where"
             " arrays have no values. Call it outside, with what the function returns"
         )
-    given = [one for one in known if isinstance(one, Given)]
-    for even_taken in (False, True):  # first, replace one that no longer exists
-        for one in given:
-            if one.can_be(leaves, even_taken=even_taken):
-                one.give(leaves)
-                return one
-    return named(Given, model)(leaves)
+    alike = [one for one in known if isinstance(one, Given) and one.outline == outline(leaves)]
+    gone = (one for one in alike if one.is_gone_or(leaves))
+    taken = (one for one in alike if one.is_taken)
+    given: Given = next(chain(gone, taken), None) or named(Given, model)()
+    given.give(leaves)
+    return given
 
 
 def ask_first(function: Any) -> Asked:
@@ -269,13 +260,10 @@ def local_box(array: Any) -> Parts:
         [side.indices(length)[:2] for side, length in zip(one.index, array.shape, strict=True)]
         for one in shards
     ]
-    low = [min(first for first, _ in sides) for sides in zip(*ranges, strict=True)]
-    high = [max(last for _, last in sides) for sides in zip(*ranges, strict=True)]
-    shape = [last - first for first, last in zip(low, high, strict=True)]
-    places: list[Any] = [
-        tuple(slice(a - base, b - base) for (a, b), base in zip(sides, low, strict=True))
-        for sides in ranges
-    ]
+    boxes = np.array(ranges, int).reshape(len(shards), -1, 2)  # shard, axis, first and last
+    low, high = boxes[..., 0].min(0), boxes[..., 1].max(0)
+    shape = (high - low).tolist()
+    places: list[Any] = [tuple(slice(*side) for side in box - low[:, None]) for box in boxes]
     if math.prod(shape) != sum(part.size for part in parts):
         starts = [0, *accumulate(part.size for part in parts)]
         shape, places = [starts[-1]], [slice(*ends) for ends in pairwise(starts)]
@@ -292,11 +280,8 @@ class JaxReader(Reader):
         return [tensor.name for tensor in self._tensors(model.leaves() or [], "")]
 
     def read(self, model: Held, prefix: str, *, only_gradients: bool = False) -> list[Tensor]:
-        leaves = model.leaves()
-        if leaves is None:
-            return []
         model.is_taken = True
-        return self._tensors(leaves, prefix)
+        return self._tensors(model.leaves() or [], prefix)
 
     def _tensors(self, leaves: list[Leaf], prefix: str) -> list[Tensor]:
         found: dict[int, Tensor] = {}

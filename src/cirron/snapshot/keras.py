@@ -23,16 +23,16 @@ class KerasReader(Reader):
     """Reads Keras models and layers on JAX, TensorFlow and NumPy."""
 
     def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> list[Tensor]:
-        return [self._describe(prefix + name, weight) for name, weight in named_weights(model)]
+        return [describe(weight, prefix + name) for name, weight in named_weights(model)]
 
-    def _describe(self, name: str, weight: Any) -> Tensor:
-        attrs = {} if weight.trainable else {"frozen": True}
-        if keras.backend.backend() == "jax":
-            from cirron.snapshot.jax import describe
 
-            return describe(weight.value, name, attrs)
-        shape = list(weight.shape)
-        return Tensor(name, False, shape, str(weight.dtype), attrs, array=Value(weight))
+def describe(weight: Any, name: str) -> Tensor:
+    attrs = {} if weight.trainable else {"frozen": True}
+    if keras.backend.backend() == "jax":
+        from cirron.snapshot import jax
+
+        return jax.describe(weight.value, name, attrs)
+    return Tensor(name, False, list(weight.shape), str(weight.dtype), attrs, array=Value(weight))
 
 
 def reader() -> Reader:

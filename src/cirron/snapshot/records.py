@@ -114,8 +114,8 @@ class Recorder:
         self, job: Job, tensor: Tensor, summary: Summary, address: str | None
     ) -> wire.Snapshot:
         attrs = dict(tensor.attrs)
-        if summary.is_broken:
-            attrs["nonfinite_count"] = summary.nan_count + summary.inf_count
+        if summary.broken_count:
+            attrs["nonfinite_count"] = summary.broken_count
             attrs["nan_count"] = summary.nan_count
             attrs["inf_count"] = summary.inf_count
         return wire.Snapshot(

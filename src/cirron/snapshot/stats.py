@@ -25,8 +25,10 @@ BLOCK = 32_768  # elements: 256 KiB in double precision
 # Between these, squares and their sums neither underflow nor overflow.
 TINY, HUGE = 1e-130, 1e130
 
-# The columns of a row, which describes one block of a tensor.
-COUNT, NAN, POSITIVE_INF, NEGATIVE_INF, LOW, HIGH, MEAN, SQUARES = range(8)
+# The columns of a row, which describes one block of a tensor: how many values are NaN or infinite,
+# the extremes of the finite ones, how many there are, their mean and squared deviations.
+COLUMNS = 7
+NAN, INF, LOW, HIGH, COUNT, MEAN, SQUARES = range(COLUMNS)
 
 
 class Summary(NamedTuple):
@@ -40,12 +42,12 @@ class Summary(NamedTuple):
     @property
     def is_all_zero(self) -> bool:
         """Whether there are values and all are 0."""
-        return self.size > 0 and self.stats.min == self.stats.max == 0 and not self.is_broken
+        return self.stats.min == self.stats.max == 0 and not self.broken_count
 
     @property
-    def is_broken(self) -> bool:
-        """Whether some values are NaN or infinite."""
-        return self.nan_count + self.inf_count > 0
+    def broken_count(self) -> int:
+        """How many values are NaN or infinite."""
+        return self.nan_count + self.inf_count
 
 
 def summarize(values: Any, decode: Callable[[Any], Any] | None = None) -> Summary:
@@ -56,7 +58,8 @@ def summarize(values: Any, decode: Callable[[Any], Any] | None = None) -> Summar
     elif decode is None and values.dtype.isbuiltin != 1:  # ml_dtypes: bfloat16, 8-bit floats
         decode = as_float32
     with np.errstate(all="ignore"):  # NaN and infinity are expected
-        table = np.array([extremes(block) for block in blocks(values, decode)]).reshape(-1, 8)
+        rows = [extremes(block) for block in blocks(values, decode)]
+        table = np.array(rows).reshape(-1, COLUMNS)
         low, high = bounds(table)
         inner = np.array(histogram_edges(low, high)[1:-1])[:, None]
         unit = unit_of(low, high)
@@ -90,12 +93,11 @@ def extremes(block: Any) -> list[float]:
     """A row without its moments. If the extremes are finite, the whole block is."""
     low, high = float(block.min()), float(block.max())
     if math.isfinite(low) and math.isfinite(high):
-        return [block.size, 0, 0, 0, low, high, 0, 0]
+        return [0, 0, low, high, block.size, 0, 0]
     finite = block[np.isfinite(block)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (np.inf, -np.inf)
-    nan, above = int(np.isnan(block).sum()), int((block == np.inf).sum())
-    below = block.size - finite.size - nan - above
-    return [finite.size, nan, above, below, low, high, 0, 0]
+    nan = int(np.isnan(block).sum())
+    return [nan, block.size - finite.size - nan, low, high, finite.size, 0, 0]
 
 
 def bounds(table: Any) -> tuple[float, float]:
@@ -125,8 +127,7 @@ def unit_of(low: float, high: float) -> float:
 
 def combine(table: Any, counts: Any, unit: float = 1.0) -> Summary:
     """The summary of a tensor, from the rows of its blocks and the counts of its bins."""
-    count, nan, above, below = (int(one) for one in table[:, COUNT:LOW].sum(axis=0))
-    inf = above + below
+    nan, inf, count = (int(table[:, column].sum()) for column in (NAN, INF, COUNT))
     low, high = bounds(table)
     histogram = wire.Histogram(histogram_edges(low, high), counts.astype(int).tolist())
     size = count + nan + inf

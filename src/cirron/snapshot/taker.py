@@ -45,12 +45,13 @@ PENDING_BYTES = 64 * 2**20
 WAIT_S = 0.025  # of the 50 ms that a boundary may take
 
 
-class Watched:
-    """A model, its reader, the prefix of its names, and its kept gradients."""
+class Known:
+    """A model, its reader, and the prefix of its names."""
 
     def __init__(self, own: Any, reader: Reader, taken: set[str]) -> None:
         self.reader = reader
-        self.kept: deque[Kept] = deque(maxlen=1)  # two threads may pop at once: only one gets it
+        self.is_watched = False  # by the user; else only if a hook asks for a snapshot of it
+        self.is_prepared = False
         self.model = refer(own)
         names = reader.names(own)
         self.prefix, number = "", 1
@@ -59,12 +60,6 @@ class Watched:
             self.prefix = f"{kind}." if number == 1 else f"{kind}_{number}."
             number += 1
         self.names = {self.prefix + name for name in names}
-
-    def pop_kept(self) -> Kept | None:
-        try:
-            return self.kept.pop()
-        except IndexError:
-            return None
 
 
 class Kept:
@@ -106,22 +101,22 @@ class Taker:
         access: str = "private",
         chance: Callable[[], float] | None = None,
     ) -> None:
-        self._mode = mode
-        self._sample_rate = sample_rate
-        self._folder = folder
+        # The share of the snapshots whose raw values are saved.
+        self._raw_share = {"stats": 0.0, "sampled": sample_rate, "full": 1.0}[mode] if folder else 0
         self._wall_ns = wall_ns
         self._deliver = deliver
         self._chance = random.Random().random if chance is None else chance  # noqa: S311
         self._readers: dict[str, Reader] = {}
-        self._watched: list[Watched] = []  # by the user
-        self._found: list[Watched] = []  # by a framework's hooks
+        self._models: list[Known] = []
+        self._kept: dict[Known, Kept] = {}
         self._seen: deque[int] = deque(maxlen=64)  # the last spans that have a snapshot
         self._warned: set[str] = set()
         self._host: HostCopier | None = None  # created for the first model: it imports NumPy
         self._recorder = Recorder(mode, folder, access)
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Also in a forked child: keeps the models. The worker and its jobs are the parent's."""
         self.taken = 0
         self.skipped = 0
         self._recorder.unsaved = 0
@@ -135,71 +130,60 @@ class Taker:
         self._thread: threading.Thread | None = None
         self._is_stopped = False
 
-    def after_fork(self) -> None:
-        """In a forked child: keeps the models. The worker and its jobs belong to the parent."""
-        self._begin()
-
     @property
     def is_watching(self) -> bool:
-        return bool(self._watched)
+        return any(one.is_watched for one in self._models)
 
     # -- on the user's thread ---------------------------------------------------------------
 
     def watch(self, model: Any) -> None:
         """Takes snapshots of the model from now on. Watching it again has no effect."""
-        model = stand_in(model, [one.model() for one in self._watched])
+        model = stand_in(model, [one.model() for one in self._models if one.is_watched])
         check(model)
         with guard.quiet("snapshot"):
-            if self._find_known(model, self._watched) is None:
-                watched = self._know(model)
-                self._watched.append(watched)
-                self._prepare(watched)
+            one = self._know(model)
+            one.is_watched = True
+            self._prepare(one)
 
     def expect(self, model: Any) -> None:
         """A hook has found a model and will request a snapshot of it."""
         with guard.quiet("snapshot"):
-            if self._find_known(model, self._watched + self._found) is None:
-                found = self._know(model)
-                if found.names:  # else its parameters do not exist yet
-                    self._found.append(found)
-                    self._prepare(found)
+            self._prepare(self._know(model))
 
-    def keep_gradients(self, *models: Any) -> None:
+    def keep_gradients(self) -> None:
         """Copies the gradients after an optimizer step that may be the last one of the epoch.
 
         The next `take` uses the copies if the loop has cleared the gradients by then. The last call
-        counts. Covers the watched models, and of `models` those that a hook has found.
+        counts. Covers the watched models.
         """
-        if not (self._watched or self._found) or self._is_stopped:
+        if not self.is_watching or self._is_stopped:
             return
         with guard.quiet("snapshot"):
             began = clock.now()
-            known = [model for model in models if self._find_known(model, self._found) is not None]
-            for one, own in self._current(known):
+            for one, own in self._current():
                 if one.reader.is_in_place:
                     self._keep(one, own)
             self._keeping_ns += clock.now() - began
 
-    def _keep(self, one: Watched, own: Any) -> None:
+    def _keep(self, one: Known, own: Any) -> None:
         found = list(one.reader.read(own, one.prefix, only_gradients=True))
         if not found:
             return
-        before = one.pop_kept()
+        before = self._kept.pop(one, None)
         release(() if before is None else before.copies)  # their memory is reused
         if self._has_room(sum(tensor.size_bytes for tensor in found)):
             kept = Kept(found)
-            is_raw = self._mode != "stats" and self._folder is not None
-            kept.copies = self._copy(found, raw=is_raw, in_step=True) or []
+            kept.copies = self._copy(found, raw=self._raw_share > 0, in_step=True) or []
             if kept.copies:
-                one.kept.append(kept)
+                self._kept[one] = kept
 
     def take(self, span: Span, *models: Any) -> None:
         """Copies the watched models and these, at the end of an epoch."""
-        if not (self._watched or models) or self._is_stopped or span.sequence in self._seen:
+        if not (self.is_watching or models) or self._is_stopped or span.sequence in self._seen:
             return
         with guard.quiet("snapshot"):
             began = clock.now()
-            current = self._current(models)
+            current = self._current(*models)
             if not current:
                 return
             self._seen.append(span.sequence)
@@ -208,27 +192,22 @@ class Taker:
             self._keeping_ns = 0
             span.set(snapshot_ns=self.held_ns)
 
-    def _current(self, models: Iterable[Any]) -> list[tuple[Watched, Any]]:
+    def _current(self, *models: Any) -> list[tuple[Known, Any]]:
         """The watched models and these, without those that no longer exist."""
-        current = list(self._watched)
-        for model in models:
-            if self._find_known(model, current) is None:
-                known = self._find_known(model, self._found)
-                if known is None:
-                    known = self._know(model)
-                    self._found.append(known)
-                current.append(known)
-        return [(one, own) for one in current if (own := one.model()) is not None]
+        asked = [self._know(model) for model in models]
+        return [
+            (one, own)
+            for one in self._models
+            if (one.is_watched or one in asked) and (own := one.model()) is not None
+        ]
 
-    def _snapshot(self, span: Span, current: list[tuple[Watched, Any]]) -> None:
-        is_chosen = self._mode == "full" or (
-            self._mode == "sampled" and self._chance() < self._sample_rate
-        )
-        raw = is_chosen and self._folder is not None
+    def _snapshot(self, span: Span, current: list[tuple[Known, Any]]) -> None:
+        raw = self._chance() < self._raw_share
         tensors: list[Tensor] = []
         kept_copies: list[Copy] = []
+        all_kept, self._kept = self._kept, {}
         for one, own in current:
-            kept = one.pop_kept()
+            kept = all_kept.pop(one, None)  # two threads may pop at once: only one gets it
             with guard.quiet("snapshot"):  # a model that fails must not affect the others
                 its = list(one.reader.read(own, one.prefix))
                 tensors += its if kept is None else kept.rest_of(its)
@@ -280,25 +259,31 @@ class Taker:
             self._warned.add(why)
             guard.warn("a snapshot was skipped: %s. ci.health() counts them", reason)
 
-    def _know(self, model: Any) -> Watched:
+    def _know(self, model: Any) -> Known:
         reader = self._reader_of(model)
-        for known in (self._watched, self._found):
-            known[:] = [one for one in known if one.model() is not None]
-        names = {name for one in self._watched + self._found for name in one.names}
-        watched = Watched(reader.unwrap(model), reader, names)
-        self._do(lambda: self._recorder.judge.forget(watched.names))
-        return watched
+        own = reader.unwrap(model)
+        # A model that a hook has found before its parameters existed is looked at again.
+        self._models = [
+            one for one in self._models if one.model() is not None and (one.names or one.is_watched)
+        ]
+        for one in self._models:
+            if one.model() is own:
+                return one
+        known = Known(own, reader, {name for one in self._models for name in one.names})
+        self._models.append(known)
+        self._do(lambda: self._recorder.judge.forget(known.names))
+        return known
 
-    def _find_known(self, model: Any, known: list[Watched]) -> Watched | None:
-        own = self._reader_of(model).unwrap(model)
-        return next((one for one in known if one.model() is own), None)
-
-    def _prepare(self, new: Watched) -> None:
+    def _prepare(self, new: Known) -> None:
         """Prepares the copiers for a snapshot of the watched models and a new one."""
+        if new.is_prepared or not new.names:
+            return
+        new.is_prepared = True
         weights = [
             tensor
-            for one in dict.fromkeys((*self._watched, new))
-            if one.reader.is_in_place and (own := one.model()) is not None
+            for one in self._models
+            if (one.is_watched or one is new) and one.reader.is_in_place
+            if (own := one.model()) is not None
             for tensor in one.reader.read(own, one.prefix)
             if not tensor.is_gradient
         ]

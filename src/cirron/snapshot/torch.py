@@ -157,14 +157,9 @@ def why_unmeasured(tensor: Any) -> str | None:
 
 def as_it_lies(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     """The tensor in one dimension, in memory order; copied only if its memory has gaps."""
-    if not tensor.is_contiguous():
-        axes = sorted(zip(tensor.stride(), tensor.shape, strict=True))
-        expected = 1
-        for stride, size in axes:
-            if size > 1 and stride != expected:
-                tensor = tensor.contiguous()
-                break
-            expected *= size
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    if not tensor.permute(order).is_contiguous():
+        tensor = tensor.contiguous()
     return tensor.as_strided((tensor.numel(),), (1,)), tensor.stride()
 
 

@@ -20,7 +20,7 @@ from cirron import guard
 from cirron.record import hot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 # A model with more tensors or submodules than this is not counted: each takes a microsecond.
 MAX_PARTS = 3_000
@@ -172,21 +172,23 @@ def is_quick(given: Any) -> bool:
 def length_of(loader: Any, batches: Any, dataset: Any) -> int | None:
     samplers = read(loader, "sampler"), batches, read(batches, "sampler")
     parts = loader, dataset, *(one for one in samplers if one is not None)
-    try:
-        return len(loader) if all(map(is_quick, parts)) else None
-    except Exception:  # noqa: BLE001  protects us from data that has no length
-        return None
+    return quick_length(loader, parts)
 
 
 def round_of(iterator: Any) -> int | None:
     """The length of a sampler that an endless sampler repeats, as in YOLO and timm."""
     repeats = read(iterator, "_index_sampler")
     inner = read(repeats, "sampler")
-    parts = [one for one in (inner, read(inner, "sampler")) if one is not None]
-    if hasattr(type(repeats), "__len__") or not parts or not all(map(is_quick, parts)):
+    if inner is None or hasattr(type(repeats), "__len__"):
         return None
+    below = read(inner, "sampler")
+    return quick_length(inner, (inner,) if below is None else (inner, below))
+
+
+def quick_length(given: Any, parts: Iterable[Any]) -> int | None:
+    """The length, if it is known at once: libraries define it for all these parts."""
     try:
-        return len(inner)
+        return len(given) if all(map(is_quick, parts)) else None
     except Exception:  # noqa: BLE001  protects us from data that has no length
         return None
 
