@@ -426,7 +426,7 @@ def flags(explicit: Any, environ: Mapping[str, str] | None = None) -> Mapping[st
     """The user's feature flags: `config=` over the platform's `CIRRON_CONFIG`."""
     environ = os.environ if environ is None else environ
     if explicit is not None and not isinstance(explicit, Mapping):
-        raise errors.out_of_range("config", explicit, "it must be a dict of feature flags")
+        raise errors.out_of_range("config", explicit, "it must be a dict, such as vars(args)")
     platform: Any = {}
     if given := environ.get("CIRRON_CONFIG"):
         try:

@@ -355,6 +355,18 @@ def test_no_loss_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch, reque
     assert [[], []] == losses_of_steps()
 
 
+def test_no_loss_where_the_argument_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ci.profile(loss_marks=False)` turns off what CIRRON_LOSS_MARKS turns on."""
+    monkeypatch.setenv("CIRRON_LOSS_MARKS", "1")
+    ci.profile(loss_marks=False, output="none")
+    try:
+        Loop().epoch()
+
+        assert [[], []] == losses_of_steps()
+    finally:
+        ci.shutdown()
+
+
 def test_epochs_and_evaluations_are_measured(traced: Traced) -> None:
     """Processor time and memory, also without a GPU; and how the data is loaded."""
     loop = Loop()

@@ -258,6 +258,7 @@ class TestProfile:
             ("tags", None),
             ("overhead", None),
             ("report", None),
+            ("loss_marks", None),
         ] == [(p.name, p.default) for p in inspect.signature(ci.profile).parameters.values()]
         assert "Profiler" == inspect.signature(ci.profile).return_annotation
         assert {inspect.Parameter.POSITIONAL_OR_KEYWORD} == {
@@ -279,6 +280,7 @@ class TestProfile:
             "tags": "list[str] | dict[str, str] | None",
             "overhead": "float | None",
             "report": "bool | None",
+            "loss_marks": "bool | None",
         } == {
             name: str(p.annotation).replace('"', "'")
             for name, p in inspect.signature(ci.profile).parameters.items()

@@ -31,6 +31,7 @@ ci.profile(
     path="traces",
     output=["spool", "log"],
     report=False,
+    loss_marks=False,
 )
 ci.profile({"flag": 1}, None, None, None, None, False, None, "none")
 ci.profile(snapshots="all")  # type: ignore[arg-type]

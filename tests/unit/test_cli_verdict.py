@@ -111,6 +111,31 @@ def test_a_run_without_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "ci.batches" in report.verdict.advice
 
 
+def test_a_run_that_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report and `cirron show` say so and why, instead of advice about the loop."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".cirron").mkdir()
+    (tmp_path / ".cirron" / "spool").touch()
+    ci.profile()
+    with ci.scope("fit"):
+        pass
+    ci.shutdown()
+    verdict = ci.open(".").report().verdict
+
+    assert "records could not be written: cannot write to" in verdict.summary
+    assert "CIRRON_OUTPUT_DIR" in verdict.advice
+    assert "records_lost=" in cirron("show")[1]
+
+
+@pytest.mark.parametrize("command", ["report", "why", "tail", "tensors", "export", "sql", "diff"])
+def test_run_is_not_an_option(command: str) -> None:
+    """A command that takes the id as an argument says so if it is given with --run."""
+    code, said = cirron(command, "--run", "4b5ed2d0")
+
+    assert 2 == code
+    assert "Give the id of the run alone" in said
+
+
 def test_more_runs_before(runs: list[str]) -> None:
     """`--baseline` adds runs to the side before."""
     ci.profile()

@@ -352,7 +352,7 @@ class TestFlags:
     def test_flags_must_be_a_dict(self, given: Any) -> None:
         """Flags that are no dict are an error."""
         with pytest.raises(
-            ValueError, match=r"config=.* is not valid; it must be a dict of feature"
+            ValueError, match=r"config=.* is not valid; it must be a dict, such as vars"
         ):
             ci.profile(config=given)
 

@@ -444,7 +444,7 @@ class TestDetails:
         assert "epoch - 100us" == text.render(tree).splitlines()[0]
 
     def test_folded_steps_show_share_gpu_and_peak(self) -> None:
-        """Many steps have the share of all, the median on the device, and the greatest peak."""
+        """Many steps have the share of all, the device's median of those measured, and the peak."""
         spans = [span("e", "epoch", end=1_000_000)]
         for n in range(30):
             one = span(f"s{n}", "step", "e", index=n, start=n * 10_000, end=(n + 1) * 10_000)
@@ -454,7 +454,8 @@ class TestDetails:
         lines = text.render(trees.build(spans, []), is_detailed=True).splitlines()
 
         assert "epoch - 1.00ms (self 700us)" == lines[0]
-        assert lines[1].endswith("total 300us, 30% (gpu median 9.0us, peak 29.0 MiB)")
+        device = "gpu median 9.0us of 15 measured"
+        assert lines[1].endswith(f"total 300us, 30% ({device}, peak 29.0 MiB)")
 
     def test_an_open_span_has_no_share(self) -> None:
         """What has not ended may still become more."""

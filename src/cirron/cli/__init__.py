@@ -88,6 +88,11 @@ class Commands(click.Group):
 def _as_message() -> Iterator[None]:
     try:
         yield
+    except click.NoSuchOption as error:
+        if error.option_name != "--run" or error.ctx is None:
+            raise
+        said = "no such option: --run. Give the id of the run alone, as the usage shows"
+        raise click.UsageError(said, error.ctx) from None
     except click.ClickException as error:
         message = error.format_message()
         if message == _safe(message):

@@ -439,6 +439,7 @@ class Cirron(Calls):
         tags: list[str] | dict[str, str] | None = None,
         overhead: float | None = None,
         report: bool | None = None,
+        loss_marks: bool | None = None,
     ) -> Profiler:
         """Starts profiling this process. Call it once; the handle may be ignored.
 
@@ -458,6 +459,7 @@ class Cirron(Calls):
                 "tags": tags,
                 "overhead": overhead,
                 "report": report,
+                "loss_marks": loss_marks,
             },
             output_dir="path",
         )

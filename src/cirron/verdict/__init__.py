@@ -119,10 +119,13 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
 def too_little(facts: Facts) -> Finding:
     why = f"{plural(len(facts.steps), 'step')} after warm-up; {MIN_STEPS} are needed"
     advice = "let it run longer"
-    if not facts.steps:
+    if not facts.steps and facts.unwritten:
+        why = f"its records could not be written: {facts.unwritten}"
+        advice = "use a folder with space: ci.profile(path=...) or CIRRON_OUTPUT_DIR"
+    elif not facts.steps:
         why = "no training steps were recorded"
         advice = (
-            "cirron show lists how long each fit took; ci.wrap(model) records its parts"
+            "to time each fit, call ci.wrap(model) first; cirron show then lists the fits"
             if facts.framework in ESTIMATORS
             else "write the loop as: for batch in ci.batches(loader); cirron show lists what"
             " was recorded"
@@ -162,12 +165,11 @@ def healthy(facts: Facts) -> Finding:
     name, (_, ns) = max(facts.scopes.items(), key=lambda one: one[1][1], default=("", (0, 0)))
     if not facts.scopes and not any(step.forward is not None for step in facts.steps):
         summary += ", but what the steps do was not recorded"
-        advice = 'to see more, wrap parts of the step in: with ci.scope("name"):'
+        advice = 'to see more, wrap parts of the step in `with ci.scope("name"):`'
     elif ns >= MOST * facts.window_ns:
         summary += f" but {name}, with {percent(ns / facts.window_ns)} of the time"
-        advice = (
-            f'if that is not the model\'s own work, wrap parts of {name} in: with ci.scope("name"):'
-        )
+        advice = f"if that is not the model's own work, wrap parts of {name} in"
+        advice += ' `with ci.scope("name"):`'
     starved = facts.starved_share or 0.0
     if starved >= CROWDED:
         summary += f"; the training waited for a CPU for {percent(starved)} of the time"

@@ -157,6 +157,7 @@ class Facts:
     outside: dict[str, int] = field(default_factory=dict)  # and between steps: name -> ns
     gap: tuple[str, int] = ("", 0)  # where most of the time in no phase is, and its ns
     rank: int | None = None  # the leading rank, if there are several
+    unwritten: str = ""  # why records were lost before they reached the disk
 
     @property
     def is_on_gpu(self) -> bool:
@@ -218,6 +219,16 @@ class Facts:
         return self.cpu_share * self.window_ns < STARVED * sum(step.work for step in self.steps)
 
 
+def unwritten(run: Run) -> str:
+    """Why a process lost records that it could not write; empty if none did."""
+    for session in run.sessions:
+        content = {} if session.box is None else session.box.content
+        counters = content.get("counters") or {}
+        if counters.get("records_lost"):
+            return str(counters.get("flush_problem") or "")
+    return ""
+
+
 def gather(run: Run) -> Facts:
     """The facts of a run."""
     lead = leading(run)
@@ -229,6 +240,7 @@ def gather(run: Run) -> Facts:
     cores = root.get("cpu_count")
     facts.cores = cores if isinstance(cores, int) and cores > 0 else None
     facts.endings = endings(run)
+    facts.unwritten = unwritten(run)
     facts.clock_ns = max((s.info.clock.uncertainty_ns for s in run.sessions if s.info), default=0)
     if lead is None:
         return facts

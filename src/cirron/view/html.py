@@ -241,13 +241,22 @@ def _phases(run: Run) -> str:
                 f"{row['spans']:,}",
                 _bar(row["share"] or 0),
                 *(_time(row[f"{name}_ns"]) for name in ("total", "median", "p95", "worst")),
-                _time(row["gpu_ns"]),
+                _device_time(row),
                 _size(row["memory_peak_bytes"]),
                 errors,
             ]
         )
     names = ("span", "count", "share", "total", "median", "p95", "worst", "GPU", "memory", "errors")
     return _section("Phases", _table(names, lines) + _more(len(rows) - MAX_ROWS))
+
+
+def _device_time(row: dict[str, Any]) -> str:
+    """The device time of all spans, extrapolated from those that were measured."""
+    total, spans, measured = row["gpu_ns"], row["spans"], row["gpu_spans"]
+    if total is None or measured == spans:
+        return _time(total)
+    title = f"extrapolated: {measured:,} of {spans:,} spans were measured"
+    return f'<span title="{title}">about {_time(total * spans / measured)}</span>'
 
 
 def _curves(run: Run) -> str:

@@ -218,4 +218,4 @@ def result(found: Diff) -> str:
 
 def place(at: dict[str, int]) -> str:
     parts = [f"{name} {number}" for name, number in at.items() if number >= 0]
-    return ", ".join(parts) or "the session's own"
+    return ", ".join(parts) or "the session itself"

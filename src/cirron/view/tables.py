@@ -52,7 +52,7 @@ def losses(session: Session) -> list[str]:
     return [
         f"{text.plain(name)}={text.value(count)}"
         for name, count in counters.items()
-        if "drop" in name and count
+        if ("drop" in name or name == "records_lost") and count
     ]
 
 

@@ -223,9 +223,10 @@ def _details(item: trees.Node | trees.Folded, now_ns: int) -> list[str]:
     notes = []
     nodes = trees.members(item)
     gpu = sorted(node.gpu_ns for node in nodes if node.gpu_ns is not None)
-    if gpu:  # only some steps are measured
+    if gpu:
         is_one = isinstance(item, trees.Node)
-        notes.append(f"gpu {'' if is_one else 'median '}{duration(gpu[len(gpu) // 2])}")
+        said = f"gpu {'' if is_one else 'median '}{duration(gpu[len(gpu) // 2])}"
+        notes.append(said if len(gpu) == len(nodes) else f"{said} of {len(gpu):,} measured")
     peaks = [node.memory_peak_bytes for node in nodes if node.memory_peak_bytes is not None]
     if peaks:
         notes.append(f"peak {size(max(peaks))}")

@@ -185,7 +185,8 @@ class Spool(Sink):
             if self.problem is None:
                 guard.warn(
                     "cannot write to %s (%s); training goes on, records are kept in memory (up to"
-                    " %d MB) and written later. Another folder: ci.profile(path=...)",
+                    " %d MB) and written later. Another folder: ci.profile(path=...) or"
+                    " CIRRON_OUTPUT_DIR",
                     self.folder.path,
                     error.strerror or error,
                     MAX_HELD_BYTES // 2**20,

@@ -116,7 +116,7 @@ def between_steps(facts: Facts) -> Judged:
         share,
         f"the time is between the {where}",
         f"{percent(share)} of the time is between {where}, and nothing was recorded there",
-        f'to find it, wrap the code there in: with ci.scope("name"):{hint}',
+        f'to find it, wrap the code there in `with ci.scope("name"):`{hint}',
         "between steps",
     )
 
@@ -190,7 +190,9 @@ def in_no_phase(facts: Facts) -> Judged:
         causes = GROWING
     if not any(step.data_load is not None for step in facts.steps):
         causes += "; if batches are loaded there: for batch in ci.batches(loader)"
-    advice = f'to find it, wrap parts of the loop in: with ci.scope("name"): Usual causes: {causes}'
+    advice = (
+        f'to find it, wrap parts of the loop in `with ci.scope("name"):`; usual causes: {causes}'
+    )
     return Finding(KIND, summary, share, *prediction, evidence, advice, "in no phase")
 
 
