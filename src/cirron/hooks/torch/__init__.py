@@ -78,6 +78,7 @@ class TorchHook:
         self._watch = ImportWatch()
         self._models: dict[weakref.ref[Any], bool] = {}
         self._empty: dict[weakref.ref[Any], int] = {}  # modules without parameters: their calls
+        self._parts: dict[tuple[Any, Any], bool] = {}  # a module and a model: is it a part of that?
         self._loops = Loops(settings.steps_per_epoch, snapshots)
         self._this_thread = self._loops.this_thread
         self._compiling = Compiling(self._watch, self._patches, self._loops.close)
@@ -205,6 +206,9 @@ class TorchHook:
         if lane.loading is None:  # a model in a dataset says nothing about the loop
             main = lane.main
             is_trained = module.training and torch.is_grad_enabled()
+            is_outside = main is None and not (lane.passes or lane.free.is_open)
+            if is_outside and not is_trained and self._is_part(reference, lane.model):
+                return is_model, None  # `model.decode`, after a training: a part is not a model
             if is_trained or not lane.has_worked:  # a teacher is not what is trained
                 lane.model = reference
             if not lane.has_worked or main is None or main.items.is_exhausted or lane.optimizers:
@@ -228,6 +232,18 @@ class TorchHook:
         else:
             self._models[reference] = answer
         return answer
+
+    def _is_part(self, reference: weakref.ref[Any], model: Callable[[], Any] | None) -> bool:
+        """Whether it is a part of the last model. Program: `vae`."""
+        known = self._parts.get((reference, model))
+        if known is None:
+            whole, part = None if model is None else model(), reference()
+            parts = () if whole is None or whole is part else whole.modules()
+            known = any(one is part for one in parts)
+            if len(self._parts) >= MAX_MODULES:
+                self._parts.clear()
+            self._parts[reference, model] = known
+        return known
 
     def _begin_work(self, lane: Lane, model: weakref.ref[Any], mode: str) -> None:
         """The first forward since a fetch, one without a loader, or inside an optimizer's step."""
@@ -484,7 +500,7 @@ class TorchHook:
         ours += [torch.autograd.backward, torch.autograd.grad]
         ours += [loops.begin_step, loops.begin_load, loops.end_load, loops.fail_load]
         ours += [loops.close, loops.iterator_gone, self._this_thread.find, reference_to]
-        ours += [self._before_forward, self._is_model, self._begin_work]
+        ours += [self._before_forward, self._is_model, self._is_part, self._begin_work]
         ours += [self._before_step, self.after_step, join_step]
         for function in ours:
             run_uncompiled(function, with_callees=True)
