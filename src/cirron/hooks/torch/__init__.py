@@ -182,7 +182,7 @@ class TorchHook:
         is_model: bool | None = False
         span = None
         try:
-            is_model, span = self._before_forward(lane, module)
+            is_model, span = self._before_forward(lane, module, args, kwargs)
         except Exception as error:  # noqa: BLE001  protects the forward from our mistakes
             guard.caught("torch forward", error)
         lane.is_inside = is_model is not None  # None: it may contain a model
@@ -191,7 +191,9 @@ class TorchHook:
         finally:
             lane.is_inside = False
 
-    def _before_forward(self, lane: Lane, module: Any) -> tuple[bool | None, hot.Span | None]:
+    def _before_forward(
+        self, lane: Lane, module: Any, args: Any, kwargs: Any
+    ) -> tuple[bool | None, hot.Span | None]:
         """Whether it is a model, and the span of its forward."""
         reference = weakref.ref(module)
         is_model = self._models.get(reference)
@@ -199,7 +201,7 @@ class TorchHook:
             is_model = self._is_model(reference, module)
         # With a task id, a backward runs a checkpointed part again.
         is_forward = is_model and self._is_on and current_graph_task_id() == -1
-        if not is_forward or compiler._is_compiling_flag:
+        if not is_forward or compiler._is_compiling_flag or is_symbolic(args, kwargs):
             return is_model, None
         mode = "train" if module.training else "eval"
         if lane.loading is None:  # a model in a dataset says nothing about the loop
@@ -507,6 +509,16 @@ def is_a_model(module: Any) -> bool | None:
     if getattr(module, "_is_replica", False):  # DataParallel makes one per device and call
         return False
     return True if next(module.parameters(), None) is not None else None
+
+
+def is_symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a module is called for the shapes only. Keras does so to build a model, with tensors
+    of its own or of the meta device. Program: `keras_functional`.
+    """
+    first = args[0] if args else next(iter(kwargs.values()), None)
+    while type(first) in (list, tuple, dict) and first:
+        first = next(iter(first.values() if type(first) is dict else first))
+    return type(first).__name__ == "KerasTensor" or getattr(first, "is_meta", None) is True
 
 
 def stand_for_parameters(given: Iterable[Any], model: Callable[[], Any] | None) -> bool:
