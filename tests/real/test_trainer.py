@@ -225,7 +225,7 @@ def test_a_model_for_each_run(traced: Traced) -> None:
 
 
 def test_a_batch_that_is_too_large(traced: Traced) -> None:
-    """A try that the Trainer gives up, for a smaller batch, is an epoch of its own."""
+    """An attempt that runs out of memory leaves an epoch of its own, with the error."""
 
     class Small(Model):
         def forward(self, x: Any, labels: Any) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def test_a_batch_that_is_too_large(traced: Traced) -> None:
         num_train_epochs=1,
     ).train()
 
-    tried = "epoch[0](step[0](data_load data_load forward:train!))"
+    tried = "epoch[0]!(step[0]!(data_load data_load forward:train!))"
     assert f"{tried} {epoch(0, *STEPS)}" == traced()
 
 

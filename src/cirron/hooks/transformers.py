@@ -91,6 +91,7 @@ class TransformersHook(Wrapper):
     def _wrap_methods(self, kind: type) -> None:
         calls: dict[str, Callable[..., Any]] = {
             "train": self._train,
+            "_inner_training_loop": self._attempt,
             "training_step": self._step,
             "_maybe_log_save_evaluate": self._log,
             "evaluate": functools.partial(self._evaluate, "eval"),
@@ -111,6 +112,14 @@ class TransformersHook(Wrapper):
     def _train(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
         model = getattr(args[0], "model", None)
         return self._runs.call(callback, model, original, args, kwargs)
+
+    def _attempt(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
+        """With `auto_find_batch_size`, one that runs out of memory is followed by another."""
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:  # passes on
+            self._tell(callback.end, error)
+            raise
 
     def _step(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
         if callback.is_in_batch:  # a subclass calls its parent's
@@ -189,7 +198,6 @@ class CirronCallback(Training, TrainerCallback):
 
     @event
     def on_train_begin(self, args: Any, state: Any, more: Any) -> None:
-        self.end()  # an attempt with a larger batch size that ran out of memory
         self._find_place(args, state, more)
 
     @event
