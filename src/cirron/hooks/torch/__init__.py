@@ -37,7 +37,14 @@ from cirron.hooks.torch.compiling import Compiling, run_uncompiled
 from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
-from cirron.hooks.torch.passes import Lane, Load, end_stale_optimizers, nothing, reference_to
+from cirron.hooks.torch.passes import (
+    Lane,
+    Load,
+    end_stale_optimizers,
+    is_in_train_mode,
+    nothing,
+    reference_to,
+)
 from cirron.hooks.torch.saving import Saving
 from cirron.record import hot
 
@@ -52,8 +59,7 @@ LOOK_AGAIN = 64
 # Class names of losses, which may have parameters, end in these.
 NO_MODELS = ("Loss", "Criterion")
 # Attributes of a forward.
-MODES = {mode: hot.Settled(mode=mode) for mode in ("train", "eval")}
-TRAIN = MODES["train"]
+TRAIN, EVAL = hot.Settled(mode="train"), hot.Settled(mode="eval")
 NO_NAMES: dict[str, Any] = {}
 
 
@@ -203,15 +209,15 @@ class TorchHook:
         is_forward = is_model and self._is_on and current_graph_task_id() == -1
         if not is_forward or compiler._is_compiling_flag or is_symbolic(args, kwargs):
             return is_model, None
-        mode = "train" if module.training else "eval"
+        is_in_train = is_in_train_mode(module)
         if lane.loading is None:  # a model in a dataset says nothing about the loop
             main = lane.main
-            is_trained = module.training and torch.is_grad_enabled()
+            is_trained = is_in_train and torch.is_grad_enabled()
             if is_trained or not lane.has_worked:  # a teacher is not what is trained
                 lane.model = reference
             if not lane.has_worked or main is None or main.items.is_exhausted or lane.optimizers:
-                self._begin_work(lane, reference, mode)
-        return is_model, hot.begin("forward", None, MODES[mode], Inner)
+                self._begin_work(lane, reference, is_in_train=is_in_train)
+        return is_model, hot.begin("forward", None, TRAIN if is_in_train else EVAL, Inner)
 
     def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
         calls = self._empty.get(reference, 0)
@@ -231,11 +237,10 @@ class TorchHook:
             self._models[reference] = answer
         return answer
 
-    def _begin_work(self, lane: Lane, model: weakref.ref[Any], mode: str) -> None:
+    def _begin_work(self, lane: Lane, model: weakref.ref[Any], *, is_in_train: bool) -> None:
         """The first forward since a fetch, one without a loader, or inside an optimizer's step."""
         if lane.optimizers:
             end_stale_optimizers(lane)
-        is_in_train = mode == "train"
         is_evaluating = not (is_in_train and torch.is_grad_enabled())
         is_exhausted = lane.main is not None and lane.main.items.is_exhausted
         has_used_loop = lane.has_used_loop
