@@ -397,6 +397,25 @@ def test_logged_values_are_marks(traced: Traced) -> None:
     assert trainer.state.log_history[-1]["train_loss"] == marks(root, "summary")["train_loss"]
 
 
+def test_what_callbacks_record(traced: Traced) -> None:
+    """What a callback records is in the epoch or the step that it is called for."""
+
+    class Records(TrainerCallback):
+        def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+            ci.mark("epoch_begun", 1)
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ci.mark("step_ended", 1)
+
+        def on_epoch_end(self, *_: Any, **__: Any) -> None:
+            ci.mark("epoch_ended", 1)
+
+    new_trainer(given={"callbacks": [Records()]}).train()
+
+    assert all({"epoch_begun", "epoch_ended"} == set(marks(one)) for one in found("epoch"))
+    assert all("step_ended" in marks(one) for one in found("step"))
+
+
 def test_values_at_the_end_of_an_epoch(traced: Traced) -> None:
     """What is logged and evaluated at an epoch's end is its summary, and no point beside it."""
     trainer = new_trainer(logging_strategy="epoch", eval_strategy="epoch")
