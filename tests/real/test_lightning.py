@@ -596,7 +596,7 @@ def test_what_callbacks_record(lightning: Any, traced: Traced) -> None:
 
     assert all("batch_ended" in marks(one) for one in found("step"))
     assert "epoch_ended" in marks(found("epoch")[0])
-    assert "epoch_started" in marks(found("step")[0])  # which waits for its first batch already
+    assert "epoch_started" in marks(found("epoch")[0])
 
 
 def test_end_of_an_evaluation_is_not_in_its_last_batch(lightning: Any, traced: Traced) -> None:

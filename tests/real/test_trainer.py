@@ -225,7 +225,7 @@ def test_a_model_for_each_run(traced: Traced) -> None:
 
 
 def test_a_batch_that_is_too_large(traced: Traced) -> None:
-    """A try that the Trainer gives up, for a smaller batch, is an epoch of its own."""
+    """An attempt that runs out of memory leaves an epoch of its own, with the error."""
 
     class Small(Model):
         def forward(self, x: Any, labels: Any) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def test_a_batch_that_is_too_large(traced: Traced) -> None:
         num_train_epochs=1,
     ).train()
 
-    tried = "epoch[0](step[0](data_load data_load forward:train!))"
+    tried = "epoch[0]!(step[0]!(data_load data_load forward:train!))"
     assert f"{tried} {epoch(0, *STEPS)}" == traced()
 
 
@@ -395,6 +395,25 @@ def test_logged_values_are_marks(traced: Traced) -> None:
     assert {"step_loss", "loss", "grad_norm", "learning_rate"} == set(points[0])
     (root,) = ci.trace(format="dict")["roots"]
     assert trainer.state.log_history[-1]["train_loss"] == marks(root, "summary")["train_loss"]
+
+
+def test_what_callbacks_record(traced: Traced) -> None:
+    """What a callback records is in the epoch or the step that it is called for."""
+
+    class Records(TrainerCallback):
+        def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+            ci.mark("epoch_begun", 1)
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ci.mark("step_ended", 1)
+
+        def on_epoch_end(self, *_: Any, **__: Any) -> None:
+            ci.mark("epoch_ended", 1)
+
+    new_trainer(given={"callbacks": [Records()]}).train()
+
+    assert all({"epoch_begun", "epoch_ended"} == set(marks(one)) for one in found("epoch"))
+    assert all("step_ended" in marks(one) for one in found("step"))
 
 
 def test_values_at_the_end_of_an_epoch(traced: Traced) -> None:

@@ -20,8 +20,16 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras.callbacks import Callback, CallbackList
 
-from cirron import errors, guard
-from cirron.hooks.engine import STEPS, Tentative, Training, Wrapper, around, end_if_used
+from cirron import guard
+from cirron.hooks.engine import (
+    STEPS,
+    Tentative,
+    Training,
+    Wrapper,
+    around,
+    end_if_used,
+    scalar_of,
+)
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -136,7 +144,7 @@ class KerasHook(Wrapper):
         def call() -> Any:
             values = original(*bound.args, **bound.kwargs)
             if has_values and isinstance(values, dict):
-                mark_all(values, "point" if is_training else "summary")
+                self._tell(mark_all, values, "point" if is_training else "summary")
             return values if flatten is None else flatten(values)
 
         self._runs.open.append(Training(self._snapshots))  # without spans
@@ -428,10 +436,5 @@ def mark_all(logs: Mapping[str, Any] | None, kind: str) -> None:
     for name, one in (logs or {}).items():
         if isinstance(one, dict):
             mark_all(one, kind)
-            continue
-        try:
-            hot.mark(name, one, kind)
-        except errors.InputError:  # not a scalar
-            pass
-        except Exception as error:  # noqa: BLE001  one odd value must not hide the others
-            guard.caught("keras metrics", error)
+        elif isinstance(name, str) and (scalar := scalar_of(one)) is not None:
+            hot.mark(name, scalar, kind)

@@ -55,7 +55,8 @@ class LightningHook(Wrapper):
             ("loops", "_FitLoop", "run", self._fit, find),
             ("loops", "_FitLoop", "setup_data", self._set_up_data, find),
             ("loops", "_FitLoop", "on_advance_end", self._end_epoch, find),
-            ("loops", "_TrainingEpochLoop", "advance", self._advance, find),
+            ("loops", "_TrainingEpochLoop", "on_run_start", self._fetch, find),
+            ("loops", "_TrainingEpochLoop", "advance", self._fetch, find),
             ("loops", "_EvaluationLoop", "run", self._evaluate, find),
             ("loops", "_PredictionLoop", "run", self._evaluate, find),
             ("loops.optimization.automatic", "Closure", "__call__", self._call_closure, None),
@@ -141,7 +142,8 @@ class LightningHook(Wrapper):
         self._tell(fit.end_epoch)
         return result
 
-    def _advance(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+    def _fetch(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+        """Data without a length is fetched ahead, the first batch when the epoch starts to run."""
         self._tell(fit.await_batch)
         try:
             return original(*args, **kwargs)
@@ -225,7 +227,6 @@ class Fit(Training):
     def on_train_epoch_start(self, trainer: Any) -> None:
         self._index = 0
         self.begin_epoch(trainer.current_epoch, trainer.lightning_module)
-        self.await_batch()
 
     def on_train_batch_start(self, trainer: Any) -> None:
         self.has_stepped = False

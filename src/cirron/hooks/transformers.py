@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from transformers.trainer import Trainer
-from transformers.trainer_callback import TrainerCallback
+from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
 from cirron import guard
 from cirron.hooks.engine import Training, Wrapper, scalar_of
@@ -47,6 +47,7 @@ class TransformersHook(Wrapper):
         self.uninstall()
         self._is_on = True
         self._wrap(Trainer, "__init__", self._init)
+        self._wrap(CallbackHandler, "on_epoch_begin", self._begin_epoch)
         self._wrap_methods(Trainer)
 
     def uninstall(self) -> None:
@@ -67,6 +68,17 @@ class TransformersHook(Wrapper):
     def _init(self, original: Any, args: Any, kwargs: Any) -> None:
         original(*args, **kwargs)
         self._tell(self._find, args[0])
+
+    def _begin_epoch(self, original: Any, args: Any, kwargs: Any) -> Any:
+        """What other callbacks do is in the epoch, not in its first step."""
+        result = original(*args, **kwargs)
+        self._tell(self._await_steps, args[0], args[2] if len(args) > 2 else kwargs.get("state"))
+        return result
+
+    def _await_steps(self, handler: Any, state: Any) -> None:
+        for callback in handler.callbacks:
+            if callback.__class__ is CirronCallback and callback.snapshots is not None:
+                callback.await_next(state)
 
     def _find(self, trainer: Any) -> CirronCallback:
         """The Trainer's callback. A Trainer that was created before the hooks gets it here."""
@@ -91,6 +103,7 @@ class TransformersHook(Wrapper):
     def _wrap_methods(self, kind: type) -> None:
         calls: dict[str, Callable[..., Any]] = {
             "train": self._train,
+            "_inner_training_loop": self._attempt,
             "training_step": self._step,
             "_maybe_log_save_evaluate": self._log,
             "evaluate": functools.partial(self._evaluate, "eval"),
@@ -111,6 +124,14 @@ class TransformersHook(Wrapper):
     def _train(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
         model = getattr(args[0], "model", None)
         return self._runs.call(callback, model, original, args, kwargs)
+
+    def _attempt(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
+        """With `auto_find_batch_size`, one that runs out of memory is followed by another."""
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:  # passes on
+            self._tell(callback.end, error)
+            raise
 
     def _step(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
         if callback.is_in_batch:  # a subclass calls its parent's
@@ -189,7 +210,6 @@ class CirronCallback(Training, TrainerCallback):
 
     @event
     def on_train_begin(self, args: Any, state: Any, more: Any) -> None:
-        self.end()  # an attempt with a larger batch size that ran out of memory
         self._find_place(args, state, more)
 
     @event
@@ -198,7 +218,6 @@ class CirronCallback(Training, TrainerCallback):
             self._find_place(args, state, more)
         self._last_loss = None
         self.begin_epoch(self._epoch_index, more["model"])
-        self._await_step(state)
 
     @event
     def on_step_begin(self, args: Any, state: Any, more: Any) -> None:
@@ -259,7 +278,11 @@ class CirronCallback(Training, TrainerCallback):
         if self.is_ending:
             self.end_epoch()
         else:
-            self._await_step(state)
+            self.await_next(state)
+
+    def await_next(self, state: Any) -> None:
+        if self._index < self._epoch_steps:
+            self.await_step(self._index, global_step=state.global_step + 1)
 
     def let_go(self) -> None:
         """Profiling has ended."""
@@ -276,7 +299,3 @@ class CirronCallback(Training, TrainerCallback):
         self._epoch_index, self._index = divmod(state.global_step, self._epoch_steps)
         if args.ignore_data_skip:  # the epoch of the checkpoint starts again
             self._index = 0
-
-    def _await_step(self, state: Any) -> None:
-        if self._index < self._epoch_steps:
-            self.await_step(self._index, global_step=state.global_step + 1)

@@ -37,7 +37,14 @@ from cirron.hooks.torch.compiling import Compiling, run_uncompiled
 from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
-from cirron.hooks.torch.passes import Lane, Load, end_stale_optimizers, nothing, reference_to
+from cirron.hooks.torch.passes import (
+    Lane,
+    Load,
+    end_stale_optimizers,
+    is_in_train_mode,
+    nothing,
+    reference_to,
+)
 from cirron.hooks.torch.saving import Saving
 from cirron.record import hot
 
@@ -52,8 +59,7 @@ LOOK_AGAIN = 64
 # Class names of losses, which may have parameters, end in these.
 NO_MODELS = ("Loss", "Criterion")
 # Attributes of a forward.
-MODES = {mode: hot.Settled(mode=mode) for mode in ("train", "eval")}
-TRAIN = MODES["train"]
+TRAIN, EVAL = hot.Settled(mode="train"), hot.Settled(mode="eval")
 NO_NAMES: dict[str, Any] = {}
 
 
@@ -183,7 +189,7 @@ class TorchHook:
         is_model: bool | None = False
         span = None
         try:
-            is_model, span = self._before_forward(lane, module)
+            is_model, span = self._before_forward(lane, module, args, kwargs)
         except Exception as error:  # noqa: BLE001  protects the forward from our mistakes
             guard.caught("torch forward", error)
         lane.is_inside = is_model is not None  # None: it may contain a model
@@ -192,7 +198,9 @@ class TorchHook:
         finally:
             lane.is_inside = False
 
-    def _before_forward(self, lane: Lane, module: Any) -> tuple[bool | None, hot.Span | None]:
+    def _before_forward(
+        self, lane: Lane, module: Any, args: Any, kwargs: Any
+    ) -> tuple[bool | None, hot.Span | None]:
         """Whether it is a model, and the span of its forward."""
         reference = weakref.ref(module)
         is_model = self._models.get(reference)
@@ -200,20 +208,20 @@ class TorchHook:
             is_model = self._is_model(reference, module)
         # With a task id, a backward runs a checkpointed part again.
         is_forward = is_model and self._is_on and current_graph_task_id() == -1
-        if not is_forward or compiler._is_compiling_flag:
+        if not is_forward or compiler._is_compiling_flag or is_symbolic(args, kwargs):
             return is_model, None
-        mode = "train" if module.training else "eval"
+        is_in_train = is_in_train_mode(module)
         if lane.loading is None:  # a model in a dataset says nothing about the loop
             main = lane.main
-            is_trained = module.training and torch.is_grad_enabled()
+            is_trained = is_in_train and torch.is_grad_enabled()
             is_outside = main is None and not (lane.passes or lane.free.is_open)
             if is_outside and not is_trained and self._is_part(reference, lane.model):
                 return is_model, None  # `model.decode`, after a training: a part is not a model
             if is_trained or not lane.has_worked:  # a teacher is not what is trained
                 lane.model = reference
             if not lane.has_worked or main is None or main.items.is_exhausted or lane.optimizers:
-                self._begin_work(lane, reference, mode)
-        return is_model, hot.begin("forward", None, MODES[mode], Inner)
+                self._begin_work(lane, reference, is_in_train=is_in_train)
+        return is_model, hot.begin("forward", None, TRAIN if is_in_train else EVAL, Inner)
 
     def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
         calls = self._empty.get(reference, 0)
@@ -245,11 +253,10 @@ class TorchHook:
             self._parts[reference, model] = known
         return known
 
-    def _begin_work(self, lane: Lane, model: weakref.ref[Any], mode: str) -> None:
+    def _begin_work(self, lane: Lane, model: weakref.ref[Any], *, is_in_train: bool) -> None:
         """The first forward since a fetch, one without a loader, or inside an optimizer's step."""
         if lane.optimizers:
             end_stale_optimizers(lane)
-        is_in_train = mode == "train"
         is_evaluating = not (is_in_train and torch.is_grad_enabled())
         is_exhausted = lane.main is not None and lane.main.items.is_exhausted
         has_used_loop = lane.has_used_loop
@@ -523,6 +530,16 @@ def is_a_model(module: Any) -> bool | None:
     if getattr(module, "_is_replica", False):  # DataParallel makes one per device and call
         return False
     return True if next(module.parameters(), None) is not None else None
+
+
+def is_symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a module is called for the shapes only. Keras does so to build a model, with tensors
+    of its own or of the meta device. Program: `keras_functional`.
+    """
+    first = args[0] if args else next(iter(kwargs.values()), None)
+    while type(first) in (list, tuple, dict) and first:
+        first = next(iter(first.values() if type(first) is dict else first))
+    return type(first).__name__ == "KerasTensor" or getattr(first, "is_meta", None) is True
 
 
 def stand_for_parameters(given: Iterable[Any], model: Callable[[], Any] | None) -> bool:

@@ -294,7 +294,7 @@ class Lane:
     @property
     def is_model_in_eval_mode(self) -> bool:
         model = None if self.model is None else self.model()
-        return model is not None and not model.training
+        return model is not None and not is_in_train_mode(model)
 
     @property
     def is_told_to_evaluate(self) -> bool:
@@ -365,6 +365,13 @@ def has_optimizers(kind: type[torch.optim.Optimizer] = torch.optim.Optimizer) ->
     return any(
         getattr(one.step, "hooked", False) or has_optimizers(one) for one in kind.__subclasses__()
     )
+
+
+def is_in_train_mode(model: Any) -> bool:
+    """What a wrapper contains decides: Lightning leaves the wrapper of DDP in eval mode after a
+    validation. Program: `lightning_ddp`.
+    """
+    return model.training or getattr(model._modules.get("module"), "training", False)
 
 
 def count_fetches(spans: list[hot.Span]) -> int:
