@@ -65,6 +65,15 @@ def is_generator(asker: FrameType) -> bool:
     return bool(asker.f_code.co_flags & CO_GENERATOR)
 
 
+def past_generators(asker: FrameType) -> FrameType:
+    """The code that asks a generator for an item, if that is what asks for one
+    (`validations_by_next`).
+    """
+    while asker.f_back is not None and is_generator(asker):
+        asker = asker.f_back
+    return asker
+
+
 def has_ended(generator: CodeType, iterator: Any, is_asking: bool) -> bool:
     """Whether a generator that has asked for the items has ended (`engine_class`). Else it runs, or
     it waits at a `yield` and holds the iterator (`cycled_generator`).

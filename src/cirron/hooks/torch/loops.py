@@ -6,7 +6,7 @@ that is asked for items is a pass:
 
     UNDECIDED    no model has used the items. Fetches wait for a parent
     USED         a model has, but it may still be trained with them. Its spans wait as well
-    JOINED       another pass owns the steps, and this one fetches more data for them
+    JOINED       another pass, its owner, has the steps, and this one fetches more data for them
     EVALUATION   spans `evaluation` and `batch` are open
     TRAINING     the same spans, now called `epoch` and `step`
 
@@ -15,8 +15,8 @@ that is asked for items is a pass:
                |                   | EVALUATION         |                      | stay where they are
     USED       | wait, or          | EVALUATION, if     | JOINED or TRAINING   | EVALUATION, if it
                | EVALUATION        | gradients are on   |                      | is a `for`
-    JOINED     | next step of the  |                    | main pass: TRAINING  |
-               | main pass         |                    |                      |
+    JOINED     | next step of an   |                    | main pass: TRAINING  |
+               | owner that trains |                    |                      |
     EVALUATION | next batch, if a  |                    | main pass: TRAINING; | close the spans
                | model has run     |                    | inner pass: ends     |
     TRAINING   | next step, if an  |                    |                      | take the snapshot,
@@ -135,10 +135,10 @@ class Loops:
         if current.state is USED and not (current.items.is_for_loop and current.can_wait):
             # A second item: a `for` has evaluated the first one, and a call was not for a peek.
             self._decide(lane, current, is_evaluating=current.items.is_for_loop)
-        owner = (lane.main or current) if current.state is JOINED else current
+        owner = find_stepped(current)
         if current.state is UNDECIDED:
             release_unused(current, is_fetching=True)
-        elif owner.opens_steps and (owner.is_training or current.state is EVALUATION):
+        elif owner is not None:
             self._next_item(lane, owner)
         elif current.is_training and len(lane.passes) == 1:
             lane.step = find_open_step()
@@ -235,7 +235,7 @@ class Loops:
             lane.has_worked = False  # with the last item
             lane.step = None
         else:
-            drop_new_step(lane.main if current.state is JOINED else current)
+            drop_new_step(find_stepped(current))
             is_empty = current.opens_steps and not current.index
             if current.span is not None and is_empty and current.is_training:
                 lane.epochs -= 1  # it was opened for the item that did not come
@@ -244,10 +244,9 @@ class Loops:
             hot.release(teardown, span if not span.end else None)
         if current.items.is_exhausted:
             return
-        other = next(
-            (one for one in lane.passes if one.state is JOINED and one.items.is_for_loop), None
-        )
-        if current is lane.main and current.items.is_for_loop and other is not None:
+        joined = [one for one in lane.passes if one.owner is current]
+        other = next((one for one in joined if one.items.is_for_loop), None)
+        if current.items.is_for_loop and other is not None:
             swap(current, other)  # which is longer. Program: `zipped_cycle`
             current = other
         self.end_pass(current)
@@ -283,9 +282,10 @@ class Loops:
                 or current.above.name == "epoch"
             )
             return self._begin_pass(lane, iterator, is_loop=is_loop)
-        if current.state is JOINED and main is not None and main.was_only_peeked_at(current):
-            swap(main, current)
-            return main
+        owner = current.owner
+        if owner is not None and owner.was_only_peeked_at(current):
+            swap(owner, current)
+            return owner
         return current
 
     def _begin_pass(self, lane: Lane, iterator: Any, *, is_loop: bool = True) -> Pass:
@@ -346,11 +346,9 @@ class Loops:
             self._evaluate(lane, current)
         if current.items.is_exhausted and not lane.has_worked:
             drop_new_step(current)  # nothing was read ahead after all
-        if current in lane.passes:
-            lane.passes.remove(current)
         if lane.main is current:
             lane.main = None
-            lane.passes[:] = [one for one in lane.passes if one.state is not JOINED]
+        lane.passes[:] = [one for one in lane.passes if current not in (one, one.owner)]
         current.items.iterator = nothing
         if current.setup is not None:
             hot.release(current.setup)
@@ -443,7 +441,7 @@ class Loops:
             return  # an attack, or a saliency map
         self.saw_work(lane, is_evaluating=False)
         main = lane.main
-        for inner in [one for one in lane.passes if one.state is EVALUATION and one is not main]:
+        for inner in lane.inner_evaluations:
             self.end_pass(inner)  # it was left early
         if main is None:
             self._train_freely(lane, by_backward, optimizer)
@@ -511,7 +509,7 @@ class Loops:
         current.items.count_references()
         if current.is_in_own_step and not is_evaluating:
             current.opens_span = current.opens_steps = False
-        main = lane.main
+        main, inner = lane.main, lane.inner_evaluations[-1:]
         if main is not None and (
             main.is_over_for(current) if is_evaluating else main.is_finished_evaluation
         ):
@@ -522,6 +520,9 @@ class Loops:
                 load.parent = current.above
         if main is None:
             self._make_main(lane, current)
+        elif inner and is_evaluating and not current.began_in_step:
+            self._join(inner[0], current)
+            return
         elif not main.is_evaluated_by(current, is_evaluating=is_evaluating):
             self._join(main, current)
             return
@@ -544,11 +545,12 @@ class Loops:
         lane.main = current
         lane.free.forget()
 
-    def _join(self, main: Pass, current: Pass) -> None:
-        if main.is_training and main.is_done and main.opens_steps:
-            self._next_step(main)
+    def _join(self, owner: Pass, current: Pass) -> None:
+        if owner.is_training and owner.is_done and owner.opens_steps:
+            self._next_step(owner)
         current.state = JOINED
-        current.waiting.release(main.step)
+        current.owner = owner
+        current.waiting.release(owner.step)
 
     def _open(self, current: Pass, batches: list[list[hot.Span]]) -> None:
         """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
@@ -633,6 +635,15 @@ def release_unused(current: Pass, *, is_fetching: bool = False) -> None:
         hot.release(waiting.pop(0))
         while waiting and waiting[0].name != "data_load":
             hot.release(waiting.pop(0))
+
+
+def find_stepped(current: Pass) -> Pass | None:
+    """The pass whose next step a fetch begins. An evaluation has as many batches as its own loader,
+    whatever else is fetched in it.
+    """
+    owner = current.owner or current
+    is_its = owner.is_training or current.state is EVALUATION
+    return owner if owner.opens_steps and is_its else None
 
 
 def drop_new_step(current: Pass | None) -> None:

@@ -64,6 +64,8 @@ class Items:
         asker = callers.find_asker()
         self.is_for_loop = hot.is_fetching() or callers.is_for(asker)  # else a call of `next`
         self.generator = asker.f_code if callers.is_generator(asker) else None
+        consumer = callers.past_generators(asker)
+        self.is_called_for = not (hot.is_fetching() or callers.is_for(consumer))
         self.references = 0  # to the iterator, when its first item was used
         self.fetched = 0
         self.reads_ahead = False  # an item is fetched before the one before it is used
@@ -99,6 +101,7 @@ class Pass:
         self.lane = lane
         self.items = items
         self.state = UNDECIDED
+        self.owner: Pass | None = None  # if JOINED, the pass that it fetches for
         # How it began.
         self.above = hot.innermost()  # the span that was open
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
@@ -203,6 +206,8 @@ class Pass:
             return True
         if self.above.end and not self.goes_on():
             return True  # the fit of a framework that was stopped inside an epoch
+        if new.began_evaluating and self.is_evaluated_by_calls:
+            return True
         if items.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(items.iterator()) < items.references
@@ -231,6 +236,16 @@ class Pass:
         if self.began_evaluating or not (inner.items.is_for_loop or inner.began_in_step):
             return False
         return inner.began_evaluating or (is_evaluating and self.is_training)
+
+    @property
+    def is_evaluated_by_calls(self) -> bool:
+        """Whether the program asks for its items one by one, perhaps from a generator that it
+        keeps, and has evaluated the last one. Program: `validations_by_next`.
+        """
+        is_inner = self is not self.lane.main
+        is_known = is_inner or self.items.fetched > 1  # on the first item, a teacher may run
+        is_evaluated = self.state is EVALUATION and self.lane.has_worked
+        return is_evaluated and self.items.is_called_for and is_known
 
     def may_train_more_in(self, inner: Pass) -> bool:
         """Whether a `for` inside a step that has trained may train, too, or evaluate a model that
@@ -285,6 +300,11 @@ class Lane:
     def is_idle(self) -> bool:
         task = self.task()
         return not (self.passes or self.free.is_open) and (task is None or task.done())
+
+    @property
+    def inner_evaluations(self) -> list[Pass]:
+        """The evaluations that are open inside the main pass, the innermost last."""
+        return [one for one in self.passes if one.state is EVALUATION and one is not self.main]
 
     @property
     def has_used_loop(self) -> bool:
