@@ -1,9 +1,10 @@
 """What a step of about 10 ms costs more under profiling, in the Trainer and in Lightning.
 
-Plain and profiled runs alternate in one process, and every step is timed from its end to the end of
-the next, with whatever the framework does between them; each step is logged. `ratio` is that of the
-median steps in time, `cpu_ratio` in CPU time of the training thread, which other programs on the
-machine change less. Prints one JSON line.
+Plain and profiled runs alternate in one process, as do the orders of two neighbours, and every step
+is timed from its end to the end of the next, with whatever the framework does between them; each
+step is logged. `ratio` is the median over the rounds of that of the median steps, in time;
+`cpu_ratio` in CPU time of the training thread, which other programs on the machine change less; the
+errors are standard errors. Prints one JSON line.
 """
 
 import json
@@ -126,25 +127,32 @@ def run_lightning():
 
 def measure(run):
     run()
-    wall, cpu = ([], []), ([], [])  # of plain steps, of profiled ones
-    for _ in range(ROUNDS):
-        for is_profiled in (False, True):
+    wall, cpu = [], []  # medians of a plain and a profiled run, by round
+    for number in range(ROUNDS):
+        found = {}
+        for is_profiled in ((False, True), (True, False))[number % 2]:
             if is_profiled:
                 ci.profile()
             times = run()
             ci.shutdown()
-            wall[is_profiled].extend(each_us(times.ends))
-            cpu[is_profiled].extend(each_us(times.cpu))
-    plain, profiled = map(statistics.median, wall)
-    plain_cpu, profiled_cpu = map(statistics.median, cpu)
+            found[is_profiled] = [
+                statistics.median(each_us(ends)) for ends in (times.ends, times.cpu)
+            ]
+        for kept, *pair in zip((wall, cpu), found[False], found[True], strict=True):
+            kept.append(pair)
     return {
-        "plain_us": round(plain, 1),
-        "profiled_us": round(profiled, 1),
-        "added_us": round(profiled - plain, 1),
-        "ratio": round(profiled / plain, 4),
-        "added_cpu_us": round(profiled_cpu - plain_cpu, 1),
-        "cpu_ratio": round(profiled_cpu / plain_cpu, 4),
+        "plain_us": round(statistics.median(plain for plain, _ in wall), 1),
+        "added_us": round(statistics.median(other - plain for plain, other in wall), 1),
+        **ratio("ratio", wall),
+        "added_cpu_us": round(statistics.median(other - plain for plain, other in cpu), 1),
+        **ratio("cpu_ratio", cpu),
     }
+
+
+def ratio(name, pairs):
+    found = [profiled / plain for plain, profiled in pairs]
+    error = statistics.stdev(found) / len(found) ** 0.5
+    return {name: round(statistics.median(found), 4), f"{name}_error": round(error, 4)}
 
 
 transformers.logging.set_verbosity_error()
