@@ -28,6 +28,7 @@ class Watch:
         self._is_epoch_end = is_epoch_end  # None for a loop without epochs
         self._epoch = epoch
         self._open: list[hot.Span] = []
+        self._used: Any = None  # by the open epoch
 
     def steps(self, dataset: Iterable[Any], first: int) -> Iterator[Any]:
         """The batches, each inside a `step` span that starts with the wait for data."""
@@ -39,6 +40,7 @@ class Watch:
         while True:
             if has_epochs and is_between:
                 self._open.append(hot.begin("epoch"))
+                self._used = None if hot.measure is None else hot.measure()
             self._open.append(hot.begin("step", step))
             wait = hot.begin("data_load")
             thread.is_fetching = True  # the wait is recorded here, not by the hook of a DataLoader
@@ -106,8 +108,11 @@ class Watch:
 
     def _close(self, error: BaseException | None = None) -> None:
         span = self._open.pop()
-        if span.name == "epoch" and not span.end and hot.at_epoch_end is not None:
-            hot.at_epoch_end(span)  # takes snapshots before the epoch is closed
+        if span.name == "epoch" and not span.end:
+            if hot.at_epoch_end is not None:
+                hot.at_epoch_end(span)  # takes snapshots before the epoch is closed
+            if self._used is not None and hot.now() - span.start >= hot.MEASURED_NS:
+                self._used.note(span)
         if error is None:
             hot.close(span)
         else:

@@ -13,13 +13,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.spools import read_one
 
 import cirron as ci
 from cirron import guard, testing
 from cirron.record import hot
+from cirron.scheduling import Used
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator
+    from pathlib import Path
     from types import FrameType
 
 
@@ -938,6 +941,39 @@ def test_a_loop_in_async_code(recorded: testing.Captured) -> None:
         return [("epoch[0]", [name]), ("epoch[1]", [name])]
 
     assert sorted(epochs("a") + epochs("b")) == sorted(tree(recorded))
+
+
+@pytest.mark.parametrize(("limit_ns", "began", "noted"), [(0, 3, 3), (10**18, 1, 0)])
+def test_what_long_epochs_use_is_measured(
+    monkeypatch: pytest.MonkeyPatch, limit_ns: int, began: int, noted: int
+) -> None:
+    """Epochs have their CPU time. In a loop of short ones, only the first begins to be measured."""
+    begun = []
+
+    def measure() -> Used:
+        begun.append(Used())
+        return begun[-1]
+
+    with testing.capture() as captured:
+        monkeypatch.setattr(hot, "MEASURED_NS", limit_ns)
+        monkeypatch.setattr(hot, "measure", measure)
+        for _ in ci.epochs(range(3)):
+            pass
+
+    assert (began, noted) == (len(begun), sum(one.cpu_ns is not None for one in captured.spans))
+
+
+def test_a_session_measures_long_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `ci.profile()`, they have CPU time and memory on the disk."""
+    monkeypatch.setattr(hot, "MEASURED_NS", 0)
+    ci.profile(path=str(tmp_path))
+    for _ in ci.epochs(range(2)):
+        pass
+    ci.shutdown()
+    epochs = [span for span in read_one(tmp_path).spans if span.name == "epoch"]
+
+    assert 2 == len(epochs)
+    assert all(one.cpu_ns and one.memory_peak_bytes for one in epochs)
 
 
 class TestOff:

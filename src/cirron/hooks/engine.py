@@ -19,10 +19,10 @@ import inspect
 from _thread import _local, get_ident
 from typing import TYPE_CHECKING, Any
 
-from cirron import guard, system
+from cirron import guard
 from cirron.hooks.patch import Patches
-from cirron.record import clock, hot, value
-from cirron.scheduling import Scheduled
+from cirron.record import hot, value
+from cirron.scheduling import Used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -192,9 +192,8 @@ def insert_past(
 class Long(hot.OwnSpan):
     """An epoch or an evaluation: long enough to measure CPU time and memory."""
 
-    __slots__ = ("cpu_began", "scheduled")
-    cpu_began: int
-    scheduled: Scheduled
+    __slots__ = ("used",)
+    used: Used
 
 
 def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None = None) -> Long:
@@ -205,20 +204,14 @@ def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None
 
 def begin_measuring(span: Any) -> Long:
     """Begins to measure a long span."""
-    span.cpu_began = clock.processor()
-    span.scheduled = Scheduled()
+    span.used = Used()
     return span  # type: ignore[no-any-return]
 
 
 def end_measuring(span: hot.Span) -> None:
-    """Adds the CPU time and, without a device clock, the peak memory."""
+    """Adds what it has used."""
     if not span.end and isinstance(span, Long):
-        used: dict[str, Any] = {"cpu_ns": clock.processor() - span.cpu_began}
-        used |= span.scheduled.since()
-        peak = system.peak_bytes() if hot.device_clock is None else None
-        if peak is not None:
-            used["memory_peak_bytes"] = peak
-        span.set(**used)
+        span.used.note(span)
 
 
 def close_long(span: hot.Span, at: int = 0) -> None:

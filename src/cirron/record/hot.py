@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     Record: TypeAlias = Closed | Mark
     Phase: TypeAlias = tuple[int, str, "Settled | None", int]  # number, name, attrs, start
 
+    class Measure(Protocol):
+        def note(self, span: Span) -> None:
+            """Adds what was used since its creation to the attributes."""
+
     class DeviceClock(Protocol):
         """Measures what a device does during a span. Its methods never block or raise."""
 
@@ -67,6 +71,8 @@ if TYPE_CHECKING:
 
 
 MAX_DEPTH = 64
+# Measuring an epoch takes about 20 us, so it is done if it and the one before are this long.
+MEASURED_NS = 10_000_000
 MAX_NAME = 1_000  # characters; the rest of a longer name is cut off
 MAX_MARKED = 1_000  # mark names that a span remembers
 LOOPS = {"epoch": "epochs", "batch": "batches"}
@@ -93,6 +99,7 @@ too_deep = 0
 undone = 0  # spans that used a number and left no record
 names_cut = 0  # names that were longer than MAX_NAME
 at_epoch_end: Callable[[Span], None] | None = None  # called while the epoch is still open
+measure: Callable[[], Measure] | None = None  # starts measuring what an epoch of `epochs` uses
 device_clock: DeviceClock | None = None
 # Losses seen by hooks in open steps, with their times; None: the program or its framework marks the
 # loss of the step itself.
@@ -453,7 +460,7 @@ class Loop:
 def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[T, None, None]:
     # `Span.__enter__` and `Span.__exit__`, inlined: each call is a tenth of an iteration.
     waiting_since = now()
-    is_epoch = name == "epoch"
+    is_epoch = is_long = name == "epoch"
     for index, item in items:
         if off:
             yield item
@@ -482,11 +489,16 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
         opened.add(span)
         if device_clock is not None:
             device_clock.start(span)
+        used = measure() if is_long and measure is not None else None
         try:
             yield item
         finally:
-            if is_epoch and at_epoch_end is not None and not span.end:
-                at_epoch_end(span)
+            if is_epoch:
+                if at_epoch_end is not None and not span.end:
+                    at_epoch_end(span)
+                is_long = now() - start >= MEASURED_NS
+                if used is not None and is_long and not span.end:
+                    used.note(span)
             if losses and span in losses:
                 mark_losses(span)
             if device_clock is not None and not span.end:
@@ -630,6 +642,7 @@ class State:
         now: Callable[[], int] = clock.now,
         sequence: itertools.count[int] | None = None,
         at_epoch_end: Callable[[Span], None] | None = None,
+        measure: Callable[[], Measure] | None = None,
     ) -> None:
         self.ring = ring
         self.append: Callable[[Record], None] = ring.append
@@ -640,6 +653,7 @@ class State:
         self.sequence = globals()["sequence"] if sequence is None else sequence
         self.undone = undone if sequence is None else 0  # belongs to the sequence
         self.at_epoch_end = at_epoch_end
+        self.measure = measure
 
     def replaced(self, **changes: Any) -> State:
         other = State(self.ring)

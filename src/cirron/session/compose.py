@@ -21,7 +21,7 @@ from cirron._version import __version__
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
 from cirron.record.budget import budget
-from cirron.scheduling import Scheduled
+from cirron.scheduling import Scheduled, Used
 from cirron.session import identity, lifecycle, program
 from cirron.ship.blackbox import BlackBox
 from cirron.ship.collect import Collector
@@ -187,6 +187,7 @@ class Session:
             deque(maxlen=self.settings.max_pending_records),
             root=self.root,
             at_epoch_end=self.taker.take if self.taker.is_watching else None,
+            measure=Used,
         )
 
     def _folder(self) -> Path:

@@ -12,6 +12,7 @@ import cirron as ci
 from ciclo import _seam
 from cirron import testing
 from cirron.record import hot
+from cirron.scheduling import Used
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +62,16 @@ def test_epochs_and_evaluation() -> None:
         f"epoch[0](step[0](data_load train_step) step[1](data_load train_step {evaluation})) "
         f"epoch[1](step[2](data_load train_step) step[3](data_load train_step {evaluation}))"
     ) == outline(captured.dict()["roots"])
+
+
+def test_what_long_epochs_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epochs of a loop have their CPU time, too."""
+    with testing.capture() as captured:
+        monkeypatch.setattr(hot, "MEASURED_NS", 0)
+        monkeypatch.setattr(hot, "measure", Used)
+        ciclo.fit(Model(), [1, 2], epochs=2)
+
+    assert [True, True] == [one.cpu_ns is not None for one in captured.spans if one.name == "epoch"]
 
 
 def test_a_last_epoch_that_is_cut() -> None:
