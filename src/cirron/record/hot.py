@@ -493,12 +493,10 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
         try:
             yield item
         finally:
-            if is_epoch:
-                if at_epoch_end is not None and not span.end:
-                    at_epoch_end(span)
-                is_long = now() - start >= MEASURED_NS
-                if used is not None and is_long and not span.end:
-                    used.note(span)
+            if is_epoch and at_epoch_end is not None and not span.end:
+                at_epoch_end(span)
+            if used is not None and now() - start >= MEASURED_NS and not span.end:
+                used.note(span)
             if losses and span in losses:
                 mark_losses(span)
             if device_clock is not None and not span.end:
@@ -517,6 +515,7 @@ def _spans(name: str, items: Iterator[tuple[int, T]], timed: bool) -> Generator[
                 append((number, above, name, index, span.attrs, start, end, thread))
                 opened.discard(span)
         waiting_since = end
+        is_long = is_epoch and end - start >= MEASURED_NS
 
 
 def _fetch(items: Iterator[T]) -> Iterator[T]:
