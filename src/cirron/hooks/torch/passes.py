@@ -391,7 +391,9 @@ def is_in_train_mode(model: Any) -> bool:
     """What a wrapper contains decides: Lightning leaves the wrapper of DDP in eval mode after a
     validation. Program: `lightning_ddp`.
     """
-    return model.training or getattr(model._modules.get("module"), "training", False)
+    parts = model._modules
+    inner = parts.get("module") if isinstance(parts, dict) else None  # a script's is no dict
+    return model.training or getattr(inner, "training", False)
 
 
 def count_fetches(spans: list[hot.Span]) -> int:
