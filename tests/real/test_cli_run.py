@@ -200,6 +200,39 @@ def test_workers_of_pools_and_loaders(folder: Folder) -> None:
     assert 1 == len([row for row in folder.recorded.spans if row["name"] == "forward"])
 
 
+def test_empty_worker_ended_by_its_parent_while_it_ends_by_itself(folder: Folder) -> None:
+    """A worker that records nothing leaves nothing, even if SIGTERM interrupts its end."""
+    folder.write(
+        "main.py",
+        """
+        import multiprocessing, os, signal
+
+        def work():
+            import torch
+            from cirron.ship.flusher import Flusher
+
+            stop = Flusher.stop
+
+            def interrupted(*args):
+                Flusher.stop = stop
+                is_stopped = stop(*args)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return is_stopped
+
+            Flusher.stop = interrupted
+
+        if __name__ == "__main__":
+            worker = multiprocessing.get_context("spawn").Process(target=work, daemon=True)
+            worker.start()
+            worker.join()
+            print(worker.exitcode)
+        """,
+    )
+
+    assert (0, "-15\n", "") == folder.run("main.py")
+    assert 1 == len(folder.recorded.sessions)
+
+
 def test_a_program_inherits_descriptors(folder: Folder) -> None:
     """A file that the shell has opened for the program, as `<(...)` of bash, is open in it."""
     read, write = os.pipe()

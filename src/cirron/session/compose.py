@@ -94,6 +94,7 @@ class Session:
         self.root: hot.Span | None = None
         self.pid = 0  # of the process that owns the stages; 0: there are none
         self.is_removed_if_empty = False
+        self._is_removed = False
         self.state: hot.State
         self.collector: Collector
         self.sinks: Sinks
@@ -280,7 +281,8 @@ class Session:
         self._handed_down.take_back(os.environ)
         if self.pid != os.getpid():
             return  # a forked child that recorded nothing
-        is_removed = self.is_removed_if_empty and how == "clean" and self.is_empty
+        if self.is_removed_if_empty and how == "clean" and self.is_empty:
+            self._is_removed = True  # also if a signal interrupts this and ends the session again
         error = lifecycle.last_error() if how == "exception" else None
 
         def before_closing() -> None:
@@ -310,7 +312,7 @@ class Session:
             )
         if self.black_box is not None:
             self.black_box.close(deadline, how, detail)
-        if is_removed:
+        if self._is_removed:
             self._remove()
         speaker.settle(SPEAK_S)
 
