@@ -98,7 +98,7 @@ class Watch:
                     hot.mark(name, value)
                 elif getattr(value, "shape", None) == ():
                     clock = hot.device_clock if type(value).__module__ == "torch" else None
-                    own = None if clock is None else clock.keep(value)
+                    own = None if clock is None else clock.keep(value, hot.now())
                     hot.mark(name, value if own is None else own)
 
     def end(self, error: BaseException | None = None) -> None:

@@ -642,7 +642,7 @@ def test_losses_that_come_fast_share_an_event(
     monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)
     device_clock = hot.device_clock
     assert isinstance(device_clock, gpu.GpuClock)
-    kept = [device_clock.keep(FakeScalar(number / 10)) for number in range(30)]
+    kept = [device_clock.keep(FakeScalar(number / 10), hot.now()) for number in range(30)]
     assert cuda.recorded <= 3  # one each 20 ms
 
     device_clock.settle()

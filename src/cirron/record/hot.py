@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         def copy(self, scalar: Any) -> value.Deferred | None:
             """The current value of a scalar, if it is on this device."""
 
-        def keep(self, scalar: Any) -> value.Deferred | None:
+        def keep(self, scalar: Any, now_ns: int) -> value.Deferred | None:
             """The same, without a copy, for a scalar that will not change."""
 
 
@@ -77,6 +77,7 @@ MAX_NAME = 1_000  # characters; the rest of a longer name is cut off
 MAX_MARKED = 1_000  # mark names that a span remembers
 LOOPS = {"epoch": "epochs", "batch": "batches"}
 STEPS = frozenset(("step", "batch"))
+MEASURED = (0, "", None, 0)  # in `within`, of a phase that is a span because a device measures it
 
 # Size of the ring without a session; a session has a larger one. A full ring drops its oldest
 # records, and the collector counts them: sequence numbers used, minus records seen.
@@ -153,7 +154,8 @@ class Span:
     # The names of its marks, each with the logger that it came from, if any; not set before the
     # first mark while `keeps_names`.
     marked: dict[str, str | None]
-    phase: Phase | None = None  # the current phase; only steps have one
+    has_phases = False  # only steps have them; `begin` and `follow` set their fields
+    phase: Phase | None = None  # the current phase
     phase_kind: type[OwnSpan] | None = None  # the class of the phase's span
     before: Span | None = None  # of a step: the one that is done, until this one is used
     is_used = True  # False: nothing is recorded in it so far, and it may never happen
@@ -302,9 +304,7 @@ class Step(OwnSpan):
     """
 
     __slots__ = ("before", "phase", "phase_kind")
-
-    def __init__(self) -> None:
-        self.phase = self.phase_kind = self.before = None
+    has_phases = True
 
     @property
     def under(self) -> int:  # type: ignore[override]
@@ -702,6 +702,8 @@ def begin(
     the CPU caches are cold.
     """
     span = kind()
+    if kind.has_phases:  # not in an `__init__`, whose call would take as long as all of this
+        span.phase = span.phase_kind = span.before = span.device = None  # type: ignore[misc]
     span.name = name
     span.index = index
     span.attrs = attrs
@@ -772,21 +774,21 @@ def within(
     fail: Callable[[Span, BaseException], None] = fail,
 ) -> Any:
     """Calls a function in a phase of a step: `begin_phase` and `end_phase`, inlined."""
-    inside = step
-    if device_clock is None or not getattr(step, "device", None):
+    if step.device is None:
+        inside = step
         number = next(sequence)
         start = at or now()
         step.phase_kind = kind  # type: ignore[misc]  # of a step it is a slot
         step.phase = phase = (number, name, attrs, start)  # type: ignore[misc]
     else:
-        phase = None
         inside = begin_phase(step, name, attrs, kind, at)
+        phase = MEASURED
     try:
         result = function(*args, **kwargs)
     except BaseException as error:  # raised again, after closing the span
         fail(open_phase(inside), error)
         raise
-    if step.phase is phase and phase is not None and not step.end and _get() is step:
+    if step.phase is phase and not step.end and _get() is step:
         append((number, step.sequence, name, None, attrs, start, now(), step.thread))
         step.phase = step.phase_kind = None  # type: ignore[misc]
     else:
@@ -803,7 +805,7 @@ def begin_phase(
     """
     step.phase_kind = kind  # type: ignore[misc]  # of a step it is a slot
     step.phase = (next(sequence), name, attrs, at or now())  # type: ignore[misc]
-    if device_clock is None or not getattr(step, "device", None):
+    if step.device is None or device_clock is None:
         return step
     span = open_phase(step)
     device_clock.start(span)
@@ -857,8 +859,7 @@ def follow(span: Span, index: int) -> Span:
     """Ends a span and begins the next one of its kind, at the same time."""
     parent = span.parent
     kind: Any = span.__class__
-    is_measured = device_clock is not None and getattr(span, "device", None) is not None
-    if span.attrs is not None or parent.end or is_measured:
+    if span.device is not None or span.attrs is not None or parent.end:
         at = now()
         close(span, at)
         return begin(span.name, index, None, kind, at)
@@ -867,6 +868,8 @@ def follow(span: Span, index: int) -> Span:
         for loss, at in noted:
             append((next(sequence), span.sequence, "loss", loss, "point", None, at))
     following: Span = kind()
+    following.phase = following.phase_kind = following.before = None  # type: ignore[misc]
+    following.device = None
     name = following.name = span.name
     following.index = index
     following.attrs = None

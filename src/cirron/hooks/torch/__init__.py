@@ -47,6 +47,7 @@ from cirron.hooks.torch.passes import (
 )
 from cirron.hooks.torch.saving import Saving
 from cirron.record import hot
+from cirron.record.hot import losses
 
 if TYPE_CHECKING:
     from cirron.hooks import Snapshots
@@ -594,26 +595,28 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
     """Keeps the scalar that a backward is called on, and returns the time. Without a step, it is
     kept for the first step of a loop without a loader.
     """
-    known = hot.losses.get(step, ())  # type: ignore[arg-type]
+    known = losses.get(step, ())  # type: ignore[arg-type]
     if known is None or not hot.watches_losses:  # the program or a framework marks it
         return 0
     if loss.__class__ is tuple and len(loss) == 1:
         loss = loss[0]
     if loss.__class__ is not Tensor or (loss.ndim and loss.numel() != 1):
         return 0
-    taken: Any = None
     if loss.is_cpu:
         try:
-            taken = loss.item()
+            taken: Any = loss.item()
         except RuntimeError:  # inside `vmap` it has one value per item
             return 0
+        at = hot.now()
     elif isinstance(hot.device_clock, GpuClock):
-        taken = hot.device_clock.keep(loss)
+        at = hot.now()
+        taken = hot.device_clock.keep(loss, at)
+    else:
+        return 0
     if taken is None or taken.__class__ is complex:
         return 0
-    at = hot.now()
     if step is not None:
-        hot.losses[step] = (*known, (taken, at)) if known else ((taken, at),)
+        losses[step] = (*known, (taken, at)) if known else ((taken, at),)
     elif lane.free.is_holding:
         lane.free.losses.append((taken, at))
     return at

@@ -201,7 +201,6 @@ class GpuClock:
         try:
             if span.name in STEPS:
                 if not budget.begin_step(span.start):
-                    span.device = None
                     if span.start - self._asked_memory_ns >= MEMORY_NS:
                         self._add_memory(span, self._place())
                     return False
@@ -264,7 +263,7 @@ class GpuClock:
             self._fail(error)
             return value.lost()
 
-    def keep(self, scalar: Any) -> value.Deferred | None:
+    def keep(self, scalar: Any, now_ns: int) -> value.Deferred | None:
         """The value of a scalar that the program will not change, without a copy on the device."""
         if "torch._inductor.cudagraph_trees" in sys.modules:
             return self.copy(scalar)  # a replayed graph overwrites it with the same version
@@ -280,7 +279,7 @@ class GpuClock:
             else:
                 losses.users += 1
             kept = Scalar(place, scalar.detach(), losses)
-            if clock.now() - place.losses_ns >= LOSSES_NS:
+            if now_ns - place.losses_ns >= LOSSES_NS:
                 self._record_losses(place)
             return kept
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
