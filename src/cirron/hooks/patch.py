@@ -76,9 +76,11 @@ class ImportWatch(importlib.abc.MetaPathFinder):
 
         Not only imports call this: `importlib.util.find_spec` tells whether a module is installed.
         """
+        if fullname not in self._wanted:
+            return None
         search = (get_ident(), fullname)
-        if fullname not in self._wanted or search in self._searches:
-            return None  # already searching: another finder has called us back
+        if search in self._searches:  # another finder has called us back
+            return None
         self._searches.add(search)
         try:
             for finder in list(sys.meta_path):
