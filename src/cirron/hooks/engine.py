@@ -20,7 +20,7 @@ from _thread import _local, get_ident
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard
-from cirron.hooks.patch import Patches
+from cirron.hooks.patch import ImportWatch, Patches
 from cirron.record import hot, value
 from cirron.scheduling import Used
 
@@ -60,13 +60,33 @@ def around(
 class Wrapper:
     """A hook that replaces functions of a framework, until it is uninstalled."""
 
+    name = ""
     what = ""  # the name under which the guard counts errors
 
     def __init__(self, settings: Any, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
         self._patches = Patches()
+        self._watch = ImportWatch()
         self._runs = Runs()
         self._is_on = False  # the program may keep our functions after they are uninstalled
+
+    def install(self) -> None:
+        self.uninstall()
+        self._is_on = True
+        self._replace()
+
+    def uninstall(self) -> None:
+        """Restores everything, and closes what this thread has open."""
+        self._is_on = False
+        self._watch.undo()
+        self._patches.undo()
+        with guard.quiet(self.what):
+            for training in reversed(self._runs.open):
+                training.end()
+
+    def _replace(self) -> None:
+        """Replaces the functions."""
+        raise NotImplementedError
 
     def _wrap(
         self,

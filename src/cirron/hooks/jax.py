@@ -23,7 +23,6 @@ import jax.monitoring
 
 from cirron import guard
 from cirron.hooks.engine import Tentative, Wrapper, around, end_if_used
-from cirron.hooks.patch import ImportWatch
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
@@ -75,14 +74,11 @@ class JaxHook(Wrapper):
 
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         super().__init__(settings, snapshots)
-        self._watch = ImportWatch()
         self._lane = Lane()
         self._compiles = Compiles(self._lane)
         self._readiness = Readiness(self._lane)
 
-    def install(self) -> None:
-        self.uninstall()
-        self._is_on = True
+    def _replace(self) -> None:
         self._compiles.install()
         self._readiness.install()
         for name, direction in (("device_put", "device"), ("device_get", "host")):
@@ -90,9 +86,7 @@ class JaxHook(Wrapper):
         self._watch.when_imported("orbax.checkpoint", self._see_checkpoints)
 
     def uninstall(self) -> None:
-        self._is_on = False
-        self._watch.undo()
-        self._patches.undo()
+        super().uninstall()
         self._compiles.uninstall()
         self._readiness.uninstall()
 

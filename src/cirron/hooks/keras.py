@@ -52,15 +52,13 @@ JAX_TRAINER = "keras.src.backend.jax.trainer"
 
 
 class KerasHook(Wrapper):
-    """Installs and removes the hooks."""
+    """Replaces Keras's functions. A fit that goes on after that keeps its callback, which is off."""
 
     name = "keras"
     what = "keras hooks"
     loading_ns = 0  # spent in TensorFlow's threads
 
-    def install(self) -> None:
-        self.uninstall()
-        self._is_on = True
+    def _replace(self) -> None:
         model, backend = keras.Model, keras.backend.backend()
         for name in PASSES:
             self._wrap_bound(model, name, self._call_pass)
@@ -86,14 +84,6 @@ class KerasHook(Wrapper):
             adapters = sys.modules.get(LOADER_ADAPTER)
             if adapters is not None:
                 self._wrap(adapters.TorchDataLoaderAdapter, "get_tf_dataset", look_at_batches)
-
-    def uninstall(self) -> None:
-        """Removes the hooks. A fit that is running keeps the callback, which does nothing."""
-        self._is_on = False
-        self._patches.undo()
-        with guard.quiet(self.what):
-            for training in reversed(self._runs.open):
-                training.end()
 
     # -- the model's methods ----------------------------------------------------------------
 

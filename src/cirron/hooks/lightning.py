@@ -45,9 +45,7 @@ class LightningHook(Wrapper):
         self._late_step = 0  # number of the last optimizer step that was made to start late
         self._handle: Any = None
 
-    def install(self) -> None:
-        self.uninstall()
-        self._is_on = True
+    def _replace(self) -> None:
         self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         find, logger = self._find, "trainer.connectors.logger_connector"
         for module, owner, name, call, of in (
@@ -70,14 +68,12 @@ class LightningHook(Wrapper):
             self._patches.set(calls, name, self._make_call_callbacks(getattr(calls, name)))
 
     def uninstall(self) -> None:
-        """Removes the hooks, and closes what is open."""
-        self._is_on = False
-        self._patches.undo()
+        super().uninstall()
         if self._handle is not None:
             self._handle.remove()
         with guard.quiet(self.what):
-            for training in (*reversed(self._runs.open), *self._fits.values()):
-                training.end()
+            for fit in self._fits.values():  # an evaluation is not in a run
+                fit.end()
         self._fits.clear()
         self._latest = None
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import guard
 from cirron.hooks.engine import Wrapper
-from cirron.hooks.patch import ImportWatch
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
@@ -82,19 +81,14 @@ class LoggersHook(Wrapper):
     def __init__(self, settings: Settings, snapshots: Snapshots, hooks: Hooks) -> None:
         super().__init__(settings, snapshots)
         self._hooks = hooks
-        self._watch = ImportWatch()
         self._this_thread = ThisThread()
 
-    def install(self) -> None:
-        self.uninstall()
-        self._is_on = True
+    def _replace(self) -> None:
         for logger in LOGGERS:
             self._watch.when_imported(logger.module, functools.partial(self._add, logger))
 
     def uninstall(self) -> None:
-        self._is_on = False
-        self._watch.undo()
-        self._patches.undo()
+        super().uninstall()
         hot.keep_names(False)
 
     def _add(self, logger: Logger) -> None:

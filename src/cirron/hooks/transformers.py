@@ -43,26 +43,21 @@ class TransformersHook(Wrapper):
         self._handlers: WeakSet[Any] = WeakSet()  # the callback handlers of known Trainers
         self._classes: set[type] = set()  # whose methods are wrapped
 
-    def install(self) -> None:
-        self.uninstall()
-        self._is_on = True
+    def _replace(self) -> None:
         self._wrap(Trainer, "__init__", self._init)
         self._wrap(CallbackHandler, "on_epoch_begin", self._begin_epoch)
         self._wrap_methods(Trainer)
 
     def uninstall(self) -> None:
         """Removes the hooks, including the callbacks of existing Trainers."""
-        self._is_on = False
-        self._patches.undo()
+        super().uninstall()
         self._classes.clear()
         for handler in list(self._handlers):
             with guard.quiet(self.what):
-                for callback in handler.callbacks:
-                    if isinstance(callback, CirronCallback):
-                        callback.let_go()
-                        handler.callbacks = [
-                            one for one in handler.callbacks if one is not callback
-                        ]
+                ours = [one for one in handler.callbacks if isinstance(one, CirronCallback)]
+                handler.callbacks = [one for one in handler.callbacks if one not in ours]
+                for callback in ours:
+                    callback.let_go()
         self._handlers.clear()
 
     def _init(self, original: Any, args: Any, kwargs: Any) -> None:
@@ -111,15 +106,13 @@ class TransformersHook(Wrapper):
             "_save_checkpoint": self._save,
             "save_model": self._save,
         }
-        for owner in reversed(kind.__mro__):
-            if issubclass(owner, Trainer) and owner not in self._classes:
-                self._classes.add(owner)
-                for name, call in calls.items():
-                    if name in owner.__dict__:
-                        self._wrap(owner, name, call, self._find)
-                    elif not issubclass(definer(owner, name), Trainer):
-                        # Defined by a mixin, which other classes may use too: do not change it.
-                        self._wrap(owner, name, call, self._find, inherited(owner, name))
+        self._classes.add(kind)
+        for name, call in calls.items():
+            method = getattr(kind, name)
+            if not hasattr(method, "cirron_original"):
+                # Its own, or that of a parent or a mixin, which other classes may use too.
+                own = vars(kind).get(name) or inherited(kind, name)
+                self._wrap(kind, name, call, self._find, own)
 
     def _train(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
         model = getattr(args[0], "model", None)
@@ -160,11 +153,6 @@ class TransformersHook(Wrapper):
     def _save(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
         attrs = {"global_step": args[0].state.global_step}
         return callback.call_aside("checkpoint", attrs, original, args, kwargs)
-
-
-def definer(kind: type, name: str) -> type:
-    """The class in the MRO that defines the attribute."""
-    return next((one for one in kind.__mro__ if name in one.__dict__), kind)
 
 
 def inherited(kind: type, name: str) -> Any:
