@@ -52,7 +52,7 @@ JAX_TRAINER = "keras.src.backend.jax.trainer"
 
 
 class KerasHook(Wrapper):
-    """Replaces Keras's functions. A fit that goes on after that keeps its callback, which is off."""
+    """Replaces functions of Keras. A fit that outlives that keeps a callback that does nothing."""
 
     name = "keras"
     what = "keras hooks"
