@@ -14,9 +14,9 @@ Runs on the user's threads.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from _thread import _local, get_ident
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard
@@ -26,8 +26,11 @@ from cirron.scheduling import Used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from typing import TypeAlias
 
     from cirron.hooks import Snapshots
+
+    Call: TypeAlias = partial[Any]  # of a function of a framework, with its arguments
 
 STEPS = hot.STEPS
 # Spans that may wait for a parent; further ones stay where they were made.
@@ -37,7 +40,7 @@ MAX_WAITING = 64
 def around(
     span: Any,
     function: Callable[..., Any],
-    args: tuple[Any, ...],
+    args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     end: Callable[[Any], None] = hot.close,
     fail: Callable[[Any, BaseException], None] = hot.fail,
@@ -92,30 +95,30 @@ class Wrapper:
         self,
         owner: Any,
         name: str,
-        call: Callable[..., Any],
+        instead: Callable[..., Any],
         find: Callable[[Any], Any] | None = None,
         original: Any = None,
     ) -> None:
-        """Replaces a function by `call(original, args, kwargs)`.
+        """Calls `instead` with each call of a function.
 
-        `find`: its result for the first argument becomes the first argument of `call`. If that is
-        None, only the original is called.
+        `find`: its result for the first argument of the call becomes the first one of `instead`. If
+        that is None, only the original is called.
         """
         original = original or getattr(owner, name)
 
-        @functools.wraps(original)
+        @wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             found = None
             if self._is_on:
                 if find is None:
-                    return call(original, args, kwargs)
+                    return instead(partial(original, *args, **kwargs))
                 try:
                     found = find(args[0])
                 except Exception as error:  # noqa: BLE001  protects the training
                     guard.caught(self.what, error)
             if found is None:
                 return original(*args, **kwargs)
-            return call(found, original, args, kwargs)
+            return instead(found, partial(original, *args, **kwargs))
 
         wrapped.cirron_original = original  # type: ignore[attr-defined]  # for our own calls
         is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
@@ -383,19 +386,12 @@ class Training:
         if self._step_end_ns and not self.asides:
             hot.enter_context(self.step)
 
-    def call_aside(
-        self,
-        name: str,
-        attrs: Mapping[str, Any],
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def call_aside(self, call: Callable[[], Any], name: str, **attrs: Any) -> Any:
         """Calls a function inside an aside, unless the same aside is already open."""
         span = None
         with guard.quiet("training hooks"):
             span = self.begin_aside(name, **attrs)
-        return around(span, function, args, kwargs, self.end_aside, self.end_aside)
+        return around(span, call, end=self.end_aside, fail=self.end_aside)
 
     # -- values -----------------------------------------------------------------------------
 
@@ -454,17 +450,10 @@ class Runs(_local):
     def __init__(self) -> None:
         self.open: list[Training] = []
 
-    def call(
-        self,
-        training: Training,
-        model: Any,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def call(self, training: Training, model: Any, call: Callable[[], Any]) -> Any:
         """Calls a function that trains, and closes what it leaves open."""
         if training in self.open:  # a subclass calls its parent's method
-            return function(*args, **kwargs)
+            return call()
 
         def end(training: Training, error: BaseException | None = None) -> None:
             with guard.quiet("training hooks"):
@@ -474,10 +463,8 @@ class Runs(_local):
         outer = self.open[-1] if self.open else None
         training.is_inner = outer is not None
         self.open.append(training)
-        run = (training, function, args, kwargs, end, end)
-        if outer is None:
-            return around(*run)
-        return outer.call_aside("fit", {"model": type(model).__name__}, around, run)
+        run = partial(around, training, call, end=end, fail=end)
+        return run() if outer is None else outer.call_aside(run, "fit", model=type(model).__name__)
 
 
 def scalar_of(given: Any) -> Any:

@@ -27,6 +27,7 @@ from cirron.record import hot, value
 
 if TYPE_CHECKING:
     from cirron.hooks import Snapshots
+    from cirron.hooks.engine import Call
     from cirron.settings import Settings
 
 # JAX's names for the phases of a compilation, and ours.
@@ -90,11 +91,12 @@ class JaxHook(Wrapper):
         self._compiles.uninstall()
         self._readiness.uninstall()
 
-    def _transfer(self, direction: str, original: Any, args: Any, kwargs: Any) -> Any:
+    def _transfer(self, direction: str, call: Call) -> Any:
         span = None
         if not self._lane.phases:  # else a function is being traced
-            span = self._tell(begin_transfer, direction, args[0] if args else kwargs.get("x"))
-        return around(span, original, args, kwargs)
+            x = call.args[0] if call.args else call.keywords.get("x")
+            span = self._tell(begin_transfer, direction, x)
+        return around(span, call)
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -106,14 +108,14 @@ class JaxHook(Wrapper):
                 if owner is not None and name in vars(owner):
                     self._wrap(owner, name, functools.partial(self._checkpoint, action))
 
-    def _checkpoint(self, action: str, original: Any, args: Any, kwargs: Any) -> Any:
+    def _checkpoint(self, action: str, call: Call) -> Any:
         # A manager calls checkpointers, and waits for them in its own thread.
         is_orbax_thread = type(threading.current_thread()).__module__.startswith("orbax.")
         if "checkpoint" in hot.open_names() or is_orbax_thread:
-            return original(*args, **kwargs)
-        attrs = {"action": action, "by": type(args[0]).__name__}
+            return call()
+        attrs = {"action": action, "by": type(call.args[0]).__name__}
         span = hot.begin("checkpoint", None, attrs, Tentative)
-        result = around(span, original, args, kwargs, end=lambda _: None)
+        result = around(span, call, end=lambda _: None)
         (end_if_used if result is False else hot.close)(span)  # False: no save was due
         return result
 

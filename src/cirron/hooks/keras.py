@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cirron.hooks import Snapshots
+    from cirron.hooks.engine import Call
 
 # The span that each method opens. A fit opens epochs.
 PASSES = {"fit": None, "evaluate": "evaluation", "predict": "prediction"}
@@ -87,16 +88,16 @@ class KerasHook(Wrapper):
 
     # -- the model's methods ----------------------------------------------------------------
 
-    def _wrap_bound(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        """Calls `call` instead, which can change the arguments: they are bound to their names."""
+    def _wrap_bound(self, owner: Any, name: str, instead: Callable[..., Any]) -> None:
+        """Calls `instead`, which can change the arguments: they are bound to their names."""
         signature = inspect.signature(getattr(owner, name))
 
-        def bind(original: Any, args: Any, kwargs: Any) -> Any:
+        def bind(call: Call) -> Any:
             try:
-                bound = signature.bind(*args, **kwargs)
+                bound = signature.bind(*call.args, **call.keywords)
             except TypeError:
-                return original(*args, **kwargs)  # raises the right error
-            return call(name, original, bound.args[0], bound)
+                return call()  # raises the right error
+            return instead(name, call.func, bound.args[0], bound)
 
         self._wrap(owner, name, bind)
 
@@ -139,27 +140,26 @@ class KerasHook(Wrapper):
 
         self._runs.open.append(Training(self._snapshots))  # without spans
         try:
-            return around(span, call, ())
+            return around(span, call)
         finally:
             self._runs.open.pop()
 
     # -- lists of callbacks -----------------------------------------------------------------
 
-    def _pass_on(
-        self, before: Any, after: Any, run: Run, original: Any, args: Any, kwargs: Any
-    ) -> Any:
-        self._tell(before, run, *args[1:])
-        result = original(*args, **kwargs)
-        self._tell(after, run, *args[1:])
+    def _pass_on(self, before: Any, after: Any, run: Run, call: Call) -> Any:
+        self._tell(before, run, *call.args[1:])
+        result = call()
+        self._tell(after, run, *call.args[1:])
         return result
 
-    def _end_batch(self, flag: str, run: Run, original: Any, args: Any, kwargs: Any) -> Any:
-        if getattr(args[0], flag, False):  # the values may be on a device, and are not waited for
-            self._tell(run.batch_ends, *args[1:])
-            result = original(*args, **kwargs)
+    def _end_batch(self, flag: str, run: Run, call: Call) -> Any:
+        callbacks, *given = call.args
+        if getattr(callbacks, flag, False):  # the values may be on a device, and are not waited for
+            self._tell(run.batch_ends, *given)
+            result = call()
         else:
-            result = original(*args, **kwargs)
-            self._tell(run.batch_ends, *args[1:2], run.logs)
+            result = call()
+            self._tell(run.batch_ends, *given[:1], run.logs)
         if run.fetches_first:
             self._tell(run.await_batch)
         return result
@@ -176,9 +176,8 @@ class KerasHook(Wrapper):
                 return
             yield item
 
-    def _get_iterator(self, original: Any, args: Any, kwargs: Any) -> Any:
-        items = iter(original(*args, **kwargs))
-        return self._loads(items, hot.OwnSpan, hot.close, fail_load)
+    def _get_iterator(self, call: Call) -> Any:
+        return self._loads(iter(call()), hot.OwnSpan, hot.close, fail_load)
 
     def _from_generator(self, name: str, original: Any, generator: Any, bound: Any) -> Any:
         """Counts how long TensorFlow's threads load data: the compiled step fetches it inside.
@@ -215,20 +214,18 @@ class KerasHook(Wrapper):
 
         from cirron.hooks.torch import TorchHook
 
-        def apply(original: Any, args: Any, kwargs: Any) -> Any:
+        def apply(call: Call) -> Any:
             step, torch_hook = hot.current(), TorchHook.installed
             # One optimizer may wrap another.
             is_inner = step is not None and "optimizer_step" in (step.name, *(step.phase or ()))
             if is_dynamo_compiling() or is_inner or torch_hook is None:
-                return original(*args, **kwargs)
+                return call()
             if isinstance(step, hot.Step) and step.phase is None and not step.end:
-                result = hot.within(
-                    step, "optimizer_step", None, hot.OwnSpan, 0, original, args, kwargs
-                )
+                result = hot.within(step, "optimizer_step", None, hot.OwnSpan, 0, call, (), {})
             else:
-                result = around(hot.begin("optimizer_step"), original, args, kwargs)
+                result = around(hot.begin("optimizer_step"), call)
             if not self._runs.open:  # the program's own loop: the torch hooks count its steps
-                torch_hook.after_step(args[0], (), {})
+                torch_hook.after_step(call.args[0], (), {})
             return result
 
         return apply
@@ -242,15 +239,15 @@ def fail_load(span: hot.Span, error: BaseException) -> None:
         hot.fail(span, error)
 
 
-def look_at_batches(original: Any, args: Any, kwargs: Any) -> Any:
+def look_at_batches(call: Call) -> Any:
     """Keras reads some batches to learn their shapes, between two batches of an epoch."""
-    return around(hot.begin("data_load"), original, args, kwargs)
+    return around(hot.begin("data_load"), call)
 
 
-def save(original: Any, args: Any, kwargs: Any) -> Any:
+def save(call: Call) -> Any:
     """Saving to a file, by a callback such as ModelCheckpoint or by the program."""
     is_inner = "checkpoint" in hot.open_names()
-    return around(None if is_inner else hot.begin("checkpoint"), original, args, kwargs)
+    return around(None if is_inner else hot.begin("checkpoint"), call)
 
 
 class Run(Training, Callback):  # type: ignore[misc]  # untyped

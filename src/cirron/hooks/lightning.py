@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cirron.hooks import Snapshots
+    from cirron.hooks.engine import Call
     from cirron.settings import Settings
 
 CALL_CALLBACKS = "_call_callback_hooks"
@@ -48,7 +49,7 @@ class LightningHook(Wrapper):
     def _replace(self) -> None:
         self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         find, logger = self._find, "trainer.connectors.logger_connector"
-        for module, owner, name, call, of in (
+        for module, owner, name, instead, of in (
             ("trainer", "Trainer", "save_checkpoint", self._save, find),
             ("loops", "_FitLoop", "run", self._fit, find),
             ("loops", "_FitLoop", "setup_data", self._set_up_data, find),
@@ -62,7 +63,7 @@ class LightningHook(Wrapper):
         ):
             with guard.quiet(self.what):
                 found = importlib.import_module(f"{self.package}.{module}")
-                self._wrap(getattr(found, owner), name, call, of)
+                self._wrap(getattr(found, owner), name, instead, of)
         with guard.quiet(self.what):
             calls, name = importlib.import_module(f"{self.package}.trainer.call"), CALL_CALLBACKS
             self._patches.set(calls, name, self._make_call_callbacks(getattr(calls, name)))
@@ -112,68 +113,68 @@ class LightningHook(Wrapper):
 
     # -- methods ----------------------------------------------------------------------------
 
-    def _fit(self, before: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        trainer = args[0].trainer
+    def _fit(self, before: Fit, call: Call) -> Any:
+        trainer = call.args[0].trainer
         # A callback may use the tuner, which starts another run of the same Trainer.
         fit = self._use(trainer, Fit(self._snapshots))
         model = getattr(trainer, "lightning_module", None)
         try:
-            return self._runs.call(fit, model, original, args, kwargs)
+            return self._runs.call(fit, model, call)
         finally:
             if self._is_on:
                 self._use(trainer, before)
 
-    def _set_up_data(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+    def _set_up_data(self, fit: Fit, call: Call) -> Any:
         """Creates the loaders. One without a length also fetches a batch here."""
-        before = args[0]._data_fetcher
+        loop = call.args[0]
+        before = loop._data_fetcher
 
         def end(span: hot.Span) -> None:
             # Called before each epoch. It usually does nothing.
-            (end_if_used if args[0]._data_fetcher is before else hot.close)(span)
+            (end_if_used if loop._data_fetcher is before else hot.close)(span)
 
-        return around(hot.begin("data_setup", None, None, Tentative), original, args, kwargs, end)
+        return around(hot.begin("data_setup", None, None, Tentative), call, end=end)
 
-    def _end_epoch(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
+    def _end_epoch(self, fit: Fit, call: Call) -> Any:
+        result = call()
         self._tell(fit.end_epoch)
         return result
 
-    def _fetch(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+    def _fetch(self, fit: Fit, call: Call) -> Any:
         """Data without a length is fetched ahead, the first batch when the epoch starts to run."""
         self._tell(fit.await_batch)
         try:
-            return original(*args, **kwargs)
+            return call()
         except StopIteration:  # the data is used up, or a hook has returned -1
             fit.skip_step()
             raise
 
-    def _evaluate(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        trainer = args[0].trainer
+    def _evaluate(self, fit: Fit, call: Call) -> Any:
+        trainer = call.args[0].trainer
         name = "prediction" if trainer.predicting else "evaluation"
         stage = getattr(trainer.state.stage, "value", None)
-        return fit.call_aside(name, {"stage": stage}, original, args, kwargs)
+        return fit.call_aside(call, name, stage=stage)
 
-    def _save(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        attrs = {"global_step": args[0].global_step}
-        return fit.call_aside("checkpoint", attrs, original, args, kwargs)
+    def _save(self, fit: Fit, call: Call) -> Any:
+        return fit.call_aside(call, "checkpoint", global_step=call.args[0].global_step)
 
-    def _log(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        metrics = args[1] if len(args) > 1 else kwargs.get("metrics")
+    def _log(self, fit: Fit, call: Call) -> Any:
+        connector, metrics, *_ = *call.args, call.keywords.get("metrics")
         # Between batches, the values are those of the whole epoch.
-        is_batch = getattr(args[0], "_first_loop_iter", None) is not None
+        is_batch = getattr(connector, "_first_loop_iter", None) is not None
         self._tell(fit.log, metrics, (), is_batch)
-        return original(*args, **kwargs)
+        return call()
 
-    def _call_closure(self, original: Any, args: Any, kwargs: Any) -> Any:
+    def _call_closure(self, call: Call) -> Any:
         """Lightning's optimizers call forward and backward; their own step starts after that."""
         span = hot.current()
         if span is None:
-            return original(*args, **kwargs)
+            return call()
         phase, kind = span.phase, span.phase_kind
         number, name = (span.sequence, span.name) if phase is None else phase[:2]
         # LBFGS calls it several times: all but the first call are part of its step.
         if name != "optimizer_step" or number == self._late_step:
-            return original(*args, **kwargs)
+            return call()
         self._late_step = number
 
         def start(_: hot.Span) -> None:
@@ -194,7 +195,7 @@ class LightningHook(Wrapper):
             hot.enter_context(span.parent)
         else:
             step.phase = step.phase_kind = None
-        return around(span, original, args, kwargs, start, drop)
+        return around(span, call, end=start, fail=drop)
 
 
 class PytorchLightningHook(LightningHook):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from cirron.hooks import Hooks, Snapshots
+    from cirron.hooks.engine import Call
     from cirron.settings import Settings
 
     Value: TypeAlias = tuple[Any, Any, Any]  # name, value, step
@@ -107,18 +108,17 @@ class LoggersHook(Wrapper):
                     self._wrap(module, name, functools.partial(self._log, logger, read, 0))
             hot.keep_names(True)
 
-    def _log(
-        self, logger: Logger, read: Read, first: int, original: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def _log(self, logger: Logger, read: Read, first: int, call: Call) -> Any:
         """Calls the logger. `first`: of its arguments, after `self`."""
         this_thread = self._this_thread
         if this_thread.is_logging or hot.off:
-            return original(*args, **kwargs)
+            return call()
         this_thread.is_logging = True
         try:
-            self._tell(self._mark, sys._getframe(2), logger, read, args[first:], kwargs)
+            arguments = call.args[first:], call.keywords
+            self._tell(self._mark, sys._getframe(2), logger, read, *arguments)
             began = hot.now()
-            result = original(*args, **kwargs)
+            result = call()
             if (ended := hot.now()) - began >= LONG_NS:
                 self._tell(add_span, logger.name, began, ended)
             return result

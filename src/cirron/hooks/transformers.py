@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cirron.hooks import Snapshots
+    from cirron.hooks.engine import Call
     from cirron.settings import Settings
 
 # Logged values that are not metrics: the epoch so far, as a fraction; and the losses, when they are
@@ -60,17 +61,17 @@ class TransformersHook(Wrapper):
                     callback.let_go()
         self._handlers.clear()
 
-    def _init(self, original: Any, args: Any, kwargs: Any) -> None:
-        original(*args, **kwargs)
-        self._tell(self._find, args[0])
+    def _init(self, call: Call) -> None:
+        call()
+        self._tell(self._find, call.args[0])
 
-    def _begin_epoch(self, original: Any, args: Any, kwargs: Any) -> Any:
+    def _begin_epoch(self, call: Call) -> Any:
         """What other callbacks do is in the epoch, not in its first step."""
-        result = original(*args, **kwargs)
-        self._tell(self._await_steps, args[0], args[2] if len(args) > 2 else kwargs.get("state"))
+        result = call()
+        self._tell(self._await_steps, *call.args)
         return result
 
-    def _await_steps(self, handler: Any, state: Any) -> None:
+    def _await_steps(self, handler: Any, args: Any, state: Any, *_: Any) -> None:
         for callback in handler.callbacks:
             if callback.__class__ is CirronCallback and callback.snapshots is not None:
                 callback.await_next(state)
@@ -107,52 +108,49 @@ class TransformersHook(Wrapper):
             "save_model": self._save,
         }
         self._classes.add(kind)
-        for name, call in calls.items():
+        for name, instead in calls.items():
             method = getattr(kind, name)
             if not hasattr(method, "cirron_original"):
                 # Its own, or that of a parent or a mixin, which other classes may use too.
                 own = vars(kind).get(name) or inherited(kind, name)
-                self._wrap(kind, name, call, self._find, own)
+                self._wrap(kind, name, instead, self._find, own)
 
-    def _train(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
-        model = getattr(args[0], "model", None)
-        return self._runs.call(callback, model, original, args, kwargs)
+    def _train(self, callback: CirronCallback, call: Call) -> Any:
+        return self._runs.call(callback, getattr(call.args[0], "model", None), call)
 
-    def _attempt(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
+    def _attempt(self, callback: CirronCallback, call: Call) -> Any:
         """With `auto_find_batch_size`, one that runs out of memory is followed by another."""
         try:
-            return original(*args, **kwargs)
+            return call()
         except BaseException as error:  # passes on
             self._tell(callback.end, error)
             raise
 
-    def _step(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
+    def _step(self, callback: CirronCallback, call: Call) -> Any:
         if callback.is_in_batch:  # a subclass calls its parent's
-            return original(*args, **kwargs)
+            return call()
         callback.is_in_batch = True
         try:
-            loss = original(*args, **kwargs)
+            loss = call()
         finally:
             callback.is_in_batch = False
         self._tell(callback.add_loss, loss)
         return loss
 
-    def _log(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        self._tell(callback.has_logged, args[0].state)
+    def _log(self, callback: CirronCallback, call: Call) -> Any:
+        result = call()
+        self._tell(callback.has_logged, call.args[0].state)
         return result
 
-    def _evaluate(
-        self, prefix: str, callback: CirronCallback, original: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def _evaluate(self, prefix: str, callback: CirronCallback, call: Call) -> Any:
         """`prefix`: the default prefix of metrics. With several datasets, each has its own."""
         name = "evaluation" if prefix == "eval" else "prediction"
-        given = args[3] if len(args) > 3 else kwargs.get("metric_key_prefix")
-        return callback.call_aside(name, {"prefix": given or prefix}, original, args, kwargs)
+        given = call.args[3] if len(call.args) > 3 else call.keywords.get("metric_key_prefix")
+        return callback.call_aside(call, name, prefix=given or prefix)
 
-    def _save(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
-        attrs = {"global_step": args[0].state.global_step}
-        return callback.call_aside("checkpoint", attrs, original, args, kwargs)
+    def _save(self, callback: CirronCallback, call: Call) -> Any:
+        global_step = call.args[0].state.global_step
+        return callback.call_aside(call, "checkpoint", global_step=global_step)
 
 
 def inherited(kind: type, name: str) -> Any:
