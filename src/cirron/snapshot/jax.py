@@ -280,6 +280,9 @@ class JaxReader(Reader):
         return list(found.values())
 
 
+READER = JaxReader()
+
+
 def describe(array: Any, name: str, attrs: dict[str, Any], *, is_gradient: bool = False) -> Tensor:
     shape = list(array.shape)
     parts = Parts([array], [()], shape)

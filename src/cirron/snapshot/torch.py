@@ -1,6 +1,6 @@
 """Torch models: the names and values of their parameters, copies on a GPU, and statistics there.
 
-Values are read in memory order. If the GPU has no room for a copy, the tensors are measured in
+If the GPU has no room for a copy, the tensors are measured in
 place, and the program's stream waits for that; the host does not. Only `Measured.wait`, on the
 worker, waits for the device.
 """
@@ -63,7 +63,7 @@ class TorchReader(Reader):
     def named(self, model: Any) -> Iterable[tuple[str, torch.Tensor]]:
         """The parameters, including every name of a shared one."""
         # torch's own method: a model's override may lack `remove_duplicate`, or leave some out.
-        return torch.nn.Module.named_parameters(self.unwrap(model), remove_duplicate=False)
+        return torch.nn.Module.named_parameters(model, remove_duplicate=False)
 
     def names(self, model: Any) -> list[str]:
         return [clean(name) for name, _ in self.named(model)]
@@ -92,6 +92,9 @@ class TorchReader(Reader):
         return weights + gradients
 
 
+READER = TorchReader()
+
+
 def clean(name: str) -> str:
     if "_orig_mod" not in name and "_wrapped_module" not in name:
         return name
@@ -114,10 +117,9 @@ def describe(given: torch.Tensor, found: Tensor) -> Tensor:
     if type(given) in PLAIN_TYPES and given.layout is torch.strided:
         kind = PLAIN.get(given.dtype)
         is_odd = given.is_meta or given.is_neg() or given.is_nested
-        if kind is not None and not is_odd and given.is_contiguous():
+        if kind is not None and not is_odd:
             found.shape, found.dtype = list(given.shape), kind
-            # Tensors on a GPU are flattened together, by the copier.
-            return place(found, given if given.is_cuda else given.detach().view(-1), None)
+            return place(found, given if given.is_cuda else given.detach())
     attrs = found.attrs
     found.dtype = str(given.dtype).removeprefix("torch.")
     if is_lazy(given):  # it has no shape yet
@@ -141,22 +143,21 @@ def describe(given: torch.Tensor, found: Tensor) -> Tensor:
     if tensor.is_complex():
         attrs["parts"] = "statistics are over the real and the imaginary parts"
         tensor = torch.view_as_real(tensor.resolve_conj())
-    return place(found, *as_it_lies(tensor.resolve_neg()))
+    return place(found, tensor.resolve_neg())
 
 
-def place(found: Tensor, flat: torch.Tensor, strides: tuple[int, ...] | None) -> Tensor:
-    found.strides = strides
-    if flat.dtype is torch.bfloat16:
+def place(found: Tensor, values: torch.Tensor) -> Tensor:
+    if values.dtype is torch.bfloat16:
         found.decode = decode_bfloat16
-    elif flat.dtype not in PLAIN and flat.is_floating_point():  # eight bits
-        found.decode = numbers_of(flat.dtype).__getitem__
-        flat = flat.view(torch.uint8)
-    if not flat.is_cpu and not flat.numel():
-        flat = flat.new_empty(0, device="cpu")
-    if flat.is_cpu:
-        found.array = as_numpy(flat)
+    elif values.dtype not in PLAIN and values.is_floating_point():  # eight bits
+        found.decode = numbers_of(values.dtype).__getitem__
+        values = values.view(torch.uint8)
+    if not values.is_cpu and not values.numel():
+        values = values.new_empty(0, device="cpu")
+    if values.is_cpu:
+        found.array = as_numpy(values)
     else:
-        found.array, found.copier = flat, GPU_COPIER
+        found.array, found.copier = values, GPU_COPIER
     return found
 
 
@@ -171,14 +172,6 @@ def why_unmeasured(tensor: Any) -> str | None:
     if tensor.is_nested or tensor.layout is not torch.strided:
         return "its values are not in one piece"
     return None
-
-
-def as_it_lies(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The tensor in one dimension, in memory order; copied only if its memory has gaps."""
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    if not tensor.permute(order).is_contiguous():
-        tensor = tensor.contiguous()
-    return tensor.as_strided((tensor.numel(),), (1,)), tensor.stride()
 
 
 def decode_bfloat16(block: Any) -> Any:
@@ -231,26 +224,26 @@ class DeviceCopy:
     """Tensors of one dtype on a GPU: copied there, or measured right away if they do not fit."""
 
     def __init__(self, tensors: list[Tensor], *, raw: bool) -> None:
-        flats = [tensor.take_array() for tensor in tensors]
+        arrays = [tensor.take_array() for tensor in tensors]
         self.tensors = tensors
-        self.size_bytes = sum(flat.nbytes for flat in flats)
-        self._sizes = [flat.numel() for flat in flats]
+        self.size_bytes = sum(array.nbytes for array in arrays)
+        self._sizes = [array.numel() for array in arrays]
         self._buffer: torch.Tensor | None = None
         self._on_host: torch.Tensor | None = None
         # Integers cannot be padded with NaN. They are rare: the host measures them.
-        self._is_odd = not flats[0].is_floating_point()
-        device = flats[0].device
+        self._is_odd = not arrays[0].is_floating_point()
+        device = arrays[0].device
         with torch.cuda.device(device):
             self._side = torch.cuda.Stream()
             if self._is_odd or has_room(device, self.size_bytes):
-                self._buffer = flattened(flats)
+                self._buffer = flattened(arrays)
                 self._side.wait_stream(torch.cuda.current_stream())
             else:
                 if raw:
-                    self._on_host = _flatten_dense_tensors([flat.cpu() for flat in flats])
+                    self._on_host = _flatten_dense_tensors([array.cpu() for array in arrays])
                 self._side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self._side):
-                    self._measured = Measured([flat.detach().view(-1) for flat in flats])
+                    self._measured = Measured(arrays)
                 torch.cuda.current_stream().wait_stream(self._side)
 
     def value(self, number: int) -> Any:
@@ -287,13 +280,13 @@ def can_copy(tensors: list[Tensor]) -> bool:
     return not is_capturing and has_room(tensors[0].array.device, size_bytes)
 
 
-def as_numpy(flat: torch.Tensor) -> Any:
+def as_numpy(tensor: torch.Tensor) -> Any:
     """A tensor in the host's memory as a NumPy array; bfloat16 as integers."""
-    return (flat.view(torch.uint16) if flat.dtype is torch.bfloat16 else flat).numpy()
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
 def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A copy of all tensors, flattened and concatenated."""
+    """A copy of all tensors, flattened in row-major order and concatenated."""
     flat: torch.Tensor = _flatten_dense_tensors(tensors)
     return flat.clone() if len(tensors) == 1 else flat  # torch does not copy a single tensor
 
@@ -351,17 +344,17 @@ class Measured:
     hundred tensors takes a few hundred kernel launches instead of ten thousand.
     """
 
-    def __init__(self, flats: list[torch.Tensor]) -> None:
-        self._sizes = [flat.numel() for flat in flats]
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._sizes = [tensor.numel() for tensor in tensors]
         self._rows = [-(-size // ROW) for size in self._sizes]  # of each tensor
-        device = flats[0].device
-        owners = np.repeat(np.arange(len(flats)), self._rows)
+        device = tensors[0].device
+        owners = np.repeat(np.arange(len(tensors)), self._rows)
         owner = to_device(owners, device)  # of each row
-        table = torch.cat([extremes(slab) for _, slab in slabs(flats)])
-        inner = inner_edges(table, owner, len(flats))
-        counts = table.new_zeros(len(flats), stats.BINS)
+        table = torch.cat([extremes(slab) for _, slab in slabs(tensors)])
+        inner = inner_edges(table, owner, len(tensors))
+        counts = table.new_zeros(len(tensors), stats.BINS)
         moments = []
-        for first, slab in slabs(flats):
+        for first, slab in slabs(tensors):
             last = first + len(slab)
             its_owner = owner[first:last]
             begin, end = int(owners[first]), int(owners[last - 1]) + 1  # the tensors in this slab
@@ -394,12 +387,13 @@ class Measured:
             first += rows
 
 
-def slabs(flats: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+def slabs(tensors: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
     """Slabs of rows in double precision, each with the index of its first row."""
-    pad = torch.full((ROW,), math.nan, dtype=flats[0].dtype, device=flats[0].device)
+    pad = torch.full((ROW,), math.nan, dtype=tensors[0].dtype, device=tensors[0].device)
     first, size = 0, 0
     pieces: list[torch.Tensor] = []
-    for flat in paced(flats):
+    for tensor in paced(tensors):
+        flat = tensor.reshape(-1)
         for piece in flat.split(ROW * SLAB_ROWS) if flat.numel() > ROW * SLAB_ROWS else (flat,):
             rows = -(-piece.numel() // ROW)
             if size + rows > SLAB_ROWS:
