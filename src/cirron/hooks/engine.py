@@ -221,8 +221,7 @@ class Long(hot.OwnSpan):
 
 def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None = None) -> Long:
     """As `hot.begin`."""
-    span: Any = hot.begin(name, index, attrs, Long)
-    return begin_measuring(span)
+    return begin_measuring(hot.begin(name, index, attrs, Long))
 
 
 def begin_measuring(span: Any) -> Long:
@@ -249,18 +248,12 @@ def close_long(span: hot.Span, at: int = 0) -> None:
 class Training:
     """The spans of one trainer."""
 
-    def __init__(
-        self,
-        snapshots: Snapshots | None,
-        *,
-        step_name: str = "step",
-        rest: str = "skipped",
-        marks_loss: bool = False,
-    ) -> None:
+    step_name = "step"
+    rest = "skipped"  # the name of a step that never ran, if something was recorded in it
+    marks_loss = False  # whether the framework logs it by itself
+
+    def __init__(self, snapshots: Snapshots | None = None) -> None:
         self.snapshots = snapshots
-        self._step_name = step_name
-        self.rest = rest  # the name of a step that never ran, if something was recorded in it
-        self._marks_loss = marks_loss  # the framework logs it by itself
         self.epoch: hot.Span | None = None  # None also if the program has opened one itself
         self.step: hot.Span | None = None
         self.asides: list[hot.Span] = []
@@ -325,14 +318,13 @@ class Training:
             self.end_step()
         if self.step is None and self.makes_steps:
             known = hot.Settled(attrs) if attrs else None
-            self.step = hot.begin(self._step_name, index, known, Tentative)
-            if self._marks_loss:
+            self.step = hot.begin(self.step_name, index, known, Tentative)
+            if self.marks_loss:
                 hot.own_loss(self.step)
 
     def begin_step(self, index: int, **attrs: Any) -> None:
         """The step begins."""
-        if self.step is None or self._is_done:
-            self.await_step(index, **attrs)
+        self.await_step(index, **attrs)
         self._has_begun = True
 
     def finish_step(self, **attrs: Any) -> None:
@@ -416,16 +408,12 @@ class Training:
             self._latest.update(scalars)
             if not is_point and not self.asides:
                 return
-        if is_point:
-            for name, one in scalars.items():
-                hot.mark(name, one)
-            return
         inside = hot.leave_context()
-        # They belong to the aside, not to its last batch, which may still be open.
-        hot.enter_context(self.asides[-1] if self.asides else inside)
+        # A summary is of the aside, not of its last batch, which may still be open.
+        hot.enter_context(inside if is_point or not self.asides else self.asides[-1])
         try:
             for name, one in scalars.items():
-                hot.mark(name, one, "summary")
+                hot.mark(name, one, "point" if is_point else "summary")
         finally:
             hot.enter_context(inside)
 

@@ -45,7 +45,6 @@ SINGLES = {
     "test_on_batch": "evaluation",
     "predict_on_batch": "prediction",
 }
-SAVES = ("save", "save_weights")
 # Converts a torch loader to a TensorFlow dataset.
 LOADER_ADAPTER = "keras.src.trainers.data_adapters.torch_data_loader_adapter"
 # Fetches the batches of an epoch on JAX.
@@ -65,14 +64,20 @@ class KerasHook(Wrapper):
             self._wrap_bound(model, name, self._call_pass)
         for name in SINGLES:
             self._wrap_bound(model, name, self._call_single)
-        for name in SAVES:
+        for name in ("save", "save_weights"):
             self._wrap(model, name, save)
-        for name, events in EVENTS.items():
-            if events[0] is Run.batch_begins and Run.fetches_first:
-                continue  # the batch is already open
-            self._wrap(CallbackList, name, functools.partial(self._pass_on, *events), find_run)
-        for name, flag in BATCH_ENDS.items():
-            self._wrap(CallbackList, name, functools.partial(self._end_batch, flag), find_run)
+        self._hear("on_train_begin", Run.leave_batch)
+        self._hear("on_epoch_begin", Run.epoch_begins, Run.await_batch)
+        self._hear("on_epoch_end", Run.leave_batch, Run.epoch_ends)
+        for pass_ in ("train", "test", "predict"):
+            if not Run.fetches_first:  # else the batch is already open
+                self._hear(f"on_{pass_}_batch_begin", Run.batch_begins)
+            # The attribute says whether the callbacks run in another thread.
+            end = functools.partial(self._end_batch, f"_async_{pass_}")
+            self._wrap(CallbackList, f"on_{pass_}_batch_end", end, find_run)
+        for pass_ in ("test", "predict"):
+            self._hear(f"on_{pass_}_begin", Run.aside_begins, Run.await_batch)
+            self._hear(f"on_{pass_}_end", Run.leave_batch, Run.aside_ends)
         if backend == "torch":  # the other backends compile the step
             self._wrap(keras.optimizers.Optimizer, "apply", self._make_apply())
         if backend == "jax":  # fetches inside the batch
@@ -138,7 +143,7 @@ class KerasHook(Wrapper):
                 self._tell(mark_all, values, "point" if is_training else "summary")
             return values if flatten is None else flatten(values)
 
-        self._runs.open.append(Training(self._snapshots))  # without spans
+        self._runs.open.append(Training())  # without spans
         try:
             return around(span, call)
         finally:
@@ -146,11 +151,16 @@ class KerasHook(Wrapper):
 
     # -- lists of callbacks -----------------------------------------------------------------
 
-    def _pass_on(self, before: Any, after: Any, run: Run, call: Call) -> Any:
-        self._tell(before, run, *call.args[1:])
-        result = call()
-        self._tell(after, run, *call.args[1:])
-        return result
+    def _hear(self, name: str, before: Any, after: Any = None) -> None:
+        """Tells the run what a list of callbacks hears, before and after them."""
+
+        def pass_on(run: Run, call: Call) -> Any:
+            self._tell(before, run, *call.args[1:])
+            result = call()
+            self._tell(after, run, *call.args[1:])
+            return result
+
+        self._wrap(CallbackList, name, pass_on, find_run)
 
     def _end_batch(self, flag: str, run: Run, call: Call) -> Any:
         callbacks, *given = call.args
@@ -253,16 +263,16 @@ def save(call: Call) -> Any:
 class Run(Training, Callback):  # type: ignore[misc]  # untyped
     """The spans of one call of `fit`, `evaluate` or `predict`."""
 
+    step_name, rest, marks_loss = "batch", "build", True
     async_safe = True  # it only stores values, so Keras may call it from another thread
     fetches_first = keras.backend.backend() == "torch"  # before Keras announces the batch
     logs: Mapping[str, Any] | None = None  # the latest values, as floats
     _loaded_ns = 0  # the hook's `loading_ns` when the epoch began
-    _is_fit = False
     _aside: hot.Span | None = None  # an evaluation, a prediction
     _index = 0  # of the current or next batch
 
     def __init__(self, hook: KerasHook, snapshots: Snapshots) -> None:
-        Training.__init__(self, snapshots, step_name="batch", rest="build", marks_loss=True)
+        Training.__init__(self, snapshots)
         Callback.__init__(self)
         self._hook = hook
         self._thread = get_ident()
@@ -282,7 +292,6 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
 
     def begin(self, method: str, model: Any, *, is_inner: bool) -> None:
         aside = PASSES[method]
-        self._is_fit = aside is None
         self.is_inner = is_inner
         if aside is not None:
             self._aside = self.begin_aside(aside)
@@ -361,7 +370,7 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
 
     def _step_count(self) -> int | None:
         """The number of steps of the pass, if Keras knows it: the last batch may have fewer."""
-        if self._is_fit and self._aside is not None:  # `params` describes the fit
+        if self.is_in_epoch and self._aside is not None:  # `params` describes the fit
             data = getattr(self.model, "_eval_epoch_iterator", None)
             return getattr(data, "num_batches", None)
         return (self.params or {}).get("steps")
@@ -370,28 +379,6 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
         """Ends a span that did not become a batch: Keras has built the model, or the data ended."""
         self.end_step()
         self.rest = "data_load"
-
-
-# Methods of a list of callbacks: what a run does before and after them.
-EVENTS: dict[str, tuple[Any, Any]] = {
-    "on_train_begin": (Run.leave_batch, None),
-    "on_epoch_begin": (Run.epoch_begins, Run.await_batch),
-    "on_epoch_end": (Run.leave_batch, Run.epoch_ends),
-    "on_train_batch_begin": (Run.batch_begins, None),
-    "on_test_begin": (Run.aside_begins, Run.await_batch),
-    "on_test_batch_begin": (Run.batch_begins, None),
-    "on_test_end": (Run.leave_batch, Run.aside_ends),
-    "on_predict_begin": (Run.aside_begins, Run.await_batch),
-    "on_predict_batch_begin": (Run.batch_begins, None),
-    "on_predict_end": (Run.leave_batch, Run.aside_ends),
-}
-
-# Those at the end of a batch, and the attribute that says that they run in another thread.
-BATCH_ENDS = {
-    "on_train_batch_end": "_async_train",
-    "on_test_batch_end": "_async_test",
-    "on_predict_batch_end": "_async_predict",
-}
 
 
 def add_run(run: Run, callbacks: Any, model: Any) -> Any:

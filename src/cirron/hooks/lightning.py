@@ -254,8 +254,7 @@ class Fit(Training):
 
     def await_batch(self) -> None:
         """A batch is about to be fetched."""
-        if not self.is_stepping:  # else gradients are being accumulated
-            self.await_step(self._index, global_step=self._global_step + 1)
+        self.await_step(self._index, global_step=self._global_step + 1)
 
 
 EVENTS = {name: event for name, event in vars(Fit).items() if name.startswith("on_")}

@@ -180,14 +180,14 @@ def event(tell: Callable[..., None]) -> Callable[..., None]:
 class CirronCallback(Training, TrainerCallback):
     """The spans of a Trainer. Each Trainer gets one automatically."""
 
-    def __init__(self) -> None:
-        super().__init__(None, marks_loss=True)  # no snapshots: profiling is off
-        self.is_in_batch = False
-        self._loss: Any = None  # of the current step: the sum over its batches so far
-        self._last_loss: Any = None  # of the previous step of the epoch
-        self._epoch_index = 0
-        self._index = 0  # of the step in its epoch
-        self._epoch_steps = 0  # in a whole epoch
+    marks_loss = True
+    snapshots: Snapshots | None  # None: profiling is off
+    is_in_batch = False
+    _loss: Any = None  # of the current step: the sum over its batches so far
+    _last_loss: Any = None  # of the previous step of the epoch
+    _epoch_index = 0
+    _index = 0  # of the step in its epoch
+    _epoch_steps = 0  # in a whole epoch
 
     def __reduce__(self) -> tuple[type[CirronCallback], tuple[()]]:
         return CirronCallback, ()  # a copied Trainer has its own run
