@@ -205,12 +205,10 @@ class Compiles(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Reads what is about to be compiled; lets through what would be logged anyway."""
-        try:
+        with guard.quiet("jax compile"):  # another release's record may have other arguments
             if isinstance(record.args, tuple) and len(record.args) == 3:
                 name, types, shardings = record.args
                 self._lane.arguments = function_name(str(name)), describe(types, shardings)
-        except Exception as error:  # noqa: BLE001  another release's log record must not break JAX
-            guard.caught("jax compile", error)
         parent = logging.getLogger(LOGGER).parent
         level = self._level or (logging.WARNING if parent is None else parent.getEffectiveLevel())
         return record.levelno >= level

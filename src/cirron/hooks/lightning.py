@@ -98,11 +98,8 @@ class LightningHook(Wrapper):
         @functools.wraps(original)
         def call_callbacks(trainer: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             event = EVENTS.get(name)
-            if event is not None and self._is_on:
-                try:
-                    event(self._find(trainer), trainer)
-                except Exception as error:  # noqa: BLE001  protects the training
-                    guard.caught(self.what, error)
+            if event is not None and (fit := self._tell(self._find, trainer)) is not None:
+                self._tell(event, fit, trainer)
             return original(trainer, name, *args, **kwargs)
 
         return call_callbacks

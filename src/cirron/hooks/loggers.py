@@ -17,8 +17,8 @@ from _thread import _local, get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import guard
-from cirron.hooks.engine import Wrapper
-from cirron.record import hot, value
+from cirron.hooks.engine import Wrapper, scalar_of
+from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -143,10 +143,8 @@ def mark(span: hot.Span, logger: str, name: Any, given: Any, step: Any) -> None:
         return
     if getattr(span, "marked", NO_NAMES).get(name, logger) != logger:
         return
-    try:
-        scalar = value.capture(given, hot.device_clock)
-        at = None if step is None else value.capture(step)
-    except value.NotAScalarError:
+    scalar, at = scalar_of(given), scalar_of(step)
+    if scalar is None:
         return
     attrs: dict[str, Any] = {"logger": logger}
     if isinstance(at, (int, float)):

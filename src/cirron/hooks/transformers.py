@@ -46,7 +46,7 @@ class TransformersHook(Wrapper):
 
     def _replace(self) -> None:
         self._wrap(Trainer, "__init__", self._init)
-        self._wrap(CallbackHandler, "on_epoch_begin", self._begin_epoch)
+        self._wrap(CallbackHandler, "on_epoch_begin", self._begin_epoch, callback_of)
         self._wrap_methods(Trainer)
 
     def uninstall(self) -> None:
@@ -55,9 +55,8 @@ class TransformersHook(Wrapper):
         self._classes.clear()
         for handler in list(self._handlers):
             with guard.quiet(self.what):
-                ours = [one for one in handler.callbacks if isinstance(one, CirronCallback)]
-                handler.callbacks = [one for one in handler.callbacks if one not in ours]
-                for callback in ours:
+                while (callback := callback_of(handler)) is not None:
+                    handler.callbacks = [one for one in handler.callbacks if one is not callback]
                     callback.let_go()
         self._handlers.clear()
 
@@ -65,24 +64,17 @@ class TransformersHook(Wrapper):
         call()
         self._tell(self._find, call.args[0])
 
-    def _begin_epoch(self, call: Call) -> Any:
+    def _begin_epoch(self, callback: CirronCallback, call: Call) -> Any:
         """What other callbacks do is in the epoch, not in its first step."""
         result = call()
-        self._tell(self._await_steps, *call.args)
+        self._tell(callback.await_next, *call.args[2:])
         return result
-
-    def _await_steps(self, handler: Any, args: Any, state: Any, *_: Any) -> None:
-        for callback in handler.callbacks:
-            if callback.__class__ is CirronCallback and callback.snapshots is not None:
-                callback.await_next(state)
 
     def _find(self, trainer: Any) -> CirronCallback:
         """The Trainer's callback. A Trainer that was created before the hooks gets it here."""
         handler = trainer.callback_handler
-        for callback in handler.callbacks:  # nearly always the first
-            if callback.__class__ is CirronCallback:
-                break
-        else:
+        callback = callback_of(handler)
+        if callback is None:
             callback = CirronCallback()
             # First, so that what the others record is inside its spans. In a new list, because the
             # Trainer may be iterating over the old one.
@@ -151,6 +143,13 @@ class TransformersHook(Wrapper):
     def _save(self, callback: CirronCallback, call: Call) -> Any:
         global_step = call.args[0].state.global_step
         return callback.call_aside(call, "checkpoint", global_step=global_step)
+
+
+def callback_of(handler: Any) -> CirronCallback | None:
+    for callback in handler.callbacks:  # nearly always the first
+        if callback.__class__ is CirronCallback:
+            return callback
+    return None
 
 
 def inherited(kind: type, name: str) -> Any:
@@ -266,7 +265,7 @@ class CirronCallback(Training, TrainerCallback):
         else:
             self.await_next(state)
 
-    def await_next(self, state: Any) -> None:
+    def await_next(self, state: Any, *_: Any) -> None:
         if self._index < self._epoch_steps:
             self.await_step(self._index, global_step=state.global_step + 1)
 
