@@ -431,7 +431,7 @@ class Runs(_local):
     """The runs of a thread, innermost last."""
 
     def __init__(self) -> None:
-        self.open: list[Training] = []
+        self.open: list[Any] = []  # trainings
 
     def call(self, training: Training, model: Any, call: Callable[[], Any]) -> Any:
         """Calls a function that trains, and closes what it leaves open."""

@@ -23,13 +23,9 @@ from cirron.hooks.engine import Tentative, Training, Wrapper, around, end_if_use
 from cirron.record import hot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cirron.hooks import Snapshots
     from cirron.hooks.engine import Call
     from cirron.settings import Settings
-
-CALL_CALLBACKS = "_call_callback_hooks"
 
 
 class LightningHook(Wrapper):
@@ -41,8 +37,8 @@ class LightningHook(Wrapper):
 
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         super().__init__(settings, snapshots)
-        self._fits: weakref.WeakKeyDictionary[Any, Fit] = weakref.WeakKeyDictionary()  # by Trainer
-        self._latest: Fit | None = None  # the last one that was found
+        # By Trainer, for what is outside of its runs, such as an evaluation.
+        self._fits: weakref.WeakKeyDictionary[Any, Fit] = weakref.WeakKeyDictionary()
         self._late_step = 0  # number of the last optimizer step that was made to start late
         self._handle: Any = None
 
@@ -51,7 +47,7 @@ class LightningHook(Wrapper):
         find, logger = self._find, "trainer.connectors.logger_connector"
         for module, owner, name, instead, of in (
             ("trainer", "Trainer", "save_checkpoint", self._save, find),
-            ("loops", "_FitLoop", "run", self._fit, find),
+            ("loops", "_FitLoop", "run", self._fit, None),
             ("loops", "_FitLoop", "setup_data", self._set_up_data, find),
             ("loops", "_FitLoop", "on_advance_end", self._end_epoch, find),
             ("loops", "_TrainingEpochLoop", "on_run_start", self._fetch, find),
@@ -65,32 +61,28 @@ class LightningHook(Wrapper):
                 found = importlib.import_module(f"{self.package}.{module}")
                 self._wrap(getattr(found, owner), name, instead, of)
         with guard.quiet(self.what):
-            calls, name = importlib.import_module(f"{self.package}.trainer.call"), CALL_CALLBACKS
-            self._patches.set(calls, name, self._make_call_callbacks(getattr(calls, name)))
+            calls = importlib.import_module(f"{self.package}.trainer.call")
+            hear = self._make_call_callbacks(calls._call_callback_hooks)
+            self._patches.set(calls, "_call_callback_hooks", hear)
 
     def uninstall(self) -> None:
         super().uninstall()
         if self._handle is not None:
             self._handle.remove()
         with guard.quiet(self.what):
-            for fit in self._fits.values():  # an evaluation is not in a run
+            for fit in self._fits.values():
                 fit.end()
         self._fits.clear()
-        self._latest = None
 
     def _find(self, owner: Any) -> Fit:
         """What is open in a Trainer, or in the Trainer of a loop."""
         trainer = getattr(owner, "trainer", owner)
-        fit = self._latest
-        if fit is None or fit.trainer() is not trainer:
-            fit = self._fits.get(trainer) or self._use(trainer, Fit(self._snapshots))
-            self._latest = fit
-        return fit
-
-    def _use(self, trainer: Any, fit: Fit) -> Fit:
-        fit.trainer = weakref.ref(trainer)
-        self._fits[trainer] = self._latest = fit
-        return fit
+        for fit in reversed(self._runs.open):
+            if fit.trainer is trainer:
+                return fit  # type: ignore[no-any-return]
+        if trainer not in self._fits:
+            self._fits[trainer] = Fit(self._snapshots)
+        return self._fits[trainer]
 
     def _make_call_callbacks(self, original: Any) -> Any:
         """Called six times a step, mostly for nothing: not `_wrap`, which would be a third call."""
@@ -106,20 +98,15 @@ class LightningHook(Wrapper):
 
     def _optimizer_stepped(self, *_: Any) -> None:
         for fit in self._runs.open[-1:]:
-            fit.has_stepped = True  # type: ignore[attr-defined]  # runs of this hook are fits
+            fit.has_stepped = True
 
     # -- methods ----------------------------------------------------------------------------
 
-    def _fit(self, before: Fit, call: Call) -> Any:
-        trainer = call.args[0].trainer
-        # A callback may use the tuner, which starts another run of the same Trainer.
-        fit = self._use(trainer, Fit(self._snapshots))
-        model = getattr(trainer, "lightning_module", None)
-        try:
-            return self._runs.call(fit, model, call)
-        finally:
-            if self._is_on:
-                self._use(trainer, before)
+    def _fit(self, call: Call) -> Any:
+        """A run. A callback may use the tuner, which starts another one of the same Trainer."""
+        fit = Fit(self._snapshots)
+        fit.trainer = call.args[0].trainer
+        return self._runs.call(fit, getattr(fit.trainer, "lightning_module", None), call)
 
     def _set_up_data(self, fit: Fit, call: Call) -> Any:
         """Creates the loaders. One without a length also fetches a batch here."""
@@ -205,7 +192,7 @@ class PytorchLightningHook(LightningHook):
 class Fit(Training):
     """The spans of a run. Its methods are named after Lightning's events."""
 
-    trainer: Callable[[], Any]  # a weak reference
+    trainer: Any = None  # during a run
     has_stepped = False  # an optimizer, in this batch
     _index = 0  # of the step in its epoch
     _global_step = 0
