@@ -108,12 +108,17 @@ class Wrapper:
 
         @wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_on:
+                return original(*args, **kwargs)
+            call = partial(original, *args, **kwargs)
             if find is None:
-                if self._is_on:
-                    return instead(partial(original, *args, **kwargs))
-            elif (found := self._tell(find, *args[:1])) is not None:
-                return instead(found, partial(original, *args, **kwargs))
-            return original(*args, **kwargs)
+                return instead(call)
+            found = None
+            try:
+                found = find(args[0])
+            except Exception as error:  # noqa: BLE001  protects the training
+                guard.caught(self.what, error)
+            return call() if found is None else instead(found, call)
 
         wrapped.cirron_original = original  # type: ignore[attr-defined]  # for our own calls
         is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
