@@ -349,6 +349,8 @@ class Loops:
         if lane.main is current:
             lane.main = None
         lane.passes[:] = [one for one in lane.passes if current not in (one, one.owner)]
+            if error is not None and current.was_to_train:
+                self._name_training(lane, current)
         current.items.iterator = nothing
         if current.setup is not None:
             hot.release(current.setup)

@@ -160,6 +160,14 @@ class Pass:
         while span is not above and span.parent is not span:
             if span.name in STEPS:
                 return True
+    @property
+    def was_to_train(self) -> bool:
+        """Whether an error has probably kept it from training: its model has run on the first item
+        alone, in train mode and with gradients. Program: `batch_size_finder`.
+        """
+        is_first = self.span is not None and self.index == self.first_index + 1
+        return self.state is EVALUATION and is_first and not self.first_model_evaluated
+
             span = span.parent
         return False
 
