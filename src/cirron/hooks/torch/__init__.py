@@ -132,8 +132,7 @@ class TorchHook:
         self._handles = []
         self._compiling.uninstall()
         self._saving.uninstall()
-        with guard.quiet("torch hooks"):
-            self._loops.end()
+        self._loops.end(self._this_thread.lanes)
         hot.watch_losses(False)
         with guard.quiet("torch gpu time"):
             self._gpu_times.uninstall()

@@ -74,7 +74,7 @@ class Loops:
     """The loops of all threads."""
 
     def __init__(self, steps_per_epoch: int, snapshots: Snapshots) -> None:
-        self.this_thread = ThisThread()
+        self.this_thread = ThisThread(self.end)
         # An optimizer has stepped in compiled code: Dynamo compiles the write, but not our hooks.
         self.has_stepped_compiled = False
         self.descriptions = describe.Descriptions()
@@ -84,13 +84,14 @@ class Loops:
         self.on_epoch_end = snapshots.take
         self.keep_gradients = snapshots.keep_gradients
 
-    def end(self) -> None:
-        """Closes what this thread has open."""
-        for lane in self.this_thread.lanes:
-            end_optimizers(lane, 0)
-            while lane.passes:
-                self.end_pass(lane.passes[-1])
-            lane.free.end(self)
+    def end(self, lanes: list[Lane]) -> None:
+        """Closes what a thread has open."""
+        with guard.quiet("torch hooks"):
+            for lane in lanes:
+                end_optimizers(lane, 0)
+                while lane.passes:
+                    self.end_pass(lane.passes[-1])
+                lane.free.end(self)
 
     # -- event: a fetch ---------------------------------------------------------------------
 

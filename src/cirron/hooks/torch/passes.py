@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
-from _thread import _local
+from _thread import _local, get_ident
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -344,11 +344,24 @@ class ThisThread(_local):
     def __init__(self) -> None:
         self.own = Lane()
         self.lane = self.own  # the last one that was used
-        self.lanes = [self.own]
+        self.lanes = Lanes(end)
+        self.lanes.append(self.own)
 
     def find(self) -> Lane:
         """The lane of the task, or of the thread if it runs none."""
         task = None if asyncio._get_running_loop() is None else asyncio.current_task()
+class Lanes(list[Lane]):
+    """The lanes of a thread. When it ends, so do its loops. Program: `threads_without_loader`."""
+
+    def __init__(self, end: Callable[[list[Lane]], None]) -> None:
+        self.end = end
+        self.thread = get_ident()
+
+    def __del__(self) -> None:
+        if get_ident() == self.thread:
+            self.end(self)
+
+
         if task is None:
             lane = self.own
             lane.task = nothing
