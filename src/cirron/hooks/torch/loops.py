@@ -372,6 +372,17 @@ class Loops:
                 self.on_epoch_end(handmade)
 
     def iterator_gone(self, lane: Lane, items: Items) -> None:
+    def end_evaluations(self, lane: Lane) -> None:
+        """The program saves: evaluations whose loops may be over are over. A `for` would say so.
+        Program: `saved_after_evaluation`.
+        """
+        lane.free.end_evaluation()
+        for one in list(lane.passes):
+            may_be_over = one is not lane.main or one.items.has_fetched_all
+            is_by_for = one.items.is_for_loop and not one.items.is_called_for
+            if one.state is EVALUATION and lane.has_worked and may_be_over and not is_by_for:
+                self.end_pass(one)
+
         """Left early, by `break` or an exception; called wherever the last reference is dropped."""
         with guard.quiet("torch loader"):
             current = next((one for one in lane.passes if one.items is items), None)
@@ -488,7 +499,7 @@ class Loops:
         main.stepped_ns = hot.now()
         main.versions = ()
         main.optimizer_steps += 1
-        if main.items.fetched == main.items.length:  # the loop may clear them before the epoch ends
+        if main.items.has_fetched_all:  # the loop may clear them before the epoch ends
             self.keep_gradients()
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:

@@ -82,6 +82,11 @@ class Items:
         return self.fetched == self.round_length
 
     @property
+    def has_fetched_all(self) -> bool:
+        """Whether the last item was fetched, of this round if a sampler repeats."""
+        return self.fetched == self.length or self.is_round_over
+
+    @property
     def may_read_ahead(self) -> bool:
         return self.generator is not None or not self.is_for_loop
 
