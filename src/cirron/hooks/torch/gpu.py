@@ -270,9 +270,12 @@ class GpuClock:
         if not scalar.is_cuda:
             return None
         try:
-            place = self._place(scalar.get_device())
-            if place is None:
-                return None
+            key = self._current_stream(-1)
+            place = self._places.get(key)
+            if place is None or key[0] or key[1] != scalar.get_device():
+                place = self._place(scalar.get_device())
+                if place is None:
+                    return None
             losses = place.losses
             if losses is None:
                 losses = place.losses = Point(None)
@@ -454,7 +457,7 @@ class Scalar(OnDevice):
 
     def take(self, found: Any) -> None:
         try:
-            self.value = value.plain(found)
+            self.value = found if found.__class__ is float else value.plain(found)
         except value.NotAScalarError:  # a complex number
             self.is_lost = True
         self.is_lost |= self.source._version != self.version
