@@ -158,7 +158,7 @@ def test_an_exception_in_a_closure(traced: Traced) -> None:
 
 
 def test_an_interrupt(traced: Traced) -> None:
-    """Ctrl-C in a forward passes through, and closes what was open."""
+    """Ctrl-C in a forward passes through, and closes what was open: an epoch."""
 
     class Interrupted(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
@@ -169,7 +169,7 @@ def test_an_interrupt(traced: Traced) -> None:
     with pytest.raises(KeyboardInterrupt):
         fragile.epoch()
 
-    assert "evaluation!(batch[0]!(data_load forward:train!))" == traced()
+    assert "epoch[0]!(step[0]!(data_load forward:train!))" == traced()
 
 
 def test_an_iterator_that_dies_on_another_thread(traced: Traced) -> None:

@@ -74,7 +74,7 @@ class Loops:
     """The loops of all threads."""
 
     def __init__(self, steps_per_epoch: int, snapshots: Snapshots) -> None:
-        self.this_thread = ThisThread()
+        self.this_thread = ThisThread(self.end)
         # An optimizer has stepped in compiled code: Dynamo compiles the write, but not our hooks.
         self.has_stepped_compiled = False
         self.descriptions = describe.Descriptions()
@@ -84,13 +84,14 @@ class Loops:
         self.on_epoch_end = snapshots.take
         self.keep_gradients = snapshots.keep_gradients
 
-    def end(self) -> None:
-        """Closes what this thread has open."""
-        for lane in self.this_thread.lanes:
-            end_optimizers(lane, 0)
-            while lane.passes:
-                self.end_pass(lane.passes[-1])
-            lane.free.end(self)
+    def end(self, lanes: list[Lane]) -> None:
+        """Closes what a thread has open."""
+        with guard.quiet("torch hooks"):
+            for lane in lanes:
+                end_optimizers(lane, 0)
+                while lane.passes:
+                    self.end_pass(lane.passes[-1])
+                lane.free.end(self)
 
     # -- event: a fetch ---------------------------------------------------------------------
 
@@ -132,7 +133,8 @@ class Loops:
             self.count_step(lane, 0)
         lane.loading = current
         current.items.fetched += 1
-        if current.state is USED and not (current.items.is_for_loop and current.can_wait):
+        may_train = current.items.is_for_loop or not current.first_model_evaluated
+        if current.state is USED and not (may_train and current.can_wait):
             # A second item: a `for` has evaluated the first one, and a call was not for a peek.
             self._decide(lane, current, is_evaluating=current.items.is_for_loop)
         owner = find_stepped(current)
@@ -202,7 +204,7 @@ class Loops:
 
     def end_load(self, lane: Lane, load: hot.Span) -> None:
         current, lane.loading = lane.loading, None
-        lane.has_worked = False
+        lane.has_worked = lane.has_run = False
         if current is not None and current.is_undecided and current.opens_anything:
             current.waiting.add(load)
         else:
@@ -347,6 +349,8 @@ class Loops:
         if current.items.is_exhausted and not lane.has_worked:
             drop_new_step(current)  # nothing was read ahead after all
         if lane.main is current:
+            if error is not None and current.was_to_train:
+                self._name_training(lane, current)
             lane.main = None
         lane.passes[:] = [one for one in lane.passes if current not in (one, one.owner)]
         current.items.iterator = nothing
@@ -367,6 +371,17 @@ class Loops:
             handmade = hot.find_handmade("epoch")
             if handmade is not None:
                 self.on_epoch_end(handmade)
+
+    def end_evaluations(self, lane: Lane) -> None:
+        """The program saves: evaluations whose loops may be over are over. A `for` would say so.
+        Program: `saved_after_evaluation`.
+        """
+        lane.free.end_evaluation()
+        for one in list(lane.passes):
+            may_be_over = one is not lane.main or one.items.has_fetched_all
+            is_by_for = one.items.is_for_loop and not one.items.is_called_for
+            if one.state is EVALUATION and lane.has_worked and may_be_over and not is_by_for:
+                self.end_pass(one)
 
     def iterator_gone(self, lane: Lane, items: Items) -> None:
         """Left early, by `break` or an exception; called wherever the last reference is dropped."""
@@ -408,7 +423,12 @@ class Loops:
     ) -> None:
         """A model runs, or is trained, for the first time since a fetch."""
         main = lane.main
-        if main is not None and main.items.is_exhausted and main.is_done:
+        if main is None or not main.is_done:
+            pass
+        elif main.is_training and main.has_spare_item and is_forward and not is_evaluating:
+            main.items.reads_ahead = main.items.may_read_ahead
+            self._next_step(main)
+        elif main.items.is_exhausted:
             if main.is_last_due and is_evaluating is not main.is_training:
                 main.has_last_step = True
                 self._next_step(main)
@@ -482,10 +502,10 @@ class Loops:
         if main is None:
             lane.free.count_step(self, optimizer)
             return
-        main.stepped_ns = hot.now()
+        self._end_work(main)
         main.versions = ()
         main.optimizer_steps += 1
-        if main.items.fetched == main.items.length:  # the loop may clear them before the epoch ends
+        if main.items.has_fetched_all:  # the loop may clear them before the epoch ends
             self.keep_gradients()
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
@@ -497,7 +517,14 @@ class Loops:
         if main is None:
             lane.free.count_step(self, optimizer)
         else:
-            main.stepped_ns = hot.now()
+            self._end_work(main)
+
+    def _end_work(self, main: Pass) -> None:
+        """An optimizer has stepped, or the scaler has skipped that."""
+        main.stepped_ns = hot.now()
+        if main.has_spare_item:  # no model has worked with it
+            main.lane.has_worked = False
+            main.lane.step = None
 
     # -- transitions ------------------------------------------------------------------------
 

@@ -74,18 +74,18 @@ class Saving:
             # Pickling a tensor saves its storage.
             if self.is_on and not (args and isinstance(args[0], STORAGES)):
                 with guard.quiet("torch save"):
-                    span = begin(lane)
+                    span = begin(self._loops, lane)
             return engine.around(span, original, args, kwargs, self._loops.close)
 
         run_uncompiled(save, with_callees=False)
         return save
 
 
-def begin(lane: Lane) -> hot.Span | None:
+def begin(loops: Loops, lane: Lane) -> hot.Span | None:
     """None: this call is part of a fetch, a forward, or another checkpoint."""
     if lane.loading or lane.is_inside or "checkpoint" in hot.open_names():
         return None
     if lane.model is None and get_ident() != threading.main_thread().ident:
         return None
-    lane.free.end_evaluation()
+    loops.end_evaluations(lane)
     return hot.begin("checkpoint")
