@@ -804,6 +804,18 @@ def test_an_iterator_that_is_held_after_a_break(traced: Traced) -> None:
     assert f"epoch[0]({steps(1)}) epoch[1]({steps(2)}) epoch[2]({steps(3)})" == traced()
 
 
+def test_a_loop_after_an_iterator_that_is_held(traced: Traced) -> None:
+    """A warm-up with `next` is an epoch that ends where the loop over another loader begins."""
+    loop = Loop()
+    warm_up = iter(loader_of(4))
+    for _ in range(2):
+        loop.step(next(warm_up))
+    for batch in loader_of(2):
+        loop.step(batch)
+
+    assert f"epoch[0]({steps(2)}) epoch[1]({steps(2)})" == traced()
+
+
 def test_another_model_is_evaluated_in_an_epoch(traced: Traced) -> None:
     """It is an evaluation, wherever `no_grad` stands."""
     loop = Loop()
@@ -819,19 +831,24 @@ def test_another_model_is_evaluated_in_an_epoch(traced: Traced) -> None:
     assert f"epoch[0]({steps(2, body)})" == traced()
 
 
-def test_one_more_batch_after_a_teacher_has_run(traced: Traced) -> None:
-    """What is fetched by hand is for the step, though the last model that ran was in eval mode."""
+@pytest.mark.parametrize("is_first", [False, True])
+def test_one_more_batch_for_a_teacher(traced: Traced, is_first: bool) -> None:
+    """What is fetched by hand is for the step, though it is a model in eval mode that uses it."""
     loop = Loop()
     teacher = nn.Linear(4, 1).eval()
     unlabelled = loader_of(1)
     for x, _ in loader_of(2):
         more, _ = next(iter(unlabelled))
         loop.optimizer.zero_grad()
-        nn.functional.mse_loss(loop.model(x), teacher(more).detach()).backward()
+        made = None if is_first else loop.model(x)
+        with torch.no_grad():
+            wanted = teacher(more)
+        nn.functional.mse_loss(loop.model(x) if made is None else made, wanted).backward()
         loop.optimizer.step()
 
-    body = "data_load data_load forward:train forward:eval backward optimizer_step"
-    assert f"epoch[0]({steps(2, body)})" == traced()
+    forwards = ["forward:train", "forward:eval"]
+    body = " ".join(["data_load data_load", *(forwards[::-1] if is_first else forwards)])
+    assert f"epoch[0]({steps(2, f'{body} backward optimizer_step')})" == traced()
 
 
 class Sized(Stream):
@@ -955,6 +972,17 @@ def test_steps_that_the_program_opens_after_the_fetch(traced: Traced, has_epoch:
 
     body = "(forward:train backward optimizer_step)"
     assert f"epoch[0](data_load step[0]{body} data_load step[1]{body})" == traced()
+
+
+def test_a_scope_of_another_name_in_the_body_of_a_loop(traced: Traced) -> None:
+    """It is inside the step."""
+    loop = Loop()
+    for batch in loader_of(2):
+        with ci.scope("work"):
+            loop.step(batch)
+
+    body = "data_load work(forward:train backward optimizer_step)"
+    assert f"epoch[0]({steps(2, body)})" == traced()
 
 
 def test_an_evaluation_inside_a_step_that_the_program_opened(traced: Traced) -> None:

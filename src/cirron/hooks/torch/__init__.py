@@ -388,11 +388,11 @@ class TorchHook:
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             lane = this_thread.find()
-            before = self._steps_made(lane)
+            before = lane.optimizer_steps
             result = original(scaler, optimizer, *args, **kwargs)
             with guard.quiet("torch scaler"):
                 loops = self._loops
-                is_unseen = self._steps_made(lane) == before and not loops.has_stepped_compiled
+                is_unseen = lane.optimizer_steps == before and not loops.has_stepped_compiled
                 if is_unseen and self._is_on:
                     # The hooks see each step of torch's own optimizers.
                     is_skipped = isinstance(optimizer, Optimizer)
@@ -400,9 +400,6 @@ class TorchHook:
             return result
 
         return step
-
-    def _steps_made(self, lane: Lane) -> int:
-        return lane.free.steps if lane.main is None else lane.main.optimizer_steps
 
     # -- loading ----------------------------------------------------------------------------
 

@@ -49,7 +49,6 @@ class FreeLoop:
         self._lane = lane
         self._above: hot.Span = hot.IDLE_ROOT  # what the first step was under
         self._waiting = engine.Waiting()
-        self.steps = 0  # of optimizers
         self._stepped: set[int] = set()  # optimizers that have stepped since the last backward
         self._together = 1  # how many optimizers step right after one another
         self._index = 0  # of the next step
@@ -136,7 +135,6 @@ class FreeLoop:
         """An optimizer has stepped."""
         if current_graph_task_id() != -1:  # inside a backward, on a thread of torch
             return
-        self.steps += 1
         self.is_by_hand = False
         self._lane.step = None
         self._stepped.add(optimizer)

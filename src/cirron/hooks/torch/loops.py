@@ -191,19 +191,18 @@ class Loops:
     def _split_endless(self, current: Pass) -> None:
         """Without a length, an epoch is as many optimizer steps as the settings say."""
         span, attrs = current.span, {"inferred": "steps"}
-        is_due = current.is_training and current.optimizer_steps >= self.steps_per_epoch
-        if span is not None and is_due:
+        if span is not None and current.is_training and current.index >= self.steps_per_epoch:
             self.on_epoch_end(span)
             span.set(**attrs)
             engine.close_long(span)
             current.span = engine.begin_long("epoch", None, attrs)
             self.name_epoch(current.lane, current.span)
-            current.optimizer_steps = current.index = 0
+            current.index = 0
 
     def end_load(self, lane: Lane, load: hot.Span) -> None:
         current, lane.loading = lane.loading, None
         lane.has_worked = False
-        if current is not None and current.is_undecided and current.opens_anything:
+        if current is not None and current.is_undecided:
             current.waiting.add(load)
         else:
             hot.close(load)
@@ -212,55 +211,44 @@ class Loops:
 
     def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
         current, lane.loading = lane.loading, None
-        teardown, lane.teardown = lane.teardown, None
+        if current is None:
+            return
         if isinstance(error, StopIteration):
             hot.drop(load)
-            if current is not None:
-                self._exhaust(lane, current, teardown)
+            self._exhaust(lane, current)
             return
         hot.fail(load, error)
-        if teardown is not None:
-            hot.release(teardown)
         # The error ends a `for`, although whoever keeps the exception keeps the iterator as well.
-        if current is not None and (hot.is_fetching() or callers.is_for(callers.find_asker())):
+        if current.items.is_for_loop:
             self.end_pass(current, error=(load.attrs or {}).get("error"))
 
-    def _exhaust(self, lane: Lane, current: Pass, teardown: hot.Span | None) -> None:
+    def _exhaust(self, lane: Lane, current: Pass) -> None:
         """The loader has no more items. The pass ends, unless the last ones are still unused."""
-        span = current.span or current.above
-        current.items.fetched -= 1
+        items = current.items
+        items.fetched -= 1
         if current.has_unused_items:
-            current.items.has_ended = True
+            items.has_ended = True
             current.has_last_step = not current.is_undecided
             lane.has_worked = False  # with the last item
             lane.step = None
-        else:
-            drop_new_step(find_stepped(current))
-            is_empty = current.opens_steps and not current.index
-            if current.span is not None and is_empty and current.is_training:
-                lane.epochs -= 1  # it was opened for the item that did not come
-                hot.drop(current.span)
-        if teardown is not None:
-            hot.release(teardown, span if not span.end else None)
-        if current.items.is_exhausted:
             return
-        joined = [one for one in lane.passes if one.owner is current]
-        other = next((one for one in joined if one.items.is_for_loop), None)
-        if current.items.is_for_loop and other is not None:
-            swap(current, other)  # which is longer. Program: `zipped_cycle`
-            current = other
+        drop_new_step(find_stepped(current))
+        is_empty = current.opens_steps and not current.index
+        if current.span is not None and is_empty and current.is_training:
+            lane.epochs -= 1  # it was opened for the item that did not come
+            hot.drop(current.span)
+        joined = [one for one in lane.passes if one.owner is current and one.items.is_for_loop]
+        if items.is_for_loop and joined:
+            swap(current, joined[0])  # which is longer. Program: `zipped_cycle`
+            current = joined[0]
         self.end_pass(current)
 
     def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
         """The workers have stopped, which is the last part of their pass."""
-        if lane.loading is not None:  # the fetch will end with StopIteration
-            lane.teardown = span
-            return
         found = next((one for one in lane.passes if one.items.iterator() is iterator), None)
-        if found is not None:
+        if found is not None and lane.loading is None:  # else its last fetch is still running
             close_step(found, span.start)
-        parent = None if found is None else found.span
-        hot.release(span, None if parent is None or parent.end else parent)
+        hot.release(span, found and hot._open_ancestor(found.span or found.above))
 
     # -- passes begin and end ---------------------------------------------------------------
 
@@ -301,18 +289,12 @@ class Loops:
         current.above = hot.innermost()
         current.began_in_step = lane.has_worked
         self._choose_spans(current, is_told, is_loop)
-        setup = self.setups.pop(iterator, None)
-        if setup is not None and current.opens_span:
-            current.setup = setup
-        elif setup is not None:
-            hot.release(setup)
-        if not current.opens_span:
-            self.descriptions.put_loader(iterator, describe.find_described())
         lane.passes.append(current)
         lane.step = None
-        # The program or a framework says what it is, or at least what its steps are.
-        is_main_told = lane.main is None and not current.opens_anything
-        if is_main_told or (is_told and current.opens_steps):
+        if (current.has_outer_epoch or not current.opens_span) and iterator in self.setups:
+            hot.release(self.setups.pop(iterator))
+        if not current.opens_span:  # the program or a framework says what it is
+            self.descriptions.put_loader(iterator, describe.find_described())
             current.state = EVALUATION
             lane.main = lane.main or current
         return current
@@ -350,8 +332,6 @@ class Loops:
             lane.main = None
         lane.passes[:] = [one for one in lane.passes if current not in (one, one.owner)]
         current.items.iterator = nothing
-        if current.setup is not None:
-            hot.release(current.setup)
         current.waiting.release()
         ended_ns = current.stepped_ns if current.items.is_exhausted else at
         span = current.span
@@ -417,7 +397,6 @@ class Loops:
         lane.has_worked = True
         undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
         for current in undecided:
-            current.first_model_evaluated = is_evaluating
             if current.state is UNDECIDED:
                 release_unused(current)
         if len(undecided) == 1 and (is_evaluating or is_forward):
@@ -479,12 +458,12 @@ class Loops:
     def count_step(self, lane: Lane, optimizer: int) -> None:
         """An optimizer has stepped: `optimizer` is its id, 0 if unknown."""
         main = lane.main
+        lane.optimizer_steps += 1
         if main is None:
             lane.free.count_step(self, optimizer)
             return
         main.stepped_ns = hot.now()
         main.versions = ()
-        main.optimizer_steps += 1
         if main.items.fetched == main.items.length:  # the loop may clear them before the epoch ends
             self.keep_gradients()
 
@@ -555,7 +534,6 @@ class Loops:
     def _open(self, current: Pass, batches: list[list[hot.Span]]) -> None:
         """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
         current.state = EVALUATION
-        current.first_index = current.index
         current.items.reads_ahead = (
             current.items.may_read_ahead and count_fetches(batches[-1]) == MAX_AHEAD
         )
@@ -578,9 +556,10 @@ class Loops:
         current.waiting.release(parent)
 
     def _open_evaluation(self, current: Pass, above: hot.Span, start: int) -> None:
-        setup, current.setup = current.setup, None
+        iterator = current.items.iterator()
+        setup = self.setups.pop(iterator) if iterator in self.setups else None
         start = start if setup is None else setup.start
-        attrs = self.descriptions.of_loader(current.items.iterator())
+        attrs = self.descriptions.of_loader(iterator)
         current.span = hot.insert(above, "evaluation", None, attrs, engine.Long, start=start)
         engine.begin_measuring(current.span)
         if setup is not None:
@@ -602,7 +581,7 @@ class Loops:
         if current.has_outer_epoch:  # the steps belong directly into that
             if step is not None:
                 step.parent = span.parent
-            if current.index > current.first_index + 1:  # the batches before were evaluated
+            if step is not None and span.start < step.start:  # the batches before were evaluated
                 engine.close_long(span, 0 if step is None else step.start)
             else:
                 hot.drop(span)

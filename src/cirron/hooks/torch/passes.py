@@ -62,10 +62,9 @@ class Items:
         self.length = length_of(iterator)  # None: unknown, perhaps endless; -1: unknown, but finite
         self.round_length = round_of(iterator)  # of a sampler that repeats another one forever
         asker = callers.find_asker()
-        self.is_for_loop = hot.is_fetching() or callers.is_for(asker)  # else a call of `next`
+        self.is_for_loop = callers.is_for(asker)  # else a call of `next`
         self.generator = asker.f_code if callers.is_generator(asker) else None
-        consumer = callers.past_generators(asker)
-        self.is_called_for = not (hot.is_fetching() or callers.is_for(consumer))
+        self.is_called_for = not callers.is_for(callers.past_generators(asker))
         self.references = 0  # to the iterator, when its first item was used
         self.fetched = 0
         self.reads_ahead = False  # an item is fetched before the one before it is used
@@ -88,7 +87,7 @@ class Items:
     @property
     def may_be_peek(self) -> bool:
         """Whether the program may want no more than the one item that it has asked for."""
-        return not self.is_for_loop and self.fetched == 1 and not self.is_exhausted
+        return not self.is_for_loop and self.fetched == 1
 
     def count_references(self) -> None:
         self.references = callers.references_to(self.iterator())
@@ -112,18 +111,14 @@ class Pass:
         self.opens_span = False  # the epoch or evaluation
         self.opens_steps = False
         # While it is undecided.
-        self.setup: hot.Span | None = None  # the start of its workers
         self.waiting = Waiting()  # fetches, and forwards once USED
-        self.first_model_evaluated = False
         # Once it is an evaluation or a training.
         self.span: hot.Span | None = None
         self.step: hot.Span | None = None
         self.index = 0  # of the next step
-        self.first_index = 0
         self.is_step_new = False  # opened for the item that is being fetched
         self.has_last_step = False  # the step for the last item has begun
         self.stepped_ns = 0  # when an optimizer did, in the open step
-        self.optimizer_steps = 0
         self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch
 
     @property
@@ -133,10 +128,6 @@ class Pass:
     @property
     def is_training(self) -> bool:
         return self.state is TRAINING
-
-    @property
-    def opens_anything(self) -> bool:
-        return self.opens_span or self.opens_steps
 
     @property
     def is_done(self) -> bool:
@@ -178,7 +169,7 @@ class Pass:
         if self.is_undecided:  # with more items, they were taken one after the other, as by `list`
             is_first = self.state is UNDECIDED and 0 < items.fetched <= MAX_AHEAD
             return items.may_read_ahead and is_first
-        return items.reads_ahead and items.fetched >= self.index
+        return items.reads_ahead
 
     def goes_on(self) -> bool:
         """Whether the next item belongs to this pass: the scope that it began in is still open, or
@@ -189,8 +180,7 @@ class Pass:
         if not self.above.end:
             return True
         here = hot.innermost()
-        is_next = self.above.name in STEPS and here.name in STEPS
-        if is_next and here.parent is self.above.parent:
+        if here.name in STEPS and here.parent is self.above.parent:
             self.above = here
             return True
         return False
@@ -202,7 +192,7 @@ class Pass:
             return True
         if self.span is not None and self.span.end:
             return True  # a fork has closed it
-        if items.is_round_over and not items.reads_ahead and self.lane.has_worked:
+        if items.is_round_over and self.lane.has_worked:
             return True
         if self.above.end and not self.goes_on():
             return True  # the fit of a framework that was stopped inside an epoch
@@ -223,7 +213,7 @@ class Pass:
         """
         items, generator = self.items, self.items.generator
         is_last = items.fetched == items.length and self.is_done and not items.reads_ahead
-        if not is_last or items.is_for_loop or not self.is_training:
+        if not is_last or items.is_for_loop:
             return False
         is_asking = evaluation.items.generator is generator
         return generator is None or callers.has_ended(generator, items.iterator(), is_asking)
@@ -258,10 +248,7 @@ class Pass:
         """Whether the program goes on with another iterator. Of two that are asked by hand, the
         main pass is the one that is asked again.
         """
-        by_hand = (
-            not (self.items.is_for_loop or other.items.is_for_loop)
-            and self.items.iterator() is not None
-        )
+        by_hand = not (self.items.is_for_loop or other.items.is_for_loop)
         return by_hand and self.is_training and self.items.fetched == 1 and self.is_done
 
     @property
@@ -270,8 +257,8 @@ class Pass:
 
         It takes a second item to know that it evaluates: on the first, a teacher may run.
         """
-        is_one = self.state is EVALUATION and self.first_model_evaluated and self.items.fetched > 1
-        return is_one and not self.items.is_for_loop
+        items = self.items
+        return self.state is EVALUATION and items.fetched > 1 and not items.is_for_loop
 
 
 class Lane:
@@ -282,7 +269,6 @@ class Lane:
         self.passes: list[Pass] = []  # outermost first
         self.main: Pass | None = None  # the pass that owns the epoch and the steps
         self.loading: Pass | None = None  # it is being asked for an item
-        self.teardown: hot.Span | None = None  # the end of its workers, at the end of that fetch
         # The open step of a training, if nothing but a fetch can change the state of the loop.
         # While it is the innermost span, the hooks take their fast paths.
         self.step: hot.Span | None = None
@@ -294,6 +280,7 @@ class Lane:
         # `hot.begin_phase` returned, or their spans.
         self.optimizers: list[tuple[int, hot.Span | None]] = []
         self.epochs = 0  # so far
+        self.optimizer_steps = 0  # so far
         self.free = FreeLoop(self)
 
     @property
