@@ -804,6 +804,42 @@ def test_an_iterator_that_is_held_after_a_break(traced: Traced) -> None:
     assert f"epoch[0]({steps(1)}) epoch[1]({steps(2)}) epoch[2]({steps(3)})" == traced()
 
 
+def test_read_ahead_from_a_sampler_that_repeats(traced: Traced) -> None:
+    """As timm does: one iterator for all epochs, and each batch is fetched before the last is used.
+    Each round is an epoch, and its last step has no fetch.
+    """
+    loop, loader = Loop(), loader_of(3)
+    sampler = loader.batch_sampler
+
+    class Repeated:
+        def __init__(self, sampler: Any) -> None:
+            self.sampler = sampler
+
+        def __iter__(self) -> Iterator[Any]:
+            while True:
+                yield from iter(self.sampler)
+
+    object.__setattr__(loader, "batch_sampler", Repeated(sampler))
+    iterator = iter(loader)
+
+    def ahead() -> Iterator[Any]:
+        last = None
+        for _ in range(3):
+            batch = next(iterator)
+            if last is not None:
+                yield last
+            last = batch
+        yield last
+
+    for _ in range(2):
+        for batch in ahead():
+            loop.step(batch)
+    del iterator
+
+    body = f"step[0](data_load {STEP}) step[1]({STEP}) step[2]({PHASES})"
+    assert f"epoch[0]({body}) epoch[1]({body})" == traced()
+
+
 def test_a_loop_after_an_iterator_that_is_held(traced: Traced) -> None:
     """A warm-up with `next` is an epoch that ends where the loop over another loader begins."""
     loop = Loop()
@@ -983,6 +1019,23 @@ def test_a_scope_of_another_name_in_the_body_of_a_loop(traced: Traced) -> None:
 
     body = "data_load work(forward:train backward optimizer_step)"
     assert f"epoch[0]({steps(2, body)})" == traced()
+
+
+@pytest.mark.parametrize("has_batches", [True, False])
+def test_an_evaluation_scope_in_a_training(traced: Traced, has_batches: bool) -> None:
+    """The scope is the evaluation, whether its batches are the program's or not."""
+    loop = Loop()
+    for batch in loader_of(1):
+        loop.step(batch)
+        with ci.scope("evaluation"), torch.no_grad():
+            for inputs, _ in ci.batches(loader_of(2)) if has_batches else loader_of(2):
+                loop.model(inputs)
+
+    if has_batches:
+        inner = "data_load batch[0](forward:train) data_load batch[1](forward:train)"
+    else:
+        inner = "batch[0](data_load forward:train) batch[1](data_load forward:train)"
+    assert f"epoch[0](step[0]({STEP} evaluation({inner})))" == traced()
 
 
 def test_an_evaluation_inside_a_step_that_the_program_opened(traced: Traced) -> None:

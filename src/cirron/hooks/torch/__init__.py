@@ -421,9 +421,8 @@ class TorchHook:
                     # An iterator that is never asked for an item leaves its setup alone.
                     weakref.finalize(iterator, hot.release, setup).atexit = False
                 # With persistent workers, a loader reuses an iterator that was left early.
-                for old in [
-                    old for old in this_thread.find().passes if old.items.iterator() is iterator
-                ]:
+                old = this_thread.find().find(iterator)
+                if old is not None:
                     self._loops.end_pass(old)
             return iterator
 

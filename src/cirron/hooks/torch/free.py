@@ -27,6 +27,7 @@ from cirron.record import hot
 
 if TYPE_CHECKING:
     import weakref
+    from collections.abc import Iterator
 
     from cirron.hooks.torch.loops import Loops
     from cirron.hooks.torch.passes import Lane
@@ -99,7 +100,7 @@ class FreeLoop:
             if not is_forward:  # which may come after the last step
                 self._release()
             return
-        around = epoch_around()
+        around = next((one for one in scopes() if one.name == "epoch"), None)
         if not STEPS.isdisjoint(hot.open_names()) or current_graph_task_id() != -1:
             self._release()  # the program or a framework has opened the step
         elif isinstance(around, engine.Long) or (around is not None and self._lane.passes):
@@ -274,7 +275,7 @@ class FreeLoop:
             self._release()
             self._hold(hot.innermost())
             return
-        if not held or not is_under(hot.innermost(), above):
+        if not held or above not in scopes():
             self._begin(loops, around)
             return
         self._waiting = engine.Waiting()
@@ -315,18 +316,13 @@ class FreeLoop:
             engine.close_long(span)
 
 
-def epoch_around() -> hot.Span | None:
-    """The innermost epoch that is open."""
-    span = hot.innermost()
-    while span.name != "epoch" and span.parent is not span:
+def scopes(span: hot.Span | None = None) -> Iterator[hot.Span]:
+    """A scope and those around it, innermost first; None: the innermost that is open."""
+    span = span or hot.innermost()
+    while span.parent is not span:
+        yield span
         span = span.parent
-    return span if span.name == "epoch" else None
-
-
-def is_under(span: hot.Span, above: hot.Span) -> bool:
-    while span is not above and span.parent is not span:
-        span = span.parent
-    return span is above
+    yield span  # the root
 
 
 def versions_of(lane: Lane) -> tuple[int, ...]:

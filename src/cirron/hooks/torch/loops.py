@@ -42,9 +42,10 @@ from cirron import guard
 from cirron.hooks import engine
 from cirron.hooks.engine import MAX_WAITING, STEPS
 from cirron.hooks.torch import callers, describe
-from cirron.hooks.torch.free import is_under, versions_of
+from cirron.hooks.torch.free import scopes, versions_of
 from cirron.hooks.torch.passes import (
     EVALUATION,
+    EVALUATIONS,
     JOINED,
     MAX_AHEAD,
     TRAINING,
@@ -137,7 +138,7 @@ class Loops:
             self._decide(lane, current, is_evaluating=current.items.is_for_loop)
         owner = find_stepped(current)
         if current.state is UNDECIDED:
-            release_unused(current, is_fetching=True)
+            release_unused(current)
         elif owner is not None:
             self._next_item(lane, owner)
         elif current.is_training and len(lane.passes) == 1:
@@ -148,19 +149,19 @@ class Loops:
         """Begins the next step, if the open one has trained, or its batch was evaluated."""
         is_done = current.is_done
         if current.is_training and not is_done:
-            is_done = self._is_changed_by_hand(lane, current)
+            is_done = self._is_changed_by_hand(lane)
         current.is_step_new = current.step is None or is_done
         if current.is_step_new:
             self._next_step(current)
         elif current.items.fetched == MAX_AHEAD and not lane.has_worked:
             current.items.reads_ahead = current.items.may_read_ahead
 
-    def _is_changed_by_hand(self, lane: Lane, current: Pass) -> bool:
+    def _is_changed_by_hand(self, lane: Lane) -> bool:
         """Whether the program has trained since the last fetch, without an optimizer: it has
         changed the weights, or has no optimizers. Programs: `manual_after_optimizer`, `manual_sgd`.
         """
-        before, now = current.versions, versions_of(lane)
-        current.versions = now
+        before, now = lane.versions, versions_of(lane)
+        lane.versions = now
         is_changed = (before[:1] == now[:1] and before != now) or not self._has_optimizers()
         return lane.has_worked and is_changed
 
@@ -177,7 +178,7 @@ class Loops:
         close_step(current, at)
         if current.items.length is None:
             self._split_endless(current)
-        if current.span is not None and not is_under(hot.innermost(), current.span):
+        if current.span is not None and current.span not in scopes():
             hot.enter_context(current.span)  # an asyncio task has opened it, in its own context
         name = "step" if current.is_training else "batch"
         current.step = hot.begin(name, current.index, None, hot.Step, at)
@@ -228,7 +229,8 @@ class Loops:
         items.fetched -= 1
         if current.has_unused_items:
             items.has_ended = True
-            current.has_last_step = not current.is_undecided
+            if not current.is_undecided:
+                current.index = items.fetched  # the last step has begun
             lane.has_worked = False  # with the last item
             lane.step = None
             return
@@ -245,17 +247,17 @@ class Loops:
 
     def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
         """The workers have stopped, which is the last part of their pass."""
-        found = next((one for one in lane.passes if one.items.iterator() is iterator), None)
+        found = lane.find(iterator)
         if found is not None and lane.loading is None:  # else its last fetch is still running
             close_step(found, span.start)
-        hot.release(span, found and hot._open_ancestor(found.span or found.above))
+        above = None if found is None else hot._open_ancestor(found.span or found.above)
+        hot.release(span, above)
 
     # -- passes begin and end ---------------------------------------------------------------
 
     def _find_pass(self, lane: Lane, iterator: Any) -> Pass:
         """The pass of this iterator. Evaluations inside it were left early, and end here."""
-        passes, main = lane.passes, lane.main
-        current = next((one for one in passes if one.items.iterator() is iterator), None)
+        passes, main, current = lane.passes, lane.main, lane.find(iterator)
         if current is None:
             return self._begin_pass(lane, iterator)
         for inner in passes[passes.index(current) + 1 :]:
@@ -278,17 +280,24 @@ class Loops:
 
     def _begin_pass(self, lane: Lane, iterator: Any, *, is_loop: bool = True) -> Pass:
         lane.free.end_evaluation()
-        current = Pass(lane, Items(iterator, functools.partial(self.iterator_gone, lane)))
-        is_told = lane.is_told_to_evaluate
+        items = Items(iterator, functools.partial(self.iterator_gone, lane))
+        current = Pass(lane, items)
+        is_told = lane.is_in_scope(EVALUATIONS)
         # After a model in eval mode, an item that is fetched by hand may still be trained with.
-        is_eval_loop = current.items.is_for_loop and lane.is_model_in_eval_mode
+        is_eval_loop = items.is_for_loop and lane.is_model_in_eval_mode
         current.began_evaluating = is_told or is_eval_loop or not torch.is_grad_enabled()
         for old in list(lane.passes):
             if old.is_left_for(current):
                 self.end_pass(old)
         current.above = hot.innermost()
-        current.began_in_step = lane.has_worked
-        self._choose_spans(current, is_told, is_loop)
+        # The program or a framework may have opened these spans itself.
+        is_batches = hot.is_fetching()  # `ci.batches` asks
+        is_evaluation = items.is_for_loop and current.began_evaluating and not is_told
+        is_step = current.is_in_own_step or not is_loop
+        is_allowed = (is_evaluation and not is_batches) or not is_step
+        current.opens_steps = is_allowed and not is_batches
+        is_whole = current.opens_steps or not current.has_outer_epoch
+        current.opens_span = is_allowed and is_whole and not is_told
         lane.passes.append(current)
         lane.step = None
         if (current.has_outer_epoch or not current.opens_span) and iterator in self.setups:
@@ -298,27 +307,6 @@ class Loops:
             current.state = EVALUATION
             lane.main = lane.main or current
         return current
-
-    def _choose_spans(self, current: Pass, is_told: bool, is_loop: bool) -> None:
-        """Leaves out the spans that the program or a framework has opened itself."""
-        lane = current.lane
-        main, free = lane.main, lane.free
-        names = hot.open_names(but=free.own_epoch)
-        current.has_outer_epoch = "epoch" in names and not (main is not None and main.is_training)
-        if main is not None:
-            current.opens_steps = not (is_told and hot.innermost().name in STEPS)
-            current.opens_span = not is_told
-        else:
-            if free.step is not None:  # the steps of a loop without a loader may hold this one
-                names -= {free.step.name}
-            current.is_in_own_step = not (is_loop and STEPS.isdisjoint(names))
-            is_batches = hot.is_fetching()  # `ci.batches` asks
-            may_evaluate = current.items.is_for_loop and current.began_evaluating
-            is_evaluation = may_evaluate and not (is_told or is_batches)
-            is_allowed = is_evaluation or not current.is_in_own_step
-            current.opens_steps = is_allowed and not is_batches
-            is_whole = current.opens_steps or not current.has_outer_epoch
-            current.opens_span = is_allowed and is_whole and not is_told
 
     def end_pass(self, current: Pass, *, error: str | None = None, at: int = 0) -> None:
         """Ends a pass, now or `at` a time. `error`: the exception that has left its loop."""
@@ -390,7 +378,6 @@ class Loops:
         main = lane.main
         if main is not None and main.items.is_exhausted and main.is_done:
             if main.is_last_due and is_evaluating is not main.is_training:
-                main.has_last_step = True
                 self._next_step(main)
             elif main.is_training and (is_evaluating or main.items.iterator() is None):
                 self.end_pass(main)  # else another model of the last step
@@ -463,7 +450,7 @@ class Loops:
             lane.free.count_step(self, optimizer)
             return
         main.stepped_ns = hot.now()
-        main.versions = ()
+        lane.versions = ()
         if main.items.fetched == main.items.length:  # the loop may clear them before the epoch ends
             self.keep_gradients()
 
@@ -505,7 +492,7 @@ class Loops:
         elif not main.is_evaluated_by(current, is_evaluating=is_evaluating):
             self._join(main, current)
             return
-        elif main.step is not None and not is_under(current.above, main.step):
+        elif main.step is not None and main.step not in scopes(current.above):
             current.above = main.step  # opened just now, for an item that was fetched before
         self._open(current, [current.waiting])
 
@@ -568,7 +555,7 @@ class Loops:
     def _name_training(self, lane: Lane, current: Pass) -> None:
         """From EVALUATION to TRAINING."""
         current.state = TRAINING
-        current.versions = versions_of(lane)
+        lane.versions = versions_of(lane)
         current.began_evaluating = False  # the model was left in eval mode
         span, step = current.span, current.step
         if step is not None:
@@ -600,12 +587,12 @@ class Loops:
         self.descriptions.put_model(model, span or describe.find_described())
 
 
-def release_unused(current: Pass, *, is_fetching: bool = False) -> None:
+def release_unused(current: Pass) -> None:
     """Leaves fetches where they were made if the program has let go of their items: it has used
     these without a model. Of the last one, or two if it reads ahead, it may have made copies.
     """
     waiting = current.waiting
-    kept = (MAX_AHEAD if current.items.may_read_ahead else 1) - is_fetching
+    kept = MAX_AHEAD if current.items.may_read_ahead else 1
     while (fetches := count_fetches(waiting)) > kept:
         item = getattr(waiting[0], "item", nothing)
         if fetches < MAX_WAITING and item() is not None:

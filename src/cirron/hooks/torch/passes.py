@@ -19,11 +19,11 @@ from torch.utils.data.dataloader import _DatasetKind
 from cirron.hooks.engine import MAX_WAITING, STEPS, Waiting
 from cirron.hooks.torch import callers
 from cirron.hooks.torch.describe import round_of
-from cirron.hooks.torch.free import FreeLoop
+from cirron.hooks.torch.free import FreeLoop, scopes
 from cirron.record import hot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 UNDECIDED, USED, JOINED = "undecided", "used", "joined"
 EVALUATION, TRAINING = "evaluation", "training"
@@ -105,8 +105,6 @@ class Pass:
         self.above = hot.innermost()  # the span that was open
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
         self.began_in_step = lane.has_worked  # a model had run in the open step of the main pass
-        self.has_outer_epoch = False  # the program or a framework has opened an epoch around it
-        self.is_in_own_step = False  # the program has opened a span around it for one step
         # Which spans it opens: none that the program or a framework opens itself.
         self.opens_span = False  # the epoch or evaluation
         self.opens_steps = False
@@ -117,9 +115,7 @@ class Pass:
         self.step: hot.Span | None = None
         self.index = 0  # of the next step
         self.is_step_new = False  # opened for the item that is being fetched
-        self.has_last_step = False  # the step for the last item has begun
         self.stepped_ns = 0  # when an optimizer did, in the open step
-        self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch
 
     @property
     def is_undecided(self) -> bool:
@@ -137,7 +133,7 @@ class Pass:
     @property
     def is_last_due(self) -> bool:
         """Whether an item is left for one more step."""
-        return self.items.fetched > self.index and not self.has_last_step
+        return self.items.fetched > self.index
 
     @property
     def open_above(self) -> hot.Span:
@@ -147,12 +143,18 @@ class Pass:
     @property
     def has_own_steps(self) -> bool:
         """Whether the program has opened a step or batch itself, in the body of the loop."""
-        span, above = hot.innermost(), self.open_above
-        while span is not above and span.parent is not span:
-            if span.name in STEPS:
-                return True
-            span = span.parent
-        return False
+        body = itertools.takewhile(lambda one: one is not self.open_above, scopes())
+        return any(one.name in STEPS for one in body)
+
+    @property
+    def is_in_own_step(self) -> bool:
+        """Whether the program or a framework has opened a step or batch around it."""
+        return self.lane.is_in_scope(STEPS, self.above)
+
+    @property
+    def has_outer_epoch(self) -> bool:
+        """Whether the program or a framework has opened the epoch that its steps belong to."""
+        return self.lane.main in (None, self) and self.lane.is_in_scope(("epoch",), self.above)
 
     @property
     def can_wait(self) -> bool:
@@ -281,6 +283,7 @@ class Lane:
         self.optimizers: list[tuple[int, hot.Span | None]] = []
         self.epochs = 0  # so far
         self.optimizer_steps = 0  # so far
+        self.versions: tuple[Any, ...] = ()  # of the weights, when they were last compared
         self.free = FreeLoop(self)
 
     @property
@@ -303,16 +306,19 @@ class Lane:
         model = None if self.model is None else self.model()
         return model is not None and not is_in_train_mode(model)
 
-    @property
-    def is_told_to_evaluate(self) -> bool:
-        """Whether the program or a framework has opened a scope for an evaluation."""
-        inferred = [one.span for one in self.passes]
-        span = hot.innermost()
-        while span.parent is not span:
-            if span.name in EVALUATIONS and span not in inferred and not span.end:
-                return span is not self.free.evaluation
-            span = span.parent
-        return False
+    def is_in_scope(self, names: Collection[str], above: hot.Span | None = None) -> bool:
+        """Whether the program or a framework has opened a scope with one of these names.
+
+        `above`: the innermost scope that counts; None: any that is open.
+        """
+        free = self.free
+        inferred = [free.own_epoch, free.step, free.evaluation]
+        inferred += [span for one in self.passes for span in (one.span, one.step)]
+        named = [one for one in scopes(above) if one.name in names and not one.end]
+        return any(one not in inferred for one in named)
+
+    def find(self, iterator: Any) -> Pass | None:
+        return next((one for one in self.passes if one.items.iterator() is iterator), None)
 
 
 class ThisThread(_local):
