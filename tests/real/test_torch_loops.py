@@ -822,7 +822,7 @@ def test_read_ahead_from_a_sampler_that_repeats(traced: Traced) -> None:
     object.__setattr__(loader, "batch_sampler", Repeated(sampler))
     iterator = iter(loader)
 
-    def ahead() -> Iterator[Any]:
+    def ahead(iterator: Iterator[Any]) -> Iterator[Any]:
         last = None
         for _ in range(3):
             batch = next(iterator)
@@ -832,7 +832,7 @@ def test_read_ahead_from_a_sampler_that_repeats(traced: Traced) -> None:
         yield last
 
     for _ in range(2):
-        for batch in ahead():
+        for batch in ahead(iterator):
             loop.step(batch)
     del iterator
 

@@ -262,9 +262,7 @@ class TorchHook:
         is_exhausted = lane.main is not None and lane.main.items.is_exhausted
         has_used_loop = lane.has_used_loop
         if not lane.has_worked or is_exhausted or (has_used_loop and not is_evaluating):
-            self._loops.saw_work(
-                lane, is_evaluating=is_evaluating, is_forward=True, is_in_train=is_in_train
-            )
+            self._loops.saw_work(lane, is_evaluating=is_evaluating, is_in_train=is_in_train)
         if lane.main is None and not lane.has_used_loop:
             lane.free.before_forward(self._loops, model, is_in_train=is_in_train)
         if lane.described is not model:

@@ -142,7 +142,8 @@ class Loops:
         elif owner is not None:
             self._next_item(lane, owner)
         elif current.is_training and len(lane.passes) == 1:
-            lane.step = find_open_step()
+            span = hot.innermost()  # a framework may run the loop
+            lane.step = span if isinstance(span, hot.Step) and span.name in STEPS else None
         return hot.begin("data_load", None, None, Load)
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
@@ -190,13 +191,13 @@ class Loops:
             current.lane.step = current.step
 
     def _split_endless(self, current: Pass) -> None:
-        """Without a length, an epoch is as many optimizer steps as the settings say."""
-        span, attrs = current.span, {"inferred": "steps"}
+        """Without a length, an epoch has as many steps as the settings say."""
+        span = current.span
         if span is not None and current.is_training and current.index >= self.steps_per_epoch:
+            span.set(inferred="steps")
             self.on_epoch_end(span)
-            span.set(**attrs)
             engine.close_long(span)
-            current.span = engine.begin_long("epoch", None, attrs)
+            current.span = engine.begin_long("epoch", None, {"inferred": "steps"})
             self.name_epoch(current.lane, current.span)
             current.index = 0
 
@@ -212,15 +213,14 @@ class Loops:
 
     def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
         current, lane.loading = lane.loading, None
-        if current is None:
-            return
         if isinstance(error, StopIteration):
             hot.drop(load)
-            self._exhaust(lane, current)
+            if current is not None:
+                self._exhaust(lane, current)
             return
         hot.fail(load, error)
         # The error ends a `for`, although whoever keeps the exception keeps the iterator as well.
-        if current.items.is_for_loop:
+        if current is not None and current.items.is_for_loop:
             self.end_pass(current, error=(load.attrs or {}).get("error"))
 
     def _exhaust(self, lane: Lane, current: Pass) -> None:
@@ -313,7 +313,7 @@ class Loops:
         lane = current.lane
         lane.step = None
         if current.state is USED and current.items.is_for_loop:
-            self._evaluate(lane, current)
+            self._open(current, split(current.waiting))
         if current.items.is_exhausted and not lane.has_worked:
             drop_new_step(current)  # nothing was read ahead after all
         if lane.main is current:
@@ -342,27 +342,21 @@ class Loops:
             current = next((one for one in lane.passes if one.items is items), None)
             if current is None:
                 return
-            has_more = current.items.is_exhausted and (current.is_last_due or not current.is_done)
-            by_hand = current.is_undecided and not current.items.is_for_loop
-            if has_more and not by_hand:
-                return
-            if by_hand:
+            if current.is_undecided and not items.is_for_loop:
                 self._hand_over(lane, current)
+            elif items.is_exhausted and (current.is_last_due or not current.is_done):
+                return  # the last items are still to be used
             if lane.optimizers and lane is self.this_thread.find():
                 end_stale_optimizers(lane)
-            self.end_pass(
-                current,
-                error=callers.error_that_left(sys._getframe(1))
-                if current.items.is_for_loop
-                else None,
-            )
+            error = callers.error_that_left(sys._getframe(1)) if items.is_for_loop else None
+            self.end_pass(current, error=error)
 
     def _hand_over(self, lane: Lane, current: Pass) -> None:
         """Gives items that were fetched by hand to the step that they are for: one that another
         loader has begun to fetch for, or one of a loop that has no other loader.
         """
         for other in lane.passes:
-            if other.is_undecided and other.items.is_for_loop and other.waiting:
+            if other.is_undecided and other.items.is_for_loop:
                 other.waiting += current.waiting
                 current.waiting.clear()
         if lane.main is None and current.items.fetched == 1 and current.state is UNDECIDED:
@@ -371,10 +365,11 @@ class Loops:
 
     # -- events: a forward, a backward, an optimizer step -------------------------------------
 
-    def saw_work(
-        self, lane: Lane, *, is_evaluating: bool, is_forward: bool = False, is_in_train: bool = True
-    ) -> None:
-        """A model runs, or is trained, for the first time since a fetch."""
+    def saw_work(self, lane: Lane, *, is_evaluating: bool, is_in_train: bool | None = None) -> None:
+        """A model runs, or is trained, for the first time since a fetch.
+
+        `is_in_train`: the mode of the model that runs; None: something is trained.
+        """
         main = lane.main
         if main is not None and main.items.is_exhausted and main.is_done:
             if main.is_last_due and is_evaluating is not main.is_training:
@@ -386,15 +381,16 @@ class Loops:
         for current in undecided:
             if current.state is UNDECIDED:
                 release_unused(current)
-        if len(undecided) == 1 and (is_evaluating or is_forward):
-            current = undecided[0]
-            if main is None:
-                may_train = current.items.is_for_loop and is_evaluating
+        if len(undecided) == 1 and is_in_train is not None:
+            current, items = undecided[0], undecided[0].items
+            if main is not None:  # Programs: `probe_in_step`, `validation_in_train_mode`
+                may_train = current.began_in_step and main.is_training and main.is_done
             else:
-                may_train = main.may_train_more_in(current)
-            if (may_train and is_in_train) or (current.items.may_be_peek and main is None):
+                may_train = is_evaluating
+            is_peek = main is None and not items.is_for_loop and items.fetched == 1
+            if (may_train and is_in_train and items.is_for_loop) or is_peek:
                 current.state = USED
-                current.items.count_references()
+                items.count_references()
                 return
         for current in undecided:
             self._decide(lane, current, is_evaluating=is_evaluating)
@@ -456,26 +452,22 @@ class Loops:
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
         """The scaler has found infinity: this ends a step, too."""
-        main = lane.main
-        step = lane.free.step if main is None else main.step
+        step = lane.free.step if lane.main is None else lane.main.step
         if step is not None:
             step.set(optimizer_skipped=True)
-        if main is None:
-            lane.free.count_step(self, optimizer)
-        else:
-            main.stepped_ns = hot.now()
+        self.count_step(lane, optimizer)
 
     # -- transitions ------------------------------------------------------------------------
 
     def _decide(self, lane: Lane, current: Pass, *, is_evaluating: bool) -> None:
         """From UNDECIDED or USED to JOINED or EVALUATION, which a training goes through, too."""
         if current.state is USED and is_evaluating:
-            self._evaluate(lane, current)
+            self._open(current, split(current.waiting))
             return
         current.items.count_references()
         if current.is_in_own_step and not is_evaluating:
             current.opens_span = current.opens_steps = False
-        main, inner = lane.main, lane.inner_evaluations[-1:]
+        main, inner = lane.main, lane.inner_evaluations
         if main is not None and (
             main.is_over_for(current) if is_evaluating else main.is_finished_evaluation
         ):
@@ -484,32 +476,16 @@ class Loops:
             current.above = current.open_above
             for load in current.waiting:
                 load.parent = current.above
-        if main is None:
-            self._make_main(lane, current)
-        elif inner and is_evaluating and not current.began_in_step:
-            self._join(inner[0], current)
-            return
-        elif not main.is_evaluated_by(current, is_evaluating=is_evaluating):
-            self._join(main, current)
-            return
-        elif main.step is not None and main.step not in scopes(current.above):
-            current.above = main.step  # opened just now, for an item that was fetched before
+        if main is not None:
+            if inner and is_evaluating and not current.began_in_step:
+                self._join(inner[-1], current)
+                return
+            if not main.is_evaluated_by(current, is_evaluating=is_evaluating):
+                self._join(main, current)
+                return
+            if main.step is not None and main.step not in scopes(current.above):
+                current.above = main.step  # opened just now, for an item that was fetched before
         self._open(current, [current.waiting])
-
-    def _evaluate(self, lane: Lane, current: Pass) -> None:
-        """From USED to EVALUATION: nothing was trained, so each item was a batch."""
-        if lane.main is None:
-            self._make_main(lane, current)
-        batches: list[list[hot.Span]] = []
-        for span in current.waiting:
-            if span.name == "data_load" or not batches:
-                batches.append([])
-            batches[-1].append(span)
-        self._open(current, batches)
-
-    def _make_main(self, lane: Lane, current: Pass) -> None:
-        lane.main = current
-        lane.free.forget()
 
     def _join(self, owner: Pass, current: Pass) -> None:
         if owner.is_training and owner.is_done and owner.opens_steps:
@@ -520,6 +496,9 @@ class Loops:
 
     def _open(self, current: Pass, batches: list[list[hot.Span]]) -> None:
         """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
+        if current.lane.main is None:
+            current.lane.main = current
+            current.lane.free.forget()
         current.state = EVALUATION
         current.items.reads_ahead = (
             current.items.may_read_ahead and count_fetches(batches[-1]) == MAX_AHEAD
@@ -565,16 +544,15 @@ class Loops:
         if lane.free.epoch is not None:  # that loop had no loader; this one has
             span.parent = current.above = lane.free.above_epoch or current.above
             lane.free.end(self)
-        if current.has_outer_epoch:  # the steps belong directly into that
-            if step is not None:
-                step.parent = span.parent
-            if step is not None and span.start < step.start:  # the batches before were evaluated
-                engine.close_long(span, 0 if step is None else step.start)
-            else:
-                hot.drop(span)
-            current.span = None
+        if step is None or not current.has_outer_epoch:
+            self.name_epoch(lane, span)
             return
-        self.name_epoch(lane, span)
+        step.parent = span.parent  # the steps belong directly into the outer epoch
+        if span.start < step.start:  # the batches before were evaluated
+            engine.close_long(span, step.start)
+        else:
+            hot.drop(span)
+        current.span = None
 
     def name_epoch(self, lane: Lane, span: hot.Span) -> None:
         span.name = "epoch"
@@ -593,14 +571,22 @@ def release_unused(current: Pass) -> None:
     """
     waiting = current.waiting
     kept = MAX_AHEAD if current.items.may_read_ahead else 1
-    while (fetches := count_fetches(waiting)) > kept:
+    while count_fetches(waiting) > kept:
         item = getattr(waiting[0], "item", nothing)
-        if fetches < MAX_WAITING and item() is not None:
+        if len(waiting) < MAX_WAITING and item() is not None:
             break
         current.index += 1
         hot.release(waiting.pop(0))
-        while waiting and waiting[0].name != "data_load":
-            hot.release(waiting.pop(0))
+
+
+def split(waiting: list[hot.Span]) -> list[list[hot.Span]]:
+    """The spans of each item."""
+    batches: list[list[hot.Span]] = []
+    for span in waiting:
+        if span.name == "data_load" or not batches:
+            batches.append([])
+        batches[-1].append(span)
+    return batches
 
 
 def find_stepped(current: Pass) -> Pass | None:
@@ -625,12 +611,6 @@ def swap(main: Pass, other: Pass) -> None:
     """Lets the main pass go on with the items of another one."""
     main.items, other.items = other.items, main.items
     main.items.count_references()
-
-
-def find_open_step() -> hot.Span | None:
-    """The step of a framework that runs the loop, if it is the innermost span."""
-    span = hot.innermost()
-    return span if isinstance(span, hot.Step) and span.name in STEPS else None
 
 
 def close_step(current: Pass, at: int) -> None:

@@ -84,11 +84,6 @@ class Items:
     def may_read_ahead(self) -> bool:
         return self.generator is not None or not self.is_for_loop
 
-    @property
-    def may_be_peek(self) -> bool:
-        """Whether the program may want no more than the one item that it has asked for."""
-        return not self.is_for_loop and self.fetched == 1
-
     def count_references(self) -> None:
         self.references = callers.references_to(self.iterator())
 
@@ -190,15 +185,15 @@ class Pass:
     def is_left_for(self, new: Pass) -> bool:
         """Whether the loop over it was left, now that another iterator is asked for an item."""
         items = self.items
-        if items.iterator() is None or items.is_exhausted:
-            return True
-        if self.span is not None and self.span.end:
-            return True  # a fork has closed it
-        if items.is_round_over and self.lane.has_worked:
-            return True
-        if self.above.end and not self.goes_on():
-            return True  # the fit of a framework that was stopped inside an epoch
-        if new.began_evaluating and self.is_evaluated_by_calls:
+        if (
+            items.iterator() is None
+            or items.is_exhausted
+            or (items.is_round_over and self.lane.has_worked)
+            or (self.span is not None and self.span.end)  # a fork has closed it
+            # The fit of a framework was stopped inside an epoch.
+            or (self.above.end and not self.goes_on())
+            or (new.began_evaluating and self.is_evaluated_by_calls)
+        ):
             return True
         if items.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
@@ -238,13 +233,6 @@ class Pass:
         is_known = is_inner or self.items.fetched > 1  # on the first item, a teacher may run
         is_evaluated = self.state is EVALUATION and self.lane.has_worked
         return is_evaluated and self.items.is_called_for and is_known
-
-    def may_train_more_in(self, inner: Pass) -> bool:
-        """Whether a `for` inside a step that has trained may train, too, or evaluate a model that
-        was left in train mode. Programs: `probe_in_step`, `validation_in_train_mode`.
-        """
-        is_inside = inner.items.is_for_loop and inner.began_in_step
-        return is_inside and self.is_training and self.is_done
 
     def was_only_peeked_at(self, other: Pass) -> bool:
         """Whether the program goes on with another iterator. Of two that are asked by hand, the
