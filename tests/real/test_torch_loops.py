@@ -285,6 +285,24 @@ def test_break(traced: Traced) -> None:
     assert f"epoch[0]({body}) between epoch[1]({body}) between" == traced()
 
 
+def test_break_out_of_a_generator(traced: Traced) -> None:
+    """A generator around the loader that is left early ends the epoch, without an error."""
+    loop = Loop()
+
+    def batches() -> Iterator[Any]:
+        for batch in loader_of(4):
+            yield [part.clone() for part in batch]
+
+    for index, batch in enumerate(batches()):
+        loop.step(batch)
+        if index == 1:
+            break
+    with ci.scope("after"):
+        pass
+
+    assert f"epoch[0]({steps(2)}) after" == traced()
+
+
 def test_continue(traced: Traced) -> None:
     """A batch that is skipped is loaded within the step that goes on after it."""
     loop = Loop()

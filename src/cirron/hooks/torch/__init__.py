@@ -335,7 +335,7 @@ class TorchHook:
             if not (is_of_weights or stand_for_parameters(given, lane.model)):
                 return original(outputs, inputs, *args, **kwargs)
             result = backward(outputs, inputs, *args, **kwargs)
-            if not is_of_weights:
+            if not is_of_weights and lane.free.versions is not None:
                 lane.free.versions = ()  # changes of these tensors cannot be seen
             return result
 
@@ -611,7 +611,7 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
         return 0
     if step is not None:
         losses[step] = (*known, (taken, at)) if known else ((taken, at),)
-    elif lane.free.is_holding:
+    elif lane.free.held_under is not None:
         lane.free.losses.append((taken, at))
     return at
 

@@ -57,7 +57,6 @@ from cirron.hooks.torch.passes import (
     Pass,
     ThisThread,
     count_fetches,
-    end_optimizers,
     end_stale_optimizers,
     has_optimizers,
     nothing,
@@ -88,7 +87,7 @@ class Loops:
     def end(self) -> None:
         """Closes what this thread has open."""
         for lane in self.this_thread.lanes:
-            end_optimizers(lane, 0)
+            end_stale_optimizers(lane)
             while lane.passes:
                 self.end_pass(lane.passes[-1])
             lane.free.end(self)
@@ -313,7 +312,7 @@ class Loops:
         lane = current.lane
         lane.step = None
         if current.state is USED and current.items.is_for_loop:
-            self._open(current, split(current.waiting))
+            self._open(current, is_each_a_batch=True)
         if current.items.is_exhausted and not lane.has_worked:
             drop_new_step(current)  # nothing was read ahead after all
         if lane.main is current:
@@ -417,9 +416,9 @@ class Loops:
         free = lane.free
         free.saw_training(self, optimizer)
         # Else the steps are a framework's: Keras's optimizers, for one, are not torch's.
-        free.is_by_hand = by_backward and free.is_open and not self._has_optimizers()
-        free.versions = versions_of(lane) if free.is_by_hand else ()
-        is_known = not (free.is_holding or free.is_by_hand or lane.passes)
+        is_by_hand = by_backward and free.is_open and not self._has_optimizers()
+        free.versions = versions_of(lane) if is_by_hand else None
+        is_known = not (free.held_under or is_by_hand or lane.passes)
         lane.step = free.step if is_known else None
 
     def close(self, span: hot.Span) -> None:
@@ -462,15 +461,13 @@ class Loops:
     def _decide(self, lane: Lane, current: Pass, *, is_evaluating: bool) -> None:
         """From UNDECIDED or USED to JOINED or EVALUATION, which a training goes through, too."""
         if current.state is USED and is_evaluating:
-            self._open(current, split(current.waiting))
+            self._open(current, is_each_a_batch=True)
             return
         current.items.count_references()
         if current.is_in_own_step and not is_evaluating:
             current.opens_span = current.opens_steps = False
         main, inner = lane.main, lane.inner_evaluations
-        if main is not None and (
-            main.is_over_for(current) if is_evaluating else main.is_finished_evaluation
-        ):
+        if main is not None and main.is_over_for(current, is_evaluating=is_evaluating):
             self.end_pass(main, at=current.waiting[0].start)
             main = None
             current.above = current.open_above
@@ -485,7 +482,7 @@ class Loops:
                 return
             if main.step is not None and main.step not in scopes(current.above):
                 current.above = main.step  # opened just now, for an item that was fetched before
-        self._open(current, [current.waiting])
+        self._open(current)
 
     def _join(self, owner: Pass, current: Pass) -> None:
         if owner.is_training and owner.is_done and owner.opens_steps:
@@ -494,42 +491,40 @@ class Loops:
         current.owner = owner
         current.waiting.release(owner.step)
 
-    def _open(self, current: Pass, batches: list[list[hot.Span]]) -> None:
-        """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
-        if current.lane.main is None:
-            current.lane.main = current
-            current.lane.free.forget()
+    def _open(self, current: Pass, *, is_each_a_batch: bool = False) -> None:
+        """Opens the spans of a pass, from its first fetch on. `is_each_a_batch`: the items that
+        wait are those of batches, and not of one step.
+        """
+        lane, items, waiting = current.lane, current.items, current.waiting
+        if lane.main is None:
+            lane.main = current
+            lane.free.forget()
         current.state = EVALUATION
-        current.items.reads_ahead = (
-            current.items.may_read_ahead and count_fetches(batches[-1]) == MAX_AHEAD
-        )
         if current.has_own_steps:
             current.opens_steps = False
             current.opens_span = current.opens_span and not current.has_outer_epoch
-        above, start = current.open_above, current.waiting[0].start
+        above = current.open_above
         if current.opens_span:
-            self._open_evaluation(current, above, start)
-        parent = current.span
+            iterator = items.iterator()
+            setup = self.setups.pop(iterator) if iterator in self.setups else None
+            start, attrs = (setup or waiting[0]).start, self.descriptions.of_loader(iterator)
+            above = hot.insert(above, "evaluation", None, attrs, engine.Long, start=start)
+            current.span = engine.begin_measuring(above)
+            if setup is not None:
+                hot.release(setup, above)
+        fetches = [place for place, one in enumerate(waiting) if one.name == "data_load"]
+        starts = fetches if is_each_a_batch else fetches[:1]
+        items.reads_ahead = items.may_read_ahead and len(fetches) - len(starts) == MAX_AHEAD - 1
         if current.opens_steps:
-            above = parent or above
-            for batch, following in itertools.pairwise(batches):
-                engine.insert_past(above, "batch", current.index, batch, following[0].start)
+            for place, following in itertools.pairwise(starts):
+                batch, end = waiting[place:following], waiting[following].start
+                engine.insert_past(above, "batch", current.index, batch, end)
                 current.index += 1
-            start = batches[-1][0].start
-            parent = hot.insert(above, "batch", current.index, None, hot.Step, start=start)
-            current.step = parent
+            start = waiting[starts[-1]].start
+            above = hot.insert(above, "batch", current.index, None, hot.Step, start=start)
+            current.step = above
             current.index += 1
-        current.waiting.release(parent)
-
-    def _open_evaluation(self, current: Pass, above: hot.Span, start: int) -> None:
-        iterator = current.items.iterator()
-        setup = self.setups.pop(iterator) if iterator in self.setups else None
-        start = start if setup is None else setup.start
-        attrs = self.descriptions.of_loader(iterator)
-        current.span = hot.insert(above, "evaluation", None, attrs, engine.Long, start=start)
-        engine.begin_measuring(current.span)
-        if setup is not None:
-            hot.release(setup, current.span)
+        waiting.release(current.step or current.span)
 
     def _name_training(self, lane: Lane, current: Pass) -> None:
         """From EVALUATION to TRAINING."""
@@ -577,16 +572,6 @@ def release_unused(current: Pass) -> None:
             break
         current.index += 1
         hot.release(waiting.pop(0))
-
-
-def split(waiting: list[hot.Span]) -> list[list[hot.Span]]:
-    """The spans of each item."""
-    batches: list[list[hot.Span]] = []
-    for span in waiting:
-        if span.name == "data_load" or not batches:
-            batches.append([])
-        batches[-1].append(span)
-    return batches
 
 
 def find_stepped(current: Pass) -> Pass | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import weakref
 from _thread import _local
 from contextvars import ContextVar
@@ -61,7 +62,7 @@ class Items:
         self.iterator: Callable[[], Any] = weakref.ref(iterator, lambda _: gone(self))
         self.length = length_of(iterator)  # None: unknown, perhaps endless; -1: unknown, but finite
         self.round_length = round_of(iterator)  # of a sampler that repeats another one forever
-        asker = callers.find_asker()
+        asker = callers.outside(sys._getframe(1))
         self.is_for_loop = callers.is_for(asker)  # else a call of `next`
         self.generator = asker.f_code if callers.is_generator(asker) else None
         self.is_called_for = not callers.is_for(callers.past_generators(asker))
@@ -138,7 +139,8 @@ class Pass:
     @property
     def has_own_steps(self) -> bool:
         """Whether the program has opened a step or batch itself, in the body of the loop."""
-        body = itertools.takewhile(lambda one: one is not self.open_above, scopes())
+        above = self.open_above
+        body = itertools.takewhile(lambda one: one is not above, scopes())
         return any(one.name in STEPS for one in body)
 
     @property
@@ -192,27 +194,32 @@ class Pass:
             or (self.span is not None and self.span.end)  # a fork has closed it
             # The fit of a framework was stopped inside an epoch.
             or (self.above.end and not self.goes_on())
-            or (new.began_evaluating and self.is_evaluated_by_calls)
         ):
             return True
+        is_evaluated = self.state is EVALUATION and self.lane.has_worked
+        if is_evaluated and new.began_evaluating and items.is_called_for:
+            return True  # Program: `validations_by_next`
         if items.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(items.iterator()) < items.references
         if self.is_training and new.began_evaluating:
-            return self.is_over_for(new)
+            return self.is_over_for(new, is_evaluating=True)
         return new.items.is_for_loop and self.state is not JOINED
 
     # -- questions to the main pass about another one ----------------------------------------
 
-    def is_over_for(self, evaluation: Pass) -> bool:
-        """Whether its last item was trained, and the loop was left to evaluate. `next` may not be
-        called again after the last item.
+    def is_over_for(self, other: Pass, *, is_evaluating: bool) -> bool:
+        """Whether a loop with `next`, which may not be called after the last item, was left for
+        another one.
         """
         items, generator = self.items, self.items.generator
-        is_last = items.fetched == items.length and self.is_done and not items.reads_ahead
-        if not is_last or items.is_for_loop:
+        if items.is_for_loop:
             return False
-        is_asking = evaluation.items.generator is generator
+        if not is_evaluating:  # on the first item, a teacher may run
+            return self.state is EVALUATION and items.fetched > 1
+        if items.fetched != items.length or not self.is_done or items.reads_ahead:
+            return False
+        is_asking = other.items.generator is generator
         return generator is None or callers.has_ended(generator, items.iterator(), is_asking)
 
     def is_evaluated_by(self, inner: Pass, *, is_evaluating: bool) -> bool:
@@ -224,31 +231,12 @@ class Pass:
             return False
         return inner.began_evaluating or (is_evaluating and self.is_training)
 
-    @property
-    def is_evaluated_by_calls(self) -> bool:
-        """Whether the program asks for its items one by one, perhaps from a generator that it
-        keeps, and has evaluated the last one. Program: `validations_by_next`.
-        """
-        is_inner = self is not self.lane.main
-        is_known = is_inner or self.items.fetched > 1  # on the first item, a teacher may run
-        is_evaluated = self.state is EVALUATION and self.lane.has_worked
-        return is_evaluated and self.items.is_called_for and is_known
-
     def was_only_peeked_at(self, other: Pass) -> bool:
         """Whether the program goes on with another iterator. Of two that are asked by hand, the
         main pass is the one that is asked again.
         """
         by_hand = not (self.items.is_for_loop or other.items.is_for_loop)
         return by_hand and self.is_training and self.items.fetched == 1 and self.is_done
-
-    @property
-    def is_finished_evaluation(self) -> bool:
-        """Whether an evaluation by hand ends once the program trains with another loader.
-
-        It takes a second item to know that it evaluates: on the first, a teacher may run.
-        """
-        items = self.items
-        return self.state is EVALUATION and items.fetched > 1 and not items.is_for_loop
 
 
 class Lane:
@@ -322,25 +310,19 @@ class ThisThread(_local):
     def find(self) -> Lane:
         """The lane of the task, or of the thread if it runs none."""
         task = None if asyncio._get_running_loop() is None else asyncio.current_task()
+        inherited = None if task is None else lane_of_context.get()
+        lane = inherited or self.own
         if task is None:
-            lane = self.own
             lane.task = nothing
-        else:
-            inherited = lane_of_context.get()
-            lane = inherited or self.own
+        elif lane.task() is not task:
             is_inside = lane.passes and (lane is inherited or lane.task() is None)
-            if lane.task() is not task and not is_inside:
-                lane = self._take(task)
+            if not is_inside:
+                lane = next((one for one in self.lanes if one.is_idle), None) or Lane()
+                lane.task = weakref.ref(task)
+                lane_of_context.set(lane)
+                if lane not in self.lanes:
+                    self.lanes.append(lane)
         self.lane = lane
-        return lane
-
-    def _take(self, task: Any) -> Lane:
-        lane = next((one for one in self.lanes if one.is_idle), None)
-        if lane is None:
-            lane = Lane()
-            self.lanes.append(lane)
-        lane.task = weakref.ref(task)
-        lane_of_context.set(lane)
         return lane
 
 
@@ -349,14 +331,11 @@ def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
 
     Steps that run are on the stack; `inner` of them have no span yet.
     """
-    end_optimizers(lane, callers.running_optimizers() - inner)
-
-
-def end_optimizers(lane: Lane, running: int) -> None:
+    running = callers.running_optimizers() - inner
     while len(lane.optimizers) > running:
         phase = lane.optimizers.pop()[1]
-        span = None if phase is None else hot.open_phase(phase)
-        if span is not None and not span.end:
+        if phase is not None:
+            span = hot.open_phase(phase)
             span.set(error="the step raised")
             hot.close(span)
 
