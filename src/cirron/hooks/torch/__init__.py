@@ -34,6 +34,7 @@ from cirron.hooks import engine
 from cirron.hooks.engine import STEPS
 from cirron.hooks.patch import ImportWatch, Patches
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
+from cirron.hooks.torch.describe import find_described
 from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
@@ -268,7 +269,8 @@ class TorchHook:
         if lane.described is not model:
             # Without gradients, the settings of its training are still to be recorded.
             lane.described = model if torch.is_grad_enabled() else nothing
-            self._loops.describe_model(lane, model())
+            span = lane.free.own_epoch if lane.main is None else lane.main.span
+            self._loops.descriptions.put_model(model(), span or find_described())
 
     # -- backward ---------------------------------------------------------------------------
 

@@ -554,11 +554,6 @@ class Loops:
         span.index = lane.epochs
         lane.epochs += 1
 
-    def describe_model(self, lane: Lane, model: Any) -> None:
-        """Puts the settings of a model on the first epoch and the first evaluation of it."""
-        span = lane.free.own_epoch if lane.main is None else lane.main.span
-        self.descriptions.put_model(model, span or describe.find_described())
-
 
 def release_unused(current: Pass) -> None:
     """Leaves fetches where they were made if the program has let go of their items: it has used

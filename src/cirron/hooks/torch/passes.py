@@ -362,13 +362,11 @@ def count_fetches(spans: list[hot.Span]) -> int:
 
 def reference_to(item: Any, depth: int = 3) -> Callable[[], Any]:
     """A weak reference to an item, or to the first part of it that can have one."""
-    try:
-        return weakref.ref(item)
-    except TypeError:  # a tuple, or a number
-        parts = item.values() if isinstance(item, dict) else item
-    if not depth or not isinstance(item, (dict, list, tuple)):
-        return nothing
-    found = (reference_to(part, depth - 1) for part in itertools.islice(parts, MAX_TRIED))
+    if not isinstance(item, (dict, list, tuple)):
+        return weakref.ref(item) if type(item).__weakrefoffset__ else nothing
+    parts = item.values() if isinstance(item, dict) else item
+    some = itertools.islice(parts, MAX_TRIED if depth else 0)
+    found = (reference_to(part, depth - 1) for part in some)
     return next((one for one in found if one is not nothing), nothing)
 
 
