@@ -886,7 +886,9 @@ def follow(span: Span, index: int) -> Span:
         return following
     if losses and span in losses:
         mark_losses(span)
-    append((span.sequence, parent.sequence, span.name, span.index, None, span.start, at, span.thread))
+    append(
+        (span.sequence, parent.sequence, span.name, span.index, None, span.start, at, span.thread)
+    )
     if keeps_names:
         span.marked = {}
     span.start = at

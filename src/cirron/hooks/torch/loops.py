@@ -56,7 +56,6 @@ from cirron.hooks.torch.passes import (
     Load,
     Pass,
     ThisThread,
-    count_fetches,
     end_stale_optimizers,
     has_optimizers,
     nothing,
@@ -147,9 +146,7 @@ class Loops:
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
         """Begins the next step, if the open one has trained, or its batch was evaluated."""
-        is_done = current.is_done
-        if current.is_training and not is_done:
-            is_done = self._is_changed_by_hand(lane)
+        is_done = current.is_done or (current.is_training and self._is_changed_by_hand(lane))
         current.is_step_new = current.step is None or is_done
         if current.is_step_new:
             self._next_step(current)
@@ -178,8 +175,9 @@ class Loops:
         close_step(current, at)
         if current.items.length is None:
             self._split_endless(current)
-        if current.span is not None and current.span not in scopes():
-            hot.enter_context(current.span)  # an asyncio task has opened it, in its own context
+        span = current.span
+        if span is not None and span is not hot.current() and span not in scopes():
+            hot.enter_context(span)  # an asyncio task has opened it, in its own context
         name = "step" if current.is_training else "batch"
         current.step = hot.begin(name, current.index, None, hot.Step, at)
         for load in loads:
@@ -561,7 +559,7 @@ def release_unused(current: Pass) -> None:
     """
     waiting = current.waiting
     kept = MAX_AHEAD if current.items.may_read_ahead else 1
-    while count_fetches(waiting) > kept:
+    while sum(one.name == "data_load" for one in waiting) > kept:
         item = getattr(waiting[0], "item", nothing)
         if len(waiting) < MAX_WAITING and item() is not None:
             break

@@ -188,8 +188,7 @@ class Pass:
         """Whether the loop over it was left, now that another iterator is asked for an item."""
         items = self.items
         if (
-            items.iterator() is None
-            or items.is_exhausted
+            items.is_exhausted
             or (items.is_round_over and self.lane.has_worked)
             or (self.span is not None and self.span.end)  # a fork has closed it
             # The fit of a framework was stopped inside an epoch.
@@ -354,10 +353,6 @@ def is_in_train_mode(model: Any) -> bool:
     parts = model._modules
     inner = parts.get("module") if isinstance(parts, dict) else None  # a script's is no dict
     return model.training or getattr(inner, "training", False)
-
-
-def count_fetches(spans: list[hot.Span]) -> int:
-    return sum(one.name == "data_load" for one in spans)
 
 
 def reference_to(item: Any, depth: int = 3) -> Callable[[], Any]:
