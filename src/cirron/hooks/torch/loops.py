@@ -511,8 +511,8 @@ class Loops:
             if setup is not None:
                 hot.release(setup, above)
         fetches = [place for place, one in enumerate(waiting) if one.name == "data_load"]
-        starts = fetches if is_each_a_batch else fetches[:1]
-        items.reads_ahead = items.may_read_ahead and len(fetches) - len(starts) == MAX_AHEAD - 1
+        starts = [0, *fetches[1:]] if is_each_a_batch else [0]
+        items.reads_ahead = items.may_read_ahead and len(fetches) == len(starts) + MAX_AHEAD - 1
         if current.opens_steps:
             for place, following in itertools.pairwise(starts):
                 batch, end = waiting[place:following], waiting[following].start
