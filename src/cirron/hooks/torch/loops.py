@@ -105,7 +105,6 @@ class Loops:
             or not main.opens_steps
             or main.items.iterator() is not iterator
             or main.items.length is None  # another epoch may be due
-            or main.above.end
             or self.has_stepped_compiled
         ):
             return None
@@ -232,8 +231,7 @@ class Loops:
             lane.step = None
             return
         drop_new_step(find_stepped(current))
-        is_empty = current.opens_steps and not current.index
-        if current.span is not None and is_empty and current.is_training:
+        if current.span is not None and current.opens_steps and not current.index:
             lane.epochs -= 1  # it was opened for the item that did not come
             hot.drop(current.span)
         joined = [one for one in lane.passes if one.owner is current and one.items.is_for_loop]
