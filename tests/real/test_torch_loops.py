@@ -401,6 +401,22 @@ def test_a_scope_around_each_fetch(traced: Traced) -> None:
     assert found.endswith(" fetch(data_load) forward:train backward optimizer_step")
 
 
+def test_no_snapshot_after_each_fetch_in_a_scope(traced: Traced) -> None:
+    """In an epoch of the program, the end of a scope around a fetch is not that of the epoch."""
+    loop = Loop()
+    ci.watch(loop.model)
+    iterator = iter(loader_of(4))
+    with ci.scope("epoch", index=0):
+        for _ in range(3):
+            with ci.scope("fetch"):
+                batch = next(iterator)
+            loop.step(batch)
+    ci.flush()
+
+    assert 0 == ci.health()["snapshot_count"]
+    assert traced().startswith("epoch[0](")
+
+
 def test_nested_loaders(traced: Traced) -> None:
     """A loader inside the loop of another fetches for the outer one's steps."""
     loop = Loop()

@@ -326,7 +326,7 @@ class Loops:
             if current.is_training:
                 self.on_epoch_end(span)
             engine.close_long(span, ended_ns)
-        elif current.is_training and not current.is_in_own_step:
+        elif current.is_training and not (current.is_in_own_step or current.above.end):
             handmade = hot.find_handmade("epoch")
             if handmade is not None:
                 self.on_epoch_end(handmade)
