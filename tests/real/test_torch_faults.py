@@ -169,7 +169,7 @@ def test_an_interrupt(traced: Traced) -> None:
     with pytest.raises(KeyboardInterrupt):
         fragile.epoch()
 
-    assert "evaluation!(batch[0]!(data_load forward:train!))" == traced()
+    assert "epoch[0]!(step[0]!(data_load forward:train!))" == traced()
 
 
 def test_an_iterator_that_dies_on_another_thread(traced: Traced) -> None:

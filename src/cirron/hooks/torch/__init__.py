@@ -133,8 +133,7 @@ class TorchHook:
         self._handles = []
         self._compiling.uninstall()
         self._saving.uninstall()
-        with guard.quiet("torch hooks"):
-            self._loops.end()
+        self._loops.end(self._this_thread.lanes)
         hot.watch_losses(False)
         with guard.quiet("torch gpu time"):
             self._gpu_times.uninstall()
@@ -178,7 +177,7 @@ class TorchHook:
             ):
                 return forward(this_thread.find(), self, call, args, kwargs)
             # The fast path: the model of the last step runs in the next one.
-            lane.is_inside = lane.has_worked = True
+            lane.is_inside = lane.has_worked = lane.has_run = True
             lane.model = lane.described
             try:
                 return within(step, "forward", TRAIN, Inner, 0, call, args, kwargs)
@@ -223,6 +222,7 @@ class TorchHook:
                 lane.model = reference
             if not lane.has_worked or main is None or main.items.is_exhausted or lane.optimizers:
                 self._begin_work(lane, reference, is_in_train=is_in_train)
+            lane.has_run = True
         return is_model, hot.begin("forward", None, TRAIN if is_in_train else EVAL, Inner)
 
     def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
@@ -449,7 +449,8 @@ class TorchHook:
             if step is None:
                 return fetch(original, iterator)
             item = within(step, "data_load", None, own, at, original, (iterator,), NO_NAMES, fail)
-            lane.loading, lane.has_worked = None, False
+            lane.loading = None
+            lane.has_worked = lane.has_run = False
             return item
 
         return __next__

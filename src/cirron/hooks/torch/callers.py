@@ -32,6 +32,8 @@ LEAVES = {opmap.get(name) for name in ("POP_TOP", "POP_ITER", "END_FOR", "FOR_IT
 # The function in which torch runs the step of each optimizer.
 STEP_CODE = torch.optim.Optimizer.profile_hook_step(len).__code__
 WITHIN = hot.within.__code__
+# The traceback of an exception that propagates ends where it was last caught.
+ADDS_FRAMES_LATE = sys.version_info < (3, 12)
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
@@ -121,8 +123,11 @@ def error_that_left(frame: FrameType) -> str | None:
 
 def has_passed(error: BaseException, frame: FrameType) -> bool:
     trace = error.__traceback__
-    if trace is None:
-        return sys.version_info < (3, 12)  # which sets it only when the exception is caught
+    if ADDS_FRAMES_LATE:
+        above: FrameType | None = frame if trace is None else trace.tb_frame
+        while above is not None and above is not frame:
+            above = above.f_back
+        return above is frame
     while trace is not None and trace.tb_frame is not frame:
         trace = trace.tb_next
     return trace is not None

@@ -136,8 +136,15 @@ class FreeLoop:
         self.versions = None
         self._lane.step = None
         self._stepped.add(optimizer)
-        if not self._goes_on(loops):
+        goes_on = self._goes_on(loops)
+        step: Any = self.step
+        if not goes_on:
             self._ended_ns = hot.now()
+        elif len(self._stepped) > self._together and step.before is not None:
+            # It belongs to the step before, which the first optimizer seemed to end.
+            # Program: `optimizers_at_times`.
+            self._waiting.release(step.before)
+            step.before.end = step.start = hot.now()
         elif not self._awaits_optimizers:
             if self._is_full(loops):
                 loops.keep_gradients()

@@ -73,7 +73,7 @@ class Loops:
     """The loops of all threads."""
 
     def __init__(self, steps_per_epoch: int, snapshots: Snapshots) -> None:
-        self.this_thread = ThisThread()
+        self.this_thread = ThisThread(self.end)
         # An optimizer has stepped in compiled code: Dynamo compiles the write, but not our hooks.
         self.has_stepped_compiled = False
         self.descriptions = describe.Descriptions()
@@ -83,13 +83,14 @@ class Loops:
         self.on_epoch_end = snapshots.take
         self.keep_gradients = snapshots.keep_gradients
 
-    def end(self) -> None:
-        """Closes what this thread has open."""
-        for lane in self.this_thread.lanes:
-            end_stale_optimizers(lane)
-            while lane.passes:
-                self.end_pass(lane.passes[-1])
-            lane.free.end(self)
+    def end(self, lanes: list[Lane]) -> None:
+        """Closes what a thread has open."""
+        with guard.quiet("torch hooks"):
+            for lane in lanes:
+                end_stale_optimizers(lane)
+                while lane.passes:
+                    self.end_pass(lane.passes[-1])
+                lane.free.end(self)
 
     # -- event: a fetch ---------------------------------------------------------------------
 
@@ -130,7 +131,8 @@ class Loops:
             self.count_step(lane, 0)
         lane.loading = current
         current.items.fetched += 1
-        if current.state is USED and not (current.items.is_for_loop and current.can_wait):
+        may_train = current.items.is_for_loop or current.was_to_train
+        if current.state is USED and not (may_train and current.can_wait):
             # A second item: a `for` has evaluated the first one, and a call was not for a peek.
             self._decide(lane, current, is_evaluating=current.items.is_for_loop)
         owner = find_stepped(current)
@@ -183,6 +185,7 @@ class Loops:
             load.parent = current.step
         current.index += 1
         current.stepped_ns = 0
+        current.was_to_train = False
         if current.lane.step is not None:
             current.lane.step = current.step
 
@@ -199,7 +202,7 @@ class Loops:
 
     def end_load(self, lane: Lane, load: hot.Span) -> None:
         current, lane.loading = lane.loading, None
-        lane.has_worked = False
+        lane.has_worked = lane.has_run = False
         if current is not None and current.is_undecided:
             current.waiting.add(load)
         else:
@@ -312,6 +315,8 @@ class Loops:
         if current.items.is_exhausted and not lane.has_worked:
             drop_new_step(current)  # nothing was read ahead after all
         if lane.main is current:
+            if error is not None and current.state is EVALUATION and current.was_to_train:
+                self._name_training(lane, current)
             lane.main = None
         lane.passes[:] = [one for one in lane.passes if current not in (one, one.owner)]
         current.items.iterator = nothing
@@ -330,6 +335,17 @@ class Loops:
             handmade = hot.find_handmade("epoch")
             if handmade is not None:
                 self.on_epoch_end(handmade)
+
+    def end_evaluations(self, lane: Lane) -> None:
+        """The program saves: evaluations whose loops may be over are over. A `for` would say so.
+        Program: `saved_after_evaluation`.
+        """
+        lane.free.end_evaluation()
+        for one in list(lane.passes):
+            may_be_over = one is not lane.main or one.items.has_fetched_all
+            is_by_for = one.items.is_for_loop and not one.items.is_called_for
+            if one.state is EVALUATION and lane.has_worked and may_be_over and not is_by_for:
+                self.end_pass(one)
 
     def iterator_gone(self, lane: Lane, items: Items) -> None:
         """Left early, by `break` or an exception; called wherever the last reference is dropped."""
@@ -366,7 +382,12 @@ class Loops:
         `is_in_train`: the mode of the model that runs; None: something is trained.
         """
         main = lane.main
-        if main is not None and main.items.is_exhausted and main.is_done:
+        if main is None or not main.is_done:
+            pass
+        elif main.is_training and main.has_spare_item and is_in_train and not is_evaluating:
+            main.items.reads_ahead = main.items.may_read_ahead
+            self._next_step(main)
+        elif main.items.is_exhausted:
             if main.is_last_due and is_evaluating is not main.is_training:
                 self._next_step(main)
             elif main.is_training and (is_evaluating or main.items.iterator() is None):
@@ -374,6 +395,7 @@ class Loops:
         lane.has_worked = True
         undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
         for current in undecided:
+            current.was_to_train = not is_evaluating
             if current.state is UNDECIDED:
                 release_unused(current)
         if len(undecided) == 1 and is_in_train is not None:
@@ -440,9 +462,9 @@ class Loops:
         if main is None:
             lane.free.count_step(self, optimizer)
             return
-        main.stepped_ns = hot.now()
+        self._end_work(main)
         lane.versions = ()
-        if main.items.fetched == main.items.length:  # the loop may clear them before the epoch ends
+        if main.items.has_fetched_all:  # the loop may clear them before the epoch ends
             self.keep_gradients()
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
@@ -451,6 +473,13 @@ class Loops:
         if step is not None:
             step.set(optimizer_skipped=True)
         self.count_step(lane, optimizer)
+
+    def _end_work(self, main: Pass) -> None:
+        """An optimizer has stepped, or the scaler has skipped that."""
+        main.stepped_ns = hot.now()
+        if main.has_spare_item:  # no model has worked with it
+            main.lane.has_worked = False
+            main.lane.step = None
 
     # -- transitions ------------------------------------------------------------------------
 

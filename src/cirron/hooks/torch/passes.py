@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import sys
 import weakref
-from _thread import _local
+from _thread import _local, get_ident
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,11 @@ class Items:
         return self.fetched == self.round_length
 
     @property
+    def has_fetched_all(self) -> bool:
+        """Whether the last item was fetched, of this round if a sampler repeats."""
+        return self.fetched == self.length or self.is_round_over
+
+    @property
     def may_read_ahead(self) -> bool:
         return self.generator is not None or not self.is_for_loop
 
@@ -106,6 +111,9 @@ class Pass:
         self.opens_steps = False
         # While it is undecided.
         self.waiting = Waiting()  # fetches, and forwards once USED
+        # A model has run on the first item alone, in train mode and with gradients. An error may
+        # have kept it from training. Program: `batch_size_finder`.
+        self.was_to_train = False
         # Once it is an evaluation or a training.
         self.span: hot.Span | None = None
         self.step: hot.Span | None = None
@@ -125,6 +133,13 @@ class Pass:
     def is_done(self) -> bool:
         """Whether the open step has trained, or its batch was evaluated."""
         return self.stepped_ns > 0 if self.is_training else self.lane.has_worked
+
+    @property
+    def has_spare_item(self) -> bool:
+        """Whether the last item was fetched in the middle of a step, and no model has used it: it
+        is for the next step. Program: `fetched_between`.
+        """
+        return self.opens_steps and not (self.is_step_new or self.lane.has_run)
 
     @property
     def is_last_due(self) -> bool:
@@ -250,6 +265,7 @@ class Lane:
         # While it is the innermost span, the hooks take their fast paths.
         self.step: hot.Span | None = None
         self.has_worked = False  # a model has run, or was trained, since the last fetch
+        self.has_run = False  # a model has run since the last fetch
         self.is_inside = False  # a forward or a backward is running
         self.model: Callable[[], Any] | None = None  # the last one that ran
         self.described: Callable[[], Any] = nothing  # the last one whose settings were recorded
@@ -296,15 +312,29 @@ class Lane:
         return next((one for one in self.passes if one.items.iterator() is iterator), None)
 
 
+class Lanes(list[Lane]):
+    """The lanes of a thread. When it ends, so do its loops. Program: `threads_without_loader`."""
+
+    def __init__(self, end: Callable[[list[Lane]], None]) -> None:
+        self.end = end
+        self.thread = get_ident()
+
+    def __del__(self) -> None:
+        if get_ident() == self.thread:
+            self.end(self)
+
+
 class ThisThread(_local):
     """Where a thread finds its lane. An asyncio task has its own, unless it was started in a pass
     over a loader: then it works on that loop. Programs: `asyncio_trainings`, `asyncio_steps`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, end: Callable[[list[Lane]], None]) -> None:
+        """`end`: closes what is open in these lanes, when their thread ends."""
         self.own = Lane()
         self.lane = self.own  # the last one that was used
-        self.lanes = [self.own]
+        self.lanes = Lanes(end)
+        self.lanes.append(self.own)
 
     def find(self) -> Lane:
         """The lane of the task, or of the thread if it runs none."""

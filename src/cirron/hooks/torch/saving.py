@@ -74,7 +74,7 @@ class Saving:
             # Pickling a tensor saves its storage.
             if self.is_on and not (args and isinstance(args[0], STORAGES)):
                 try:
-                    span = begin(lane)
+                    span = begin(self._loops, lane)
                 except Exception as error:  # noqa: BLE001  protects the program's checkpoint
                     guard.caught("torch save", error)
             return engine.around(span, original, args, kwargs, self._loops.close)
@@ -83,11 +83,11 @@ class Saving:
         return save
 
 
-def begin(lane: Lane) -> hot.Span | None:
+def begin(loops: Loops, lane: Lane) -> hot.Span | None:
     """None: this call is part of a fetch, a forward, or another checkpoint."""
     if lane.loading or lane.is_inside or "checkpoint" in hot.open_names():
         return None
     if lane.model is None and get_ident() != threading.main_thread().ident:
         return None
-    lane.free.end_evaluation()
+    loops.end_evaluations(lane)
     return hot.begin("checkpoint")
