@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 import cirron as ci
 from cirron import session
-from cirron.snapshot import cuda, stats
+from cirron.snapshot import stats
+from cirron.snapshot import torch as snapshot_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ def test_a_gpu_measures_what_the_host_does(
     there = [tensor.to(device) for tensor in given]
     torch.use_deterministic_algorithms(deterministic)
     torch.cuda.set_sync_debug_mode("error")
-    measured = cuda.Measured(there)
+    measured = snapshot_torch.Measured(there)
     measured.wait()
     torch.cuda.set_sync_debug_mode("default")
     for tensor, found in zip(given, measured.summaries(), strict=True):
@@ -94,7 +95,7 @@ def test_raw_values_are_those_of_the_boundary(
     plain = train(model.to(device))
     model.load_state_dict(first)
     if room == "none":
-        monkeypatch.setattr(cuda, "has_room", lambda device, size_bytes: False)
+        monkeypatch.setattr(snapshot_torch, "has_room", lambda device, size_bytes: False)
     ci.profile(snapshots="full")
     ci.watch(model)
     profiled = train(model)
@@ -156,7 +157,7 @@ def test_gradients_that_the_loop_clears(
         expected = model.weight.grad.cpu()
         with monkeypatch.context() as patch:
             if case == "no room":
-                patch.setattr(cuda, "has_room", lambda device, size_bytes: False)
+                patch.setattr(snapshot_torch, "has_room", lambda device, size_bytes: False)
             if case == "captured":
                 patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
             torch.cuda.set_sync_debug_mode("error")

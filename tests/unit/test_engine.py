@@ -68,10 +68,10 @@ def test_a_run_inside_another_fails() -> None:
         outer.begin_epoch(0, None)
         outer.begin_step(0)
         outer.finish_step()
-        runs.call(inner, "model", train_inner, (), {})
+        runs.call(inner, "model", train_inner)
 
     with testing.capture() as captured, pytest.raises(ValueError, match="no more"):
-        runs.call(outer, "model", train, (), {})
+        runs.call(outer, "model", train)
 
     assert ["epoch[0]", "  step[0]", "  fit", "    step[0]"] == outline(captured)
     errors = {(span.name, span.index, "error" in span.attrs) for span in captured.spans}

@@ -74,7 +74,9 @@ class TestMarks:
 
         assert [] == captured.marks
 
-    @pytest.mark.parametrize(("step", "attrs"), [(None, {}), (3, {"step": 3}), ("3", {})])
+    @pytest.mark.parametrize(
+        ("step", "attrs"), [(None, {}), (3, {"step": 3}), ("3", {}), (object(), {})]
+    )
     def test_a_numeric_step_becomes_an_attribute(self, step: Any, attrs: Any) -> None:
         """A step that is a number is an attribute."""
         with testing.capture() as captured, ci.scope("step") as span:

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cirron.snapshot import cuda, stats
+from cirron.snapshot import stats
+from cirron.snapshot import torch as snapshot_torch
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -19,12 +20,12 @@ TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and slabs are small, so that tensors span several, and several tensors share one."""
-    monkeypatch.setattr(cuda, "ROW", 8)
-    monkeypatch.setattr(cuda, "SLAB_ROWS", 4)
+    monkeypatch.setattr(snapshot_torch, "ROW", 8)
+    monkeypatch.setattr(snapshot_torch, "SLAB_ROWS", 4)
 
 
 def check(flats: list[torch.Tensor]) -> None:
-    measured = cuda.Measured(flats)
+    measured = snapshot_torch.Measured(flats)
     measured.wait()
     found = list(measured.summaries())
     assert len(flats) == len(found)
@@ -77,8 +78,8 @@ def test_device_and_host_statistics_agree(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(TYPES))
     tensors = st.lists(st.lists(SOME, min_size=1, max_size=70), min_size=1, max_size=6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "ROW", data.draw(st.sampled_from([1, 3, 16])))
-        patch.setattr(cuda, "SLAB_ROWS", data.draw(st.sampled_from([1, 2, 5])))
+        patch.setattr(snapshot_torch, "ROW", data.draw(st.sampled_from([1, 3, 16])))
+        patch.setattr(snapshot_torch, "SLAB_ROWS", data.draw(st.sampled_from([1, 2, 5])))
         check([torch.tensor(numbers, dtype=dtype) for numbers in data.draw(tensors)])
 
 
@@ -97,10 +98,10 @@ def test_raw_values_come_in_windows(dtype: torch.dtype, monkeypatch: pytest.Monk
         def synchronize(self) -> None:
             pass
 
-    monkeypatch.setattr(cuda, "WINDOW", 7)
+    monkeypatch.setattr(snapshot_torch, "WINDOW", 7)
     given = torch.randn(50).to(dtype)
     given[3] = math.nan
-    there: Any = cuda.fetch(given, Stream())  # type: ignore[arg-type]
+    there: Any = snapshot_torch.fetch(given, Stream())  # type: ignore[arg-type]
 
     assert given.dtype is there.dtype
     assert np.array_equal(given.view(torch.uint8).numpy(), there.view(torch.uint8).numpy())
@@ -111,7 +112,7 @@ def test_a_copy_has_memory_of_its_own(count: int) -> None:
     """What is copied on a device does not change with the tensors, be there one or many."""
     tensors = [torch.nn.Parameter(torch.full((2, 3), float(number))) for number in range(count)]
     with torch.no_grad():
-        copy = cuda.flattened(tensors)
+        copy = snapshot_torch.flattened(tensors)
         for tensor in tensors:
             tensor.fill_(-1.0)
 

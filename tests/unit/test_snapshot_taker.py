@@ -110,12 +110,9 @@ class FakeReader(Reader, Copier):
 @pytest.fixture(autouse=True)
 def _framework(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = types.ModuleType("fakeframework")
-    module.Model, module.FakeReader = Model, FakeReader
-    FakeReader()
+    module.Model, module.READER = Model, FakeReader()
     monkeypatch.setitem(sys.modules, "fakeframework", module)
-    monkeypatch.setattr(
-        taker, "READERS", (("fakeframework", "Model", "fakeframework", "FakeReader"),)
-    )
+    monkeypatch.setattr(taker, "READERS", (("fakeframework", "Model", "fakeframework"),))
 
 
 class Takers:
@@ -1028,7 +1025,7 @@ class TestSession:
         monkeypatch.setitem(sys.modules, "blocked", None)
         monkeypatch.setitem(sys.modules, "halfway", types.ModuleType("halfway"))
         names = ("blocked", "halfway", "absent")
-        odd = tuple((name, "Model", name, "Reader") for name in names)
+        odd = tuple((name, "Model", name) for name in names)
         monkeypatch.setattr(taker, "READERS", odd + taker.READERS)
         model = Model(weight=[1.0])
         ci.profile(output="none")

@@ -118,7 +118,7 @@ class Rounds(Training):
     """The boosting rounds of one training."""
 
     def __init__(self) -> None:
-        super().__init__(None)
+        super().__init__()
         self.makes_steps = STEPS.isdisjoint(hot.open_names())  # else the program has opened one
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:

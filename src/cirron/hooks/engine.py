@@ -14,20 +14,23 @@ Runs on the user's threads.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from _thread import _local, get_ident
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from cirron import guard
-from cirron.hooks.patch import Patches
+from cirron.hooks.patch import ImportWatch, Patches
 from cirron.record import hot, value
 from cirron.scheduling import Used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from typing import TypeAlias
 
     from cirron.hooks import Snapshots
+
+    Call: TypeAlias = partial[Any]  # of a function of a framework, with its arguments
 
 STEPS = hot.STEPS
 # Spans that may wait for a parent; further ones stay where they were made.
@@ -37,7 +40,7 @@ MAX_WAITING = 64
 def around(
     span: Any,
     function: Callable[..., Any],
-    args: tuple[Any, ...],
+    args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     end: Callable[[Any], None] = hot.close,
     fail: Callable[[Any, BaseException], None] = hot.fail,
@@ -60,42 +63,62 @@ def around(
 class Wrapper:
     """A hook that replaces functions of a framework, until it is uninstalled."""
 
+    name = ""
     what = ""  # the name under which the guard counts errors
 
     def __init__(self, settings: Any, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
         self._patches = Patches()
+        self._watch = ImportWatch()
         self._runs = Runs()
         self._is_on = False  # the program may keep our functions after they are uninstalled
+
+    def install(self) -> None:
+        self.uninstall()
+        self._is_on = True
+        self._replace()
+
+    def uninstall(self) -> None:
+        """Restores everything, and closes what this thread has open."""
+        self._is_on = False
+        self._watch.undo()
+        self._patches.undo()
+        with guard.quiet(self.what):
+            for training in reversed(self._runs.open):
+                training.end()
+
+    def _replace(self) -> None:
+        """Replaces the functions."""
+        raise NotImplementedError
 
     def _wrap(
         self,
         owner: Any,
         name: str,
-        call: Callable[..., Any],
+        instead: Callable[..., Any],
         find: Callable[[Any], Any] | None = None,
         original: Any = None,
     ) -> None:
-        """Replaces a function by `call(original, args, kwargs)`.
+        """Calls `instead` with each call of a function.
 
-        `find`: its result for the first argument becomes the first argument of `call`. If that is
-        None, only the original is called.
+        `find`: its result for the first argument of the call becomes the first one of `instead`. If
+        that is None, only the original is called.
         """
         original = original or getattr(owner, name)
 
-        @functools.wraps(original)
+        @wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            found = None
-            if self._is_on:
-                if find is None:
-                    return call(original, args, kwargs)
-                try:
-                    found = find(args[0])
-                except Exception as error:  # noqa: BLE001  protects the training
-                    guard.caught(self.what, error)
-            if found is None:
+            if not self._is_on:
                 return original(*args, **kwargs)
-            return call(found, original, args, kwargs)
+            call = partial(original, *args, **kwargs)
+            if find is None:
+                return instead(call)
+            found = None
+            try:
+                found = find(args[0])
+            except Exception as error:  # noqa: BLE001  protects the training
+                guard.caught(self.what, error)
+            return call() if found is None else instead(found, call)
 
         wrapped.cirron_original = original  # type: ignore[attr-defined]  # for our own calls
         is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
@@ -198,8 +221,7 @@ class Long(hot.OwnSpan):
 
 def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None = None) -> Long:
     """As `hot.begin`."""
-    span: Any = hot.begin(name, index, attrs, Long)
-    return begin_measuring(span)
+    return begin_measuring(hot.begin(name, index, attrs, Long))
 
 
 def begin_measuring(span: Any) -> Long:
@@ -226,18 +248,12 @@ def close_long(span: hot.Span, at: int = 0) -> None:
 class Training:
     """The spans of one trainer."""
 
-    def __init__(
-        self,
-        snapshots: Snapshots | None,
-        *,
-        step_name: str = "step",
-        rest: str = "skipped",
-        marks_loss: bool = False,
-    ) -> None:
+    step_name = "step"
+    rest = "skipped"  # the name of a step that never ran, if something was recorded in it
+    marks_loss = False  # whether the framework logs it by itself
+
+    def __init__(self, snapshots: Snapshots | None = None) -> None:
         self.snapshots = snapshots
-        self._step_name = step_name
-        self.rest = rest  # the name of a step that never ran, if something was recorded in it
-        self._marks_loss = marks_loss  # the framework logs it by itself
         self.epoch: hot.Span | None = None  # None also if the program has opened one itself
         self.step: hot.Span | None = None
         self.asides: list[hot.Span] = []
@@ -302,14 +318,13 @@ class Training:
             self.end_step()
         if self.step is None and self.makes_steps:
             known = hot.Settled(attrs) if attrs else None
-            self.step = hot.begin(self._step_name, index, known, Tentative)
-            if self._marks_loss:
+            self.step = hot.begin(self.step_name, index, known, Tentative)
+            if self.marks_loss:
                 hot.own_loss(self.step)
 
     def begin_step(self, index: int, **attrs: Any) -> None:
         """The step begins."""
-        if self.step is None or self._is_done:
-            self.await_step(index, **attrs)
+        self.await_step(index, **attrs)
         self._has_begun = True
 
     def finish_step(self, **attrs: Any) -> None:
@@ -363,19 +378,12 @@ class Training:
         if self._step_end_ns and not self.asides:
             hot.enter_context(self.step)
 
-    def call_aside(
-        self,
-        name: str,
-        attrs: Mapping[str, Any],
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def call_aside(self, call: Callable[[], Any], name: str, **attrs: Any) -> Any:
         """Calls a function inside an aside, unless the same aside is already open."""
         span = None
         with guard.quiet("training hooks"):
             span = self.begin_aside(name, **attrs)
-        return around(span, function, args, kwargs, self.end_aside, self.end_aside)
+        return around(span, call, end=self.end_aside, fail=self.end_aside)
 
     # -- values -----------------------------------------------------------------------------
 
@@ -400,16 +408,12 @@ class Training:
             self._latest.update(scalars)
             if not is_point and not self.asides:
                 return
-        if is_point:
-            for name, one in scalars.items():
-                hot.mark(name, one)
-            return
         inside = hot.leave_context()
-        # They belong to the aside, not to its last batch, which may still be open.
-        hot.enter_context(self.asides[-1] if self.asides else inside)
+        # A summary is of the aside, not of its last batch, which may still be open.
+        hot.enter_context(inside if is_point or not self.asides else self.asides[-1])
         try:
             for name, one in scalars.items():
-                hot.mark(name, one, "summary")
+                hot.mark(name, one, "point" if is_point else "summary")
         finally:
             hot.enter_context(inside)
 
@@ -432,19 +436,12 @@ class Runs(_local):
     """The runs of a thread, innermost last."""
 
     def __init__(self) -> None:
-        self.open: list[Training] = []
+        self.open: list[Any] = []  # trainings
 
-    def call(
-        self,
-        training: Training,
-        model: Any,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def call(self, training: Training, model: Any, call: Callable[[], Any]) -> Any:
         """Calls a function that trains, and closes what it leaves open."""
         if training in self.open:  # a subclass calls its parent's method
-            return function(*args, **kwargs)
+            return call()
 
         def end(training: Training, error: BaseException | None = None) -> None:
             with guard.quiet("training hooks"):
@@ -454,10 +451,8 @@ class Runs(_local):
         outer = self.open[-1] if self.open else None
         training.is_inner = outer is not None
         self.open.append(training)
-        run = (training, function, args, kwargs, end, end)
-        if outer is None:
-            return around(*run)
-        return outer.call_aside("fit", {"model": type(model).__name__}, around, run)
+        run = partial(around, training, call, end=end, fail=end)
+        return run() if outer is None else outer.call_aside(run, "fit", model=type(model).__name__)
 
 
 def scalar_of(given: Any) -> Any:

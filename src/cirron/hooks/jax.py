@@ -16,19 +16,24 @@ import sys
 import threading
 from queue import SimpleQueue
 from time import sleep
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.monitoring
 
 from cirron import guard
 from cirron.hooks.engine import Tentative, Wrapper, around, end_if_used
-from cirron.hooks.patch import ImportWatch
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from cirron.hooks import Snapshots
+    from cirron.hooks.engine import Call
     from cirron.settings import Settings
+
+    # Scalars on devices, their marks, and the spans' `device_ns`; None ends the thread.
+    Values: TypeAlias = SimpleQueue[tuple[Any, "Awaited", "DeviceTime"] | None]
 
 # JAX's names for the phases of a compilation, and ours.
 PHASES = {
@@ -75,14 +80,11 @@ class JaxHook(Wrapper):
 
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         super().__init__(settings, snapshots)
-        self._watch = ImportWatch()
         self._lane = Lane()
         self._compiles = Compiles(self._lane)
         self._readiness = Readiness(self._lane)
 
-    def install(self) -> None:
-        self.uninstall()
-        self._is_on = True
+    def _replace(self) -> None:
         self._compiles.install()
         self._readiness.install()
         for name, direction in (("device_put", "device"), ("device_get", "host")):
@@ -90,17 +92,16 @@ class JaxHook(Wrapper):
         self._watch.when_imported("orbax.checkpoint", self._see_checkpoints)
 
     def uninstall(self) -> None:
-        self._is_on = False
-        self._watch.undo()
-        self._patches.undo()
+        super().uninstall()
         self._compiles.uninstall()
         self._readiness.uninstall()
 
-    def _transfer(self, direction: str, original: Any, args: Any, kwargs: Any) -> Any:
+    def _transfer(self, direction: str, call: Call) -> Any:
         span = None
         if not self._lane.phases:  # else a function is being traced
-            span = self._tell(begin_transfer, direction, args[0] if args else kwargs.get("x"))
-        return around(span, original, args, kwargs)
+            x = call.args[0] if call.args else call.keywords.get("x")
+            span = self._tell(begin_transfer, direction, x)
+        return around(span, call)
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -112,14 +113,14 @@ class JaxHook(Wrapper):
                 if owner is not None and name in vars(owner):
                     self._wrap(owner, name, functools.partial(self._checkpoint, action))
 
-    def _checkpoint(self, action: str, original: Any, args: Any, kwargs: Any) -> Any:
+    def _checkpoint(self, action: str, call: Call) -> Any:
         # A manager calls checkpointers, and waits for them in its own thread.
         is_orbax_thread = type(threading.current_thread()).__module__.startswith("orbax.")
         if "checkpoint" in hot.open_names() or is_orbax_thread:
-            return original(*args, **kwargs)
-        attrs = {"action": action, "by": type(args[0]).__name__}
+            return call()
+        attrs = {"action": action, "by": type(call.args[0]).__name__}
         span = hot.begin("checkpoint", None, attrs, Tentative)
-        result = around(span, original, args, kwargs, end=lambda _: None)
+        result = around(span, call, end=lambda _: None)
         (end_if_used if result is False else hot.close)(span)  # False: no save was due
         return result
 
@@ -204,12 +205,10 @@ class Compiles(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Reads what is about to be compiled; lets through what would be logged anyway."""
-        try:
+        with guard.quiet("jax compile"):  # another release's record may have other arguments
             if isinstance(record.args, tuple) and len(record.args) == 3:
                 name, types, shardings = record.args
                 self._lane.arguments = function_name(str(name)), describe(types, shardings)
-        except Exception as error:  # noqa: BLE001  another release's log record must not break JAX
-            guard.caught("jax compile", error)
         parent = logging.getLogger(LOGGER).parent
         level = self._level or (logging.WARNING if parent is None else parent.getEffectiveLevel())
         return record.levelno >= level
@@ -275,41 +274,42 @@ def difference(before: list[str], now: list[str]) -> str:
 # -- device time -----------------------------------------------------------------------------
 
 
-class DeviceTime(value.Polled):
-    """How long the devices took to compute the values that are marked in a span."""
+class DeviceTime(value.Deferred):
+    """The `device_ns` of a span: how long the devices took to compute the values marked in it."""
 
-    __slots__ = ("asked", "done", "has_failed", "span", "spent_ns", "start_ns")
+    __slots__ = ("asked", "done", "has_failed", "spent_ns", "start_ns")
+    is_awaited = True
 
     def __init__(self, span: hot.Span) -> None:
-        self.span = span
+        super().__init__(span)
         self.start_ns = span.start
         self.asked = 0  # written by the span's thread only
         self.done = 0  # written by the waiting thread only
         self.spent_ns = 0
-        self.has_failed = False
+        self.has_failed = False  # a value was donated, or could not be computed
 
-    def poll(self) -> int | None:
-        if self.done != self.asked:
-            return None
-        if self.has_failed:
-            raise RuntimeError("a value was donated, or could not be computed")
-        return self.spent_ns
+    def poll(self) -> bool:
+        if not self.is_ready and self.done == self.asked:
+            self.value = None if self.has_failed else self.spent_ns
+            self.is_lost = self.has_failed
+            self.is_ready = True
+            self.source = None
+        return self.is_ready
 
 
 class Awaited(value.Deferred):
-    """A mark's value, or a span's `device_ns`, which `Readiness` waits for."""
+    """The value of a mark, which `Readiness` waits for."""
 
     __slots__ = ()
     is_awaited = True
 
     def poll(self) -> bool:
         source = self.source
-        if not self.is_ready and not isinstance(source, DeviceTime):
-            try:
-                if not source.is_ready():
-                    return False
-            except Exception:  # noqa: BLE001  reading the value below raises the real error
-                pass
+        try:
+            if not self.is_ready and not source.is_ready():
+                return False
+        except Exception:  # noqa: BLE001  reading the value below raises the real error
+            pass
         return super().poll()
 
 
@@ -322,7 +322,7 @@ class Readiness:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._values: SimpleQueue[Waiting | None] = SimpleQueue()
+        self._values: Values = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def install(self) -> None:
@@ -352,13 +352,12 @@ class Readiness:
 
     def _measure(self, span: hot.Span, mark: Awaited) -> None:
         known = None if span.attrs is None else span.attrs.get("device_ns")
-        if not isinstance(known, value.Deferred):
-            known = Awaited(DeviceTime(span))
+        if not isinstance(known, DeviceTime):
+            known = DeviceTime(span)
             span.set(device_ns=known)
-        time: DeviceTime = known.source
-        time.start_ns = max(time.start_ns, self._lane.compiled_ns)
-        time.asked += 1
-        self._values.put(Waiting(mark.source, mark, time, known))
+        known.start_ns = max(known.start_ns, self._lane.compiled_ns)
+        known.asked += 1
+        self._values.put((mark.source, mark, known))
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=wait_for, args=(self._values,), name="cirron-jax", daemon=True
@@ -366,32 +365,24 @@ class Readiness:
             self._thread.start()
 
 
-class Waiting(NamedTuple):
-    """A value in the queue."""
-
-    scalar: Any
-    mark: Awaited
-    time: DeviceTime
-    device_ns: value.Deferred  # the span's attribute, computed from `time`
-
-
-def wait_for(values: SimpleQueue[Waiting | None]) -> None:
+def wait_for(values: Values) -> None:
     ready_ns: dict[frozenset[Any], int] = {}  # when the last value of these devices was ready
     last_ns = 0
     while (item := values.get()) is not None:
-        time, is_soon = item.time, False
+        scalar, mark, time = item
+        span, is_soon = time.source, False
         try:
-            item.scalar.block_until_ready()  # releases the GIL
-            now, devices = hot.now(), frozenset(item.scalar.devices())
+            scalar.block_until_ready()  # releases the GIL
+            now, devices = hot.now(), frozenset(scalar.devices())
             time.spent_ns += max(0, now - max(time.start_ns, ready_ns.get(devices, 0)))
             ready_ns[devices] = now
             is_soon, last_ns = now - last_ns < SOON_S * 1e9, now
         except Exception:  # noqa: BLE001  keeps the thread alive; the program gets the error itself
             time.has_failed = True
         time.done += 1
-        item.mark.poll()  # here, so that no other thread has to wake up for it
-        if time.span.end:
-            item.device_ns.poll()
-        del item, time
+        mark.poll()  # here, so that no other thread has to wake up for it
+        if span is None or span.end:
+            time.poll()
+        del item, scalar, mark, time, span
         if is_soon and values.empty():
             sleep(SOON_S)

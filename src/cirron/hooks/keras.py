@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cirron.hooks import Snapshots
+    from cirron.hooks.engine import Call
 
 # The span that each method opens. A fit opens epochs.
 PASSES = {"fit": None, "evaluate": "evaluation", "predict": "prediction"}
@@ -44,7 +45,6 @@ SINGLES = {
     "test_on_batch": "evaluation",
     "predict_on_batch": "prediction",
 }
-SAVES = ("save", "save_weights")
 # Converts a torch loader to a TensorFlow dataset.
 LOADER_ADAPTER = "keras.src.trainers.data_adapters.torch_data_loader_adapter"
 # Fetches the batches of an epoch on JAX.
@@ -52,28 +52,32 @@ JAX_TRAINER = "keras.src.backend.jax.trainer"
 
 
 class KerasHook(Wrapper):
-    """Installs and removes the hooks."""
+    """Replaces functions of Keras. A fit that outlives that keeps a callback that does nothing."""
 
     name = "keras"
     what = "keras hooks"
     loading_ns = 0  # spent in TensorFlow's threads
 
-    def install(self) -> None:
-        self.uninstall()
-        self._is_on = True
+    def _replace(self) -> None:
         model, backend = keras.Model, keras.backend.backend()
         for name in PASSES:
             self._wrap_bound(model, name, self._call_pass)
         for name in SINGLES:
             self._wrap_bound(model, name, self._call_single)
-        for name in SAVES:
+        for name in ("save", "save_weights"):
             self._wrap(model, name, save)
-        for name, events in EVENTS.items():
-            if events[0] is Run.batch_begins and Run.fetches_first:
-                continue  # the batch is already open
-            self._wrap(CallbackList, name, functools.partial(self._pass_on, *events), find_run)
-        for name, flag in BATCH_ENDS.items():
-            self._wrap(CallbackList, name, functools.partial(self._end_batch, flag), find_run)
+        self._hear("on_train_begin", Run.leave_batch)
+        self._hear("on_epoch_begin", Run.epoch_begins, Run.await_batch)
+        self._hear("on_epoch_end", Run.leave_batch, Run.epoch_ends)
+        for pass_ in ("train", "test", "predict"):
+            if not Run.fetches_first:  # else the batch is already open
+                self._hear(f"on_{pass_}_batch_begin", Run.batch_begins)
+            # The attribute says whether the callbacks run in another thread.
+            end = functools.partial(self._end_batch, f"_async_{pass_}")
+            self._wrap(CallbackList, f"on_{pass_}_batch_end", end, find_run)
+        for pass_ in ("test", "predict"):
+            self._hear(f"on_{pass_}_begin", Run.aside_begins, Run.await_batch)
+            self._hear(f"on_{pass_}_end", Run.leave_batch, Run.aside_ends)
         if backend == "torch":  # the other backends compile the step
             self._wrap(keras.optimizers.Optimizer, "apply", self._make_apply())
         if backend == "jax":  # fetches inside the batch
@@ -87,26 +91,18 @@ class KerasHook(Wrapper):
             if adapters is not None:
                 self._wrap(adapters.TorchDataLoaderAdapter, "get_tf_dataset", look_at_batches)
 
-    def uninstall(self) -> None:
-        """Removes the hooks. A fit that is running keeps the callback, which does nothing."""
-        self._is_on = False
-        self._patches.undo()
-        with guard.quiet(self.what):
-            for training in reversed(self._runs.open):
-                training.end()
-
     # -- the model's methods ----------------------------------------------------------------
 
-    def _wrap_bound(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        """Calls `call` instead, which can change the arguments: they are bound to their names."""
+    def _wrap_bound(self, owner: Any, name: str, instead: Callable[..., Any]) -> None:
+        """Calls `instead`, which can change the arguments: they are bound to their names."""
         signature = inspect.signature(getattr(owner, name))
 
-        def bind(original: Any, args: Any, kwargs: Any) -> Any:
+        def bind(call: Call) -> Any:
             try:
-                bound = signature.bind(*args, **kwargs)
+                bound = signature.bind(*call.args, **call.keywords)
             except TypeError:
-                return original(*args, **kwargs)  # raises the right error
-            return call(name, original, bound.args[0], bound)
+                return call()  # raises the right error
+            return instead(name, call.func, bound.args[0], bound)
 
         self._wrap(owner, name, bind)
 
@@ -147,29 +143,33 @@ class KerasHook(Wrapper):
                 self._tell(mark_all, values, "point" if is_training else "summary")
             return values if flatten is None else flatten(values)
 
-        self._runs.open.append(Training(self._snapshots))  # without spans
+        self._runs.open.append(Training())  # without spans
         try:
-            return around(span, call, ())
+            return around(span, call)
         finally:
             self._runs.open.pop()
 
     # -- lists of callbacks -----------------------------------------------------------------
 
-    def _pass_on(
-        self, before: Any, after: Any, run: Run, original: Any, args: Any, kwargs: Any
-    ) -> Any:
-        self._tell(before, run, *args[1:])
-        result = original(*args, **kwargs)
-        self._tell(after, run, *args[1:])
-        return result
+    def _hear(self, name: str, before: Any, after: Any = None) -> None:
+        """Tells the run what a list of callbacks hears, before and after them."""
 
-    def _end_batch(self, flag: str, run: Run, original: Any, args: Any, kwargs: Any) -> Any:
-        if getattr(args[0], flag, False):  # the values may be on a device, and are not waited for
-            self._tell(run.batch_ends, *args[1:])
-            result = original(*args, **kwargs)
+        def pass_on(run: Run, call: Call) -> Any:
+            self._tell(before, run, *call.args[1:])
+            result = call()
+            self._tell(after, run, *call.args[1:])
+            return result
+
+        self._wrap(CallbackList, name, pass_on, find_run)
+
+    def _end_batch(self, flag: str, run: Run, call: Call) -> Any:
+        callbacks, *given = call.args
+        if getattr(callbacks, flag, False):  # the values may be on a device, and are not waited for
+            self._tell(run.batch_ends, *given)
+            result = call()
         else:
-            result = original(*args, **kwargs)
-            self._tell(run.batch_ends, *args[1:2], run.logs)
+            result = call()
+            self._tell(run.batch_ends, *given[:1], run.logs)
         if run.fetches_first:
             self._tell(run.await_batch)
         return result
@@ -186,9 +186,8 @@ class KerasHook(Wrapper):
                 return
             yield item
 
-    def _get_iterator(self, original: Any, args: Any, kwargs: Any) -> Any:
-        items = iter(original(*args, **kwargs))
-        return self._loads(items, hot.OwnSpan, hot.close, fail_load)
+    def _get_iterator(self, call: Call) -> Any:
+        return self._loads(iter(call()), hot.OwnSpan, hot.close, fail_load)
 
     def _from_generator(self, name: str, original: Any, generator: Any, bound: Any) -> Any:
         """Counts how long TensorFlow's threads load data: the compiled step fetches it inside.
@@ -225,20 +224,18 @@ class KerasHook(Wrapper):
 
         from cirron.hooks.torch import TorchHook
 
-        def apply(original: Any, args: Any, kwargs: Any) -> Any:
+        def apply(call: Call) -> Any:
             step, torch_hook = hot.current(), TorchHook.installed
             # One optimizer may wrap another.
             is_inner = step is not None and "optimizer_step" in (step.name, *(step.phase or ()))
             if is_dynamo_compiling() or is_inner or torch_hook is None:
-                return original(*args, **kwargs)
+                return call()
             if isinstance(step, hot.Step) and step.phase is None and not step.end:
-                result = hot.within(
-                    step, "optimizer_step", None, hot.OwnSpan, 0, original, args, kwargs
-                )
+                result = hot.within(step, "optimizer_step", None, hot.OwnSpan, 0, call, (), {})
             else:
-                result = around(hot.begin("optimizer_step"), original, args, kwargs)
+                result = around(hot.begin("optimizer_step"), call)
             if not self._runs.open:  # the program's own loop: the torch hooks count its steps
-                torch_hook.after_step(args[0], (), {})
+                torch_hook.after_step(call.args[0], (), {})
             return result
 
         return apply
@@ -252,30 +249,30 @@ def fail_load(span: hot.Span, error: BaseException) -> None:
         hot.fail(span, error)
 
 
-def look_at_batches(original: Any, args: Any, kwargs: Any) -> Any:
+def look_at_batches(call: Call) -> Any:
     """Keras reads some batches to learn their shapes, between two batches of an epoch."""
-    return around(hot.begin("data_load"), original, args, kwargs)
+    return around(hot.begin("data_load"), call)
 
 
-def save(original: Any, args: Any, kwargs: Any) -> Any:
+def save(call: Call) -> Any:
     """Saving to a file, by a callback such as ModelCheckpoint or by the program."""
     is_inner = "checkpoint" in hot.open_names()
-    return around(None if is_inner else hot.begin("checkpoint"), original, args, kwargs)
+    return around(None if is_inner else hot.begin("checkpoint"), call)
 
 
 class Run(Training, Callback):  # type: ignore[misc]  # untyped
     """The spans of one call of `fit`, `evaluate` or `predict`."""
 
+    step_name, rest, marks_loss = "batch", "build", True
     async_safe = True  # it only stores values, so Keras may call it from another thread
     fetches_first = keras.backend.backend() == "torch"  # before Keras announces the batch
     logs: Mapping[str, Any] | None = None  # the latest values, as floats
     _loaded_ns = 0  # the hook's `loading_ns` when the epoch began
-    _is_fit = False
     _aside: hot.Span | None = None  # an evaluation, a prediction
     _index = 0  # of the current or next batch
 
     def __init__(self, hook: KerasHook, snapshots: Snapshots) -> None:
-        Training.__init__(self, snapshots, step_name="batch", rest="build", marks_loss=True)
+        Training.__init__(self, snapshots)
         Callback.__init__(self)
         self._hook = hook
         self._thread = get_ident()
@@ -295,7 +292,6 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
 
     def begin(self, method: str, model: Any, *, is_inner: bool) -> None:
         aside = PASSES[method]
-        self._is_fit = aside is None
         self.is_inner = is_inner
         if aside is not None:
             self._aside = self.begin_aside(aside)
@@ -374,7 +370,7 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
 
     def _step_count(self) -> int | None:
         """The number of steps of the pass, if Keras knows it: the last batch may have fewer."""
-        if self._is_fit and self._aside is not None:  # `params` describes the fit
+        if self.is_in_epoch and self._aside is not None:  # `params` describes the fit
             data = getattr(self.model, "_eval_epoch_iterator", None)
             return getattr(data, "num_batches", None)
         return (self.params or {}).get("steps")
@@ -383,28 +379,6 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
         """Ends a span that did not become a batch: Keras has built the model, or the data ended."""
         self.end_step()
         self.rest = "data_load"
-
-
-# Methods of a list of callbacks: what a run does before and after them.
-EVENTS: dict[str, tuple[Any, Any]] = {
-    "on_train_begin": (Run.leave_batch, None),
-    "on_epoch_begin": (Run.epoch_begins, Run.await_batch),
-    "on_epoch_end": (Run.leave_batch, Run.epoch_ends),
-    "on_train_batch_begin": (Run.batch_begins, None),
-    "on_test_begin": (Run.aside_begins, Run.await_batch),
-    "on_test_batch_begin": (Run.batch_begins, None),
-    "on_test_end": (Run.leave_batch, Run.aside_ends),
-    "on_predict_begin": (Run.aside_begins, Run.await_batch),
-    "on_predict_batch_begin": (Run.batch_begins, None),
-    "on_predict_end": (Run.leave_batch, Run.aside_ends),
-}
-
-# Those at the end of a batch, and the attribute that says that they run in another thread.
-BATCH_ENDS = {
-    "on_train_batch_end": "_async_train",
-    "on_test_batch_end": "_async_test",
-    "on_predict_batch_end": "_async_predict",
-}
 
 
 def add_run(run: Run, callbacks: Any, model: Any) -> Any:

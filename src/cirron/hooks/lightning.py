@@ -23,12 +23,9 @@ from cirron.hooks.engine import Tentative, Training, Wrapper, around, end_if_use
 from cirron.record import hot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cirron.hooks import Snapshots
+    from cirron.hooks.engine import Call
     from cirron.settings import Settings
-
-CALL_CALLBACKS = "_call_callback_hooks"
 
 
 class LightningHook(Wrapper):
@@ -40,19 +37,17 @@ class LightningHook(Wrapper):
 
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         super().__init__(settings, snapshots)
-        self._fits: weakref.WeakKeyDictionary[Any, Fit] = weakref.WeakKeyDictionary()  # by Trainer
-        self._latest: Fit | None = None  # the last one that was found
+        # By Trainer, for what is outside of its runs, such as an evaluation.
+        self._fits: weakref.WeakKeyDictionary[Any, Fit] = weakref.WeakKeyDictionary()
         self._late_step = 0  # number of the last optimizer step that was made to start late
         self._handle: Any = None
 
-    def install(self) -> None:
-        self.uninstall()
-        self._is_on = True
+    def _replace(self) -> None:
         self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         find, logger = self._find, "trainer.connectors.logger_connector"
-        for module, owner, name, call, of in (
+        for module, owner, name, instead, of in (
             ("trainer", "Trainer", "save_checkpoint", self._save, find),
-            ("loops", "_FitLoop", "run", self._fit, find),
+            ("loops", "_FitLoop", "run", self._fit, None),
             ("loops", "_FitLoop", "setup_data", self._set_up_data, find),
             ("loops", "_FitLoop", "on_advance_end", self._end_epoch, find),
             ("loops", "_TrainingEpochLoop", "on_run_start", self._fetch, find),
@@ -64,36 +59,30 @@ class LightningHook(Wrapper):
         ):
             with guard.quiet(self.what):
                 found = importlib.import_module(f"{self.package}.{module}")
-                self._wrap(getattr(found, owner), name, call, of)
+                self._wrap(getattr(found, owner), name, instead, of)
         with guard.quiet(self.what):
-            calls, name = importlib.import_module(f"{self.package}.trainer.call"), CALL_CALLBACKS
-            self._patches.set(calls, name, self._make_call_callbacks(getattr(calls, name)))
+            calls = importlib.import_module(f"{self.package}.trainer.call")
+            hear = self._make_call_callbacks(calls._call_callback_hooks)
+            self._patches.set(calls, "_call_callback_hooks", hear)
 
     def uninstall(self) -> None:
-        """Removes the hooks, and closes what is open."""
-        self._is_on = False
-        self._patches.undo()
+        super().uninstall()
         if self._handle is not None:
             self._handle.remove()
         with guard.quiet(self.what):
-            for training in (*reversed(self._runs.open), *self._fits.values()):
-                training.end()
+            for fit in self._fits.values():
+                fit.end()
         self._fits.clear()
-        self._latest = None
 
     def _find(self, owner: Any) -> Fit:
         """What is open in a Trainer, or in the Trainer of a loop."""
         trainer = getattr(owner, "trainer", owner)
-        fit = self._latest
-        if fit is None or fit.trainer() is not trainer:
-            fit = self._fits.get(trainer) or self._use(trainer, Fit(self._snapshots))
-            self._latest = fit
-        return fit
-
-    def _use(self, trainer: Any, fit: Fit) -> Fit:
-        fit.trainer = weakref.ref(trainer)
-        self._fits[trainer] = self._latest = fit
-        return fit
+        for fit in reversed(self._runs.open):
+            if fit.trainer is trainer:
+                return fit  # type: ignore[no-any-return]
+        if trainer not in self._fits:
+            self._fits[trainer] = Fit(self._snapshots)
+        return self._fits[trainer]
 
     def _make_call_callbacks(self, original: Any) -> Any:
         """Called six times a step, mostly for nothing: not `_wrap`, which would be a third call."""
@@ -101,83 +90,75 @@ class LightningHook(Wrapper):
         @functools.wraps(original)
         def call_callbacks(trainer: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             event = EVENTS.get(name)
-            if event is not None and self._is_on:
-                try:
-                    event(self._find(trainer), trainer)
-                except Exception as error:  # noqa: BLE001  protects the training
-                    guard.caught(self.what, error)
+            if event is not None and (fit := self._tell(self._find, trainer)) is not None:
+                self._tell(event, fit, trainer)
             return original(trainer, name, *args, **kwargs)
 
         return call_callbacks
 
     def _optimizer_stepped(self, *_: Any) -> None:
         for fit in self._runs.open[-1:]:
-            fit.has_stepped = True  # type: ignore[attr-defined]  # runs of this hook are fits
+            fit.has_stepped = True
 
     # -- methods ----------------------------------------------------------------------------
 
-    def _fit(self, before: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        trainer = args[0].trainer
-        # A callback may use the tuner, which starts another run of the same Trainer.
-        fit = self._use(trainer, Fit(self._snapshots))
-        model = getattr(trainer, "lightning_module", None)
-        try:
-            return self._runs.call(fit, model, original, args, kwargs)
-        finally:
-            if self._is_on:
-                self._use(trainer, before)
+    def _fit(self, call: Call) -> Any:
+        """A run. A callback may use the tuner, which starts another one of the same Trainer."""
+        fit = Fit(self._snapshots)
+        fit.trainer = call.args[0].trainer
+        return self._runs.call(fit, getattr(fit.trainer, "lightning_module", None), call)
 
-    def _set_up_data(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+    def _set_up_data(self, fit: Fit, call: Call) -> Any:
         """Creates the loaders. One without a length also fetches a batch here."""
-        before = args[0]._data_fetcher
+        loop = call.args[0]
+        before = loop._data_fetcher
 
         def end(span: hot.Span) -> None:
             # Called before each epoch. It usually does nothing.
-            (end_if_used if args[0]._data_fetcher is before else hot.close)(span)
+            (end_if_used if loop._data_fetcher is before else hot.close)(span)
 
-        return around(hot.begin("data_setup", None, None, Tentative), original, args, kwargs, end)
+        return around(hot.begin("data_setup", None, None, Tentative), call, end=end)
 
-    def _end_epoch(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
+    def _end_epoch(self, fit: Fit, call: Call) -> Any:
+        result = call()
         self._tell(fit.end_epoch)
         return result
 
-    def _fetch(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
+    def _fetch(self, fit: Fit, call: Call) -> Any:
         """Data without a length is fetched ahead, the first batch when the epoch starts to run."""
         self._tell(fit.await_batch)
         try:
-            return original(*args, **kwargs)
+            return call()
         except StopIteration:  # the data is used up, or a hook has returned -1
             fit.skip_step()
             raise
 
-    def _evaluate(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        trainer = args[0].trainer
+    def _evaluate(self, fit: Fit, call: Call) -> Any:
+        trainer = call.args[0].trainer
         name = "prediction" if trainer.predicting else "evaluation"
         stage = getattr(trainer.state.stage, "value", None)
-        return fit.call_aside(name, {"stage": stage}, original, args, kwargs)
+        return fit.call_aside(call, name, stage=stage)
 
-    def _save(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        attrs = {"global_step": args[0].global_step}
-        return fit.call_aside("checkpoint", attrs, original, args, kwargs)
+    def _save(self, fit: Fit, call: Call) -> Any:
+        return fit.call_aside(call, "checkpoint", global_step=call.args[0].global_step)
 
-    def _log(self, fit: Fit, original: Any, args: Any, kwargs: Any) -> Any:
-        metrics = args[1] if len(args) > 1 else kwargs.get("metrics")
+    def _log(self, fit: Fit, call: Call) -> Any:
+        connector, metrics, *_ = *call.args, call.keywords.get("metrics")
         # Between batches, the values are those of the whole epoch.
-        is_batch = getattr(args[0], "_first_loop_iter", None) is not None
+        is_batch = getattr(connector, "_first_loop_iter", None) is not None
         self._tell(fit.log, metrics, (), is_batch)
-        return original(*args, **kwargs)
+        return call()
 
-    def _call_closure(self, original: Any, args: Any, kwargs: Any) -> Any:
+    def _call_closure(self, call: Call) -> Any:
         """Lightning's optimizers call forward and backward; their own step starts after that."""
         span = hot.current()
         if span is None:
-            return original(*args, **kwargs)
+            return call()
         phase, kind = span.phase, span.phase_kind
         number, name = (span.sequence, span.name) if phase is None else phase[:2]
         # LBFGS calls it several times: all but the first call are part of its step.
         if name != "optimizer_step" or number == self._late_step:
-            return original(*args, **kwargs)
+            return call()
         self._late_step = number
 
         def start(_: hot.Span) -> None:
@@ -198,7 +179,7 @@ class LightningHook(Wrapper):
             hot.enter_context(span.parent)
         else:
             step.phase = step.phase_kind = None
-        return around(span, original, args, kwargs, start, drop)
+        return around(span, call, end=start, fail=drop)
 
 
 class PytorchLightningHook(LightningHook):
@@ -211,7 +192,7 @@ class PytorchLightningHook(LightningHook):
 class Fit(Training):
     """The spans of a run. Its methods are named after Lightning's events."""
 
-    trainer: Callable[[], Any]  # a weak reference
+    trainer: Any = None  # during a run
     has_stepped = False  # an optimizer, in this batch
     _index = 0  # of the step in its epoch
     _global_step = 0
@@ -257,8 +238,7 @@ class Fit(Training):
 
     def await_batch(self) -> None:
         """A batch is about to be fetched."""
-        if not self.is_stepping:  # else gradients are being accumulated
-            self.await_step(self._index, global_step=self._global_step + 1)
+        self.await_step(self._index, global_step=self._global_step + 1)
 
 
 EVENTS = {name: event for name, event in vars(Fit).items() if name.startswith("on_")}

@@ -17,9 +17,8 @@ from _thread import _local, get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import guard
-from cirron.hooks.engine import Wrapper
-from cirron.hooks.patch import ImportWatch
-from cirron.record import hot, value
+from cirron.hooks.engine import Wrapper, scalar_of
+from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from cirron.hooks import Hooks, Snapshots
+    from cirron.hooks.engine import Call
     from cirron.settings import Settings
 
     Value: TypeAlias = tuple[Any, Any, Any]  # name, value, step
@@ -82,19 +82,14 @@ class LoggersHook(Wrapper):
     def __init__(self, settings: Settings, snapshots: Snapshots, hooks: Hooks) -> None:
         super().__init__(settings, snapshots)
         self._hooks = hooks
-        self._watch = ImportWatch()
         self._this_thread = ThisThread()
 
-    def install(self) -> None:
-        self.uninstall()
-        self._is_on = True
+    def _replace(self) -> None:
         for logger in LOGGERS:
             self._watch.when_imported(logger.module, functools.partial(self._add, logger))
 
     def uninstall(self) -> None:
-        self._is_on = False
-        self._watch.undo()
-        self._patches.undo()
+        super().uninstall()
         hot.keep_names(False)
 
     def _add(self, logger: Logger) -> None:
@@ -113,18 +108,17 @@ class LoggersHook(Wrapper):
                     self._wrap(module, name, functools.partial(self._log, logger, read, 0))
             hot.keep_names(True)
 
-    def _log(
-        self, logger: Logger, read: Read, first: int, original: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def _log(self, logger: Logger, read: Read, first: int, call: Call) -> Any:
         """Calls the logger. `first`: of its arguments, after `self`."""
         this_thread = self._this_thread
         if this_thread.is_logging or hot.off:
-            return original(*args, **kwargs)
+            return call()
         this_thread.is_logging = True
         try:
-            self._tell(self._mark, sys._getframe(2), logger, read, args[first:], kwargs)
+            arguments = call.args[first:], call.keywords
+            self._tell(self._mark, sys._getframe(2), logger, read, *arguments)
             began = hot.now()
-            result = original(*args, **kwargs)
+            result = call()
             if (ended := hot.now()) - began >= LONG_NS:
                 self._tell(add_span, logger.name, began, ended)
             return result
@@ -149,10 +143,8 @@ def mark(span: hot.Span, logger: str, name: Any, given: Any, step: Any) -> None:
         return
     if getattr(span, "marked", NO_NAMES).get(name, logger) != logger:
         return
-    try:
-        scalar = value.capture(given, hot.device_clock)
-        at = None if step is None else value.capture(step)
-    except value.NotAScalarError:
+    scalar, at = scalar_of(given), scalar_of(step)
+    if scalar is None:
         return
     attrs: dict[str, Any] = {"logger": logger}
     if isinstance(at, (int, float)):

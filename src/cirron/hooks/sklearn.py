@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cirron import errors, guard
+from cirron import guard
 from cirron.hooks import boosters
-from cirron.hooks.engine import around
+from cirron.hooks.engine import around, scalar_of
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
@@ -87,12 +87,10 @@ def trace(estimator: Any, step: str | None) -> None:
         kind = kind._cirron_plain
     elif not (callable(getattr(kind, "fit", None)) and callable(getattr(kind, "get_params", None))):
         return
-    try:
+    with guard.quiet(f"ci.wrap({kind.__name__})"):  # the class may refuse to be subclassed
         traced = traced_class(kind, step)
         set_class(estimator, traced)
         trace_parts(estimator, traced._cirron_parts)
-    except Exception as error:  # noqa: BLE001  the class may refuse to be subclassed
-        guard.caught(f"ci.wrap({kind.__name__})", error)
 
 
 def trace_parts(composite: Any, attributes: tuple[str, ...]) -> None:
@@ -238,10 +236,8 @@ def _traced_method(
 
 
 def _mark(name: str, given: Any) -> None:
-    try:
-        hot.mark(name, given, "summary")
-    except errors.InputError:  # a custom estimator may return anything
-        pass
+    if (scalar := scalar_of(given)) is not None:  # a custom estimator may return anything
+        hot.mark(name, scalar, "summary")
 
 
 # -- copies ------------------------------------------------------------------------------------
@@ -376,9 +372,5 @@ def _mark_scores(results: Any, first: int) -> None:
 
 
 def _plain_value(given: Any) -> Any:
-    if given is None:
-        return None
-    try:
-        return value.capture(given)
-    except value.NotAScalarError:
-        return value.clip(repr(given))
+    scalar = scalar_of(given)
+    return value.clip(repr(given)) if scalar is None and given is not None else scalar

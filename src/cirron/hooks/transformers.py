@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cirron.hooks import Snapshots
+    from cirron.hooks.engine import Call
     from cirron.settings import Settings
 
 # Logged values that are not metrics: the epoch so far, as a fraction; and the losses, when they are
@@ -43,50 +44,37 @@ class TransformersHook(Wrapper):
         self._handlers: WeakSet[Any] = WeakSet()  # the callback handlers of known Trainers
         self._classes: set[type] = set()  # whose methods are wrapped
 
-    def install(self) -> None:
-        self.uninstall()
-        self._is_on = True
+    def _replace(self) -> None:
         self._wrap(Trainer, "__init__", self._init)
-        self._wrap(CallbackHandler, "on_epoch_begin", self._begin_epoch)
+        self._wrap(CallbackHandler, "on_epoch_begin", self._begin_epoch, callback_of)
         self._wrap_methods(Trainer)
 
     def uninstall(self) -> None:
         """Removes the hooks, including the callbacks of existing Trainers."""
-        self._is_on = False
-        self._patches.undo()
+        super().uninstall()
         self._classes.clear()
         for handler in list(self._handlers):
             with guard.quiet(self.what):
-                for callback in handler.callbacks:
-                    if isinstance(callback, CirronCallback):
-                        callback.let_go()
-                        handler.callbacks = [
-                            one for one in handler.callbacks if one is not callback
-                        ]
+                while (callback := callback_of(handler)) is not None:
+                    handler.callbacks = [one for one in handler.callbacks if one is not callback]
+                    callback.let_go()
         self._handlers.clear()
 
-    def _init(self, original: Any, args: Any, kwargs: Any) -> None:
-        original(*args, **kwargs)
-        self._tell(self._find, args[0])
+    def _init(self, call: Call) -> None:
+        call()
+        self._tell(self._find, call.args[0])
 
-    def _begin_epoch(self, original: Any, args: Any, kwargs: Any) -> Any:
+    def _begin_epoch(self, callback: CirronCallback, call: Call) -> Any:
         """What other callbacks do is in the epoch, not in its first step."""
-        result = original(*args, **kwargs)
-        self._tell(self._await_steps, args[0], args[2] if len(args) > 2 else kwargs.get("state"))
+        result = call()
+        self._tell(callback.await_next, *call.args[2:])
         return result
-
-    def _await_steps(self, handler: Any, state: Any) -> None:
-        for callback in handler.callbacks:
-            if callback.__class__ is CirronCallback and callback.snapshots is not None:
-                callback.await_next(state)
 
     def _find(self, trainer: Any) -> CirronCallback:
         """The Trainer's callback. A Trainer that was created before the hooks gets it here."""
         handler = trainer.callback_handler
-        for callback in handler.callbacks:  # nearly always the first
-            if callback.__class__ is CirronCallback:
-                break
-        else:
+        callback = callback_of(handler)
+        if callback is None:
             callback = CirronCallback()
             # First, so that what the others record is inside its spans. In a new list, because the
             # Trainer may be iterating over the old one.
@@ -111,60 +99,57 @@ class TransformersHook(Wrapper):
             "_save_checkpoint": self._save,
             "save_model": self._save,
         }
-        for owner in reversed(kind.__mro__):
-            if issubclass(owner, Trainer) and owner not in self._classes:
-                self._classes.add(owner)
-                for name, call in calls.items():
-                    if name in owner.__dict__:
-                        self._wrap(owner, name, call, self._find)
-                    elif not issubclass(definer(owner, name), Trainer):
-                        # Defined by a mixin, which other classes may use too: do not change it.
-                        self._wrap(owner, name, call, self._find, inherited(owner, name))
+        self._classes.add(kind)
+        for name, instead in calls.items():
+            method = getattr(kind, name)
+            if not hasattr(method, "cirron_original"):
+                # Its own, or that of a parent or a mixin, which other classes may use too.
+                own = vars(kind).get(name) or inherited(kind, name)
+                self._wrap(kind, name, instead, self._find, own)
 
-    def _train(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
-        model = getattr(args[0], "model", None)
-        return self._runs.call(callback, model, original, args, kwargs)
+    def _train(self, callback: CirronCallback, call: Call) -> Any:
+        return self._runs.call(callback, getattr(call.args[0], "model", None), call)
 
-    def _attempt(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
+    def _attempt(self, callback: CirronCallback, call: Call) -> Any:
         """With `auto_find_batch_size`, one that runs out of memory is followed by another."""
         try:
-            return original(*args, **kwargs)
+            return call()
         except BaseException as error:  # passes on
             self._tell(callback.end, error)
             raise
 
-    def _step(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
+    def _step(self, callback: CirronCallback, call: Call) -> Any:
         if callback.is_in_batch:  # a subclass calls its parent's
-            return original(*args, **kwargs)
+            return call()
         callback.is_in_batch = True
         try:
-            loss = original(*args, **kwargs)
+            loss = call()
         finally:
             callback.is_in_batch = False
         self._tell(callback.add_loss, loss)
         return loss
 
-    def _log(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        self._tell(callback.has_logged, args[0].state)
+    def _log(self, callback: CirronCallback, call: Call) -> Any:
+        result = call()
+        self._tell(callback.has_logged, call.args[0].state)
         return result
 
-    def _evaluate(
-        self, prefix: str, callback: CirronCallback, original: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def _evaluate(self, prefix: str, callback: CirronCallback, call: Call) -> Any:
         """`prefix`: the default prefix of metrics. With several datasets, each has its own."""
         name = "evaluation" if prefix == "eval" else "prediction"
-        given = args[3] if len(args) > 3 else kwargs.get("metric_key_prefix")
-        return callback.call_aside(name, {"prefix": given or prefix}, original, args, kwargs)
+        given = call.args[3] if len(call.args) > 3 else call.keywords.get("metric_key_prefix")
+        return callback.call_aside(call, name, prefix=given or prefix)
 
-    def _save(self, callback: CirronCallback, original: Any, args: Any, kwargs: Any) -> Any:
-        attrs = {"global_step": args[0].state.global_step}
-        return callback.call_aside("checkpoint", attrs, original, args, kwargs)
+    def _save(self, callback: CirronCallback, call: Call) -> Any:
+        global_step = call.args[0].state.global_step
+        return callback.call_aside(call, "checkpoint", global_step=global_step)
 
 
-def definer(kind: type, name: str) -> type:
-    """The class in the MRO that defines the attribute."""
-    return next((one for one in kind.__mro__ if name in one.__dict__), kind)
+def callback_of(handler: Any) -> CirronCallback | None:
+    for callback in handler.callbacks:  # nearly always the first
+        if callback.__class__ is CirronCallback:
+            return callback
+    return None
 
 
 def inherited(kind: type, name: str) -> Any:
@@ -194,14 +179,14 @@ def event(tell: Callable[..., None]) -> Callable[..., None]:
 class CirronCallback(Training, TrainerCallback):
     """The spans of a Trainer. Each Trainer gets one automatically."""
 
-    def __init__(self) -> None:
-        super().__init__(None, marks_loss=True)  # no snapshots: profiling is off
-        self.is_in_batch = False
-        self._loss: Any = None  # of the current step: the sum over its batches so far
-        self._last_loss: Any = None  # of the previous step of the epoch
-        self._epoch_index = 0
-        self._index = 0  # of the step in its epoch
-        self._epoch_steps = 0  # in a whole epoch
+    marks_loss = True
+    snapshots: Snapshots | None  # None: profiling is off
+    is_in_batch = False
+    _loss: Any = None  # of the current step: the sum over its batches so far
+    _last_loss: Any = None  # of the previous step of the epoch
+    _epoch_index = 0
+    _index = 0  # of the step in its epoch
+    _epoch_steps = 0  # in a whole epoch
 
     def __reduce__(self) -> tuple[type[CirronCallback], tuple[()]]:
         return CirronCallback, ()  # a copied Trainer has its own run
@@ -280,7 +265,7 @@ class CirronCallback(Training, TrainerCallback):
         else:
             self.await_next(state)
 
-    def await_next(self, state: Any) -> None:
+    def await_next(self, state: Any, *_: Any) -> None:
         if self._index < self._epoch_steps:
             self.await_step(self._index, global_step=state.global_step + 1)
 

@@ -2,9 +2,8 @@
 
 On the user's thread, `taker.py` gets the tensors of each model from a reader, and has copiers copy
 them.
-torch.py, jax.py, keras.py   readers: yield names, arrays and flags
+torch.py, jax.py, keras.py   readers: yield names, arrays and flags; copies on devices
 host.py                      the types of tensors, readers and copiers; copies on the host
-cuda.py                      copies on a GPU, and statistics computed there
 
 On the worker, `records.py` turns the copies into records.
 stats.py                     exact statistics, block by block (NumPy)

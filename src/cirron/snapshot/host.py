@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from cirron.snapshot import stats
 from cirron.snapshot.records import STORED, wider
@@ -52,7 +51,6 @@ class Tensor:
     array: Any = None
     copier: Copier | None = None  # None: `array` is in the host's memory
     decode: Callable[[Any], Any] | None = None  # converts a block that NumPy cannot read
-    strides: tuple[int, ...] | None = None  # of the values in `array`. None: contiguous
     source: Any = None  # the framework's own object, until it is copied
     is_replaced: bool = False  # a newer copy of it is in the same snapshot
 
@@ -190,7 +188,7 @@ class HostCopier(Copier):
             array = tensor.take_array()
             if isinstance(array, np.ndarray):
                 target = buffer[first : first + array.nbytes].view(array.dtype)
-                target[:] = array
+                target.reshape(array.shape)[...] = array  # in row-major order
                 first += aligned(array.nbytes)
                 array = target
             copies.append(array)
@@ -225,10 +223,6 @@ def size_of(tensors: list[Tensor]) -> int:
 
 def bytes_of(tensor: Tensor, values: Any) -> Any:
     """The values in row-major order, in the format of safetensors."""
-    if tensor.strides is not None:
-        shape = (*tensor.shape, 2)[: len(tensor.strides)]  # complex: real and imaginary parts
-        steps = [stride * values.itemsize for stride in tensor.strides]
-        values = as_strided(values, shape, steps)
     if tensor.dtype not in STORED and tensor.dtype != "complex128":
         decoded = values if tensor.decode is None else tensor.decode(values)
         values = decoded.astype(wider(tensor.dtype))

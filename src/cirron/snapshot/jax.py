@@ -39,6 +39,15 @@ FUNCTIONS = (FunctionType, MethodType, partial)
 GRADIENTS = frozenset(("grad", "grads", "gradients"))
 
 
+# Why there is no snapshot.
+GONE = (
+    "the arrays passed to ci.watch() no longer exist. A step does not change JAX arrays but creates"
+    " new ones: call ci.watch(state) again as the last line of each epoch, or once with a function,"
+    " ci.watch(lambda: state)"
+)
+NOTHING = "the function passed to ci.watch() returned no arrays, or arrays that were donated"
+
+
 class Leaf(NamedTuple):
     """An array of a tree, or an NNX module, which contains arrays."""
 
@@ -50,74 +59,41 @@ class Leaf(NamedTuple):
 
 
 class Held:
-    """Stands for a tree. It has no `__weakref__`, so the taker keeps a strong reference."""
+    """Stands for a tree that was passed to `ci.watch`, or that a function of the user returns.
 
-    __slots__ = ("_has_warned", "is_taken")
+    It has no `__weakref__`, so the taker keeps a strong reference.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_has_warned", "_reason", "get", "is_taken", "key")
+
+    def __init__(self, key: Any, reason: str, get: Callable[[], list[Leaf] | None]) -> None:
+        self.key = key  # the function, or the outline of the tree
+        self.get = get  # the current leaves
         self.is_taken = False  # in a snapshot, and not watched again since
+        self._reason = reason
         self._has_warned = False
 
-    def leaves(self) -> list[Leaf] | None:
-        """The current leaves of the tree. None, with one warning, if they no longer exist."""
-        found, reason = self.find()
+    def find(self) -> list[Leaf] | None:
+        """The leaves, or None if they no longer exist."""
+        found = self.get()
+        is_gone = found is None or any(map(is_deleted, found))
+        return None if is_gone else found
+
+    def leaves(self) -> list[Leaf]:
+        """The leaves. An empty list, with one warning, if they no longer exist."""
+        try:
+            found, reason = self.find(), self._reason
+        except Exception as error:  # noqa: BLE001  the user's function must not break the loop
+            found, reason = None, f"the function passed to ci.watch() raised {error!r}"
         if found is None and not self._has_warned:
             self._has_warned = True
             guard.warn("a snapshot was skipped: %s", reason)
-        return found
-
-    def find(self) -> tuple[list[Leaf] | None, str]:
-        """The leaves, or None and the reason."""
-        raise NotImplementedError
-
-
-class Given(Held):
-    """A tree that was passed to `ci.watch`."""
-
-    __slots__ = ("_references", "outline")
-
-    def give(self, leaves: list[Leaf]) -> None:
-        """Sets the current value of the tree."""
-        self._references = [(name, weakref.ref(value)) for name, value in leaves]
-        self.outline = outline(leaves)
-        self.is_taken = False
+        return found or []
 
     def is_gone_or(self, leaves: list[Leaf]) -> bool:
         """Whether the tree no longer exists, or has these very leaves."""
-        found, _ = self.find()
-        return found is None or all(
-            one.value is other.value for one, other in zip(found, leaves, strict=True)
-        )
-
-    def find(self) -> tuple[list[Leaf] | None, str]:
-        found = [Leaf(name, reference()) for name, reference in self._references]
-        is_gone = any(leaf.value is None or is_deleted(leaf.value) for leaf in found)
-        return None if is_gone else found, (
-            "the arrays passed to ci.watch() no longer exist. A step does not change JAX arrays but"
-            " creates new ones: call ci.watch(state) again as the last line of each epoch, or once"
-            " with a function, ci.watch(lambda: state)"
-        )
-
-
-class Asked(Held):
-    """A tree that is returned by a function of the user."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def find(self) -> tuple[list[Leaf] | None, str]:
-        try:
-            found = leaves_of(self.function())
-        except Exception as error:  # noqa: BLE001  the user's function must not break the loop
-            return None, f"the function passed to ci.watch() raised {error!r}"
-        if found is not None and any(is_deleted(leaf.value) for leaf in found):
-            found = None
-        return found, (
-            "the function passed to ci.watch() returned no arrays, or arrays that were donated"
-        )
+        pairs = zip(self.find() or (), leaves, strict=False)
+        return all(one.value is other.value for one, other in pairs)
 
 
 def hold(model: Any, known: Iterable[Any]) -> Any:
@@ -129,7 +105,7 @@ def hold(model: Any, known: Iterable[Any]) -> Any:
     if isinstance(model, Held):
         return model
     if isinstance(model, FUNCTIONS):
-        same = (one for one in known if isinstance(one, Asked) and one.function == model)
+        same = (one for one in known if isinstance(one, Held) and one.key == model)
         return next(same, None) or ask_first(model)
     leaves = leaves_of(model)
     if leaves is None:
@@ -139,15 +115,17 @@ def hold(model: Any, known: Iterable[Any]) -> Any:
             "ci.watch() was called inside a function that JAX traces (jit, grad, vmap, scan), where"
             " arrays have no values. Call it outside, with what the function returns"
         )
-    alike = [one for one in known if isinstance(one, Given) and one.outline == outline(leaves)]
+    key, references = outline(leaves), [(name, weakref.ref(value)) for name, value in leaves]
+    alike = [one for one in known if isinstance(one, Held) and one.key == key]
     gone = (one for one in alike if one.is_gone_or(leaves))
     taken = (one for one in alike if one.is_taken)
-    given: Given = next(chain(gone, taken), None) or named(Given, model)()
-    given.give(leaves)
-    return given
+    held: Held = next(chain(gone, taken), None) or named(model)(key, GONE, list)
+    held.get = lambda: [Leaf(name, reference()) for name, reference in references]
+    held.is_taken = False
+    return held
 
 
-def ask_first(function: Any) -> Asked:
+def ask_first(function: Any) -> Held:
     """Calls the function once, so that a wrong one raises right away."""
     try:
         tree = function()
@@ -161,13 +139,13 @@ def ask_first(function: Any) -> Asked:
             "ci.watch() takes a function that returns a tree of JAX arrays; this one returned"
             f" {type(tree).__name__}"
         )
-    asked: Asked = named(Asked, tree)(function)
+    asked: Held = named(tree)(function, NOTHING, lambda: leaves_of(function()))
     return asked
 
 
-def named(kind: Any, tree: Any) -> Any:
+def named(tree: Any) -> Any:
     """A subclass with the name of the tree's class, which is the prefix if names collide."""
-    return type(type(tree).__name__, (kind,), {"__slots__": ()})
+    return type(type(tree).__name__, (Held,), {"__slots__": ()})
 
 
 def outline(leaves: list[Leaf]) -> list[tuple[Any, ...]]:
@@ -221,9 +199,10 @@ def expand(leaves: list[Leaf]) -> list[Leaf]:
     return arrays
 
 
-def is_deleted(value: Any) -> bool:
-    """Whether it was donated or deleted."""
-    return isinstance(value, jax.Array) and value.is_deleted()
+def is_deleted(leaf: Leaf) -> bool:
+    """Whether it was donated or deleted, or is no longer referenced."""
+    value = leaf.value
+    return value is None or (isinstance(value, jax.Array) and value.is_deleted())
 
 
 class Parts:
@@ -277,11 +256,11 @@ class JaxReader(Reader):
     """Reads what `hold` returned."""
 
     def names(self, model: Held) -> list[str]:
-        return [tensor.name for tensor in self._tensors(model.leaves() or [], "")]
+        return [tensor.name for tensor in self._tensors(model.leaves(), "")]
 
     def read(self, model: Held, prefix: str, *, only_gradients: bool = False) -> list[Tensor]:
         model.is_taken = True
-        return self._tensors(model.leaves() or [], prefix)
+        return self._tensors(model.leaves(), prefix)
 
     def _tensors(self, leaves: list[Leaf], prefix: str) -> list[Tensor]:
         found: dict[int, Tensor] = {}
@@ -299,6 +278,9 @@ class JaxReader(Reader):
             names.add(name)
             found[id(array)] = describe(array, name, {}, is_gradient=is_gradient)
         return list(found.values())
+
+
+READER = JaxReader()
 
 
 def describe(array: Any, name: str, attrs: dict[str, Any], *, is_gradient: bool = False) -> Tensor:

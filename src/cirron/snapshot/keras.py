@@ -35,17 +35,17 @@ def describe(weight: Any, name: str) -> Tensor:
     return Tensor(name, False, list(weight.shape), str(weight.dtype), attrs, array=Value(weight))
 
 
-def reader() -> Reader:
-    """The reader for the current backend of Keras."""
-    if keras.backend.backend() != "torch":
-        return KerasReader()
+READER: Reader = KerasReader()
+if keras.backend.backend() == "torch":
     from cirron.snapshot.torch import TorchReader
 
     class KerasTorchReader(TorchReader):
+        """Reads them on torch."""
+
         def named(self, model: Any) -> Iterator[tuple[str, Any]]:
             return ((name, weight.value) for name, weight in named_weights(model))
 
-    return KerasTorchReader()
+    READER = KerasTorchReader()
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, Any]]:

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from cirron.snapshot.host import Copier, Copy, HostCopier, Reader, Tensor
     from cirron.snapshot.records import Taken
 
-# The readers: the module and class of the models that each can read, then its file and its factory.
-# A program that has such a model has imported the module.
+# The module and class of the models that can be read, and the file whose `READER` reads them. A
+# program that has such a model has imported the module.
 READERS = (
-    ("keras", "Layer", "cirron.snapshot.keras", "reader"),  # on torch it is a Module too
-    ("torch.nn", "Module", "cirron.snapshot.torch", "TorchReader"),
-    ("cirron.snapshot.jax", "Held", "cirron.snapshot.jax", "JaxReader"),  # what `stand_in` returns
+    ("keras", "Layer", "cirron.snapshot.keras"),  # on torch it is a Module too
+    ("torch.nn", "Module", "cirron.snapshot.torch"),
+    ("cirron.snapshot.jax", "Held", "cirron.snapshot.jax"),  # what `stand_in` returns
 )
 
 PENDING_BYTES = 64 * 2**20
@@ -106,7 +106,6 @@ class Taker:
         self._wall_ns = wall_ns
         self._deliver = deliver
         self._chance = random.Random().random if chance is None else chance  # noqa: S311
-        self._readers: dict[str, Reader] = {}
         self._models: list[Known] = []
         self._kept: dict[Known, Kept] = {}
         self._seen: deque[int] = deque(maxlen=64)  # the last spans that have a snapshot
@@ -167,7 +166,7 @@ class Taker:
 
     def _keep(self, one: Known, own: Any) -> None:
         found = list(one.reader.read(own, one.prefix, only_gradients=True))
-        if not found:
+        if not found:  # another model has taken its turn
             return
         before = self._kept.pop(one, None)
         release(() if before is None else before.copies)  # their memory is reused
@@ -260,7 +259,7 @@ class Taker:
             guard.warn("a snapshot was skipped: %s. ci.health() counts them", reason)
 
     def _know(self, model: Any) -> Known:
-        reader = self._reader_of(model)
+        reader: Reader = importlib.import_module(check(model)).READER
         own = reader.unwrap(model)
         # A model that a hook has found before its parameters existed is looked at again.
         self._models = [
@@ -294,13 +293,6 @@ class Taker:
                 copier.prepare(its)
 
         self._do(prepare)
-
-    def _reader_of(self, model: Any) -> Reader:
-        file, kind = check(model)
-        reader = self._readers.get(file)
-        if reader is None:
-            reader = self._readers[file] = getattr(importlib.import_module(file), kind)()
-        return reader
 
     # -- waiting for the worker -------------------------------------------------------------
 
@@ -399,12 +391,12 @@ def stand_in(model: Any, known: list[Any]) -> Any:
     return hold(model, known)
 
 
-def check(model: Any) -> tuple[str, str]:
-    """The file and factory of the reader for a model; raises if there is none."""
-    for module, base, file, kind in READERS:
+def check(model: Any) -> str:
+    """The file that reads a model; raises if there is none."""
+    for module, base, file in READERS:
         known = getattr(sys.modules.get(module), base, None)  # it may be partly imported
         if isinstance(known, type) and isinstance(model, known):
-            return file, kind
+            return file
     raise errors.InputError(
         "ci.watch() takes a model, such as a torch.nn.Module or a tree of JAX arrays; got"
         f" {type(model).__name__}. Keras and Trainer models are found without it"

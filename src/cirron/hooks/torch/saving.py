@@ -73,10 +73,8 @@ class Saving:
             span, lane = None, self._loops.this_thread.find()
             # Pickling a tensor saves its storage.
             if self.is_on and not (args and isinstance(args[0], STORAGES)):
-                try:
+                with guard.quiet("torch save"):
                     span = begin(self._loops, lane)
-                except Exception as error:  # noqa: BLE001  protects the program's checkpoint
-                    guard.caught("torch save", error)
             return engine.around(span, original, args, kwargs, self._loops.close)
 
         run_uncompiled(save, with_callees=False)
