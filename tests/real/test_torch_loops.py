@@ -285,6 +285,24 @@ def test_break(traced: Traced) -> None:
     assert f"epoch[0]({body}) between epoch[1]({body}) between" == traced()
 
 
+def test_break_out_of_a_generator(traced: Traced) -> None:
+    """A generator around the loader that is left early ends the epoch, without an error."""
+    loop = Loop()
+
+    def batches() -> Iterator[Any]:
+        for batch in loader_of(4):
+            yield [part.clone() for part in batch]
+
+    for index, batch in enumerate(batches()):
+        loop.step(batch)
+        if index == 1:
+            break
+    with ci.scope("after"):
+        pass
+
+    assert f"epoch[0]({steps(2)}) after" == traced()
+
+
 def test_continue(traced: Traced) -> None:
     """A batch that is skipped is loaded within the step that goes on after it."""
     loop = Loop()
@@ -381,6 +399,22 @@ def test_a_scope_around_each_fetch(traced: Traced) -> None:
 
     assert 1 == found.count("epoch[")
     assert found.endswith(" fetch(data_load) forward:train backward optimizer_step")
+
+
+def test_no_snapshot_after_each_fetch_in_a_scope(traced: Traced) -> None:
+    """In an epoch of the program, the end of a scope around a fetch is not that of the epoch."""
+    loop = Loop()
+    ci.watch(loop.model)
+    iterator = iter(loader_of(4))
+    with ci.scope("epoch", index=0):
+        for _ in range(3):
+            with ci.scope("fetch"):
+                batch = next(iterator)
+            loop.step(batch)
+    ci.flush()
+
+    assert 0 == ci.health()["snapshot_count"]
+    assert traced().startswith("epoch[0](")
 
 
 def test_nested_loaders(traced: Traced) -> None:
@@ -804,6 +838,54 @@ def test_an_iterator_that_is_held_after_a_break(traced: Traced) -> None:
     assert f"epoch[0]({steps(1)}) epoch[1]({steps(2)}) epoch[2]({steps(3)})" == traced()
 
 
+def test_read_ahead_from_a_sampler_that_repeats(traced: Traced) -> None:
+    """As timm does: one iterator for all epochs, and each batch is fetched before the last is used.
+    Each round is an epoch, and its last step has no fetch.
+    """
+    loop, loader = Loop(), loader_of(3)
+    sampler = loader.batch_sampler
+
+    class Repeated:
+        def __init__(self, sampler: Any) -> None:
+            self.sampler = sampler
+
+        def __iter__(self) -> Iterator[Any]:
+            while True:
+                yield from iter(self.sampler)
+
+    object.__setattr__(loader, "batch_sampler", Repeated(sampler))
+    iterator = iter(loader)
+
+    def ahead(iterator: Iterator[Any]) -> Iterator[Any]:
+        last = None
+        for _ in range(3):
+            batch = next(iterator)
+            if last is not None:
+                yield last
+            last = batch
+        yield last
+
+    for _ in range(2):
+        for batch in ahead(iterator):
+            loop.step(batch)
+    del iterator
+
+    body = f"step[0](data_load {STEP}) step[1]({STEP}) step[2]({PHASES})"
+    assert f"epoch[0]({body}) epoch[1]({body})" == traced()
+
+
+def test_a_loop_after_an_iterator_that_is_held(traced: Traced) -> None:
+    """A warm-up with `next` is an epoch that ends where the loop over another loader begins."""
+    loop = Loop()
+    warm_up = iter(loader_of(4))
+    for _ in range(2):
+        loop.step(next(warm_up))
+    for batch in loader_of(2):
+        loop.step(batch)
+
+    assert f"epoch[0]({steps(2)}) epoch[1]({steps(2)})" == traced()
+
+
 def test_another_model_is_evaluated_in_an_epoch(traced: Traced) -> None:
     """It is an evaluation, wherever `no_grad` stands."""
     loop = Loop()
@@ -819,19 +901,24 @@ def test_another_model_is_evaluated_in_an_epoch(traced: Traced) -> None:
     assert f"epoch[0]({steps(2, body)})" == traced()
 
 
-def test_one_more_batch_after_a_teacher_has_run(traced: Traced) -> None:
-    """What is fetched by hand is for the step, though the last model that ran was in eval mode."""
+@pytest.mark.parametrize("is_first", [False, True])
+def test_one_more_batch_for_a_teacher(traced: Traced, is_first: bool) -> None:
+    """What is fetched by hand is for the step, though it is a model in eval mode that uses it."""
     loop = Loop()
     teacher = nn.Linear(4, 1).eval()
     unlabelled = loader_of(1)
     for x, _ in loader_of(2):
         more, _ = next(iter(unlabelled))
         loop.optimizer.zero_grad()
-        nn.functional.mse_loss(loop.model(x), teacher(more).detach()).backward()
+        made = None if is_first else loop.model(x)
+        with torch.no_grad():
+            wanted = teacher(more)
+        nn.functional.mse_loss(loop.model(x) if made is None else made, wanted).backward()
         loop.optimizer.step()
 
-    body = "data_load data_load forward:train forward:eval backward optimizer_step"
-    assert f"epoch[0]({steps(2, body)})" == traced()
+    forwards = ["forward:train", "forward:eval"]
+    body = " ".join(["data_load data_load", *(forwards[::-1] if is_first else forwards)])
+    assert f"epoch[0]({steps(2, f'{body} backward optimizer_step')})" == traced()
 
 
 class Sized(Stream):
@@ -955,6 +1042,34 @@ def test_steps_that_the_program_opens_after_the_fetch(traced: Traced, has_epoch:
 
     body = "(forward:train backward optimizer_step)"
     assert f"epoch[0](data_load step[0]{body} data_load step[1]{body})" == traced()
+
+
+def test_a_scope_of_another_name_in_the_body_of_a_loop(traced: Traced) -> None:
+    """It is inside the step."""
+    loop = Loop()
+    for batch in loader_of(2):
+        with ci.scope("work"):
+            loop.step(batch)
+
+    body = "data_load work(forward:train backward optimizer_step)"
+    assert f"epoch[0]({steps(2, body)})" == traced()
+
+
+@pytest.mark.parametrize("has_batches", [True, False])
+def test_an_evaluation_scope_in_a_training(traced: Traced, has_batches: bool) -> None:
+    """The scope is the evaluation, whether its batches are the program's or not."""
+    loop = Loop()
+    for batch in loader_of(1):
+        loop.step(batch)
+        with ci.scope("evaluation"), torch.no_grad():
+            for inputs, _ in ci.batches(loader_of(2)) if has_batches else loader_of(2):
+                loop.model(inputs)
+
+    if has_batches:
+        inner = "data_load batch[0](forward:train) data_load batch[1](forward:train)"
+    else:
+        inner = "batch[0](data_load forward:train) batch[1](data_load forward:train)"
+    assert f"epoch[0](step[0]({STEP} evaluation({inner})))" == traced()
 
 
 def test_an_evaluation_inside_a_step_that_the_program_opened(traced: Traced) -> None:

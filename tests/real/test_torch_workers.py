@@ -67,6 +67,15 @@ def test_epochs_with_workers(traced: Traced, data: Any, kind: str) -> None:
         assert f"epoch[0]({epoch}) epoch[1]({epoch})" == traced()
 
 
+def test_workers_that_start_inside_ci_epochs(traced: Traced) -> None:
+    """Their start and their end are next to the steps, in the epoch."""
+    loader = DataLoader(Ones(), batch_size=2, num_workers=1)
+    for _ in ci.epochs(range(1)):
+        train(loader)
+
+    assert f"epoch[0](data_setup {STEPS} data_teardown)" == traced()
+
+
 def test_leaving_persistent_workers_early(traced: Traced) -> None:
     """A loop over persistent workers that breaks is over when another pass begins."""
     options: dict[str, Any] = OPTIONS["persistent"]

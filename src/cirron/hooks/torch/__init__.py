@@ -34,6 +34,7 @@ from cirron.hooks import engine
 from cirron.hooks.engine import STEPS
 from cirron.hooks.patch import ImportWatch, Patches
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
+from cirron.hooks.torch.describe import find_described
 from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
@@ -262,15 +263,14 @@ class TorchHook:
         is_exhausted = lane.main is not None and lane.main.items.is_exhausted
         has_used_loop = lane.has_used_loop
         if not lane.has_worked or is_exhausted or (has_used_loop and not is_evaluating):
-            self._loops.saw_work(
-                lane, is_evaluating=is_evaluating, is_forward=True, is_in_train=is_in_train
-            )
+            self._loops.saw_work(lane, is_evaluating=is_evaluating, is_in_train=is_in_train)
         if lane.main is None and not lane.has_used_loop:
             lane.free.before_forward(self._loops, model, is_in_train=is_in_train)
         if lane.described is not model:
             # Without gradients, the settings of its training are still to be recorded.
             lane.described = model if torch.is_grad_enabled() else nothing
-            self._loops.describe_model(lane, model())
+            span = lane.free.own_epoch if lane.main is None else lane.main.span
+            self._loops.descriptions.put_model(model(), span or find_described())
 
     # -- backward ---------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class TorchHook:
             if not (is_of_weights or stand_for_parameters(given, lane.model)):
                 return original(outputs, inputs, *args, **kwargs)
             result = backward(outputs, inputs, *args, **kwargs)
-            if not is_of_weights:
+            if not is_of_weights and lane.free.versions is not None:
                 lane.free.versions = ()  # changes of these tensors cannot be seen
             return result
 
@@ -388,11 +388,11 @@ class TorchHook:
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             lane = this_thread.find()
-            before = self._steps_made(lane)
+            before = lane.optimizer_steps
             result = original(scaler, optimizer, *args, **kwargs)
             with guard.quiet("torch scaler"):
                 loops = self._loops
-                is_unseen = self._steps_made(lane) == before and not loops.has_stepped_compiled
+                is_unseen = lane.optimizer_steps == before and not loops.has_stepped_compiled
                 if is_unseen and self._is_on:
                     # The hooks see each step of torch's own optimizers.
                     is_skipped = isinstance(optimizer, Optimizer)
@@ -400,9 +400,6 @@ class TorchHook:
             return result
 
         return step
-
-    def _steps_made(self, lane: Lane) -> int:
-        return lane.free.steps if lane.main is None else lane.main.optimizer_steps
 
     # -- loading ----------------------------------------------------------------------------
 
@@ -424,9 +421,8 @@ class TorchHook:
                     # An iterator that is never asked for an item leaves its setup alone.
                     weakref.finalize(iterator, hot.release, setup).atexit = False
                 # With persistent workers, a loader reuses an iterator that was left early.
-                for old in [
-                    old for old in this_thread.find().passes if old.items.iterator() is iterator
-                ]:
+                old = this_thread.find().find(iterator)
+                if old is not None:
                     self._loops.end_pass(old)
             return iterator
 
@@ -623,7 +619,7 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
         return 0
     if step is not None:
         losses[step] = (*known, (taken, at)) if known else ((taken, at),)
-    elif lane.free.is_holding:
+    elif lane.free.held_under is not None:
         lane.free.losses.append((taken, at))
     return at
 

@@ -37,13 +37,8 @@ ADDS_FRAMES_LATE = sys.version_info < (3, 12)
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
-def find_asker() -> FrameType:
-    """The frame of the code that asks for an item."""
-    return outside(sys._getframe(1))
-
-
 def outside(frame: FrameType) -> FrameType:
-    """The nearest frame outside of the hooks."""
+    """The nearest frame outside of the hooks: that of the code that asks for an item."""
     while frame.f_back is not None:
         if not (frame.f_code is WITHIN or frame.f_code.co_filename.startswith(HERE)):
             break
@@ -57,7 +52,7 @@ def is_for(asker: FrameType) -> bool:
     A call may want a single item (`peek_and_mean`), and its caller may go on after an error
     (`broken_items`, `prefetcher_by_hand`).
     """
-    return asker.f_lasti >= 0 and asker.f_code.co_code[asker.f_lasti] == FOR_ITER
+    return asker.f_code.co_code[asker.f_lasti] == FOR_ITER
 
 
 def is_generator(asker: FrameType) -> bool:
@@ -83,13 +78,10 @@ def has_ended(generator: CodeType, iterator: Any, is_asking: bool) -> bool:
     `is_asking`: another one of its kind asks for other items right now. Looking for who holds an
     iterator takes milliseconds, once an epoch.
     """
-    running = -int(is_asking)
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        running += frame.f_code is generator
-        frame = frame.f_back
+    if running(generator) > is_asking:
+        return False
     holders = (GeneratorType, FrameType)
-    return running < 1 and not any(isinstance(one, holders) for one in gc.get_referrers(iterator))
+    return not any(isinstance(one, holders) for one in gc.get_referrers(iterator))
 
 
 def references_to(iterator: Any) -> int:
@@ -101,12 +93,16 @@ def references_to(iterator: Any) -> int:
 
 def running_optimizers() -> int:
     """How many optimizers are stepping in this thread, each inside the other (`lbfgs_closure`)."""
-    running = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        running += frame.f_code is STEP_CODE
+    return running(STEP_CODE)
+
+
+def running(code: CodeType) -> int:
+    """How often this code is on the stack."""
+    count, frame = 0, sys._getframe(1)
+    while frame.f_back is not None:
+        count += frame.f_code is code
         frame = frame.f_back
-    return running
+    return count
 
 
 def error_that_left(frame: FrameType) -> str | None:

@@ -27,6 +27,7 @@ from cirron.record import hot
 
 if TYPE_CHECKING:
     import weakref
+    from collections.abc import Iterator
 
     from cirron.hooks.torch.loops import Loops
     from cirron.hooks.torch.passes import Lane
@@ -42,14 +43,12 @@ class FreeLoop:
         self._owns_epoch = False  # else the program has opened it, or an epoch around it
         self.step: hot.Span | None = None
         self.evaluation: hot.Span | None = None
-        self.is_holding = False
-        self.is_by_hand = False  # there was a backward, and the program has no optimizer
-        self.versions: tuple[int, ...] = ()  # of the weights, at that backward
+        self.held_under: hot.Span | None = None  # spans under this one wait
+        # Of the weights, at the last backward of a program without optimizers.
+        self.versions: tuple[int, ...] | None = None
         self.losses: list[tuple[Any, int]] = []  # of the first step, with their times
         self._lane = lane
-        self._above: hot.Span = hot.IDLE_ROOT  # what the first step was under
         self._waiting = engine.Waiting()
-        self.steps = 0  # of optimizers
         self._stepped: set[int] = set()  # optimizers that have stepped since the last backward
         self._together = 1  # how many optimizers step right after one another
         self._index = 0  # of the next step
@@ -61,7 +60,7 @@ class FreeLoop:
 
     @property
     def is_open(self) -> bool:
-        return self.is_holding or self.epoch is not None
+        return bool(self.held_under or self.epoch)
 
     @property
     def own_epoch(self) -> hot.Span | None:
@@ -72,15 +71,14 @@ class FreeLoop:
         self._end_by_hand(loops)
         self._settle()
         has_grad = torch.is_grad_enabled()
-        if is_in_train:
-            self.end_evaluation()
         if is_in_train and has_grad:
             self.saw_training(loops, is_forward=True)
             self._trained.add(model)
             return
-        is_trained = not is_in_train and not has_grad and model in self._trained
         has_begun = self._goes_on(loops) or self._ended_ns or self._is_due
-        if has_begun and is_trained and self.evaluation is None:
+        if is_in_train:
+            self.end_evaluation()
+        elif has_begun and not (has_grad or self.evaluation) and model in self._trained:
             self.evaluation = engine.begin_long("evaluation")
 
     def saw_training(
@@ -100,16 +98,15 @@ class FreeLoop:
             if not is_forward:  # which may come after the last step
                 self._release()
             return
-        around = epoch_around()
-        if not STEPS.isdisjoint(hot.open_names()) or current_graph_task_id() != -1:
-            self._release()  # the program or a framework has opened the step
-        elif isinstance(around, engine.Long) or (around is not None and self._lane.passes):
-            self._release()  # the steps are a framework's, or those of a loader
+        around = next((one for one in scopes() if one.name == "epoch"), None)
+        is_others = isinstance(around, engine.Long) or (around and self._lane.passes)
+        if is_others or not STEPS.isdisjoint(hot.open_names()) or current_graph_task_id() != -1:
+            self._release()  # the steps are the program's, a framework's or those of a loader
         elif self._is_due or (around is not None and around is hot.innermost()):
             self._begin(loops, around)
         elif self._ended_ns:
             self._begin_with_held(loops, around)
-        elif not self.is_holding:
+        elif self.held_under is None:
             self._hold(hot.innermost())
 
     def close(self, span: hot.Span) -> None:
@@ -124,7 +121,7 @@ class FreeLoop:
     def take(self, loads: list[hot.Span]) -> None:
         """A fetch by `next(iter(loader))` belongs to the next step. Program: `next_iter`."""
         self._settle()
-        if loads and not self.is_holding and self.epoch is None:
+        if loads and not self.is_open:
             self._hold(loads[0].parent)
         for load in loads:
             if self._can_wait(load):
@@ -136,8 +133,7 @@ class FreeLoop:
         """An optimizer has stepped."""
         if current_graph_task_id() != -1:  # inside a backward, on a thread of torch
             return
-        self.steps += 1
-        self.is_by_hand = False
+        self.versions = None
         self._lane.step = None
         self._stepped.add(optimizer)
         goes_on = self._goes_on(loops)
@@ -160,7 +156,7 @@ class FreeLoop:
         span, self.evaluation = self.evaluation, None
         if span is not None:
             engine.end_measuring(span)
-            if self.is_holding and span.parent is self._above:
+            if span.parent is self.held_under:
                 hot.suspend(span, self._last_forward_ns)
                 self._waiting.append(span)
             else:
@@ -169,13 +165,12 @@ class FreeLoop:
     def end(self, loops: Loops) -> None:
         self._end_by_hand(loops)
         self.end_evaluation()
-        step, self.step = self.step, None
-        self._lane.step = None
         is_over = self._is_step_over or self._awaits_optimizers
         self._release(None if is_over else self.above_epoch)
-        if step is not None:
-            self._settle_before(step)
-            engine.end_if_used(step, "" if is_over else "rest")
+        self._settle()
+        if self.step is not None:
+            engine.end_if_used(self.step, "" if is_over else "rest")
+        self.step = self._lane.step = None
         self._end_epoch(loops)
         self._ended_ns = 0
         self._is_due = self._is_step_over = False
@@ -195,7 +190,7 @@ class FreeLoop:
             self._release()
             self._ended_ns = 0
             self._stepped.clear()
-            self.is_by_hand = False
+            self.versions = None
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -203,14 +198,12 @@ class FreeLoop:
         """Without an optimizer, a step ends if the weights changed after the backward.
         Program: `full_batch`.
         """
-        if self.is_by_hand:
-            self.is_by_hand = False
-            if versions_of(self._lane) != self.versions:
-                self.count_step(loops, 0)
+        before, self.versions = self.versions, None
+        if before is not None and before != versions_of(self._lane):
+            self.count_step(loops, 0)
 
     def _can_wait(self, span: hot.Span) -> bool:
-        is_held = self.is_holding and span.parent is self._above
-        return is_held and len(self._waiting) < MAX_WAITING
+        return span.parent is self.held_under and len(self._waiting) < MAX_WAITING
 
     @property
     def _awaits_optimizers(self) -> bool:
@@ -245,14 +238,12 @@ class FreeLoop:
 
     def _settle(self) -> None:
         """Records the step before the open one: from now on, marks are those of the open one."""
-        if self.step is not None:
-            self._settle_before(self.step)
-
-    def _settle_before(self, step: Any) -> None:
-        before, step.before = step.before, None
-        if before in hot.opened:  # else a shutdown has recorded it
-            hot.mark_losses(before)
-            hot.release(before)
+        step: Any = self.step
+        if step is not None:
+            before, step.before = step.before, None
+            if before in hot.opened:  # else a shutdown has recorded it
+                hot.mark_losses(before)
+                hot.release(before)
 
     def _next_step(self, step: hot.Span) -> None:
         self.step = step
@@ -261,10 +252,10 @@ class FreeLoop:
 
     def _begin(self, loops: Loops, epoch: hot.Span | None) -> None:
         """Begins the steps of a loop, right in an epoch of the program if that is given."""
-        held = self._waiting if epoch is not None and self._above is epoch else None
+        held = self._waiting if epoch is not None and self.held_under is epoch else None
+        start = held[0].start if held else 0
         if not held:
             self._release()
-        start = held[0].start if held else 0
         self._owns_epoch = epoch is None
         self.epoch = epoch or engine.begin_long("epoch", None, {"inferred": "steps"})
         if self._owns_epoch:
@@ -277,43 +268,39 @@ class FreeLoop:
 
     def _begin_with_held(self, loops: Loops, around: hot.Span | None) -> None:
         """The second step shows that there is a loop, and the spans of the first one wait."""
-        above, held, ended_ns = self._above, self._waiting, self._ended_ns
+        above, held, ended_ns = self.held_under, self._waiting, self._ended_ns
         self._ended_ns = 0
-        if above.end:  # the program has a scope of its own around each step
+        if above is not None and above.end:  # the program has a scope around each step
             self._release()
             self._hold(hot.innermost())
             return
-        if not held or not is_under(hot.innermost(), above):
+        if above is None or not held or above not in scopes():
             self._begin(loops, around)
             return
-        self._waiting = engine.Waiting()
-        start = held[0].start
-        attrs = {"inferred": "steps"}
-        epoch = self.epoch = above
+        epoch, attrs = above, {"inferred": "steps"}
         self._owns_epoch = around is None
         if self._owns_epoch:
-            epoch = self.epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
-            engine.begin_measuring(epoch)
-            loops.name_epoch(self._lane, epoch)
+            start = held[0].start
+            epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
+            loops.name_epoch(self._lane, engine.begin_measuring(epoch))
+        self.epoch = epoch
         first = [span for span in held if span.start < ended_ns]
         is_marked = hot.losses.get(above, ()) is None  # by the program
         losses = () if is_marked else tuple(self.losses)
         engine.insert_past(epoch, "step", 0, first, ended_ns, losses)
-        self.losses.clear()
         self.step = hot.insert(epoch, "step", 1, None, engine.Tentative, start=ended_ns)
-        held.release(self.step)  # those that are not part of the first step
+        self._release(self.step)  # those that are not part of the first step
         self._index = 2
 
     def _hold(self, above: hot.Span) -> None:
         """Lets spans under this one wait."""
-        self.is_holding = True
-        self._above = above
+        self.held_under = above
         if above.name not in STEPS:
             hot.losses.pop(above, None)  # the program's mark of another loss
 
     def _release(self, parent: hot.Span | None = None) -> None:
         """Records the waiting spans where they were made, or under another span."""
-        self.is_holding = False
+        self.held_under = None
         self._waiting.release(parent)
         self.losses.clear()
 
@@ -324,18 +311,13 @@ class FreeLoop:
             engine.close_long(span)
 
 
-def epoch_around() -> hot.Span | None:
-    """The innermost epoch that is open."""
-    span = hot.innermost()
-    while span.name != "epoch" and span.parent is not span:
+def scopes(span: hot.Span | None = None) -> Iterator[hot.Span]:
+    """A scope and those around it, innermost first; None: the innermost that is open."""
+    span = span or hot.innermost()
+    while span.parent is not span:
+        yield span
         span = span.parent
-    return span if span.name == "epoch" else None
-
-
-def is_under(span: hot.Span, above: hot.Span) -> bool:
-    while span is not above and span.parent is not span:
-        span = span.parent
-    return span is above
+    yield span  # the root
 
 
 def versions_of(lane: Lane) -> tuple[int, ...]:

@@ -42,9 +42,10 @@ from cirron import guard
 from cirron.hooks import engine
 from cirron.hooks.engine import MAX_WAITING, STEPS
 from cirron.hooks.torch import callers, describe
-from cirron.hooks.torch.free import is_under, versions_of
+from cirron.hooks.torch.free import scopes, versions_of
 from cirron.hooks.torch.passes import (
     EVALUATION,
+    EVALUATIONS,
     JOINED,
     MAX_AHEAD,
     TRAINING,
@@ -55,8 +56,6 @@ from cirron.hooks.torch.passes import (
     Load,
     Pass,
     ThisThread,
-    count_fetches,
-    end_optimizers,
     end_stale_optimizers,
     has_optimizers,
     nothing,
@@ -88,7 +87,7 @@ class Loops:
         """Closes what a thread has open."""
         with guard.quiet("torch hooks"):
             for lane in lanes:
-                end_optimizers(lane, 0)
+                end_stale_optimizers(lane)
                 while lane.passes:
                     self.end_pass(lane.passes[-1])
                 lane.free.end(self)
@@ -107,7 +106,6 @@ class Loops:
             or not main.opens_steps
             or main.items.iterator() is not iterator
             or main.items.length is None  # another epoch may be due
-            or main.above.end
             or self.has_stepped_compiled
         ):
             return None
@@ -133,36 +131,35 @@ class Loops:
             self.count_step(lane, 0)
         lane.loading = current
         current.items.fetched += 1
-        may_train = current.items.is_for_loop or not current.first_model_evaluated
+        may_train = current.items.is_for_loop or current.was_to_train
         if current.state is USED and not (may_train and current.can_wait):
             # A second item: a `for` has evaluated the first one, and a call was not for a peek.
             self._decide(lane, current, is_evaluating=current.items.is_for_loop)
         owner = find_stepped(current)
         if current.state is UNDECIDED:
-            release_unused(current, is_fetching=True)
+            release_unused(current)
         elif owner is not None:
             self._next_item(lane, owner)
         elif current.is_training and len(lane.passes) == 1:
-            lane.step = find_open_step()
+            span = hot.innermost()  # a framework may run the loop
+            lane.step = span if isinstance(span, hot.Step) and span.name in STEPS else None
         return hot.begin("data_load", None, None, Load)
 
     def _next_item(self, lane: Lane, current: Pass) -> None:
         """Begins the next step, if the open one has trained, or its batch was evaluated."""
-        is_done = current.is_done
-        if current.is_training and not is_done:
-            is_done = self._is_changed_by_hand(lane, current)
+        is_done = current.is_done or (current.is_training and self._is_changed_by_hand(lane))
         current.is_step_new = current.step is None or is_done
         if current.is_step_new:
             self._next_step(current)
         elif current.items.fetched == MAX_AHEAD and not lane.has_worked:
             current.items.reads_ahead = current.items.may_read_ahead
 
-    def _is_changed_by_hand(self, lane: Lane, current: Pass) -> bool:
+    def _is_changed_by_hand(self, lane: Lane) -> bool:
         """Whether the program has trained since the last fetch, without an optimizer: it has
         changed the weights, or has no optimizers. Programs: `manual_after_optimizer`, `manual_sgd`.
         """
-        before, now = current.versions, versions_of(lane)
-        current.versions = now
+        before, now = lane.versions, versions_of(lane)
+        lane.versions = now
         is_changed = (before[:1] == now[:1] and before != now) or not self._has_optimizers()
         return lane.has_worked and is_changed
 
@@ -179,33 +176,34 @@ class Loops:
         close_step(current, at)
         if current.items.length is None:
             self._split_endless(current)
-        if current.span is not None and not is_under(hot.innermost(), current.span):
-            hot.enter_context(current.span)  # an asyncio task has opened it, in its own context
+        span = current.span
+        if span is not None and span is not hot.current() and span not in scopes():
+            hot.enter_context(span)  # an asyncio task has opened it, in its own context
         name = "step" if current.is_training else "batch"
         current.step = hot.begin(name, current.index, None, hot.Step, at)
         for load in loads:
             load.parent = current.step
         current.index += 1
         current.stepped_ns = 0
+        current.was_to_train = False
         if current.lane.step is not None:
             current.lane.step = current.step
 
     def _split_endless(self, current: Pass) -> None:
-        """Without a length, an epoch is as many optimizer steps as the settings say."""
-        span, attrs = current.span, {"inferred": "steps"}
-        is_due = current.is_training and current.optimizer_steps >= self.steps_per_epoch
-        if span is not None and is_due:
+        """Without a length, an epoch has as many steps as the settings say."""
+        span = current.span
+        if span is not None and current.is_training and current.index >= self.steps_per_epoch:
+            span.set(inferred="steps")
             self.on_epoch_end(span)
-            span.set(**attrs)
             engine.close_long(span)
-            current.span = engine.begin_long("epoch", None, attrs)
+            current.span = engine.begin_long("epoch", None, {"inferred": "steps"})
             self.name_epoch(current.lane, current.span)
-            current.optimizer_steps = current.index = 0
+            current.index = 0
 
     def end_load(self, lane: Lane, load: hot.Span) -> None:
         current, lane.loading = lane.loading, None
         lane.has_worked = lane.has_run = False
-        if current is not None and current.is_undecided and current.opens_anything:
+        if current is not None and current.is_undecided:
             current.waiting.add(load)
         else:
             hot.close(load)
@@ -214,62 +212,50 @@ class Loops:
 
     def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
         current, lane.loading = lane.loading, None
-        teardown, lane.teardown = lane.teardown, None
         if isinstance(error, StopIteration):
             hot.drop(load)
             if current is not None:
-                self._exhaust(lane, current, teardown)
+                self._exhaust(lane, current)
             return
         hot.fail(load, error)
-        if teardown is not None:
-            hot.release(teardown)
         # The error ends a `for`, although whoever keeps the exception keeps the iterator as well.
-        if current is not None and (hot.is_fetching() or callers.is_for(callers.find_asker())):
+        if current is not None and current.items.is_for_loop:
             self.end_pass(current, error=(load.attrs or {}).get("error"))
 
-    def _exhaust(self, lane: Lane, current: Pass, teardown: hot.Span | None) -> None:
+    def _exhaust(self, lane: Lane, current: Pass) -> None:
         """The loader has no more items. The pass ends, unless the last ones are still unused."""
-        span = current.span or current.above
-        current.items.fetched -= 1
+        items = current.items
+        items.fetched -= 1
         if current.has_unused_items:
-            current.items.has_ended = True
-            current.has_last_step = not current.is_undecided
+            items.has_ended = True
+            if not current.is_undecided:
+                current.index = items.fetched  # the last step has begun
             lane.has_worked = False  # with the last item
             lane.step = None
-        else:
-            drop_new_step(find_stepped(current))
-            is_empty = current.opens_steps and not current.index
-            if current.span is not None and is_empty and current.is_training:
-                lane.epochs -= 1  # it was opened for the item that did not come
-                hot.drop(current.span)
-        if teardown is not None:
-            hot.release(teardown, span if not span.end else None)
-        if current.items.is_exhausted:
             return
-        joined = [one for one in lane.passes if one.owner is current]
-        other = next((one for one in joined if one.items.is_for_loop), None)
-        if current.items.is_for_loop and other is not None:
-            swap(current, other)  # which is longer. Program: `zipped_cycle`
-            current = other
+        drop_new_step(find_stepped(current))
+        if current.span is not None and current.opens_steps and not current.index:
+            lane.epochs -= 1  # it was opened for the item that did not come
+            hot.drop(current.span)
+        joined = [one for one in lane.passes if one.owner is current and one.items.is_for_loop]
+        if items.is_for_loop and joined:
+            swap(current, joined[0])  # which is longer. Program: `zipped_cycle`
+            current = joined[0]
         self.end_pass(current)
 
     def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
         """The workers have stopped, which is the last part of their pass."""
-        if lane.loading is not None:  # the fetch will end with StopIteration
-            lane.teardown = span
-            return
-        found = next((one for one in lane.passes if one.items.iterator() is iterator), None)
-        if found is not None:
+        found = lane.find(iterator)
+        if found is not None and lane.loading is None:  # else its last fetch is still running
             close_step(found, span.start)
-        parent = None if found is None else found.span
-        hot.release(span, None if parent is None or parent.end else parent)
+        above = None if found is None else hot._open_ancestor(found.span or found.above)
+        hot.release(span, above)
 
     # -- passes begin and end ---------------------------------------------------------------
 
     def _find_pass(self, lane: Lane, iterator: Any) -> Pass:
         """The pass of this iterator. Evaluations inside it were left early, and end here."""
-        passes, main = lane.passes, lane.main
-        current = next((one for one in passes if one.items.iterator() is iterator), None)
+        passes, main, current = lane.passes, lane.main, lane.find(iterator)
         if current is None:
             return self._begin_pass(lane, iterator)
         for inner in passes[passes.index(current) + 1 :]:
@@ -292,70 +278,48 @@ class Loops:
 
     def _begin_pass(self, lane: Lane, iterator: Any, *, is_loop: bool = True) -> Pass:
         lane.free.end_evaluation()
-        current = Pass(lane, Items(iterator, functools.partial(self.iterator_gone, lane)))
-        is_told = lane.is_told_to_evaluate
+        items = Items(iterator, functools.partial(self.iterator_gone, lane))
+        current = Pass(lane, items)
+        is_told = lane.is_in_scope(EVALUATIONS)
         # After a model in eval mode, an item that is fetched by hand may still be trained with.
-        is_eval_loop = current.items.is_for_loop and lane.is_model_in_eval_mode
+        is_eval_loop = items.is_for_loop and lane.is_model_in_eval_mode
         current.began_evaluating = is_told or is_eval_loop or not torch.is_grad_enabled()
         for old in list(lane.passes):
             if old.is_left_for(current):
                 self.end_pass(old)
         current.above = hot.innermost()
-        current.began_in_step = lane.has_worked
-        self._choose_spans(current, is_told, is_loop)
-        setup = self.setups.pop(iterator, None)
-        if setup is not None and current.opens_span:
-            current.setup = setup
-        elif setup is not None:
-            hot.release(setup)
-        if not current.opens_span:
-            self.descriptions.put_loader(iterator, describe.find_described())
+        # The program or a framework may have opened these spans itself.
+        is_batches = hot.is_fetching()  # `ci.batches` asks
+        is_evaluation = items.is_for_loop and current.began_evaluating and not is_told
+        is_step = current.is_in_own_step or not is_loop
+        is_allowed = (is_evaluation and not is_batches) or not is_step
+        current.opens_steps = is_allowed and not is_batches
+        is_whole = current.opens_steps or not current.has_outer_epoch
+        current.opens_span = is_allowed and is_whole and not is_told
         lane.passes.append(current)
         lane.step = None
-        # The program or a framework says what it is, or at least what its steps are.
-        is_main_told = lane.main is None and not current.opens_anything
-        if is_main_told or (is_told and current.opens_steps):
+        if (current.has_outer_epoch or not current.opens_span) and iterator in self.setups:
+            hot.release(self.setups.pop(iterator))
+        if not current.opens_span:  # the program or a framework says what it is
+            self.descriptions.put_loader(iterator, describe.find_described())
             current.state = EVALUATION
             lane.main = lane.main or current
         return current
-
-    def _choose_spans(self, current: Pass, is_told: bool, is_loop: bool) -> None:
-        """Leaves out the spans that the program or a framework has opened itself."""
-        lane = current.lane
-        main, free = lane.main, lane.free
-        names = hot.open_names(but=free.own_epoch)
-        current.has_outer_epoch = "epoch" in names and not (main is not None and main.is_training)
-        if main is not None:
-            current.opens_steps = not (is_told and hot.innermost().name in STEPS)
-            current.opens_span = not is_told
-        else:
-            if free.step is not None:  # the steps of a loop without a loader may hold this one
-                names -= {free.step.name}
-            current.is_in_own_step = not (is_loop and STEPS.isdisjoint(names))
-            is_batches = hot.is_fetching()  # `ci.batches` asks
-            may_evaluate = current.items.is_for_loop and current.began_evaluating
-            is_evaluation = may_evaluate and not (is_told or is_batches)
-            is_allowed = is_evaluation or not current.is_in_own_step
-            current.opens_steps = is_allowed and not is_batches
-            is_whole = current.opens_steps or not current.has_outer_epoch
-            current.opens_span = is_allowed and is_whole and not is_told
 
     def end_pass(self, current: Pass, *, error: str | None = None, at: int = 0) -> None:
         """Ends a pass, now or `at` a time. `error`: the exception that has left its loop."""
         lane = current.lane
         lane.step = None
         if current.state is USED and current.items.is_for_loop:
-            self._evaluate(lane, current)
+            self._open(current, is_each_a_batch=True)
         if current.items.is_exhausted and not lane.has_worked:
             drop_new_step(current)  # nothing was read ahead after all
         if lane.main is current:
-            if error is not None and current.was_to_train:
+            if error is not None and current.state is EVALUATION and current.was_to_train:
                 self._name_training(lane, current)
             lane.main = None
         lane.passes[:] = [one for one in lane.passes if current not in (one, one.owner)]
         current.items.iterator = nothing
-        if current.setup is not None:
-            hot.release(current.setup)
         current.waiting.release()
         ended_ns = current.stepped_ns if current.items.is_exhausted else at
         span = current.span
@@ -367,7 +331,7 @@ class Loops:
             if current.is_training:
                 self.on_epoch_end(span)
             engine.close_long(span, ended_ns)
-        elif current.is_training and not current.is_in_own_step:
+        elif current.is_training and not (current.is_in_own_step or current.above.end):
             handmade = hot.find_handmade("epoch")
             if handmade is not None:
                 self.on_epoch_end(handmade)
@@ -389,27 +353,21 @@ class Loops:
             current = next((one for one in lane.passes if one.items is items), None)
             if current is None:
                 return
-            has_more = current.items.is_exhausted and (current.is_last_due or not current.is_done)
-            by_hand = current.is_undecided and not current.items.is_for_loop
-            if has_more and not by_hand:
-                return
-            if by_hand:
+            if current.is_undecided and not items.is_for_loop:
                 self._hand_over(lane, current)
+            elif items.is_exhausted and (current.is_last_due or not current.is_done):
+                return  # the last items are still to be used
             if lane.optimizers and lane is self.this_thread.find():
                 end_stale_optimizers(lane)
-            self.end_pass(
-                current,
-                error=callers.error_that_left(sys._getframe(1))
-                if current.items.is_for_loop
-                else None,
-            )
+            error = callers.error_that_left(sys._getframe(1)) if items.is_for_loop else None
+            self.end_pass(current, error=error)
 
     def _hand_over(self, lane: Lane, current: Pass) -> None:
         """Gives items that were fetched by hand to the step that they are for: one that another
         loader has begun to fetch for, or one of a loop that has no other loader.
         """
         for other in lane.passes:
-            if other.is_undecided and other.items.is_for_loop and other.waiting:
+            if other.is_undecided and other.items.is_for_loop:
                 other.waiting += current.waiting
                 current.waiting.clear()
         if lane.main is None and current.items.fetched == 1 and current.state is UNDECIDED:
@@ -418,37 +376,38 @@ class Loops:
 
     # -- events: a forward, a backward, an optimizer step -------------------------------------
 
-    def saw_work(
-        self, lane: Lane, *, is_evaluating: bool, is_forward: bool = False, is_in_train: bool = True
-    ) -> None:
-        """A model runs, or is trained, for the first time since a fetch."""
+    def saw_work(self, lane: Lane, *, is_evaluating: bool, is_in_train: bool | None = None) -> None:
+        """A model runs, or is trained, for the first time since a fetch.
+
+        `is_in_train`: the mode of the model that runs; None: something is trained.
+        """
         main = lane.main
         if main is None or not main.is_done:
             pass
-        elif main.is_training and main.has_spare_item and is_forward and not is_evaluating:
+        elif main.is_training and main.has_spare_item and is_in_train and not is_evaluating:
             main.items.reads_ahead = main.items.may_read_ahead
             self._next_step(main)
         elif main.items.is_exhausted:
             if main.is_last_due and is_evaluating is not main.is_training:
-                main.has_last_step = True
                 self._next_step(main)
             elif main.is_training and (is_evaluating or main.items.iterator() is None):
                 self.end_pass(main)  # else another model of the last step
         lane.has_worked = True
         undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
         for current in undecided:
-            current.first_model_evaluated = is_evaluating
+            current.was_to_train = not is_evaluating
             if current.state is UNDECIDED:
                 release_unused(current)
-        if len(undecided) == 1 and (is_evaluating or is_forward):
-            current = undecided[0]
-            if main is None:
-                may_train = current.items.is_for_loop and is_evaluating
+        if len(undecided) == 1 and is_in_train is not None:
+            current, items = undecided[0], undecided[0].items
+            if main is not None:  # Programs: `probe_in_step`, `validation_in_train_mode`
+                may_train = current.began_in_step and main.is_training and main.is_done
             else:
-                may_train = main.may_train_more_in(current)
-            if (may_train and is_in_train) or (current.items.may_be_peek and main is None):
+                may_train = is_evaluating
+            is_peek = main is None and not items.is_for_loop and items.fetched == 1
+            if (may_train and is_in_train and items.is_for_loop) or is_peek:
                 current.state = USED
-                current.items.count_references()
+                items.count_references()
                 return
         for current in undecided:
             self._decide(lane, current, is_evaluating=is_evaluating)
@@ -475,9 +434,9 @@ class Loops:
         free = lane.free
         free.saw_training(self, optimizer)
         # Else the steps are a framework's: Keras's optimizers, for one, are not torch's.
-        free.is_by_hand = by_backward and free.is_open and not self._has_optimizers()
-        free.versions = versions_of(lane) if free.is_by_hand else ()
-        is_known = not (free.is_holding or free.is_by_hand or lane.passes)
+        is_by_hand = by_backward and free.is_open and not self._has_optimizers()
+        free.versions = versions_of(lane) if is_by_hand else None
+        is_known = not (free.held_under or is_by_hand or lane.passes)
         lane.step = free.step if is_known else None
 
     def close(self, span: hot.Span) -> None:
@@ -499,25 +458,21 @@ class Loops:
     def count_step(self, lane: Lane, optimizer: int) -> None:
         """An optimizer has stepped: `optimizer` is its id, 0 if unknown."""
         main = lane.main
+        lane.optimizer_steps += 1
         if main is None:
             lane.free.count_step(self, optimizer)
             return
         self._end_work(main)
-        main.versions = ()
-        main.optimizer_steps += 1
+        lane.versions = ()
         if main.items.has_fetched_all:  # the loop may clear them before the epoch ends
             self.keep_gradients()
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
         """The scaler has found infinity: this ends a step, too."""
-        main = lane.main
-        step = lane.free.step if main is None else main.step
+        step = lane.free.step if lane.main is None else lane.main.step
         if step is not None:
             step.set(optimizer_skipped=True)
-        if main is None:
-            lane.free.count_step(self, optimizer)
-        else:
-            self._end_work(main)
+        self.count_step(lane, optimizer)
 
     def _end_work(self, main: Pass) -> None:
         """An optimizer has stepped, or the scaler has skipped that."""
@@ -531,46 +486,28 @@ class Loops:
     def _decide(self, lane: Lane, current: Pass, *, is_evaluating: bool) -> None:
         """From UNDECIDED or USED to JOINED or EVALUATION, which a training goes through, too."""
         if current.state is USED and is_evaluating:
-            self._evaluate(lane, current)
+            self._open(current, is_each_a_batch=True)
             return
         current.items.count_references()
         if current.is_in_own_step and not is_evaluating:
             current.opens_span = current.opens_steps = False
-        main, inner = lane.main, lane.inner_evaluations[-1:]
-        if main is not None and (
-            main.is_over_for(current) if is_evaluating else main.is_finished_evaluation
-        ):
+        main, inner = lane.main, lane.inner_evaluations
+        if main is not None and main.is_over_for(current, is_evaluating=is_evaluating):
             self.end_pass(main, at=current.waiting[0].start)
             main = None
             current.above = current.open_above
             for load in current.waiting:
                 load.parent = current.above
-        if main is None:
-            self._make_main(lane, current)
-        elif inner and is_evaluating and not current.began_in_step:
-            self._join(inner[0], current)
-            return
-        elif not main.is_evaluated_by(current, is_evaluating=is_evaluating):
-            self._join(main, current)
-            return
-        elif main.step is not None and not is_under(current.above, main.step):
-            current.above = main.step  # opened just now, for an item that was fetched before
-        self._open(current, [current.waiting])
-
-    def _evaluate(self, lane: Lane, current: Pass) -> None:
-        """From USED to EVALUATION: nothing was trained, so each item was a batch."""
-        if lane.main is None:
-            self._make_main(lane, current)
-        batches: list[list[hot.Span]] = []
-        for span in current.waiting:
-            if span.name == "data_load" or not batches:
-                batches.append([])
-            batches[-1].append(span)
-        self._open(current, batches)
-
-    def _make_main(self, lane: Lane, current: Pass) -> None:
-        lane.main = current
-        lane.free.forget()
+        if main is not None:
+            if inner and is_evaluating and not current.began_in_step:
+                self._join(inner[-1], current)
+                return
+            if not main.is_evaluated_by(current, is_evaluating=is_evaluating):
+                self._join(main, current)
+                return
+            if main.step is not None and main.step not in scopes(current.above):
+                current.above = main.step  # opened just now, for an item that was fetched before
+        self._open(current)
 
     def _join(self, owner: Pass, current: Pass) -> None:
         if owner.is_training and owner.is_done and owner.opens_steps:
@@ -579,44 +516,45 @@ class Loops:
         current.owner = owner
         current.waiting.release(owner.step)
 
-    def _open(self, current: Pass, batches: list[list[hot.Span]]) -> None:
-        """Opens the spans of a pass, from its first fetch on, with what waits of each batch."""
+    def _open(self, current: Pass, *, is_each_a_batch: bool = False) -> None:
+        """Opens the spans of a pass, from its first fetch on. `is_each_a_batch`: the items that
+        wait are those of batches, and not of one step.
+        """
+        lane, items, waiting = current.lane, current.items, current.waiting
+        if lane.main is None:
+            lane.main = current
+            lane.free.forget()
         current.state = EVALUATION
-        current.first_index = current.index
-        current.items.reads_ahead = (
-            current.items.may_read_ahead and count_fetches(batches[-1]) == MAX_AHEAD
-        )
         if current.has_own_steps:
             current.opens_steps = False
             current.opens_span = current.opens_span and not current.has_outer_epoch
-        above, start = current.open_above, current.waiting[0].start
+        above = current.open_above
         if current.opens_span:
-            self._open_evaluation(current, above, start)
-        parent = current.span
+            iterator = items.iterator()
+            setup = self.setups.pop(iterator) if iterator in self.setups else None
+            start, attrs = (setup or waiting[0]).start, self.descriptions.of_loader(iterator)
+            above = hot.insert(above, "evaluation", None, attrs, engine.Long, start=start)
+            current.span = engine.begin_measuring(above)
+            if setup is not None:
+                hot.release(setup, above)
+        fetches = [place for place, one in enumerate(waiting) if one.name == "data_load"]
+        starts = [0, *fetches[1:]] if is_each_a_batch else [0]
+        items.reads_ahead = items.may_read_ahead and len(fetches) == len(starts) + MAX_AHEAD - 1
         if current.opens_steps:
-            above = parent or above
-            for batch, following in itertools.pairwise(batches):
-                engine.insert_past(above, "batch", current.index, batch, following[0].start)
+            for place, following in itertools.pairwise(starts):
+                batch, end = waiting[place:following], waiting[following].start
+                engine.insert_past(above, "batch", current.index, batch, end)
                 current.index += 1
-            start = batches[-1][0].start
-            parent = hot.insert(above, "batch", current.index, None, hot.Step, start=start)
-            current.step = parent
+            start = waiting[starts[-1]].start
+            above = hot.insert(above, "batch", current.index, None, hot.Step, start=start)
+            current.step = above
             current.index += 1
-        current.waiting.release(parent)
-
-    def _open_evaluation(self, current: Pass, above: hot.Span, start: int) -> None:
-        setup, current.setup = current.setup, None
-        start = start if setup is None else setup.start
-        attrs = self.descriptions.of_loader(current.items.iterator())
-        current.span = hot.insert(above, "evaluation", None, attrs, engine.Long, start=start)
-        engine.begin_measuring(current.span)
-        if setup is not None:
-            hot.release(setup, current.span)
+        waiting.release(current.step or current.span)
 
     def _name_training(self, lane: Lane, current: Pass) -> None:
         """From EVALUATION to TRAINING."""
         current.state = TRAINING
-        current.versions = versions_of(lane)
+        lane.versions = versions_of(lane)
         current.began_evaluating = False  # the model was left in eval mode
         span, step = current.span, current.step
         if step is not None:
@@ -626,42 +564,34 @@ class Loops:
         if lane.free.epoch is not None:  # that loop had no loader; this one has
             span.parent = current.above = lane.free.above_epoch or current.above
             lane.free.end(self)
-        if current.has_outer_epoch:  # the steps belong directly into that
-            if step is not None:
-                step.parent = span.parent
-            if current.index > current.first_index + 1:  # the batches before were evaluated
-                engine.close_long(span, 0 if step is None else step.start)
-            else:
-                hot.drop(span)
-            current.span = None
+        if step is None or not current.has_outer_epoch:
+            self.name_epoch(lane, span)
             return
-        self.name_epoch(lane, span)
+        step.parent = span.parent  # the steps belong directly into the outer epoch
+        if span.start < step.start:  # the batches before were evaluated
+            engine.close_long(span, step.start)
+        else:
+            hot.drop(span)
+        current.span = None
 
     def name_epoch(self, lane: Lane, span: hot.Span) -> None:
         span.name = "epoch"
         span.index = lane.epochs
         lane.epochs += 1
 
-    def describe_model(self, lane: Lane, model: Any) -> None:
-        """Puts the settings of a model on the first epoch and the first evaluation of it."""
-        span = lane.free.own_epoch if lane.main is None else lane.main.span
-        self.descriptions.put_model(model, span or describe.find_described())
 
-
-def release_unused(current: Pass, *, is_fetching: bool = False) -> None:
+def release_unused(current: Pass) -> None:
     """Leaves fetches where they were made if the program has let go of their items: it has used
     these without a model. Of the last one, or two if it reads ahead, it may have made copies.
     """
     waiting = current.waiting
-    kept = (MAX_AHEAD if current.items.may_read_ahead else 1) - is_fetching
-    while (fetches := count_fetches(waiting)) > kept:
+    kept = MAX_AHEAD if current.items.may_read_ahead else 1
+    while sum(one.name == "data_load" for one in waiting) > kept:
         item = getattr(waiting[0], "item", nothing)
-        if fetches < MAX_WAITING and item() is not None:
+        if len(waiting) < MAX_WAITING and item() is not None:
             break
         current.index += 1
         hot.release(waiting.pop(0))
-        while waiting and waiting[0].name != "data_load":
-            hot.release(waiting.pop(0))
 
 
 def find_stepped(current: Pass) -> Pass | None:
@@ -686,12 +616,6 @@ def swap(main: Pass, other: Pass) -> None:
     """Lets the main pass go on with the items of another one."""
     main.items, other.items = other.items, main.items
     main.items.count_references()
-
-
-def find_open_step() -> hot.Span | None:
-    """The step of a framework that runs the loop, if it is the innermost span."""
-    span = hot.innermost()
-    return span if isinstance(span, hot.Step) and span.name in STEPS else None
 
 
 def close_step(current: Pass, at: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import weakref
 from _thread import _local, get_ident
 from contextvars import ContextVar
@@ -19,11 +20,11 @@ from torch.utils.data.dataloader import _DatasetKind
 from cirron.hooks.engine import MAX_WAITING, STEPS, Waiting
 from cirron.hooks.torch import callers
 from cirron.hooks.torch.describe import round_of
-from cirron.hooks.torch.free import FreeLoop
+from cirron.hooks.torch.free import FreeLoop, scopes
 from cirron.record import hot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 UNDECIDED, USED, JOINED = "undecided", "used", "joined"
 EVALUATION, TRAINING = "evaluation", "training"
@@ -61,11 +62,10 @@ class Items:
         self.iterator: Callable[[], Any] = weakref.ref(iterator, lambda _: gone(self))
         self.length = length_of(iterator)  # None: unknown, perhaps endless; -1: unknown, but finite
         self.round_length = round_of(iterator)  # of a sampler that repeats another one forever
-        asker = callers.find_asker()
-        self.is_for_loop = hot.is_fetching() or callers.is_for(asker)  # else a call of `next`
+        asker = callers.outside(sys._getframe(1))
+        self.is_for_loop = callers.is_for(asker)  # else a call of `next`
         self.generator = asker.f_code if callers.is_generator(asker) else None
-        consumer = callers.past_generators(asker)
-        self.is_called_for = not (hot.is_fetching() or callers.is_for(consumer))
+        self.is_called_for = not callers.is_for(callers.past_generators(asker))
         self.references = 0  # to the iterator, when its first item was used
         self.fetched = 0
         self.reads_ahead = False  # an item is fetched before the one before it is used
@@ -90,11 +90,6 @@ class Items:
     def may_read_ahead(self) -> bool:
         return self.generator is not None or not self.is_for_loop
 
-    @property
-    def may_be_peek(self) -> bool:
-        """Whether the program may want no more than the one item that it has asked for."""
-        return not self.is_for_loop and self.fetched == 1 and not self.is_exhausted
-
     def count_references(self) -> None:
         self.references = callers.references_to(self.iterator())
 
@@ -111,25 +106,20 @@ class Pass:
         self.above = hot.innermost()  # the span that was open
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
         self.began_in_step = lane.has_worked  # a model had run in the open step of the main pass
-        self.has_outer_epoch = False  # the program or a framework has opened an epoch around it
-        self.is_in_own_step = False  # the program has opened a span around it for one step
         # Which spans it opens: none that the program or a framework opens itself.
         self.opens_span = False  # the epoch or evaluation
         self.opens_steps = False
         # While it is undecided.
-        self.setup: hot.Span | None = None  # the start of its workers
         self.waiting = Waiting()  # fetches, and forwards once USED
-        self.first_model_evaluated = False
+        # A model has run on the first item alone, in train mode and with gradients. An error may
+        # have kept it from training. Program: `batch_size_finder`.
+        self.was_to_train = False
         # Once it is an evaluation or a training.
         self.span: hot.Span | None = None
         self.step: hot.Span | None = None
         self.index = 0  # of the next step
-        self.first_index = 0
         self.is_step_new = False  # opened for the item that is being fetched
-        self.has_last_step = False  # the step for the last item has begun
         self.stepped_ns = 0  # when an optimizer did, in the open step
-        self.optimizer_steps = 0
-        self.versions: tuple[Any, ...] = ()  # of the weights, at the last fetch
 
     @property
     def is_undecided(self) -> bool:
@@ -138,10 +128,6 @@ class Pass:
     @property
     def is_training(self) -> bool:
         return self.state is TRAINING
-
-    @property
-    def opens_anything(self) -> bool:
-        return self.opens_span or self.opens_steps
 
     @property
     def is_done(self) -> bool:
@@ -158,15 +144,7 @@ class Pass:
     @property
     def is_last_due(self) -> bool:
         """Whether an item is left for one more step."""
-        return self.items.fetched > self.index and not self.has_last_step
-
-    @property
-    def was_to_train(self) -> bool:
-        """Whether an error has probably kept it from training: its model has run on the first item
-        alone, in train mode and with gradients. Program: `batch_size_finder`.
-        """
-        is_first = self.span is not None and self.index == self.first_index + 1
-        return self.state is EVALUATION and is_first and not self.first_model_evaluated
+        return self.items.fetched > self.index
 
     @property
     def open_above(self) -> hot.Span:
@@ -176,12 +154,19 @@ class Pass:
     @property
     def has_own_steps(self) -> bool:
         """Whether the program has opened a step or batch itself, in the body of the loop."""
-        span, above = hot.innermost(), self.open_above
-        while span is not above and span.parent is not span:
-            if span.name in STEPS:
-                return True
-            span = span.parent
-        return False
+        above = self.open_above
+        body = itertools.takewhile(lambda one: one is not above, scopes())
+        return any(one.name in STEPS for one in body)
+
+    @property
+    def is_in_own_step(self) -> bool:
+        """Whether the program or a framework has opened a step or batch around it."""
+        return self.lane.is_in_scope(STEPS, self.above)
+
+    @property
+    def has_outer_epoch(self) -> bool:
+        """Whether the program or a framework has opened the epoch that its steps belong to."""
+        return self.lane.main in (None, self) and self.lane.is_in_scope(("epoch",), self.above)
 
     @property
     def can_wait(self) -> bool:
@@ -198,7 +183,7 @@ class Pass:
         if self.is_undecided:  # with more items, they were taken one after the other, as by `list`
             is_first = self.state is UNDECIDED and 0 < items.fetched <= MAX_AHEAD
             return items.may_read_ahead and is_first
-        return items.reads_ahead and items.fetched >= self.index
+        return items.reads_ahead
 
     def goes_on(self) -> bool:
         """Whether the next item belongs to this pass: the scope that it began in is still open, or
@@ -209,8 +194,7 @@ class Pass:
         if not self.above.end:
             return True
         here = hot.innermost()
-        is_next = self.above.name in STEPS and here.name in STEPS
-        if is_next and here.parent is self.above.parent:
+        if here.name in STEPS and here.parent is self.above.parent:
             self.above = here
             return True
         return False
@@ -218,34 +202,38 @@ class Pass:
     def is_left_for(self, new: Pass) -> bool:
         """Whether the loop over it was left, now that another iterator is asked for an item."""
         items = self.items
-        if items.iterator() is None or items.is_exhausted:
+        if (
+            items.is_exhausted
+            or (items.is_round_over and self.lane.has_worked)
+            or (self.span is not None and self.span.end)  # a fork has closed it
+            # The fit of a framework was stopped inside an epoch.
+            or (self.above.end and not self.goes_on())
+        ):
             return True
-        if self.span is not None and self.span.end:
-            return True  # a fork has closed it
-        if items.is_round_over and not items.reads_ahead and self.lane.has_worked:
-            return True
-        if self.above.end and not self.goes_on():
-            return True  # the fit of a framework that was stopped inside an epoch
-        if new.began_evaluating and self.is_evaluated_by_calls:
-            return True
+        is_evaluated = self.state is EVALUATION and self.lane.has_worked
+        if is_evaluated and new.began_evaluating and items.is_called_for:
+            return True  # Program: `validations_by_next`
         if items.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(items.iterator()) < items.references
         if self.is_training and new.began_evaluating:
-            return self.is_over_for(new)
+            return self.is_over_for(new, is_evaluating=True)
         return new.items.is_for_loop and self.state is not JOINED
 
     # -- questions to the main pass about another one ----------------------------------------
 
-    def is_over_for(self, evaluation: Pass) -> bool:
-        """Whether its last item was trained, and the loop was left to evaluate. `next` may not be
-        called again after the last item.
+    def is_over_for(self, other: Pass, *, is_evaluating: bool) -> bool:
+        """Whether a loop with `next`, which may not be called after the last item, was left for
+        another one.
         """
         items, generator = self.items, self.items.generator
-        is_last = items.fetched == items.length and self.is_done and not items.reads_ahead
-        if not is_last or items.is_for_loop or not self.is_training:
+        if items.is_for_loop:
             return False
-        is_asking = evaluation.items.generator is generator
+        if not is_evaluating:  # on the first item, a teacher may run
+            return self.state is EVALUATION and items.fetched > 1
+        if items.fetched != items.length or not self.is_done or items.reads_ahead:
+            return False
+        is_asking = other.items.generator is generator
         return generator is None or callers.has_ended(generator, items.iterator(), is_asking)
 
     def is_evaluated_by(self, inner: Pass, *, is_evaluating: bool) -> bool:
@@ -257,41 +245,12 @@ class Pass:
             return False
         return inner.began_evaluating or (is_evaluating and self.is_training)
 
-    @property
-    def is_evaluated_by_calls(self) -> bool:
-        """Whether the program asks for its items one by one, perhaps from a generator that it
-        keeps, and has evaluated the last one. Program: `validations_by_next`.
-        """
-        is_inner = self is not self.lane.main
-        is_known = is_inner or self.items.fetched > 1  # on the first item, a teacher may run
-        is_evaluated = self.state is EVALUATION and self.lane.has_worked
-        return is_evaluated and self.items.is_called_for and is_known
-
-    def may_train_more_in(self, inner: Pass) -> bool:
-        """Whether a `for` inside a step that has trained may train, too, or evaluate a model that
-        was left in train mode. Programs: `probe_in_step`, `validation_in_train_mode`.
-        """
-        is_inside = inner.items.is_for_loop and inner.began_in_step
-        return is_inside and self.is_training and self.is_done
-
     def was_only_peeked_at(self, other: Pass) -> bool:
         """Whether the program goes on with another iterator. Of two that are asked by hand, the
         main pass is the one that is asked again.
         """
-        by_hand = (
-            not (self.items.is_for_loop or other.items.is_for_loop)
-            and self.items.iterator() is not None
-        )
+        by_hand = not (self.items.is_for_loop or other.items.is_for_loop)
         return by_hand and self.is_training and self.items.fetched == 1 and self.is_done
-
-    @property
-    def is_finished_evaluation(self) -> bool:
-        """Whether an evaluation by hand ends once the program trains with another loader.
-
-        It takes a second item to know that it evaluates: on the first, a teacher may run.
-        """
-        is_one = self.state is EVALUATION and self.first_model_evaluated and self.items.fetched > 1
-        return is_one and not self.items.is_for_loop
 
 
 class Lane:
@@ -302,7 +261,6 @@ class Lane:
         self.passes: list[Pass] = []  # outermost first
         self.main: Pass | None = None  # the pass that owns the epoch and the steps
         self.loading: Pass | None = None  # it is being asked for an item
-        self.teardown: hot.Span | None = None  # the end of its workers, at the end of that fetch
         # The open step of a training, if nothing but a fetch can change the state of the loop.
         # While it is the innermost span, the hooks take their fast paths.
         self.step: hot.Span | None = None
@@ -315,6 +273,8 @@ class Lane:
         # `hot.begin_phase` returned, or their spans.
         self.optimizers: list[tuple[int, hot.Span | None]] = []
         self.epochs = 0  # so far
+        self.optimizer_steps = 0  # so far
+        self.versions: tuple[Any, ...] = ()  # of the weights, when they were last compared
         self.free = FreeLoop(self)
 
     @property
@@ -337,16 +297,19 @@ class Lane:
         model = None if self.model is None else self.model()
         return model is not None and not is_in_train_mode(model)
 
-    @property
-    def is_told_to_evaluate(self) -> bool:
-        """Whether the program or a framework has opened a scope for an evaluation."""
-        inferred = [one.span for one in self.passes]
-        span = hot.innermost()
-        while span.parent is not span:
-            if span.name in EVALUATIONS and span not in inferred and not span.end:
-                return span is not self.free.evaluation
-            span = span.parent
-        return False
+    def is_in_scope(self, names: Collection[str], above: hot.Span | None = None) -> bool:
+        """Whether the program or a framework has opened a scope with one of these names.
+
+        `above`: the innermost scope that counts; None: any that is open.
+        """
+        free = self.free
+        inferred = [free.own_epoch, free.step, free.evaluation]
+        inferred += [span for one in self.passes for span in (one.span, one.step)]
+        named = [one for one in scopes(above) if one.name in names and not one.end]
+        return any(one not in inferred for one in named)
+
+    def find(self, iterator: Any) -> Pass | None:
+        return next((one for one in self.passes if one.items.iterator() is iterator), None)
 
 
 class Lanes(list[Lane]):
@@ -376,25 +339,19 @@ class ThisThread(_local):
     def find(self) -> Lane:
         """The lane of the task, or of the thread if it runs none."""
         task = None if asyncio._get_running_loop() is None else asyncio.current_task()
+        inherited = None if task is None else lane_of_context.get()
+        lane = inherited or self.own
         if task is None:
-            lane = self.own
             lane.task = nothing
-        else:
-            inherited = lane_of_context.get()
-            lane = inherited or self.own
+        elif lane.task() is not task:
             is_inside = lane.passes and (lane is inherited or lane.task() is None)
-            if lane.task() is not task and not is_inside:
-                lane = self._take(task)
+            if not is_inside:
+                lane = next((one for one in self.lanes if one.is_idle), None) or Lane()
+                lane.task = weakref.ref(task)
+                lane_of_context.set(lane)
+                if lane not in self.lanes:
+                    self.lanes.append(lane)
         self.lane = lane
-        return lane
-
-    def _take(self, task: Any) -> Lane:
-        lane = next((one for one in self.lanes if one.is_idle), None)
-        if lane is None:
-            lane = Lane()
-            self.lanes.append(lane)
-        lane.task = weakref.ref(task)
-        lane_of_context.set(lane)
         return lane
 
 
@@ -403,14 +360,11 @@ def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
 
     Steps that run are on the stack; `inner` of them have no span yet.
     """
-    end_optimizers(lane, callers.running_optimizers() - inner)
-
-
-def end_optimizers(lane: Lane, running: int) -> None:
+    running = callers.running_optimizers() - inner
     while len(lane.optimizers) > running:
         phase = lane.optimizers.pop()[1]
-        span = None if phase is None else hot.open_phase(phase)
-        if span is not None and not span.end:
+        if phase is not None:
+            span = hot.open_phase(phase)
             span.set(error="the step raised")
             hot.close(span)
 
@@ -431,19 +385,13 @@ def is_in_train_mode(model: Any) -> bool:
     return model.training or getattr(inner, "training", False)
 
 
-def count_fetches(spans: list[hot.Span]) -> int:
-    return sum(one.name == "data_load" for one in spans)
-
-
 def reference_to(item: Any, depth: int = 3) -> Callable[[], Any]:
     """A weak reference to an item, or to the first part of it that can have one."""
-    try:
-        return weakref.ref(item)
-    except TypeError:  # a tuple, or a number
-        parts = item.values() if isinstance(item, dict) else item
-    if not depth or not isinstance(item, (dict, list, tuple)):
-        return nothing
-    found = (reference_to(part, depth - 1) for part in itertools.islice(parts, MAX_TRIED))
+    if not isinstance(item, (dict, list, tuple)):
+        return weakref.ref(item) if type(item).__weakrefoffset__ else nothing
+    parts = item.values() if isinstance(item, dict) else item
+    some = itertools.islice(parts, MAX_TRIED if depth else 0)
+    found = (reference_to(part, depth - 1) for part in some)
     return next((one for one in found if one is not nothing), nothing)
 
 
