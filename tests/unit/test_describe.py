@@ -102,6 +102,17 @@ class TestLoaders:
 
         assert ("Buckets", 5) == (found["loader_sampler"], found["loader_batch_size"])
 
+    def test_a_loader_made_from_a_batch_sampler_has_its_settings(self) -> None:
+        """accelerate, the Trainer and Keras make such loaders; their own values are unused."""
+        batches = BatchSampler(RandomSampler(ROWS), batch_size=5, drop_last=True)
+        found = describe.of_loader(DataLoader(ROWS, batch_sampler=batches))
+
+        assert ("RandomSampler", 5, True) == (
+            found["loader_sampler"],
+            found["loader_batch_size"],
+            found["loader_drop_last"],
+        )
+
     def test_a_stream_has_no_sampler(self) -> None:
         """A stream has no sampler."""
         found = describe.of_loader(DataLoader(Stream(), batch_size=2))

@@ -218,7 +218,8 @@ class TorchHook:
             is_outside = main is None and not (lane.passes or lane.free.is_open)
             if is_outside and not is_trained and self._is_part(reference, lane.model):
                 return is_model, None  # `model.decode`, after a training: a part is not a model
-            if is_trained or not lane.has_worked:  # a teacher is not what is trained
+            # A teacher is not what is trained. `generate` calls the encoder, a part of the model.
+            if is_trained or not (lane.has_worked or self._is_part(reference, lane.model)):
                 lane.model = reference
             if not lane.has_worked or main is None or main.items.is_exhausted or lane.optimizers:
                 self._begin_work(lane, reference, is_in_train=is_in_train)
@@ -270,7 +271,8 @@ class TorchHook:
         if lane.described is not model:
             # Without gradients, the settings of its training are still to be recorded.
             lane.described = model if torch.is_grad_enabled() else nothing
-            self._loops.describe_model(lane, model())
+            whole = None if lane.model is None else lane.model()
+            self._loops.describe_model(lane, model() if whole is None else whole)
 
     # -- backward ---------------------------------------------------------------------------
 

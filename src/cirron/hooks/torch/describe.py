@@ -97,18 +97,20 @@ def of_loader(loader: Any) -> dict[str, Any]:
     """The arguments of a DataLoader."""
     with guard.quiet("describing a loader"):
         dataset, batches = read(loader, "dataset"), read(loader, "batch_sampler")
-        sampler = read(loader, "sampler")
+        size = read(loader, "batch_size")
+        # A loader that is given a batch sampler says nothing true about these itself.
+        batching = loader if size is not None or batches is None else batches
+        sampler = read(loader if batches is None else batches, "sampler")
         if type(batches) not in (BatchSampler, type(None)):
             sampler = batches  # the program's own way to make batches
-        size = read(loader, "batch_size")
         is_stream = isinstance(dataset, IterableDataset)
         found = {
             "loader_workers": read(loader, "num_workers"),
             "loader_pin_memory": read(loader, "pin_memory"),
             "loader_prefetch_factor": read(loader, "prefetch_factor"),
             "loader_persistent_workers": read(loader, "persistent_workers"),
-            "loader_batch_size": read(batches, "batch_size") if size is None else size,
-            "loader_drop_last": read(loader, "drop_last"),
+            "loader_batch_size": read(batching, "batch_size"),
+            "loader_drop_last": read(batching, "drop_last"),
             "loader_sampler": None if is_stream else name_of(sampler),
             "loader_dataset": name_of(dataset),
             "loader_batches": None if is_stream else length_of(loader, batches, dataset),
