@@ -215,6 +215,12 @@ class TestModels:
 
         assert ("Linear", "DataParallel") == (found["model_class"], found["model_strategy"])
 
+    def test_the_wrapper_of_fabric_is_taken_off(self) -> None:
+        """Lightning's Fabric wraps every model."""
+        fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+
+        assert "Linear" == describe.of_model(fabric.setup(nn.Linear(2, 2)))["model_class"]
+
     def test_ddp_and_fsdp_are_detected(self, tmp_path: Path) -> None:
         """DDP and FSDP are told, and how many processes there are."""
         from torch import distributed

@@ -34,6 +34,7 @@ from cirron.hooks import engine
 from cirron.hooks.engine import STEPS
 from cirron.hooks.patch import ImportWatch, Patches
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
+from cirron.hooks.torch.describe import find_described
 from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
@@ -119,6 +120,13 @@ class TorchHook:
         self._saving.install()
         with guard.quiet("torch gpu time"):
             self._gpu_times.install()
+
+    @classmethod
+    def describe(cls, model: Any, *, is_training: bool) -> None:
+        """A framework knows the model of an epoch or evaluation; the program may call its parts."""
+        if cls.installed is not None:
+            descriptions, span = cls.installed._loops.descriptions, find_described()
+            descriptions.put_model(model, span, is_training=is_training, is_running=False)
 
     def uninstall(self) -> None:
         """Removes all hooks, and closes what this thread has open."""

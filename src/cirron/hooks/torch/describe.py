@@ -10,6 +10,7 @@ Runs on the user's threads. Loaded after torch is.
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +39,7 @@ WRAPPERS = {
     "DataParallel": ("module", "DataParallel"),
     "FullyShardedDataParallel": ("_fsdp_wrapped_module", "FSDP"),
     "DeepSpeedEngine": ("module", "DeepSpeed"),
+    "_FabricModule": ("_forward_module", None),
 }
 DEVICES = ("cuda", "cpu", "xpu", "mps")
 
@@ -51,7 +53,10 @@ class Descriptions:
         # By loader, and by iterator: a `for` may not keep the loader as long as that.
         self._settings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._recorded: set[tuple[Any, ...]] = set()
-        self._models: tuple[weakref.WeakSet[Any], ...] = weakref.WeakSet(), weakref.WeakSet()
+        # By whether it is a training, and whether the model was running.
+        self._models: defaultdict[tuple[bool, bool], weakref.WeakSet[Any]] = defaultdict(
+            weakref.WeakSet
+        )
 
     def met(self, loader: Any, iterator: Any) -> None:
         settings = self._settings.get(loader)
@@ -73,11 +78,14 @@ class Descriptions:
         if span is not None:
             put(span, self.of_loader(iterator) or {})
 
-    def put_model(self, model: Any, span: hot.Span | None) -> None:
-        done = self._models[torch.is_grad_enabled()]
+    def put_model(
+        self, model: Any, span: hot.Span | None, *, is_training: bool, is_running: bool
+    ) -> None:
+        done = self._models[is_training, is_running]
         if span is not None and model not in done:
             done.add(model)
-            put(span, of_model(model) | of_mode())
+            # Autocast is on only while the model runs.
+            put(span, of_model(model) | (of_mode() if is_running else {}))
 
 
 def put(span: hot.Span, settings: dict[str, Any]) -> None:

@@ -618,7 +618,12 @@ class Loops:
     def describe_model(self, lane: Lane, model: Any) -> None:
         """Puts the settings of a model on the first epoch and the first evaluation of it."""
         span = lane.free.own_epoch if lane.main is None else lane.main.span
-        self.descriptions.put_model(model, span or describe.find_described())
+        self.descriptions.put_model(
+            model,
+            span or describe.find_described(),
+            is_training=torch.is_grad_enabled(),
+            is_running=True,
+        )
 
 
 def release_unused(current: Pass, *, is_fetching: bool = False) -> None:
