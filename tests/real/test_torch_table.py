@@ -421,6 +421,18 @@ def test_settings_where_an_evaluation_comes_first(traced: Traced) -> None:
         assert evaluation["attrs"][name] == epoch["attrs"][name]
 
 
+def test_settings_where_items_are_fetched_by_hand(traced: Traced) -> None:
+    """A loop that calls `next()` has the settings of its model, too."""
+    loop = Loop()
+    batches = iter(loop.loader)
+    for _ in range(2):
+        loop.step(next(batches))
+    ci.flush()
+    (epoch,) = ci.trace(format="dict", name="epoch")["roots"]
+
+    assert "Sequential" == epoch["attrs"]["model_class"]
+
+
 def test_settings_where_a_part_of_the_model_runs_first(traced: Traced) -> None:
     """An evaluation that calls the encoder first, as `generate` does, is one of the whole model."""
     loop = Loop()

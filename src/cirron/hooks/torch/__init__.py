@@ -277,8 +277,10 @@ class TorchHook:
         if lane.main is None and not lane.has_used_loop:
             lane.free.before_forward(self._loops, model, is_in_train=is_in_train)
         if lane.described is not model:
-            # Without gradients, the settings of its training are still to be recorded.
-            lane.described = model if torch.is_grad_enabled() else nothing
+            # Without gradients, the settings of its training are still to be recorded; and those of
+            # items that were fetched with `next()`, once it is trained with them.
+            is_waiting = any(one.waiting for one in lane.passes)
+            lane.described = model if torch.is_grad_enabled() and not is_waiting else nothing
             whole = None if lane.model is None else lane.model()
             self._loops.describe_model(lane, model() if whole is None else whole)
 

@@ -77,10 +77,14 @@ class Saving:
                     span = begin(lane)
                 except Exception as error:  # noqa: BLE001  protects the program's checkpoint
                     guard.caught("torch save", error)
-            return engine.around(span, original, args, kwargs, self._loops.close)
+            return engine.around(span, original, args, kwargs, self._end)
 
         run_uncompiled(save, with_callees=False)
         return save
+
+    def _end(self, span: hot.Span) -> None:
+        self._loops.close(span)
+        engine.extend_step(span)
 
 
 def begin(lane: Lane) -> hot.Span | None:
