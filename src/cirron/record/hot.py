@@ -314,6 +314,20 @@ class Step(OwnSpan):
         return self.sequence if phase is None or self.thread != get_ident() else phase[0]
 
 
+class Lone(Step):
+    """A step that no other span refers to: `follow` reuses the object for the next step.
+
+    A span that is opened in it reads its depth, which turns it into a plain step.
+    """
+
+    __slots__ = ()
+
+    @property
+    def depth(self) -> int:  # type: ignore[override]
+        self.__class__ = Step  # type: ignore[assignment]  # it has the same slots
+        return Step.depth.__get__(self)
+
+
 class Settled(dict[str, "Any"]):
     """Attributes from a hook: plain values that never change, so spans may share the dict."""
 
@@ -857,38 +871,31 @@ def phase_of(span: Span) -> Span | None:
 
 
 def follow(span: Span, index: int) -> Span:
-    """Ends a span and begins the next one of its kind, at the same time."""
+    """Ends a step and begins the next one, at the same time."""
+    at = now()
     parent = span.parent
-    kind: Any = span.__class__
-    if span.device is not None or span.attrs is not None or parent.end:
-        at = now()
+    if (
+        span.__class__ is not Lone
+        or span.attrs is not None
+        or span.device is not None
+        or span.end
+        or parent.end
+    ):
         close(span, at)
-        return begin(span.name, index, None, kind, at)
-    noted = losses.pop(span, None) if losses else None
-    if noted is not None:
-        for loss, at in noted:
-            append((next(sequence), span.sequence, "loss", loss, "point", None, at))
-    following: Span = kind()
-    following.phase = following.phase_kind = following.before = None  # type: ignore[misc]
-    following.device = None
-    name = following.name = span.name
-    following.index = index
-    following.attrs = None
-    following.parent = parent
-    following.depth = span.depth
-    thread = following.thread = span.thread
-    number = span.sequence
-    following.sequence = next(sequence)
-    following.token = span.token  # refers to what was current before both
-    following.end = 0
-    _set(following)
-    span.end = at = following.start = now()
-    append((number, parent.sequence, name, span.index, None, span.start, at, thread))
-    opened.add(following)
-    opened.discard(span)
+        following = begin(span.name, index, None, Step, at)
+        following.__class__ = Lone  # type: ignore[assignment]  # it has the same slots
+        return following
+    if losses and span in losses:
+        mark_losses(span)
+    append((span.sequence, parent.sequence, span.name, span.index, None, span.start, at, span.thread))
+    if keeps_names:
+        span.marked = {}
+    span.start = at
+    span.index = index
+    span.sequence = next(sequence)
     if device_clock is not None:
-        device_clock.start(following)
-    return following
+        device_clock.start(span)
+    return span
 
 
 def drop(span: Span) -> None:

@@ -212,7 +212,7 @@ def test_a_marked_device_value_is_copied_once(monkeypatch: pytest.MonkeyPatch) -
     taken: list[Any] = []
 
     class Clock:
-        def keep(self, scalar: Any) -> value.Deferred:
+        def keep(self, scalar: Any, now_ns: int) -> value.Deferred:
             taken.append(scalar)
             found = value.Deferred(None)
             found.value, found.is_ready = 0.5, True

@@ -446,42 +446,47 @@ class TorchHook:
 
     def _make_next(self, original: Any) -> Any:
         loops, this_thread, within = self._loops, self._this_thread, hot.within
-        begin_step, own = loops.begin_step, hot.OwnSpan
-
-        def fail(load: hot.Span, error: BaseException) -> None:
-            with guard.quiet("torch loader"):
-                loops.fail_load(this_thread.find(), load, error)
-
-        def end(load: hot.Span) -> None:
-            loops.end_load(this_thread.find(), load)
+        begin_step, own, fetch, fail = loops.begin_step, hot.OwnSpan, self._fetch, self._fail_load
 
         def __next__(iterator: Any) -> Any:  # noqa: N807  the iterator's own
             lane = this_thread.lane
             # A loader inside a dataset has no spans.
             if lane.loading is not None or not self._is_on:
                 return original(iterator)
-            load, step, start = None, None, 0
+            step, at = None, 0
             try:
                 step = begin_step(lane, iterator)
-                start = 0 if step is None else step.start
-                if step is None and not loops.has_stepped_compiled:
+                if step is not None:
+                    at = step.start
+                elif not loops.has_stepped_compiled:
                     step = join_step(lane, iterator)
-                if step is None:
-                    load = loops.begin_load(this_thread.find(), iterator)
             except Exception as error:  # noqa: BLE001  protects the loader
                 guard.caught("torch loader", error)
-            args = (iterator,)
             if step is None:
-                item = engine.around(load, original, args, None, end, fail)
-                if isinstance(load, Load) and load in hot.opened:  # it waits for a parent
-                    with guard.quiet("torch loader"):
-                        load.item = reference_to(item)
-                return item
-            item = within(step, "data_load", None, own, start, original, args, NO_NAMES, fail)
+                return fetch(original, iterator)
+            item = within(step, "data_load", None, own, at, original, (iterator,), NO_NAMES, fail)
             lane.loading, lane.has_worked = None, False
             return item
 
         return __next__
+
+    def _fetch(self, original: Any, iterator: Any) -> Any:
+        """The slow path: this fetch may change what is known about the loop."""
+        load = None
+        with guard.quiet("torch loader"):
+            load = self._loops.begin_load(self._this_thread.find(), iterator)
+        item = engine.around(load, original, (iterator,), None, self._end_load, self._fail_load)
+        if isinstance(load, Load) and load in hot.opened:  # it waits for a parent
+            with guard.quiet("torch loader"):
+                load.item = reference_to(item)
+        return item
+
+    def _end_load(self, load: hot.Span) -> None:
+        self._loops.end_load(self._this_thread.find(), load)
+
+    def _fail_load(self, load: hot.Span, error: BaseException) -> None:
+        with guard.quiet("torch loader"):
+            self._loops.fail_load(self._this_thread.find(), load, error)
 
     def _make_shutdown(self, original: Any) -> Any:
         """Workers are stopped in the last fetch, or when their iterator is released."""
@@ -527,7 +532,7 @@ class TorchHook:
         stay_out_of_graphs()
         # These call code of the program, which Dynamo may compile.
         loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
-        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._forward)
+        outer: tuple[Any, ...] = (torch.nn.Module.__call__, self._forward, self._fetch)
         outer += (engine.around, hot.within)
         for function in (*outer, loader.__iter__, iterator.__next__):
             run_uncompiled(function, with_callees=False)

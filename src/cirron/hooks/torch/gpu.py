@@ -270,9 +270,12 @@ class GpuClock:
         if not scalar.is_cuda:
             return None
         try:
-            place = self._place(scalar.get_device())
-            if place is None:
-                return None
+            key = self._current_stream(-1)
+            place = self._places.get(key)
+            if place is None or key[0] or key[1] != scalar.get_device():
+                place = self._place(scalar.get_device())
+                if place is None:
+                    return None
             losses = place.losses
             if losses is None:
                 losses = place.losses = Point(None)
