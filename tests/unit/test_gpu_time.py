@@ -125,7 +125,7 @@ class Rig:
 
     def __init__(self, now: Callable[[], int] = clock.now) -> None:
         self.memory = Memory()
-        self.asked: list[value.Deferred] = []
+        self.asked: list[list[value.Deferred]] = []  # requests
         self.before = hot.attach(hot.State(deque(), now=now))
         state = hot.State(hot.ring, opened=hot.opened, now=now, sequence=hot.sequence)
         self.collector = Collector(state, self.memory, clock.Anchor(0, 0, 0))
@@ -242,7 +242,8 @@ def test_nobody_waits_for_the_device(cuda: FakeCuda, rig: Rig) -> None:
     assert [] == rig.written
     assert 3 == len(rig.collector.waiting_values())
 
-    rig.asked.pop().poll()
+    for one in rig.asked.pop():
+        one.poll()
 
     for one in rig.collector.waiting_values():
         one.poll()
@@ -263,8 +264,8 @@ def test_one_request_for_all_of_a_slice(cuda: FakeCuda, rig: Rig) -> None:
             cuda.work(1)
     cuda.finish()
     rig.collector.drain()
-    (request,) = rig.asked
-    request.resolve()
+    ((*others, last),) = rig.asked
+    last.resolve_all(others)
 
     assert [("x", ms(1))] * 10 == rig.written
 

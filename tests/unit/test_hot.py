@@ -893,7 +893,8 @@ def test_a_signal_handler_may_record_at_any_moment(recorded: testing.Captured) -
                     ci.mark("loss", 0.5)
         step = hot.begin("step", 0, None, hot.Step)
         hot.within(step, "forward", None, hot.OwnSpan, 0, lambda: None, (), {})
-        step = hot.follow(step, 1)
+        for index in (1, 2, 3):
+            step = hot.follow(step, index)
         hot.end_phase(hot.begin_phase(step, "backward"))
         inserted = hot.insert(hot.innermost(), "evaluation", None, start=hot.now())
         hot.suspend(inserted)
@@ -904,12 +905,46 @@ def test_a_signal_handler_may_record_at_any_moment(recorded: testing.Captured) -
 
     names = Counter(span.name for span in recorded.spans)
     assert handler.count == names.pop("handler") == len(recorded.marks) - 4
-    assert {"epoch": 2, "batch": 4, "inner": 4, "step": 2, "forward": 1, "backward": 1} == {
+    assert {"epoch": 2, "batch": 4, "inner": 4, "step": 4, "forward": 1, "backward": 1} == {
         name: count for name, count in names.items() if name != "evaluation"
     }
     ids = {None, *(span.id for span in recorded.spans)}
     assert ids >= {span.parent_id for span in recorded.spans}
     assert {"root", *ids} >= {mark.span_id for mark in recorded.marks}
+
+
+def test_what_another_task_does_in_a_step_stays_in_it(recorded: testing.Captured) -> None:
+    """A scope of another context ends in a later step, and is in the one that it began in."""
+    step = hot.begin("step", 0, None, hot.Step)
+    for index in (1, 2):
+        step = hot.follow(step, index)
+    context = contextvars.copy_context()
+    scope = ci.scope("saving")
+    context.run(scope.__enter__)
+    for index in (3, 4):
+        step = hot.follow(step, index)
+    context.run(scope.__exit__, None, None, None)
+    hot.close(step)
+
+    wanted = ["step[0]", "step[1]", ("step[2]", ["saving"]), "step[3]", "step[4]"]
+    assert wanted == tree(recorded)
+
+
+def test_the_names_of_marks_are_those_of_one_step(recorded: testing.Captured) -> None:
+    """A logger's value is not taken for one that the program has marked in the step before."""
+    hot.keep_names(True)
+    try:
+        step = hot.begin("step", 0, None, hot.Step)
+        for index in (1, 2, 3):
+            ci.mark("loss", 0.5)
+            assert {"loss"} == set(step.marked)
+            step = hot.follow(step, index)
+            assert not getattr(step, "marked", None)
+        hot.close(step)
+    finally:
+        hot.keep_names(False)
+
+    assert 3 == len({mark.span_id for mark in recorded.marks})
 
 
 def test_nested_loops(recorded: testing.Captured) -> None:

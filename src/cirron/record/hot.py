@@ -325,7 +325,11 @@ class Lone(Step):
     @property
     def depth(self) -> int:  # type: ignore[override]
         self.__class__ = Step  # type: ignore[assignment]  # it has the same slots
-        return Step.depth.__get__(self)
+        depth: int = DEPTH.__get__(self)
+        return depth
+
+
+DEPTH: Any = vars(Span)["depth"]  # the slot
 
 
 class Settled(dict[str, "Any"]):
@@ -872,7 +876,6 @@ def phase_of(span: Span) -> Span | None:
 
 def follow(span: Span, index: int) -> Span:
     """Ends a step and begins the next one, at the same time."""
-    at = now()
     parent = span.parent
     if (
         span.__class__ is not Lone
@@ -881,18 +884,32 @@ def follow(span: Span, index: int) -> Span:
         or span.end
         or parent.end
     ):
+        at = now()
         close(span, at)
         following = begin(span.name, index, None, Step, at)
-        following.__class__ = Lone  # type: ignore[assignment]  # it has the same slots
+        following.__class__ = Lone
         return following
     if losses and span in losses:
         mark_losses(span)
-    append((span.sequence, parent.sequence, span.name, span.index, None, span.start, at, span.thread))
     if keeps_names:
         span.marked = {}
+    # Between the next two calls, nothing can interrupt: a signal handler sees one of the two steps.
+    number = next(sequence)
+    at = now()
+    done = (
+        span.sequence,
+        parent.sequence,
+        span.name,
+        span.index,
+        None,
+        span.start,
+        at,
+        span.thread,
+    )
     span.start = at
     span.index = index
-    span.sequence = next(sequence)
+    span.sequence = number
+    append(done)
     if device_clock is not None:
         device_clock.start(span)
     return span

@@ -104,16 +104,6 @@ class Deferred:
             deferred.resolve()
 
 
-class Several(Deferred):
-    """Several values, in the order in which they become ready."""
-
-    __slots__ = ()
-
-    def resolve(self) -> None:
-        *others, last = self.source
-        last.resolve_all(others)
-
-
 def capture(value: Any, device_clock: DeviceClock | None = None) -> Any:
     """A plain scalar, or a `Deferred`. Raises `NotAScalarError` if it is clearly not a scalar.
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from itertools import compress, repeat, starmap
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import system, wire
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
-from cirron.record.value import Deferred, Polled, Several
+from cirron.record.value import Deferred, Polled
 from cirron.ship.encode import (
     MAX_MARK_IDS,
     Encoder,
@@ -28,7 +29,7 @@ from cirron.ship.encode import (
 from cirron.ship.threads import new_lock, sleep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from cirron.ship.encode import Columns
@@ -58,6 +59,7 @@ WEIGH_NS = 250_000_000
 
 # Attributes that may become known only after the span ends.
 DEVICE_TIMES = frozenset(("gpu_ns", "device_ns"))
+ATTRS = itemgetter(4)  # of a closed span
 
 # A span that waits for its GPU time is written without it after this long, or when this many spans
 # wait behind it: if a device hangs, the records of what led up to it must reach the disk.
@@ -121,7 +123,7 @@ class Collector:
         self._weighed_ns = anchor.monotonic_ns  # when the memory of the process was last read
         self._oldest_ns = 0  # time of the oldest record that is encoded and not yet taken
         self._as_text_before = attributes.as_text
-        self.on_deferred: Callable[[Deferred], None] | None = None
+        self.on_deferred: Callable[[list[Deferred]], None] | None = None
         # For open spans with marks, by the span's sequence number:
         self.mark_ids: defaultdict[int, list[str]] = defaultdict(list)
         self.latest: dict[int, dict[str, Any]] = {}
@@ -136,7 +138,7 @@ class Collector:
         self._chunks: list[Chunk] = []
         self._waiting: deque[hot.Mark] = deque()  # marks that wait for their value
         self._looked_ns = 0  # when they were last checked
-        self._held: deque[hot.Closed] = deque()  # spans, from the first whose GPU time is not there
+        self._held: list[hot.Closed] = []  # spans, from the first whose GPU time is not there
         self._snapshots: list[wire.Snapshot] = []
         self._snapshot_marks: list[wire.Mark] = []
         self._files: list[tuple[Path, str]] = []
@@ -209,7 +211,9 @@ class Collector:
             marks = self._take_known(marks)
             mark_columns = transpose(marks)
         is_timed = not DEVICE_TIMES.isdisjoint(keys_of(columns[4]))
-        if (is_timed and self._ask_for_times(closed)) or self._held:
+        unknown = [gpu_time for _, gpu_time in gpu_times(closed)] if is_timed else []
+        self._ask_for(unknown)
+        if unknown or self._held:
             closed = self._let_through(closed)
             columns = transpose(closed)
         if closed or marks or late or self._snapshots:
@@ -223,22 +227,24 @@ class Collector:
         if size is not None:
             at = max(number for number, record in enumerate(closed) if record[2] in hot.STEPS)
             record = closed[at]
-            attrs = hot.Settled({"memory_peak_bytes": size, **(record[4] or {})})
+            attrs = {"memory_peak_bytes": size, **(record[4] or {})}
             closed[at] = (*record[:4], attrs, *record[5:])
 
     def _take_known(self, marks: list[hot.Mark]) -> list[hot.Mark]:
         """The marks whose value is known; the others wait."""
-        known = []
+        known, unknown = [], []
         for mark in marks:
             value = mark[3]
             if not isinstance(value, Deferred):
                 known.append(mark)
             elif not value.is_ready:
-                self._wait_for(mark)
+                unknown.append(mark)
             elif value.is_lost:
                 self.lost_values += 1
             else:
-                known.append(mark)
+                known.append((*mark[:3], value.value, *mark[4:]))
+        if unknown:
+            self._wait_for(unknown)
         return known
 
     def _cut(self, records: list[hot.Record]) -> list[hot.Record]:
@@ -253,42 +259,34 @@ class Collector:
                     return records[:number]
         return records
 
-    def _ask_for_times(self, closed: list[hot.Closed]) -> bool:
-        """Requests missing device times. Returns whether some of the spans have to wait for one."""
-        times = []
-        for record in closed:
-            if record[4] is not None and not DEVICE_TIMES.isdisjoint(record[4]):
-                gpu_time = gpu_time_of(record)
-                if gpu_time is not None:
-                    times.append(gpu_time)
-        asked = [one for one in times if not one.is_awaited]
+    def _ask_for(self, values: list[Deferred]) -> None:
+        asked = [one for one in values if not one.is_awaited]
         if asked and self.on_deferred is not None:
-            self.on_deferred(Several(asked))
-        return bool(times)
+            self.on_deferred(asked)
 
-    def _wait_for(self, mark: hot.Mark) -> None:
-        self._list((mark[1],), self.encoder.ids_of((mark[0],)))  # its span may close first
-        self._waiting.append(mark)
-        if len(self._waiting) > MAX_WAITING:
+    def _wait_for(self, marks: list[hot.Mark]) -> None:
+        numbers, spans, _, values, *_ = transpose(marks)
+        self._list(spans, self.encoder.ids_of(numbers))  # the spans may close first
+        self._waiting.extend(marks)
+        while len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()[3].give_up()
             self.lost_values += 1
-        if self.on_deferred is not None and not mark[3].is_awaited:
-            self.on_deferred(mark[3])
+        self._ask_for(list(values))
 
     def _let_through(self, closed: list[hot.Closed]) -> list[hot.Closed]:
         """The spans that are ready to be written, in the order in which they closed."""
+        self._held += closed
         held = self._held
-        held.extend(closed)
         too_old = self._now() - HOLD_NS
-        ready = []
-        while held:
-            gpu_time = gpu_time_of(held[0])
-            if gpu_time is not None:
-                if held[0][6] > too_old and len(held) <= MAX_HELD:
-                    break
-                gpu_time.give_up()
-            ready.append(held.popleft())
-        return ready
+        ready = 0
+        for ready, gpu_time in gpu_times(held):
+            if held[ready][6] > too_old and len(held) - ready <= MAX_HELD:
+                break
+            gpu_time.give_up()
+        else:
+            ready = len(held)
+        self._held = held[ready:]
+        return held[:ready]
 
     def _take_ready(self) -> list[hot.Mark]:
         now = clock.now()
@@ -300,7 +298,7 @@ class Collector:
         for mark in self._waiting:  # `is_ready` is read once: another thread sets it
             (ready if mark[3].is_ready else waiting).append(mark)
         self._waiting = waiting
-        known = [mark for mark in ready if not mark[3].is_lost]
+        known = [(*mark[:3], mark[3].value, *mark[4:]) for mark in ready if not mark[3].is_lost]
         self.lost_values += len(ready) - len(known)
         return known
 
@@ -328,8 +326,7 @@ class Collector:
         self.step()
 
     def _held_times(self) -> list[Deferred]:
-        found = [gpu_time_of(record) for record in self._held]
-        return [gpu_time for gpu_time in found if gpu_time is not None]
+        return [gpu_time for _, gpu_time in gpu_times(self._held)]
 
     def held_records(self, newest: int = MAX_HELD) -> list[wire.Span]:
         """The wire form of spans that have ended but are not recorded yet, or of the newest ones.
@@ -500,10 +497,9 @@ class Collector:
         gone = set() if self._keep_lines else set(closed)
         for _, span, name, value, _, _, time_ns in marks:
             if span and span not in gone:
-                known = value.value if isinstance(value, Deferred) else value
                 latest = self.latest.setdefault(span, {})
                 if name in latest or len(latest) < MAX_LATEST:
-                    latest[name] = known
+                    latest[name] = value
                 self.marked_at[span] = time_ns
 
     def _list(self, spans: Sequence[int], ids: list[str]) -> None:
@@ -541,13 +537,14 @@ def by_kind(records: list[Any]) -> tuple[list[hot.Closed], Columns, list[hot.Mar
     return *span_columns(records), marks, transpose(marks)
 
 
-def gpu_time_of(record: hot.Closed) -> Deferred | None:
-    """The device time of a span, if it is still unknown."""
-    attrs = record[4] or _NO_ATTRS
-    for name in DEVICE_TIMES:
-        found = attrs.get(name)
-        if isinstance(found, Deferred) and not (
-            found.poll() if found.is_awaited else found.is_ready
-        ):
-            return found
-    return None
+def gpu_times(closed: list[hot.Closed]) -> Iterator[tuple[int, Deferred]]:
+    """The device times that are still unknown, each with the place of its span."""
+    for place, attrs in enumerate(map(ATTRS, closed)):
+        if attrs is None or attrs.__class__ is hot.Settled:  # without calls: nearly all of them
+            continue
+        for name in DEVICE_TIMES & attrs.keys():
+            found = attrs[name]
+            if isinstance(found, Deferred) and not (
+                found.poll() if found.is_awaited else found.is_ready
+            ):
+                yield place, found

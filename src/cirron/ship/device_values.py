@@ -28,8 +28,8 @@ class Resolver:
         self._asked: deque[Deferred] = deque(maxlen=MAX_ASKED)
         self._worker: Worker | None = None
 
-    def ask(self, value: Deferred) -> None:
-        self._asked.append(value)
+    def ask(self, values: list[Deferred]) -> None:
+        self._asked.extend(values)
         if self._worker is None:
             self._worker = Worker(self._run, "cirron-values")
             self._worker.start()

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from cirron import wire
 from cirron.record import attrs as attributes
 from cirron.record import clock
-from cirron.record.hot import MAX_NAME
-from cirron.record.value import Deferred
+from cirron.record.hot import MAX_NAME, Settled
 from cirron.ship.texts import Texts
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Encoder:
         self.asks = True  # whether `str` is called on the user's objects
         self.texts = Texts()
         self.ids = clock.ids
-        self._parents = ParentIds(self.ids)
+        self._parents: dict[int, str | None] = {0: None}  # their ids, by number
         self._offset = anchor.wall_ns - anchor.monotonic_ns
         self._rank = rank  # may become known later
         self._pid = os.getpid()
@@ -94,13 +93,19 @@ class Encoder:
 
     def spans(self, columns: Columns, mark_ids: Iterable[list[str]]) -> list[wire.Span]:
         """The wire form of spans, given the ids of their marks."""
-        spans = list(self._made_spans(columns, mark_ids, repeat(_NO_ATTRS)))
+        attrs = columns[4]
+        ready = [one if one.__class__ is Settled else _NO_ATTRS for one in attrs]
+        spans = list(self._made_spans(columns, mark_ids, ready))
         if not are_short(mark_ids):
             for span in spans:
                 if len(span.mark_ids) > MAX_MARK_IDS:
                     span.mark_ids = span.mark_ids[-MAX_MARK_IDS:]
-                    span.attrs = {"mark_ids": f"the newest {MAX_MARK_IDS} only"}
-        return self._guarded(self._fill_span, spans, columns[4])
+                    span.attrs = {**span.attrs, "mark_ids": f"the newest {MAX_MARK_IDS} only"}
+        return [
+            span
+            for span, one, given in zip(spans, attrs, ready, strict=True)
+            if not one or one is given or self._filled(self._fill_span, span, one)
+        ]
 
     def _made_spans(
         self,
@@ -114,7 +119,7 @@ class Encoder:
             wire.Span,
             hex_of(self.ids.prefix, numbers),
             names,
-            map(self._parents.__getitem__, parents),
+            map(self._parent_ids(parents).__getitem__, parents),
             indices,
             map(operator.add, starts, offset),
             map(operator.add, ends, offset),
@@ -126,13 +131,22 @@ class Encoder:
             mark_ids,
         )
 
-    def _fill_span(self, span: wire.Span, attrs: dict[str, Any] | None) -> None:
-        if attrs:
-            plain = self._plain_attrs(attrs)
-            for gauge in GAUGES:
-                if gauge in plain and (plain[gauge] is None or plain[gauge].__class__ is int):
-                    setattr(span, gauge, plain.pop(gauge))
-            span.attrs = {**plain, **span.attrs}
+    def _parent_ids(self, parents: Iterable[int]) -> dict[int, str | None]:
+        known = self._parents
+        new = list(set(parents).difference(known))
+        if new:
+            if len(known) > MAX_PARENTS:
+                known = self._parents = {0: None}
+                new = list(set(parents).difference(known))
+            known.update(zip(new, self.ids_of(new), strict=True))
+        return known
+
+    def _fill_span(self, span: wire.Span, attrs: dict[str, Any]) -> None:
+        plain = self._plain_attrs(attrs)
+        for gauge in GAUGES:
+            if gauge in plain and (plain[gauge] is None or plain[gauge].__class__ is int):
+                setattr(span, gauge, plain.pop(gauge))
+        span.attrs = {**plain, **span.attrs}
 
     # -- marks --------------------------------------------------------------------------------
 
@@ -154,7 +168,10 @@ class Encoder:
             kinds,
         )
         marks = list(made)
-        return marks if is_plain else self._guarded(self._fill_mark, marks, attrs)
+        if is_plain:
+            return marks
+        fill = self._fill_mark
+        return [m for m, one in zip(marks, attrs, strict=True) if self._filled(fill, m, one)]
 
     def ids_of(self, numbers: Sequence[int]) -> list[str]:
         """The ids of records other than the root."""
@@ -164,28 +181,19 @@ class Encoder:
         return hex_of(self.ids.prefix, numbers)
 
     def _fill_mark(self, mark: wire.Mark, attrs: dict[str, Any] | None) -> None:
-        value: Any = mark.value
-        if isinstance(value, Deferred):
-            value = value.value
-        mark.value_type, mark.value, mark.value_nonfinite = typed(value)
+        mark.value_type, mark.value, mark.value_nonfinite = typed(mark.value)
         if attrs:
             mark.attrs = self._plain_attrs(attrs)
 
     # -- attributes ---------------------------------------------------------------------------
 
-    def _guarded(
-        self, fill: Callable[[Any, Any], None], records: list[Any], attrs: tuple[Any, ...]
-    ) -> list[Any]:
-        """The records that could be filled."""
-        good = []
-        for record, its_attrs in zip(records, attrs, strict=True):
-            try:
-                fill(record, its_attrs)
-            except Exception:  # noqa: BLE001  protects the other records from this one
-                self.failed += 1
-            else:
-                good.append(record)
-        return good
+    def _filled(self, fill: Callable[[Any, Any], None], record: Any, attrs: Any) -> bool:
+        try:
+            fill(record, attrs)
+        except Exception:  # noqa: BLE001  protects the other records from this one
+            self.failed += 1
+            return False
+        return True
 
     def _plain_attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
         return {key: self.plain(value) for key, value in attrs.items()}
@@ -212,20 +220,7 @@ class Encoder:
                 return attributes.name_of(value.value)
             self.texts_made += 1
             return self.texts.of(value.value)
-        return value.value  # Deferred
-
-
-class ParentIds(dict[int, str | None]):
-    """A cache of parents' ids by sequence number."""
-
-    def __init__(self, ids: clock.Ids) -> None:
-        self._of = ids.hex
-
-    def __missing__(self, number: int) -> str | None:
-        if len(self) > MAX_PARENTS:
-            self.clear()
-        found = self[number] = self._of(number) if number else None
-        return found
+        return value.value  # a Deferred
 
 
 def span_columns(closed: list[Any]) -> tuple[list[Any], Columns]:

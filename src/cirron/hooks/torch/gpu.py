@@ -457,7 +457,7 @@ class Scalar(OnDevice):
 
     def take(self, found: Any) -> None:
         try:
-            self.value = value.plain(found)
+            self.value = found if found.__class__ is float else value.plain(found)
         except value.NotAScalarError:  # a complex number
             self.is_lost = True
         self.is_lost |= self.source._version != self.version
