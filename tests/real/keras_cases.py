@@ -141,6 +141,7 @@ def subclassed() -> None:
         def __init__(self, parts: list[Any]) -> None:
             super().__init__()
             self.parts = parts
+            self.encoder = keras.Sequential(parts[:1])
 
         def call(self, inputs: Any, training: bool = False) -> Any:
             for part in self.parts:
@@ -148,6 +149,8 @@ def subclassed() -> None:
             return inputs
 
         def train_step(self, *args: Any) -> Any:
+            if keras.backend.backend() == "torch":
+                self.encoder(args[0][0])  # before the model itself, as a VAE does
             return super().train_step(*args)
 
     fit(new_model(Mine))

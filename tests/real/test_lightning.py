@@ -464,6 +464,16 @@ def test_a_checkpoint_at_the_end_of_a_batch(lightning: Any, traced: Traced) -> N
     assert steps[1]["end_ns"] <= first["start_ns"]
 
 
+def test_settings_are_those_of_the_whole_module(lightning: Any, traced: Traced) -> None:
+    """Its steps call its parts; autocast is on only while one runs."""
+    trainer = new_trainer(lightning, precision="bf16-mixed", max_epochs=1)
+    trainer.fit(new_module(lightning), rows(8), rows(4))
+
+    attrs = [found(name)[0]["attrs"] for name in ("epoch", "evaluation")]
+    assert ["Module", "Module"] == [one["model_class"] for one in attrs]
+    assert "bfloat16" == attrs[0]["autocast"]
+
+
 def test_what_is_measured(lightning: Any, traced: Traced) -> None:
     """Epochs, and what is beside the steps, have processor time and memory, as in any loop."""
     trainer = new_trainer(lightning, enable_checkpointing=True, max_epochs=1)

@@ -421,6 +421,34 @@ def test_settings_where_an_evaluation_comes_first(traced: Traced) -> None:
         assert evaluation["attrs"][name] == epoch["attrs"][name]
 
 
+def test_settings_where_items_are_fetched_by_hand(traced: Traced) -> None:
+    """A loop that calls `next()` has the settings of its model, too."""
+    loop = Loop()
+    batches = iter(loop.loader)
+    for _ in range(2):
+        loop.step(next(batches))
+    ci.flush()
+    (epoch,) = ci.trace(format="dict", name="epoch")["roots"]
+
+    assert "Sequential" == epoch["attrs"]["model_class"]
+
+
+def test_settings_where_a_part_of_the_model_runs_first(traced: Traced) -> None:
+    """An evaluation that calls the encoder first, as `generate` does, is one of the whole model."""
+    loop = Loop()
+    loop.epoch()
+    encoder = next(loop.model.children())
+    loop.model.eval()
+    with torch.no_grad():
+        for inputs, _ in loop.loader:
+            encoder(inputs)
+            loop.model(inputs)
+    ci.flush()
+    _, evaluation = ci.trace(format="dict")["roots"][0]["children"]
+
+    assert "Sequential" == evaluation["attrs"]["model_class"]
+
+
 def test_a_model_in_a_task_that_outlives_its_forward(traced: Traced) -> None:
     """A context that was copied inside a forward says nothing of what runs in it later."""
     kept: list[contextvars.Context] = []

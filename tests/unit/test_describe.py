@@ -102,6 +102,17 @@ class TestLoaders:
 
         assert ("Buckets", 5) == (found["loader_sampler"], found["loader_batch_size"])
 
+    def test_a_loader_made_from_a_batch_sampler_has_its_settings(self) -> None:
+        """accelerate, the Trainer and Keras make such loaders; their own values are unused."""
+        batches = BatchSampler(RandomSampler(ROWS), batch_size=5, drop_last=True)
+        found = describe.of_loader(DataLoader(ROWS, batch_sampler=batches))
+
+        assert ("RandomSampler", 5, True) == (
+            found["loader_sampler"],
+            found["loader_batch_size"],
+            found["loader_drop_last"],
+        )
+
     def test_a_stream_has_no_sampler(self) -> None:
         """A stream has no sampler."""
         found = describe.of_loader(DataLoader(Stream(), batch_size=2))
@@ -203,6 +214,12 @@ class TestModels:
         found = describe.of_model(nn.DataParallel(nn.Linear(2, 2)))
 
         assert ("Linear", "DataParallel") == (found["model_class"], found["model_strategy"])
+
+    def test_the_wrapper_of_fabric_is_taken_off(self) -> None:
+        """Lightning's Fabric wraps every model."""
+        fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+
+        assert "Linear" == describe.of_model(fabric.setup(nn.Linear(2, 2)))["model_class"]
 
     def test_ddp_and_fsdp_are_detected(self, tmp_path: Path) -> None:
         """DDP and FSDP are told, and how many processes there are."""

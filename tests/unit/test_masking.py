@@ -25,6 +25,8 @@ WITH_SECRETS = [
     (["postgres://me:pw@db/x"], ["postgres://***@db/x"]),
     (["--url=https://me:p@ss/w@host/x"], ["--url=https://***@host/x"]),
     (["https://token@host/x?sig=1&access_token=abc&n=2"], None),
+    (["https://host/c?sv=1&sig=aB%2F&n=2"], ["https://host/c?sv=1&sig=***&n=2"]),
+    (["--slack-webhook", "https://host/services/T0/abc"], ["--slack-webhook", "***"]),
     (["hf_abcdefgh1234567890"], ["***"]),
     (["--model=sk-proj-1234567890abcdef"], ["--model=***"]),
     (["ghp_abcdefgh1234567890123", "x"], ["***", "x"]),

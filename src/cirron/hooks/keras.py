@@ -311,6 +311,7 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
 
     def epoch_begins(self, epoch: int, *_: Any) -> None:
         self.begin_epoch(epoch, self.model)
+        self._describe(is_training=True)
         self._index = 0
         self._loaded_ns = self._hook.loading_ns
 
@@ -333,6 +334,7 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
         self.leave_batch()
         if self._aside is None:  # inside a fit
             self._aside = self.begin_aside("evaluation")
+        self._describe(is_training=False)
         self.makes_steps = True
         self._index = 0
 
@@ -342,6 +344,12 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
             if aside.name == "evaluation":
                 mark_all(self.logs, "summary")
             self.end_aside(aside)
+
+    def _describe(self, *, is_training: bool) -> None:
+        if self.fetches_first:
+            from cirron.hooks.torch import TorchHook
+
+            TorchHook.describe(self.model, is_training=is_training)
 
     # -- batches ----------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cirron import guard
 from cirron.hooks.engine import Tentative, Training, Wrapper, around, end_if_used
+from cirron.hooks.torch import TorchHook
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -203,11 +204,20 @@ class Fit(Training):
             # Resumed inside an epoch: Lightning does not announce its start.
             batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
             self._index = batches // trainer.accumulate_grad_batches
-            self.begin_epoch(trainer.current_epoch, trainer.lightning_module)
+            self._begin_epoch(trainer)
 
     def on_train_epoch_start(self, trainer: Any) -> None:
         self._index = 0
+        self._begin_epoch(trainer)
+
+    def _begin_epoch(self, trainer: Any) -> None:
         self.begin_epoch(trainer.current_epoch, trainer.lightning_module)
+        TorchHook.describe(trainer.strategy.model, is_training=True)
+
+    def on_validation_start(self, trainer: Any) -> None:
+        TorchHook.describe(trainer.strategy.model, is_training=False)
+
+    on_test_start = on_validation_start
 
     def on_train_batch_start(self, trainer: Any) -> None:
         self.has_stepped = False

@@ -17,7 +17,7 @@ from _thread import _local, get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import guard
-from cirron.hooks.engine import Wrapper, scalar_of
+from cirron.hooks.engine import Wrapper, extend_step, scalar_of
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def add_span(logger: str, began: int, ended: int) -> None:
     if hot.device_clock is not None:
         hot.device_clock.drop(span)  # too late to measure it
     hot.close(span, ended)
+    extend_step(span)
 
 
 def is_passed_on(caller: FrameType | None, hooked: list[str]) -> bool:

@@ -303,7 +303,8 @@ class Step(OwnSpan):
     cold, and making a span current and `opened` was most of the cost of a phase.
     """
 
-    __slots__ = ("before", "phase", "phase_kind")
+    __slots__ = ("before", "last_ns", "phase", "phase_kind")
+    last_ns: int  # the end of a span in it that may follow its last work; not always set
     has_phases = True
 
     @property

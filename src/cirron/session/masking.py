@@ -20,7 +20,8 @@ SECRET = (
 # Parts of names whose value is one unless it is a number: `--max-tokens 512` is a size. Tokenizers,
 # authors, key points and keywords are no secrets.
 LIKELY = (
-    r"token(?!i[sz])|auth(?!or(?!i))|key(?!point|word|frame|board|stone)|signature|session_?-?id"
+    r"token(?!i[sz])|auth(?!or(?!i))|key(?!point|word|frame|board|stone)|signature|session_?-?id|"
+    r"webhook|(?<![a-z])sig(?![a-z])"
 )
 
 _SECRET = re.compile(SECRET, re.IGNORECASE)

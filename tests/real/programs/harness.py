@@ -226,12 +226,14 @@ def tree(folder: Path) -> str:
     spans, marks, sessions = records(folder)
     source = "".join(path.read_text() for path in folder.glob("*.py"))
     ids = {span["id"] for span in spans}
+    times = {span["id"]: (span["start_ns"], span["end_ns"]) for span in spans}
     children: dict[str | None, list[dict[str, Any]]] = {}
     for span in sorted(spans, key=lambda one: (one["start_ns"], -(one["end_ns"] or 0), one["id"])):
         if not is_shown(span, source):
             continue
         parent = span["parent_id"]
         assert parent is None or parent in ids, f"{span['name']} has an unknown parent"
+        assert is_inside(span, times.get(parent)), f"{span['name']} is not inside its parent"
         children.setdefault(parent, []).append(span)
     names: dict[str, set[str]] = {}
     for mark in marks:
@@ -276,6 +278,10 @@ def is_shown(span: dict[str, Any], source: str) -> bool:
     """All but what JAX compiles for itself and its libraries: that is another with each release."""
     function = span["attrs"].get("function")
     return span["name"] not in PHASES or function is None or f"def {function}(" in source
+
+
+def is_inside(span: dict[str, Any], parent: tuple[int, int] | None) -> bool:
+    return parent is None or parent[0] <= span["start_ns"] <= span["end_ns"] <= parent[1]
 
 
 def label(span: dict[str, Any], marks: dict[str, set[str]]) -> str:

@@ -29,12 +29,15 @@ class PrefetchLoader:
 def train_one_epoch(epoch, model, loader, optimizer, loss_fn):
     counts["epoch"] += 1
     model.train()
-    for _batch_idx, (x, target) in enumerate(loader):
+    for batch_idx, (x, target) in enumerate(loader):
         counts["step"] += 1
         loss = loss_fn(model(x), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if batch_idx + 1 == len(loader):
+            counts["checkpoint"] += 1
+            torch.save(model.state_dict(), "recovery.pt")
     return loss.item()
 
 

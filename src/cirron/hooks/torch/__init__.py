@@ -121,6 +121,13 @@ class TorchHook:
         with guard.quiet("torch gpu time"):
             self._gpu_times.install()
 
+    @classmethod
+    def describe(cls, model: Any, *, is_training: bool) -> None:
+        """A framework knows the model of an epoch or evaluation; the program may call its parts."""
+        if cls.installed is not None:
+            descriptions, span = cls.installed._loops.descriptions, find_described()
+            descriptions.put_model(model, span, is_training=is_training, is_running=False)
+
     def uninstall(self) -> None:
         """Removes all hooks, and closes what this thread has open."""
         self._is_on = False
@@ -218,7 +225,8 @@ class TorchHook:
             is_outside = main is None and not (lane.passes or lane.free.is_open)
             if is_outside and not is_trained and self._is_part(reference, lane.model):
                 return is_model, None  # `model.decode`, after a training: a part is not a model
-            if is_trained or not lane.has_worked:  # a teacher is not what is trained
+            # A teacher is not what is trained. `generate` calls the encoder, a part of the model.
+            if is_trained or not (lane.has_worked or self._is_part(reference, lane.model)):
                 lane.model = reference
             if not lane.has_worked or main is None or main.items.is_exhausted or lane.optimizers:
                 self._begin_work(lane, reference, is_in_train=is_in_train)
@@ -267,10 +275,19 @@ class TorchHook:
         if lane.main is None and not lane.has_used_loop:
             lane.free.before_forward(self._loops, model, is_in_train=is_in_train)
         if lane.described is not model:
-            # Without gradients, the settings of its training are still to be recorded.
-            lane.described = model if torch.is_grad_enabled() else nothing
+            # Without gradients, the settings of its training are still to be recorded; and those of
+            # items that were fetched with `next()`, once it is trained with them.
+            has_grad = torch.is_grad_enabled()
+            is_waiting = any(one.waiting for one in lane.passes)
+            lane.described = model if has_grad and not is_waiting else nothing
+            whole = None if lane.model is None else lane.model()
             span = lane.free.own_epoch if lane.main is None else lane.main.span
-            self._loops.descriptions.put_model(model(), span or find_described())
+            self._loops.descriptions.put_model(
+                model() if whole is None else whole,
+                span or find_described(),
+                is_training=has_grad,
+                is_running=True,
+            )
 
     # -- backward ---------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ Runs on the user's threads. Loaded after torch is.
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +39,7 @@ WRAPPERS = {
     "DataParallel": ("module", "DataParallel"),
     "FullyShardedDataParallel": ("_fsdp_wrapped_module", "FSDP"),
     "DeepSpeedEngine": ("module", "DeepSpeed"),
+    "_FabricModule": ("_forward_module", None),
 }
 DEVICES = ("cuda", "cpu", "xpu", "mps")
 
@@ -51,7 +53,10 @@ class Descriptions:
         # By loader, and by iterator: a `for` may not keep the loader as long as that.
         self._settings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._recorded: set[tuple[Any, ...]] = set()
-        self._models: tuple[weakref.WeakSet[Any], ...] = weakref.WeakSet(), weakref.WeakSet()
+        # By whether it is a training, and whether the model was running.
+        self._models: defaultdict[tuple[bool, bool], weakref.WeakSet[Any]] = defaultdict(
+            weakref.WeakSet
+        )
 
     def met(self, loader: Any, iterator: Any) -> None:
         settings = self._settings.get(loader)
@@ -73,11 +78,14 @@ class Descriptions:
         if span is not None:
             put(span, self.of_loader(iterator) or {})
 
-    def put_model(self, model: Any, span: hot.Span | None) -> None:
-        done = self._models[torch.is_grad_enabled()]
+    def put_model(
+        self, model: Any, span: hot.Span | None, *, is_training: bool, is_running: bool
+    ) -> None:
+        done = self._models[is_training, is_running]
         if span is not None and model not in done:
             done.add(model)
-            put(span, of_model(model) | of_mode())
+            # Autocast is on only while the model runs.
+            put(span, of_model(model) | (of_mode() if is_running else {}))
 
 
 def put(span: hot.Span, settings: dict[str, Any]) -> None:
@@ -97,18 +105,20 @@ def of_loader(loader: Any) -> dict[str, Any]:
     """The arguments of a DataLoader."""
     with guard.quiet("describing a loader"):
         dataset, batches = read(loader, "dataset"), read(loader, "batch_sampler")
-        sampler = read(loader, "sampler")
+        size = read(loader, "batch_size")
+        # A loader that is given a batch sampler says nothing true about these itself.
+        batching = loader if size is not None or batches is None else batches
+        sampler = read(loader if batches is None else batches, "sampler")
         if type(batches) not in (BatchSampler, type(None)):
             sampler = batches  # the program's own way to make batches
-        size = read(loader, "batch_size")
         is_stream = isinstance(dataset, IterableDataset)
         found = {
             "loader_workers": read(loader, "num_workers"),
             "loader_pin_memory": read(loader, "pin_memory"),
             "loader_prefetch_factor": read(loader, "prefetch_factor"),
             "loader_persistent_workers": read(loader, "persistent_workers"),
-            "loader_batch_size": read(batches, "batch_size") if size is None else size,
-            "loader_drop_last": read(loader, "drop_last"),
+            "loader_batch_size": read(batching, "batch_size"),
+            "loader_drop_last": read(batching, "drop_last"),
             "loader_sampler": None if is_stream else name_of(sampler),
             "loader_dataset": name_of(dataset),
             "loader_batches": None if is_stream else length_of(loader, batches, dataset),

@@ -171,7 +171,13 @@ class Loops:
         """The step begins with what other loaders have fetched since the last one was done."""
         before = current.step
         undecided = [one for one in current.lane.passes if one.is_undecided]
-        loads = [load for one in undecided for load in one.waiting if load.parent is before]
+        loads = [
+            load
+            for one in undecided
+            for load in one.waiting
+            # None: a loader that was used up has dropped the step that it was asked for.
+            if load.parent is before or (before is None and load.start >= current.stepped_ns)
+        ]
         at = min((load.start for load in loads), default=0)
         close_step(current, at)
         if current.items.length is None:
@@ -322,6 +328,8 @@ class Loops:
         current.items.iterator = nothing
         current.waiting.release()
         ended_ns = current.stepped_ns if current.items.is_exhausted else at
+        if ended_ns:
+            ended_ns = max(ended_ns, getattr(current.step, "last_ns", 0))
         span = current.span
         for one in (current.step, span):
             if one is not None and error is not None:

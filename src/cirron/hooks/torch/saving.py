@@ -75,10 +75,14 @@ class Saving:
             if self.is_on and not (args and isinstance(args[0], STORAGES)):
                 with guard.quiet("torch save"):
                     span = begin(self._loops, lane)
-            return engine.around(span, original, args, kwargs, self._loops.close)
+            return engine.around(span, original, args, kwargs, self._end)
 
         run_uncompiled(save, with_callees=False)
         return save
+
+    def _end(self, span: hot.Span) -> None:
+        self._loops.close(span)
+        engine.extend_step(span)
 
 
 def begin(loops: Loops, lane: Lane) -> hot.Span | None:
