@@ -71,26 +71,26 @@ class FreeLoop:
         self._end_by_hand(loops)
         self._settle()
         has_grad = torch.is_grad_enabled()
+        if is_in_train:
+            self.end_evaluation()
         if is_in_train and has_grad:
             self.saw_training(loops, is_forward=True)
             self._trained.add(model)
             return
+        is_evaluating = not (is_in_train or has_grad) and model in self._trained
+        if is_evaluating:
+            self._end_together()
         has_begun = self._goes_on(loops) or self._ended_ns or self._is_due
-        if is_in_train:
-            self.end_evaluation()
-        elif has_begun and not (has_grad or self.evaluation) and model in self._trained:
+        if has_begun and is_evaluating and self.evaluation is None:
             self.evaluation = engine.begin_long("evaluation")
 
     def saw_training(
         self, loops: Loops, optimizer: int | None = None, *, is_forward: bool = False
     ) -> None:
         """A forward with gradients, a backward, or the step of an optimizer."""
-        if self._stepped:
-            if optimizer is not None and optimizer not in self._stepped:
-                return  # another optimizer ends the same step
-            self._is_step_over = self._is_step_over or self._awaits_optimizers
-            self._together = len(self._stepped)
-            self._stepped.clear()
+        if self._stepped and optimizer is not None and optimizer not in self._stepped:
+            return  # another optimizer ends the same step
+        self._end_together()
         goes_on = self._goes_on(loops)
         self._settle()
         self.end_evaluation()
@@ -204,6 +204,13 @@ class FreeLoop:
 
     def _can_wait(self, span: hot.Span) -> bool:
         return span.parent is self.held_under and len(self._waiting) < MAX_WAITING
+
+    def _end_together(self) -> None:
+        """The optimizers that have stepped since the last backward have ended a step together."""
+        if self._stepped:
+            self._is_step_over = self._is_step_over or self._awaits_optimizers
+            self._together = len(self._stepped)
+            self._stepped.clear()
 
     @property
     def _awaits_optimizers(self) -> bool:
