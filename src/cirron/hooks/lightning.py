@@ -78,7 +78,10 @@ class LightningHook(Wrapper):
     def _find(self, owner: Any) -> Fit:
         """What is open in a Trainer, or in the Trainer of a loop."""
         trainer = getattr(owner, "trainer", owner)
-        for fit in reversed(self._runs.open):
+        runs = self._runs.open
+        if runs and runs[-1].trainer is trainer:  # nearly always, several times a step
+            return runs[-1]  # type: ignore[no-any-return]
+        for fit in reversed(runs):
             if fit.trainer is trainer:
                 return fit  # type: ignore[no-any-return]
         if trainer not in self._fits:
@@ -91,8 +94,11 @@ class LightningHook(Wrapper):
         @functools.wraps(original)
         def call_callbacks(trainer: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             event = EVENTS.get(name)
-            if event is not None and (fit := self._tell(self._find, trainer)) is not None:
-                self._tell(event, fit, trainer)
+            if event is not None and self._is_on:
+                try:
+                    event(self._find(trainer), trainer)
+                except Exception as error:  # noqa: BLE001  protects the training
+                    guard.caught(self.what, error)
             return original(trainer, name, *args, **kwargs)
 
         return call_callbacks
