@@ -212,7 +212,7 @@ TABLE = (
     Setting("sample_rate", fraction, 0.01, "fraction of epochs that save raw tensors"),
     Setting("overhead", fraction, 0.01, "share of a step's time for measuring the device"),
     Setting("loss_marks", switch, True, "mark the value that `backward` is called on as `loss`"),
-    Setting("steps_per_epoch", count, 1000, "steps per epoch if nothing else ends it"),
+    Setting("steps_per_epoch", count, 1000, "optimizer steps per epoch if nothing else ends it"),
     Setting("loggers", switch, True, "mark what the program logs to TensorBoard, W&B and others"),
     Setting("flush_interval", seconds, 1.0, "seconds between flushes"),
     Setting("spool_max_bytes", count, 1_000_000_000, "size limit; the oldest files are deleted"),

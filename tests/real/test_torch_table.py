@@ -155,6 +155,23 @@ def test_an_endless_loader_has_epochs(monkeypatch: pytest.MonkeyPatch, request: 
     assert f"epoch[0]({steps(2)}) epoch[1]({steps(2)}) {last}" == traced()
 
 
+def test_the_steps_of_all_optimizers_count(monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
+    """With two optimizers, as in a GAN, half as many steps make an epoch of an endless loader."""
+    monkeypatch.setenv("CIRRON_STEPS_PER_EPOCH", "4")
+    traced = request.getfixturevalue("traced")
+    loop = Loop()
+    other = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    for index, batch in enumerate(DataLoader(Endless(), batch_size=2)):
+        if index == 4:
+            break
+        loop.step(batch)
+        other.step()
+
+    step = f"{STEP} optimizer_step"
+    epoch = f"step[0]({step}) step[1]({step})"
+    assert f"epoch[0]({epoch}) epoch[1]({epoch}) epoch[2](step[0](data_load))" == traced()
+
+
 def test_a_loop_without_a_loader_has_epochs(monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
     """So has a loop that makes its own batches, with a step from one optimizer step to the next."""
     monkeypatch.setenv("CIRRON_STEPS_PER_EPOCH", "2")

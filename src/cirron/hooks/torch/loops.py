@@ -196,14 +196,15 @@ class Loops:
             current.lane.step = current.step
 
     def _split_endless(self, current: Pass) -> None:
-        """Without a length, an epoch has as many steps as the settings say."""
-        span = current.span
-        if span is not None and current.is_training and current.index >= self.steps_per_epoch:
+        """Without a length, an epoch is as many optimizer steps as the settings say."""
+        span, lane = current.span, current.lane
+        is_due = lane.optimizer_steps - lane.steps_before >= self.steps_per_epoch
+        if span is not None and current.is_training and is_due:
             span.set(inferred="steps")
             self.on_epoch_end(span)
             engine.close_long(span)
             current.span = engine.begin_long("epoch", None, {"inferred": "steps"})
-            self.name_epoch(current.lane, current.span)
+            self.name_epoch(lane, current.span)
             current.index = 0
 
     def end_load(self, lane: Lane, load: hot.Span) -> None:
@@ -586,6 +587,7 @@ class Loops:
         span.name = "epoch"
         span.index = lane.epochs
         lane.epochs += 1
+        lane.steps_before = lane.optimizer_steps
 
 
 def release_unused(current: Pass) -> None:

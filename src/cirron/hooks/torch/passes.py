@@ -274,6 +274,7 @@ class Lane:
         self.optimizers: list[tuple[int, hot.Span | None]] = []
         self.epochs = 0  # so far
         self.optimizer_steps = 0  # so far
+        self.steps_before = 0  # of those, before the last epoch
         self.versions: tuple[Any, ...] = ()  # of the weights, when they were last compared
         self.free = FreeLoop(self)
 
