@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +38,9 @@ def after(scripts: Scripts, body: str, number: signal.Signals, profile: str = "y
     """Runs a script, sends it a signal once it is ready, and waits for its end."""
     script = scripts.start(HEAD + body, PROFILE=profile)
     script.wait_for("ready")
+    # A signal between `print` and the system call of `time.sleep` is Python's to handle after the
+    # sleep, with any handler of Python code. That race is not what is tested here.
+    time.sleep(0.2)
     script.kill(number)
     return script.end()
 
