@@ -154,7 +154,7 @@ class Span:
     # The names of its marks, each with the logger that it came from, if any; not set before the
     # first mark while `keeps_names`.
     marked: dict[str, str | None]
-    has_phases = False  # only steps have them; `begin` and `follow` set their fields
+    has_phases = False  # only steps have them; `begin` sets their fields
     phase: Phase | None = None  # the current phase
     phase_kind: type[OwnSpan] | None = None  # the class of the phase's span
     before: Span | None = None  # of a step: the one that is done, until this one is used
@@ -893,7 +893,7 @@ def follow(span: Span, index: int) -> Span:
         mark_losses(span)
     if keeps_names:
         span.marked = {}
-    # Between the next two calls, nothing can interrupt: a signal handler sees one of the two steps.
+    # Nothing interrupts between `now` and `append`, so a signal handler sees one of the two steps.
     number = next(sequence)
     at = now()
     done = (
