@@ -44,15 +44,19 @@ def test_none_of_many_threads_is_lost(scripts: Scripts) -> None:
     )
 
     health = json.loads(ended.out)
-    assert (0, "") == (ended.status, ended.err)
+    assert 0 == ended.status
+    # A disk that stalls for seconds makes the batches in memory too many.
+    assert bool(health["records_lost"]) == ("written more slowly than" in ended.err)
+    assert "" == ended.err or health["records_lost"]
     steps = scripts.spans("step")
-    assert SPANS == len(steps) + health["record_drop_count"]
+    lost = health["record_drop_count"] + health["records_lost"]
+    assert SPANS == len(steps) + lost
     assert SPANS > 1_000_000 or 0 == health["record_drop_count"]
     by_thread: dict[int, list[int | None]] = {}
     for span in steps:
         by_thread.setdefault(span.thread_id, []).append(span.index)
     assert THREADS == len(by_thread)
-    if not health["record_drop_count"]:
+    if not lost:
         assert [list(range(SPANS // THREADS))] * THREADS == list(by_thread.values())
 
 
