@@ -435,6 +435,14 @@ class TestTheCopy:
         assert [] == copier._free  # the model is elsewhere now
 
 
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}.grad": parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
 class TestKeptGradients:
     """A loop that clears its gradients right after the optimizer step."""
 
@@ -445,16 +453,9 @@ class TestKeptGradients:
         assert session._session is not None
         return session._session.taker
 
-    def gradients(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        return {
-            f"{name}.grad": parameter.grad.clone()
-            for name, parameter in model.named_parameters()
-            if parameter.grad is not None
-        }
-
     def step(self, loop: Loop, scale: float = 1.0) -> dict[str, torch.Tensor]:
         loop.step((torch.ones(2, 4) * scale, torch.ones(2, 1)))
-        return self.gradients(loop.model)
+        return gradients(loop.model)
 
     @pytest.mark.parametrize("clear", ["before", "after", "after, to zero"])
     def test_either_order(self, clear: str) -> None:
@@ -616,6 +617,57 @@ class TestKeptGradients:
             loop.optimizer.zero_grad()
 
         assert WEIGHTS == list(by_epoch()[0])
+
+
+class TestClearedBeforeTheBoundary:
+    """Loops whose last step only shows afterwards, and that clear the gradients in each."""
+
+    def train(self, batches: Any) -> list[dict[str, torch.Tensor]]:
+        """The gradients of each step."""
+        found = []
+        for batch in batches:
+            self.loop.step(batch)
+            found.append(gradients(self.loop.model))
+            self.loop.optimizer.zero_grad()
+        return found
+
+    def start(self, **settings: Any) -> None:
+        self.loop = Loop()
+        ci.Cirron(**settings).profile(snapshots="full")
+        ci.watch(self.loop.model)
+
+    def check(self, *expected: dict[str, torch.Tensor]) -> None:
+        for its, records in zip(expected, by_epoch().values(), strict=True):
+            assert WEIGHTS + list(its) == list(records)
+            assert all(torch.equal(its[name], raw_values(records[name])) for name in its)
+
+    def test_as_many_steps_as_in_the_epoch_before(self) -> None:
+        """Without a loader, or without its length, an epoch is taken to be as long as the last."""
+        self.start()
+        found = []
+        for index in ci.epochs(range(4)):
+            steps = 3 if index < 3 else 2
+            found.append(self.train(Numbers(steps)))
+
+        self.check({}, found[1][-1], found[2][-1], {})
+
+    def test_an_endless_loader(self) -> None:
+        """Epochs of a loader without a length are as long as the settings say."""
+        self.start(steps_per_epoch=4)
+        found = self.train(DataLoader(Numbers(10), batch_size=None))
+
+        self.check(found[3], found[7], {})  # nothing says that the last one ends early
+
+
+class Numbers(IterableDataset[Any]):
+    """Items without a length."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.count):
+            yield torch.randn(2, 4), torch.randn(2, 1)
 
 
 # -- tensors of all kinds --------------------------------------------------------------------

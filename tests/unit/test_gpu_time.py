@@ -525,7 +525,7 @@ class NoSnapshots:
     def expect(self, model: Any) -> None:
         pass
 
-    def keep_gradients(self) -> None:
+    def keep_gradients(self, *, is_last: bool) -> None:
         pass
 
     def take(self, span: hot.Span, *models: Any) -> None:

@@ -64,8 +64,10 @@ class Snapshots(Protocol):
     def expect(self, model: Any) -> None:
         """Announces a snapshot of this model, so that memory for it can be prepared."""
 
-    def keep_gradients(self) -> None:
-        """Copies gradients that the loop may clear before the next snapshot."""
+    def keep_gradients(self, *, is_last: bool) -> None:
+        """An optimizer has stepped. If that may be the last step before the next snapshot, copies
+        the gradients, because the loop may clear them.
+        """
 
     def take(self, span: Span, *models: Any) -> None:
         """Takes a snapshot of the watched models and of these, at the end of an epoch."""

@@ -121,6 +121,8 @@ class Taker:
         self._recorder.unsaved = 0
         self.held_ns = 0  # how long the last boundary blocked the loop
         self._keeping_ns = 0  # spent on copies of gradients since then
+        self._steps = 0  # of optimizers, in the epoch
+        self._steps_before = 0  # in the one before
         # A queue that a signal handler may put to. None ends the worker.
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_free = threading.Condition()
@@ -149,13 +151,16 @@ class Taker:
         with guard.quiet("snapshot"):
             self._prepare(self._know(model))
 
-    def keep_gradients(self) -> None:
-        """Copies the gradients after an optimizer step that may be the last one of the epoch.
+    def keep_gradients(self, *, is_last: bool = True) -> None:
+        """Called after each optimizer step. Copies the gradients of the watched models if it is the
+        last step of the epoch, or as many have been made as in the epoch before.
 
-        The next `take` uses the copies if the loop has cleared the gradients by then. The last call
-        counts. Covers the watched models.
+        The next `take` uses the copies if the loop has cleared the gradients by then. The last ones
+        count.
         """
-        if not self.is_watching or self._is_stopped:
+        self._steps += 1
+        is_last = is_last or self._steps == self._steps_before
+        if not (is_last and self.is_watching) or self._is_stopped:
             return
         with guard.quiet("snapshot"):
             began = clock.now()
@@ -186,6 +191,7 @@ class Taker:
             if not current:
                 return
             self._seen.append(span.sequence)
+            self._steps_before, self._steps = self._steps, 0
             self._snapshot(span, current)
             self.held_ns = clock.now() - began + self._keeping_ns
             self._keeping_ns = 0

@@ -137,6 +137,7 @@ class FreeLoop:
         self._lane.step = None
         self._stepped.add(optimizer)
         goes_on = self._goes_on(loops)
+        loops.keep_gradients(is_last=goes_on and self._is_full(loops))
         step: Any = self.step
         if not goes_on:
             self._ended_ns = hot.now()
@@ -146,8 +147,6 @@ class FreeLoop:
             self._waiting.release(step.before)
             step.before.end = step.start = hot.now()
         elif not self._awaits_optimizers:
-            if self._is_full(loops):
-                loops.keep_gradients()
             self._is_step_over = True
             self._goes_on(loops)
 

@@ -180,7 +180,7 @@ class Loops:
         ]
         at = min((load.start for load in loads), default=0)
         close_step(current, at)
-        if current.items.length is None:
+        if self._is_full(current):
             self._split_endless(current)
         span = current.span
         if span is not None and span is not hot.current() and span not in scopes():
@@ -196,16 +196,21 @@ class Loops:
             current.lane.step = current.step
 
     def _split_endless(self, current: Pass) -> None:
-        """Without a length, an epoch is as many optimizer steps as the settings say."""
+        """Begins the next epoch of a loader without a length if it is due."""
         span, lane = current.span, current.lane
-        is_due = lane.optimizer_steps - lane.steps_before >= self.steps_per_epoch
-        if span is not None and current.is_training and is_due:
+        if span is not None and current.is_training:
             span.set(inferred="steps")
             self.on_epoch_end(span)
             engine.close_long(span)
             current.span = engine.begin_long("epoch", None, {"inferred": "steps"})
             self.name_epoch(lane, current.span)
             current.index = 0
+
+    def _is_full(self, current: Pass) -> bool:
+        """Whether an epoch of a loader without a length has all its steps."""
+        lane = current.lane
+        made = lane.optimizer_steps - lane.steps_before
+        return current.items.length is None and made >= self.steps_per_epoch
 
     def end_load(self, lane: Lane, load: hot.Span) -> None:
         current, lane.loading = lane.loading, None
@@ -473,8 +478,7 @@ class Loops:
             return
         self._end_work(main)
         lane.versions = ()
-        if main.items.has_fetched_all:  # the loop may clear them before the epoch ends
-            self.keep_gradients()
+        self.keep_gradients(is_last=main.items.has_fetched_all or self._is_full(main))
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
         """The scaler has found infinity: this ends a step, too."""
