@@ -525,10 +525,14 @@ def snapshots(folder: Path) -> dict[str, list[str]]:
     return {span.id: sorted(taken.get(span.id, [])) for span in run.spans if span.name == "epoch"}
 
 
-def test_snapshots(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_length", [True, False])
+def test_snapshots(tmp_path: Path, *, has_length: bool) -> None:
     """Each epoch has a snapshot of the weights and of the gradients of its last step."""
     ci.profile()
-    new_trainer(eval_strategy="epoch").train()
+    if has_length:
+        new_trainer(eval_strategy="epoch").train()
+    else:
+        new_trainer(given={"train_dataset": Stream()}, max_steps=8).train()
     ci.shutdown()
 
     both = ["linear.bias", "linear.bias.grad", "linear.weight", "linear.weight.grad"]

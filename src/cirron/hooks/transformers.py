@@ -213,6 +213,8 @@ class CirronCallback(Training, TrainerCallback):
     def on_optimizer_step(self, args: Any, state: Any, more: Any) -> None:
         # The Trainer clears the gradients right after this.
         is_last = state.global_step + 1 >= state.max_steps
+        # A loader without a length says it as well: accelerate's fetches one item ahead.
+        is_last |= getattr(more.get("train_dataloader"), "end_of_dataloader", False)
         if is_last or self._index + 1 >= self._epoch_steps:
             self.take_snapshot(more["model"])
 
