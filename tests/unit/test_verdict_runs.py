@@ -315,6 +315,28 @@ def test_what_is_inside_of_scopes_counts_once(made: Made) -> None:
     assert {"checkpoint-heavy", "host-bound"} == {one.kind for one in report.findings}
 
 
+def test_a_scope_called_step_inside_a_step(made: Made) -> None:
+    """Phases and the loss in it belong to the step around it, as in a scope of any other name."""
+    session = made()
+    epoch = session.span("epoch", 0, 600 * MS, index=0)
+    for index in range(60):
+        at = index * 10 * MS
+        batch = session.span("batch", at, at + 10 * MS, epoch, index)
+        step = session.span("step", at, at + 10 * MS, batch)
+        session.span("forward", at, at + 4 * MS, step, mode="train")
+        session.span("backward", at + 4 * MS, at + 9 * MS, step)
+        session.span("optimizer_step", at + 9 * MS, at + 10 * MS, step)
+    session.write()
+
+    run = ci.open(".")
+    report = run.report()
+
+    assert "compute-bound" == report.verdict.kind
+    assert "host-bound" not in {one.kind for one in report.abstained}
+    steps = run.sql("SELECT DISTINCT step FROM spans WHERE name = 'forward'").fetch().rows
+    assert set(range(60)) == {step for (step,) in steps}
+
+
 def test_a_first_evaluation_that_compiles_is_neither_a_storm_nor_heavy(made: Made) -> None:
     """A first evaluation that compiles is neither a compile storm nor evaluation-heavy."""
     session, at = made(), 0
