@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,8 +10,6 @@ import pytest
 import cirron as ci
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.conftest import Made, MadeSession
 
 MS = 1_000_000
@@ -335,6 +334,14 @@ def test_a_scope_called_step_inside_a_step(made: Made) -> None:
     assert "host-bound" not in {one.kind for one in report.abstained}
     steps = run.sql("SELECT DISTINCT step FROM spans WHERE name = 'forward'").fetch().rows
     assert set(range(60)) == {step for (step,) in steps}
+
+
+def test_records_that_cannot_be_read(made: Made) -> None:
+    """The report says that some are missing, and where they are listed."""
+    train(made(), [1] * 40)
+    (Path(".cirron") / "spool" / "1-x.json").write_bytes(b"rubbish")
+
+    assert "some records could not be read (cirron show lists them)" in ci.open(".").report().basis
 
 
 def test_a_first_evaluation_that_compiles_is_neither_a_storm_nor_heavy(made: Made) -> None:
