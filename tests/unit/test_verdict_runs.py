@@ -336,6 +336,27 @@ def test_a_scope_called_step_inside_a_step(made: Made) -> None:
     assert set(range(60)) == {step for (step,) in steps}
 
 
+def test_the_evaluation_of_ciclo_fit(made: Made) -> None:
+    """It is in the last step of an epoch; what it loads is not what the step waits for."""
+    session, at = made(), 0
+    epoch = session.span("epoch", 0, 40 * 10 * MS + 4 * 50 * MS, index=0)
+    for index in range(40):
+        lasts = 60 * MS if index % 10 == 9 else 10 * MS
+        step = session.span("step", at, at + lasts, epoch, index)
+        session.span("forward", at, at + 9 * MS, step, mode="train")
+        if index % 10 == 9:
+            valid = session.span("evaluation", at + 10 * MS, at + lasts, step)
+            inner = session.span("step", at + 10 * MS, at + lasts, valid, 0)
+            session.span("data_load", at + 10 * MS, at + 50 * MS, inner)
+        at += lasts
+    session.write()
+
+    report = ci.open(".").report()
+
+    assert "evaluation-heavy" == report.verdict.kind
+    assert "data_load" not in {part for part, ns, _ in report.account if ns}
+
+
 def test_records_that_cannot_be_read(made: Made) -> None:
     """The report says that some are missing, and where they are listed."""
     train(made(), [1] * 40)

@@ -201,7 +201,9 @@ class Evaluation:
             batches, stop = made(self.dataset), self.stop
             return run_loop(state, batches, tasks, stop, on_start=starts, on_end=ends, **options)
 
-        return [inner_loop(self.name, evaluate, **self._inner)]
+        inner = inner_loop(self.name, evaluate, **self._inner)
+        inner.span_name = "evaluation"  # as that of other frameworks, which readers know
+        return [inner]
 
 
 def _train(

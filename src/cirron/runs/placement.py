@@ -40,8 +40,8 @@ CREATE OR REPLACE TEMP MACRO is_aside(name) AS name IN ('evaluation', 'predictio
     'snapshot', 'compile', 'trace', 'lower');
 """
 
-# Of nested steps the outermost counts. In an evaluation, each step counts.
-_IS_OWN_STEP = "is_step(n.name) AND (p.step_key IS NULL OR p.in_evaluation)"
+# A step directly in a training step is a part of it. Those of an evaluation count on their own.
+_IS_OWN_STEP = "is_step(n.name) AND NOT COALESCE(p.is_training_step, false)"
 # The position of a span `n`, given its parent `p` in `known`.
 _PLACE = f"""
     p.name AS parent_name,
