@@ -125,7 +125,9 @@ def bind(callback: Any, watch: Watch | None = None) -> Bound:
                 f"{name} fills logs but does not return them; end it with\n"
                 f"    return logs\nor, with a new state,\n    {PAIR}"
             )
-    return Bound(name, call if watch is None else watch.call(name, call), callback)
+    if watch is not None:
+        call = watch.call(getattr(callback, "span_name", None) or name, call)
+    return Bound(name, call, callback)
 
 
 def _hint(name: str, given: Any) -> str:

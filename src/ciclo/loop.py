@@ -31,7 +31,7 @@ from ciclo.logs import DICTS, Logs
 from ciclo.schedules import anchors_of, restore_anchors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import SupportsIndex, TypeAlias, Unpack
 
     from ciclo.elapsed import BatchSize
@@ -374,13 +374,15 @@ class LoopOptions(TypedDict, total=False):
 OPTIONS = LoopOptions.__annotations__.keys()
 
 
-def refuse_options(function: Callable[..., Any], options: LoopOptions) -> None:
+def refuse_options(
+    function: Callable[..., Any], options: LoopOptions, instead: Mapping[str, str] = INSTEAD
+) -> None:
     """Raises a TypeError for an option that a public loop does not have."""
     if options.keys() - OPTIONS:
         import inspect
 
         known = [*list(inspect.signature(function).parameters)[:-1], *OPTIONS]
-        refuse_unknown(function.__name__, options, known, INSTEAD)
+        refuse_unknown(function.__name__, options, known, instead)
 
 
 def begin(

@@ -228,6 +228,7 @@ VARIABLES = (
     *("CIRRON_CONFIG", "CIRRON_RUN_ID", "CIRRON_DEPLOYMENT_ID", "CIRRON_PIPELINE_ID"),
     *("CIRRON_WORKSPACE_ID", "CIRRON_PARENT_RUN", "CIRRON_AUTOSTART"),
 )
+SIMILAR = 0.85  # how alike two names of variables are if one is a misspelling of the other
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 
 
@@ -290,6 +291,9 @@ def resolve(arguments: Mapping[str, Any], environ: Mapping[str, str] | None = No
             values[name] = arguments[name]
         elif environ.get(setting.variable):
             values[name] = setting.check(setting.variable, environ[setting.variable])
+    for unknown, similar in unknown_variables(environ).items():
+        if similar:  # else it may belong to another program
+            project.tell(f"{unknown} has no effect; did you mean {similar}?")
     keep_key_safe(values, table)
     # CIRRON_ENABLED=0 turns profiling off, whatever the code says.
     if environ.get("CIRRON_ENABLED") and not switch("CIRRON_ENABLED", environ["CIRRON_ENABLED"]):
@@ -302,9 +306,18 @@ def is_in_environment(setting: Setting) -> bool:
     return bool(os.environ.get(setting.variable))
 
 
-def unknown_variables() -> list[str]:
-    """Environment variables that look like settings, but are not."""
-    return sorted({one for one in os.environ if one.startswith("CIRRON_")}.difference(VARIABLES))
+def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment variables that look like settings, but are not; each with what it may mean."""
+    environ = os.environ if environ is None else environ
+    unknown = {one for one in environ if one.startswith("CIRRON_")}.difference(VARIABLES)
+    if not unknown:
+        return {}
+    import difflib  # slow to import
+
+    return {
+        one: next(iter(difflib.get_close_matches(one, VARIABLES, n=1, cutoff=SIMILAR)), "")
+        for one in sorted(unknown)
+    }
 
 
 def keep_key_safe(given: dict[str, Any], table: Table | None) -> None:

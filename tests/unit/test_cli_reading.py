@@ -196,7 +196,7 @@ class TestSql:
         found = call("sql", f"SELECT * FROM {name}", "--dir", steps)
 
         assert 1 == found.exit_code
-        assert "The tables are spans, marks, snapshots, sessions." in found.output
+        assert "The tables are spans, marks, snapshots, sessions, training_steps." in found.output
 
     def test_codes_drive_no_terminal(self, steps: Path) -> None:
         """What files say is escaped, also in the names of columns."""

@@ -59,6 +59,8 @@ def test_nothing_there(tmp_path: Path) -> None:
         folders.find(tmp_path)
     with pytest.raises(errors.SettingError, match="the folder does not exist"):
         folders.find(tmp_path / "absent")
+    with pytest.raises(errors.SettingError, match=r'ci\.open\(run="4fb5"\)'):
+        cirron.open("4fb5")
     with pytest.raises(errors.SettingError, match="it is not a folder"):
         folders.find(tmp_path / "package.json")
     with pytest.raises(errors.SettingError, match="the folder does not exist"):

@@ -253,6 +253,18 @@ def test_bad_values_from_a_file(name: str, text: str, caplog: pytest.LogCaptureF
     assert f"pyproject.toml has settings that are ignored: [tool.cirron] {name}=" in message
 
 
+def test_a_misspelled_variable(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named with the one that is meant. A variable of another program is not."""
+    monkeypatch.setenv("CIRRON_OUTPT", "none")
+    monkeypatch.setenv("CIRRON_FOO", "1")
+    settings.resolve({})
+
+    assert ["cirron: CIRRON_OUTPT has no effect; did you mean CIRRON_OUTPUT?"] == caplog.messages
+    assert {"CIRRON_FOO": "", "CIRRON_OUTPT": "CIRRON_OUTPUT"} == settings.unknown_variables()
+
+
 def test_a_warning_comes_once(caplog: pytest.LogCaptureFixture) -> None:
     """However often settings are read, a file's fault is told once."""
     write_project("[tool.cirron]\nsample_rate = 2\n")

@@ -249,7 +249,7 @@ def test_what_is_held_at_the_end_is_counted(
         health["spool_held_bytes"],
         made.counts(),
     )
-    assert "2 records are lost" in caplog.text
+    assert "2 records are lost: " in caplog.text
 
 
 def test_one_more_try_at_the_end(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:

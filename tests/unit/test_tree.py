@@ -231,6 +231,13 @@ class TestFold:
             row.total_ns,
         )
 
+    @pytest.mark.parametrize(("name", "rows"), [("forward", 1), ("data_load", 1), ("load", 6)])
+    def test_what_loops_repeat_is_folded_early(self, name: str, rows: int) -> None:
+        """Six forwards of an evaluation, or six fetches, are one row; six scopes are not."""
+        nodes = trees.build([span(f"f{n}", name, start=n, end=n + 1) for n in range(6)], []).roots
+
+        assert rows == len(trees.fold(nodes, is_inside=True))
+
     def test_marks_are_summarised(self) -> None:
         """A folded row has the number of values of each mark, the first and the last."""
         (row,) = trees.fold(self.steps(100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,8 +10,6 @@ import pytest
 import cirron as ci
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.conftest import Made, MadeSession
 
 MS = 1_000_000
@@ -313,6 +312,57 @@ def test_what_is_inside_of_scopes_counts_once(made: Made) -> None:
         "in no phase": 0.25,
     } == {part: pytest.approx(share) for part, _, share in report.account}
     assert {"checkpoint-heavy", "host-bound"} == {one.kind for one in report.findings}
+
+
+def test_a_scope_called_step_inside_a_step(made: Made) -> None:
+    """Phases and the loss in it belong to the step around it, as in a scope of any other name."""
+    session = made()
+    epoch = session.span("epoch", 0, 600 * MS, index=0)
+    for index in range(60):
+        at = index * 10 * MS
+        batch = session.span("batch", at, at + 10 * MS, epoch, index)
+        step = session.span("step", at, at + 10 * MS, batch)
+        session.span("forward", at, at + 4 * MS, step, mode="train")
+        session.span("backward", at + 4 * MS, at + 9 * MS, step)
+        session.span("optimizer_step", at + 9 * MS, at + 10 * MS, step)
+    session.write()
+
+    run = ci.open(".")
+    report = run.report()
+
+    assert "compute-bound" == report.verdict.kind
+    assert "host-bound" not in {one.kind for one in report.abstained}
+    steps = run.sql("SELECT DISTINCT step FROM spans WHERE name = 'forward'").fetch().rows
+    assert set(range(60)) == {step for (step,) in steps}
+
+
+def test_the_evaluation_of_ciclo_fit(made: Made) -> None:
+    """It is in the last step of an epoch; what it loads is not what the step waits for."""
+    session, at = made(), 0
+    epoch = session.span("epoch", 0, 40 * 10 * MS + 4 * 50 * MS, index=0)
+    for index in range(40):
+        lasts = 60 * MS if index % 10 == 9 else 10 * MS
+        step = session.span("step", at, at + lasts, epoch, index)
+        session.span("forward", at, at + 9 * MS, step, mode="train")
+        if index % 10 == 9:
+            valid = session.span("evaluation", at + 10 * MS, at + lasts, step)
+            inner = session.span("step", at + 10 * MS, at + lasts, valid, 0)
+            session.span("data_load", at + 10 * MS, at + 50 * MS, inner)
+        at += lasts
+    session.write()
+
+    report = ci.open(".").report()
+
+    assert "evaluation-heavy" == report.verdict.kind
+    assert "data_load" not in {part for part, ns, _ in report.account if ns}
+
+
+def test_records_that_cannot_be_read(made: Made) -> None:
+    """The report says that some are missing, and where they are listed."""
+    train(made(), [1] * 40)
+    (Path(".cirron") / "spool" / "1-x.json").write_bytes(b"rubbish")
+
+    assert "some records could not be read (cirron show lists them)" in ci.open(".").report().basis
 
 
 def test_a_first_evaluation_that_compiles_is_neither_a_storm_nor_heavy(made: Made) -> None:

@@ -209,6 +209,13 @@ class TestTheSame:
         assert thing is ci.wrap(thing)
         assert kind is type(thing)
 
+    def test_a_class_warns(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A class in the place of an estimator would silently record nothing."""
+        assert Mean is ci.wrap(Mean)
+        assert ["cirron: ci.wrap(Mean) records nothing: wrap an object, ci.wrap(Mean(...))"] == (
+            caplog.messages
+        )
+
     def test_half_an_estimator(self) -> None:
         """What has only `fit`, as a Keras model, is none."""
 

@@ -48,6 +48,7 @@ class inner_loop(LoopCallback):  # noqa: N801  a name like the functions beside 
     """
 
     moments = ("on_epoch_end",)
+    span_name: str | None = None  # in a recording, in the place of `name`
 
     def __init__(
         self,

@@ -18,7 +18,17 @@ from ciclo.callbacks.inner import inner_loop
 from ciclo.elapsed import Period, as_period, whole
 from ciclo.epochs import ONCE, Epochs, as_duration, length_of, made
 from ciclo.errors import CicloError, PeriodError, check, refuse_unknown, warn
-from ciclo.loop import NO_BATCH, OPTIONS, LoopState, Result, State, begin, iterate, refuse_options
+from ciclo.loop import (
+    INSTEAD,
+    NO_BATCH,
+    OPTIONS,
+    LoopState,
+    Result,
+    State,
+    begin,
+    iterate,
+    refuse_options,
+)
 from ciclo.plan import Plan
 from ciclo.schedules import always
 
@@ -104,7 +114,7 @@ def fit(
     ...     state, train, validation, epochs=10, callbacks=[ciclo.keras_bar()]
     ... )
     """
-    refuse_options(fit, options)
+    refuse_options(fit, options, INSTEAD | {"test_dataset": "; it is called validation here"})
     if epochs is None and steps is None:
         raise PeriodError("fit() needs an end: epochs=10 or steps=1000")
     whole("epochs", epochs)
@@ -191,7 +201,9 @@ class Evaluation:
             batches, stop = made(self.dataset), self.stop
             return run_loop(state, batches, tasks, stop, on_start=starts, on_end=ends, **options)
 
-        return [inner_loop(self.name, evaluate, **self._inner)]
+        inner = inner_loop(self.name, evaluate, **self._inner)
+        inner.span_name = "evaluation"  # as that of other frameworks, which readers know
+        return [inner]
 
 
 def _train(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 import tempfile
@@ -132,9 +131,8 @@ def effective(values: settings.Settings, problems: list[Problem]) -> dict[str, d
 
 def check_variables(problems: list[Problem]) -> None:
     """Finds misspelled environment variables."""
-    for name in settings.unknown_variables():
-        similar = difflib.get_close_matches(name, settings.VARIABLES, n=1)
-        hint = f"; did you mean {similar[0]}?" if similar else ""
+    for name, similar in settings.unknown_variables().items():
+        hint = f"; did you mean {similar}?" if similar else ""
         problems.append(Problem(f"{name} has no effect{hint}", f"unset {name}"))
 
 

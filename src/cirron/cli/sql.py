@@ -23,8 +23,13 @@ MAX_ROWS = 1_000  # printed as a table
 def sql(query: str, wanted: str | None, folder: str | None, is_json: bool, is_csv: bool) -> None:
     """Run QUERY, in DuckDB's SQL, over the tables of a run.
 
-    The tables are spans, marks, snapshots and sessions; DESCRIBE spans lists the columns of one.
-    Times are in nanoseconds since 1970. DuckDB's SQL can read and write files: run only what you
+    The tables are spans, marks, snapshots, sessions and training_steps; DESCRIBE spans lists the
+    columns of one.
+    Times are in nanoseconds since 1970. The total time of each span name, in ms:
+
+    SELECT name, sum(end_ns - start_ns) / 1e6 AS ms FROM spans GROUP BY name
+
+    DuckDB's SQL can read and write files: run only what you
     would run in a shell.
     """
     if is_json and is_csv:

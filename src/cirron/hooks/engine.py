@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     Call: TypeAlias = partial[Any]  # of a function of a framework, with its arguments
 
 STEPS = hot.STEPS
+# Scopes by which the program or a framework says that it evaluates.
+EVALUATIONS = frozenset(("evaluation", "prediction"))
 # Spans that may wait for a parent; further ones stay where they were made.
 MAX_WAITING = 64
 

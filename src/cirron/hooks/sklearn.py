@@ -74,6 +74,9 @@ def wrap(estimator: T) -> T:
     if isinstance(estimator, FunctionType):
         traced: T = boosters.traced_function(estimator)
         return traced
+    if isinstance(estimator, type):
+        name = estimator.__name__
+        guard.warn("ci.wrap(%s) records nothing: wrap an object, ci.wrap(%s(...))", name, name)
     trace(estimator, None)
     return estimator
 

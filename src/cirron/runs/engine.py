@@ -201,7 +201,8 @@ class DuckDB:
             said = str(error)
             absent = [one for one in _PARAMETER.findall(sql) if one and one not in given]
             if said.startswith("Catalog Error: Table"):  # its suggestion would be an internal table
-                said = f"{said.partition(chr(10))[0]} The tables are {', '.join(SCHEMAS)}."
+                known = ", ".join((*SCHEMAS, "training_steps"))
+                said = f"{said.partition(chr(10))[0]} The tables are {known}."
             elif said.startswith("Parser Error") and absent:
                 said += f"\n\n:{absent[0]} has no value: write run.sql(..., {absent[0]}=...)"
             raise QueryError(said) from None

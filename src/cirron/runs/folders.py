@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
 from cirron import errors, settings
 
 FOLDERS = ("spool", "blackbox")
+RUN_ID = re.compile("[0-9a-f]{4,32}")  # or the start of one
 BATCH_FILES = "[0-9]" * 20 + "-*.json"
 
 # Only the newest files of a folder are read; black boxes are also limited in bytes.
@@ -53,6 +55,8 @@ def find(path: str | os.PathLike[str]) -> Path:
             reason = "its .cirron is not a folder"
     else:
         reason = "it is not a folder" if os.path.lexists(given) else "the folder does not exist"
+        if RUN_ID.fullmatch(str(given)) and not os.path.lexists(given):
+            reason += f' (for the run with this id: ci.open(run="{given}"))'
     raise errors.UnknownRunError(
         f"no run found in {str(given)!r}: {reason}."
         " Record a run with `cirron run train.py` or ci.profile(), or name the folder that the"

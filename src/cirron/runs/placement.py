@@ -40,15 +40,17 @@ CREATE OR REPLACE TEMP MACRO is_aside(name) AS name IN ('evaluation', 'predictio
     'snapshot', 'compile', 'trace', 'lower');
 """
 
+# A step directly in a training step is a part of it. Those of an evaluation count on their own.
+_IS_OWN_STEP = "is_step(n.name) AND NOT COALESCE(p.is_training_step, false)"
 # The position of a span `n`, given its parent `p` in `known`.
-_PLACE = """
+_PLACE = f"""
     p.name AS parent_name,
     CASE WHEN p.prefix IS NULL THEN n.name ELSE p.prefix || n.name END AS path,
     COALESCE(p.depth, 0) AS depth,
     CASE WHEN n.name = 'epoch' THEN n.index ELSE p.epoch END AS epoch,
     CASE WHEN n.name = 'epoch' THEN n.key ELSE p.epoch_key END AS epoch_key,
-    CASE WHEN is_step(n.name) THEN n.index ELSE p.step END AS step,
-    CASE WHEN is_step(n.name) THEN n.key ELSE p.step_key END AS step_key,
+    CASE WHEN {_IS_OWN_STEP} THEN n.index ELSE p.step END AS step,
+    CASE WHEN {_IS_OWN_STEP} THEN n.key ELSE p.step_key END AS step_key,
     COALESCE(p.in_evaluation, false) AS in_evaluation,
     COALESCE(p.in_aside, false) AS in_aside,
     is_step(n.name) AND p.step_key IS NULL

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 # More siblings of one name than this are folded into one row.
 FOLD_ABOVE = 20
-# The same for steps and batches, and for the children of a folded row.
+# The same for these, which loops repeat, and for the children of a folded row.
 FOLD_STEPS_ABOVE = 5
+REPEATED = ("step", "batch", "data_load", "forward", "backward")
 # More epochs than this are folded, except the first and the last few.
 FOLD_EPOCHS_ABOVE = 10
 OUTER_EPOCHS = 2
@@ -294,7 +295,7 @@ def fold(
     """
     epoch_threshold = min(max(threshold, 2 * OUTER_EPOCHS + 1), FOLD_EPOCHS_ABOVE)
     step_threshold = min(threshold, FOLD_STEPS_ABOVE if is_inside else FOLD_ABOVE)
-    limits = {"epoch": MAX_SIBLINGS, "step": step_threshold, "batch": step_threshold}
+    limits = {"epoch": MAX_SIBLINGS, **dict.fromkeys(REPEATED, step_threshold)}
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in sorted(nodes, key=attrgetter("start_ns")):
         is_cut = "truncated" in node.attrs

@@ -125,7 +125,7 @@ def too_little(facts: Facts) -> Finding:
     elif not facts.steps:
         why = "no training steps were recorded"
         advice = (
-            "to time each fit, call ci.wrap(model) first; cirron show then lists the fits"
+            "cirron show lists the fits of a model that was given to ci.wrap(model)"
             if facts.framework in ESTIMATORS
             else "write the loop as: for batch in ci.batches(loader); cirron show lists what"
             " was recorded"
@@ -225,6 +225,8 @@ def basis(facts: Facts, run: Run) -> list[str]:
         said.append(f"device time on {timed} of {len(facts.steps)} steps")
     if facts.steps and not facts.loader:
         said.append("no loader settings")
+    if run.problems:
+        said.append("some records could not be read (cirron show lists them)")
     if (facts.starved_share or 0.0) >= BUSY:
         said.append(
             f"the training waited for a CPU for {percent(facts.starved_share or 0.0)} of the time"

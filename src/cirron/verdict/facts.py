@@ -399,7 +399,9 @@ ASIDES = {
     "evaluation": "evaluation",
     "prediction": "evaluation",
     # Common names for scopes in programs.
-    **dict.fromkeys(("evaluate", "eval", "validation", "validate", "val", "test"), "evaluation"),
+    **dict.fromkeys(
+        ("evaluate", "eval", "validation", "validate", "valid", "val", "test"), "evaluation"
+    ),
     "checkpoint": "checkpoint",
     "compile": "compile",
     "trace": "compile",

@@ -85,10 +85,25 @@ def test_a_wait_is_recorded_once(workers: int) -> None:
     run = recorded()
 
     assert 12 == sum(span.name == "data_load" for span in run.spans)
-    assert {"epoch/step/data_load", "epoch/step/valid/step/data_load"} == {
+    assert {"epoch/step/data_load", "epoch/step/evaluation/step/data_load"} == {
         path_of(span, run) for span in run.spans if span.name == "data_load"
     }
-    assert not {"batch", "evaluation"} & {span.name for span in run.spans}
+    assert "batch" not in {span.name for span in run.spans}
+
+
+def test_an_evaluation_has_no_other_inside() -> None:
+    """The evaluation is the loop's: a forward in eval mode in it begins none."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = {"loss": lambda outputs: outputs.sum()}
+    state = ciclo.create_torch_state(model, optimizer, losses=losses)
+    ci.profile()
+    ciclo.fit(state, loader_of(), loader_of(), epochs=2)
+    run = recorded()
+
+    assert ["epoch/step/evaluation"] * 2 == [
+        path_of(span, run) for span in run.spans if span.name == "evaluation"
+    ]
 
 
 def test_a_step_is_not_a_loop_of_its_own() -> None:
@@ -123,5 +138,5 @@ def test_an_epoch_that_is_cut_is_evaluated_inside() -> None:
     ciclo.train_loop(None, range(5), tasks, epoch_duration=2, test_dataset=[1])
     run = recorded()
 
-    tests = [path_of(span, run) for span in run.spans if span.name == "test"]
-    assert ["epoch/test", "epoch/step/test", "epoch/step/test"] == sorted(tests, key=len)
+    tests = [path_of(span, run) for span in run.spans if span.name == "evaluation"]
+    assert ["epoch/evaluation", *["epoch/step/evaluation"] * 2] == sorted(tests, key=len)

@@ -117,6 +117,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: UNTYPED.fit(0, [1], epoch=3, train_step=lambda: None),
         r"fit\(\) has no option 'epoch'. Did you mean 'epochs'\?",
     ),
+    "the_validation_of_fit": (
+        lambda: UNTYPED.fit(0, [1], epochs=3, test_dataset=[1], train_step=lambda: None),
+        "'test_dataset'; it is called validation here",
+    ),
     "the_strategy_of_a_loop": (
         lambda: UNTYPED.fit(0, [1], epochs=3, strategy="jit"),
         "'strategy'; it is an option of the function that creates the state",

@@ -57,7 +57,7 @@ def test_epochs_and_evaluation() -> None:
     with testing.capture() as captured:
         ciclo.fit(Model(), [1, 2], [3], epochs=2)
 
-    evaluation = "valid(step[0](data_load test_step))"
+    evaluation = "evaluation(step[0](data_load test_step))"
     assert (
         f"epoch[0](step[0](data_load train_step) step[1](data_load train_step {evaluation})) "
         f"epoch[1](step[2](data_load train_step) step[3](data_load train_step {evaluation}))"
@@ -79,8 +79,8 @@ def test_a_last_epoch_that_is_cut() -> None:
     with testing.capture() as captured:
         ciclo.fit(Model(), [1, 2, 3], [3], steps=1)
 
-    assert "epoch[0](step[0](data_load train_step valid(step[0](data_load test_step))))" == outline(
-        captured.dict()["roots"]
+    assert "epoch[0](step[0](data_load train_step evaluation(step[0](data_load test_step))))" == (
+        outline(captured.dict()["roots"])
     )
     assert ["loss", "loss", "loss_valid"] == [mark.name for mark in captured.marks]
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cirron.hooks import engine
-from cirron.hooks.engine import MAX_WAITING, STEPS
+from cirron.hooks.engine import EVALUATIONS, MAX_WAITING, STEPS
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class FreeLoop:
         if is_evaluating:
             self._end_together()
         has_begun = self._goes_on(loops) or self._ended_ns or self._is_due
-        if has_begun and is_evaluating and self.evaluation is None:
+        is_new = self.evaluation is None and not self._lane.is_in_scope(EVALUATIONS)
+        if has_begun and is_evaluating and is_new:
             self.evaluation = engine.begin_long("evaluation")
 
     def saw_training(

@@ -40,12 +40,11 @@ import torch
 
 from cirron import guard
 from cirron.hooks import engine
-from cirron.hooks.engine import MAX_WAITING, STEPS
+from cirron.hooks.engine import EVALUATIONS, MAX_WAITING, STEPS
 from cirron.hooks.torch import callers, describe
 from cirron.hooks.torch.free import scopes, versions_of
 from cirron.hooks.torch.passes import (
     EVALUATION,
-    EVALUATIONS,
     JOINED,
     MAX_AHEAD,
     TRAINING,

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 UNDECIDED, USED, JOINED = "undecided", "used", "joined"
 EVALUATION, TRAINING = "evaluation", "training"
 
-# Scopes by which the program or a framework says that it evaluates.
-EVALUATIONS = frozenset(("evaluation", "prediction"))
 # A loop that reads ahead has fetched at most this many items when it uses the first.
 MAX_AHEAD = 2
 # Parts of an item that are tried for one that can have a weak reference.

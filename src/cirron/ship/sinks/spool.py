@@ -118,7 +118,8 @@ class Spool(Sink):
             with self._lock:
                 while self._held:
                     self._give_up()
-            guard.warn("%d records are lost: %s is still not writable", left, self.folder.path)
+            what = "1 record is" if left == 1 else f"{left} records are"
+            guard.warn("%s lost: %s is still not writable", what, self.folder.path)
         self._keeper.close(deadline_ns)
         if self._sender is not None:
             self._sender.close(min(deadline_ns, clock.now() + SEND_NS))
