@@ -602,7 +602,7 @@ def join_step(lane: Lane, iterator: Any) -> hot.Span | None:
         or main.items.iterator() is not iterator
         or len(lane.passes) > 1
         or lane.optimizers
-        or not main.goes_on()
+        or not main.goes_on(step)
     ):
         return None
     lane.loading, lane.step = main, step

@@ -185,15 +185,15 @@ class Pass:
             return items.may_read_ahead and is_first
         return items.reads_ahead
 
-    def goes_on(self) -> bool:
+    def goes_on(self, here: hot.Span | None = None) -> bool:
         """Whether the next item belongs to this pass: the scope that it began in is still open, or
-        was a step that another one has followed.
+        was a step that another one has followed. `here`: the innermost span, if it is known.
         """
         if self.items.is_round_over:
             return False
         if not self.above.end:
             return True
-        here = hot.innermost()
+        here = here or hot.innermost()
         if here.name in STEPS and here.parent is self.above.parent:
             self.above = here
             return True
