@@ -341,7 +341,7 @@ class Training:
         self.is_in_epoch = self.is_ending = self.makes_steps = False
         if epoch is not None and epoch.end:  # it failed, or a shutdown has closed it
             return
-        hot.mark_all(hot.innermost(), latest, "summary")
+        hot.mark_all(epoch or hot.innermost(), latest, "summary")
         if epoch is not None:
             close_long(epoch)
 
@@ -447,6 +447,8 @@ class Training:
                 return
         # A summary is of the aside, not of its last batch, which may still be open.
         span = hot.innermost() if is_point or not self.asides else self.asides[-1]
+        if span.name == "evaluation" and isinstance(span, Long) and span not in self.asides:
+            span = span.parent  # the program has run the model by hand; torch's hook ends it late
         hot.mark_all(span, scalars, "point" if is_point else "summary")
 
     # -- ends -------------------------------------------------------------------------------

@@ -979,11 +979,15 @@ def suspend(span: Span, at: int = 0) -> None:
 
 
 def release(span: Span, parent: Span | None = None) -> None:
-    """Records a suspended span, under another parent if that is given."""
+    """Records a suspended span, under another parent if that is given, but not in its phase: that
+    may be a fetch which finds no item, and leaves no record.
+    """
     if span in opened:  # else a shutdown has recorded it
+        record = record_of(span)
         if parent is not None:
             span.parent = parent
-        append(record_of(span))
+            record = (record[0], parent.sequence, *record[2:])
+        append(record)
         opened.discard(span)
 
 
