@@ -268,6 +268,7 @@ class Lane:
         self.has_run = False  # a model has run since the last fetch
         self.is_inside = False  # a forward or a backward is running
         self.model: Callable[[], Any] | None = None  # the last one that ran
+        self.told: bool | None = None  # whether it was called to train, if Keras said so
         self.described: Callable[[], Any] = nothing  # the last one whose settings were recorded
         # The optimizers that are stepping, the innermost last: their ids, with what
         # `hot.begin_phase` returned, or their spans.
@@ -296,7 +297,8 @@ class Lane:
     @property
     def is_model_in_eval_mode(self) -> bool:
         model = None if self.model is None else self.model()
-        return model is not None and not is_in_train_mode(model)
+        is_told = self.told is not None
+        return model is not None and not (self.told if is_told else is_in_train_mode(model))
 
     def is_in_scope(self, names: Collection[str], above: hot.Span | None = None) -> bool:
         """Whether the program or a framework has opened a scope with one of these names.
