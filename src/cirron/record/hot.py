@@ -983,11 +983,12 @@ def release(span: Span, parent: Span | None = None) -> None:
     may be a fetch which finds no item, and leaves no record.
     """
     if span in opened:  # else a shutdown has recorded it
-        record = record_of(span)
-        if parent is not None:
+        if parent is None:
+            append(record_of(span))
+        else:
             span.parent = parent
-            record = (record[0], parent.sequence, *record[2:])
-        append(record)
+            number, _, *rest = record_of(span)
+            append((number, parent.sequence, *rest))  # type: ignore[arg-type]
         opened.discard(span)
 
 
