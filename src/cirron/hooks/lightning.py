@@ -243,7 +243,7 @@ class Fit(Training):
 
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
-    def log_metrics(self, connector: Any, metrics: Any, *_: Any, **__: Any) -> None:
+    def log_metrics(self, connector: Any, metrics: Any, *_: Any) -> None:
         # Between batches, the values are those of the whole epoch.
         self.log(metrics, (), getattr(connector, "_first_loop_iter", None) is not None)
 

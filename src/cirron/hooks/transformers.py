@@ -45,7 +45,8 @@ class TransformersHook(Wrapper):
         self._classes: set[type] = set()  # whose methods are wrapped
 
     def _replace(self) -> None:
-        self._wrap(Trainer, "__init__", self._init)
+        made = Tell(after=lambda trainer, *_: self._find(trainer))
+        self._wrap(Trainer, "__init__", made, lambda trainer: trainer)
         # What other callbacks do is in the epoch, not in its first step.
         began = Tell(after=lambda callback, handler, args, state, *_: callback.await_next(state))
         self._wrap(CallbackHandler, "on_epoch_begin", began, callback_of)
@@ -61,10 +62,6 @@ class TransformersHook(Wrapper):
                     handler.callbacks = [one for one in handler.callbacks if one is not callback]
                     callback.let_go()
         self._handlers.clear()
-
-    def _init(self, call: Call) -> None:
-        call()
-        self._tell(self._find, call.args[0])
 
     def _find(self, trainer: Any) -> CirronCallback:
         """The Trainer's callback. A Trainer that was created before the hooks gets it here."""
