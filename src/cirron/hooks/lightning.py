@@ -46,11 +46,12 @@ class LightningHook(Wrapper):
     def _replace(self) -> None:
         self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         find, logger = self._find, "trainer.connectors.logger_connector"
+        over = Tell(after=lambda fit, _: fit.end_epoch())
         for module, owner, name, instead, of in (
             ("trainer", "Trainer", "save_checkpoint", self._save, find),
             ("loops", "_FitLoop", "run", self._fit, None),
             ("loops", "_FitLoop", "setup_data", self._set_up_data, find),
-            ("loops", "_FitLoop", "on_advance_end", Tell(after=Fit.is_over), find),
+            ("loops", "_FitLoop", "on_advance_end", over, find),
             ("loops", "_TrainingEpochLoop", "on_run_start", self._fetch, find),
             ("loops", "_TrainingEpochLoop", "advance", self._fetch, find),
             ("loops", "_EvaluationLoop", "run", self._evaluate, find),
@@ -246,10 +247,6 @@ class Fit(Training):
     def log_metrics(self, connector: Any, metrics: Any, *_: Any) -> None:
         # Between batches, the values are those of the whole epoch.
         self.log(metrics, (), getattr(connector, "_first_loop_iter", None) is not None)
-
-    def is_over(self, loop: Any) -> None:
-        """The epoch, with its callbacks."""
-        self.end_epoch()
 
     def await_batch(self) -> None:
         """A batch is about to be fetched."""
