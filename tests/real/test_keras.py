@@ -362,7 +362,7 @@ def test_other_methods(recorded: Recorded) -> None:
     evaluation = f"evaluation({recorded.batches(3, 'eval')})"
     prediction = f"prediction({recorded.batches(3, 'eval')})"
     # Torch's own flag, which Keras leaves as it is here.
-    alone = "(forward:eval backward optimizer_step)" if is_torch else ""
+    alone = "(forward:train backward optimizer_step)" if is_torch else ""
     forward = "(forward:eval)" if is_torch else ""
 
     expected = f"{evaluation} {prediction} batch{alone} evaluation{forward} prediction{forward}"
@@ -423,7 +423,7 @@ def test_in_epochs_of_mine(recorded: Recorded) -> None:
 
 def test_in_batches_of_mine(recorded: Recorded) -> None:
     """Inside `ci.batches` there is no other batch; Keras's values are on that one."""
-    beneath = "(forward:eval backward optimizer_step)" if recorded.backend == "torch" else ""
+    beneath = "(forward:train backward optimizer_step)" if recorded.backend == "torch" else ""
     batches = f"batch[0]{beneath} batch[1]{beneath}"
 
     expected = f"epoch[0]({batches}) epoch[1]({batches})"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from _thread import _local, get_ident
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import guard
 from cirron.hooks.patch import ImportWatch, Patches
@@ -62,6 +62,15 @@ def around(
     return result
 
 
+class Tell(NamedTuple):
+    """What is called before and after a method, with what `find` has found and the positional
+    arguments. It takes less time than an `instead` that calls the method.
+    """
+
+    before: Callable[..., Any] | None = None
+    after: Callable[..., Any] | None = None
+
+
 class Wrapper:
     """A hook that replaces functions of a framework, until it is uninstalled."""
 
@@ -97,11 +106,11 @@ class Wrapper:
         self,
         owner: Any,
         name: str,
-        instead: Callable[..., Any],
+        instead: Any,
         find: Callable[[Any], Any] | None = None,
         original: Any = None,
     ) -> None:
-        """Calls `instead` with each call of a function.
+        """Calls `instead` with each call of a function, or what a `Tell` has around it.
 
         `find`: its result for the first argument of the call becomes the first one of `instead`. If
         that is None, only the original is called.
@@ -115,16 +124,34 @@ class Wrapper:
             call = partial(original, *args, **kwargs)
             if find is None:
                 return instead(call)
-            found = None
-            try:
-                found = find(args[0])
-            except Exception as error:  # noqa: BLE001  protects the training
-                guard.caught(self.what, error)
+            found = self._tell(find, args[0])
             return call() if found is None else instead(found, call)
 
-        wrapped.cirron_original = original  # type: ignore[attr-defined]  # for our own calls
+        made: Any = self._hear(original, *instead, find) if isinstance(instead, Tell) else wrapped
+        made.cirron_original = original  # for our own calls
         is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
-        self._patches.set(owner, name, staticmethod(wrapped) if is_static else wrapped)
+        self._patches.set(owner, name, staticmethod(made) if is_static else made)
+
+    def _hear(self, original: Any, before: Any, after: Any, find: Any) -> Any:
+        @wraps(original)
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            found = None
+            if self._is_on:
+                try:
+                    found = find(args[0])
+                    if before is not None and found is not None:
+                        before(found, *args)
+                except Exception as error:  # noqa: BLE001  protects the training
+                    guard.caught(self.what, error)
+            result = original(*args, **kwargs)
+            if after is not None and found is not None and self._is_on:
+                try:
+                    after(found, *args)
+                except Exception as error:  # noqa: BLE001  protects the training
+                    guard.caught(self.what, error)
+            return result
+
+        return heard
 
     def _tell(self, event: Callable[..., Any] | None, *args: Any) -> Any:
         """Calls code of a hook, unless the hooks were uninstalled."""
@@ -308,8 +335,7 @@ class Training:
         self.is_in_epoch = self.is_ending = self.makes_steps = False
         if epoch is not None and epoch.end:  # it failed, or a shutdown has closed it
             return
-        for name, logged in latest.items():
-            hot.mark(name, logged, "summary")
+        hot.mark_all(epoch or hot.innermost(), latest, "summary")
         if epoch is not None:
             close_long(epoch)
 
@@ -326,13 +352,14 @@ class Training:
             self.end_step()
         if self.step is None and self.makes_steps:
             known = hot.Settled(attrs) if attrs else None
-            self.step = hot.begin(self.step_name, index, known, Tentative)
-            if self.marks_loss:
-                hot.own_loss(self.step)
+            self.step = step = hot.begin(self.step_name, index, known, Tentative)
+            if self.marks_loss and hot.watches_losses:
+                hot.losses[step] = None
 
     def begin_step(self, index: int, **attrs: Any) -> None:
         """The step begins."""
-        self.await_step(index, **attrs)
+        if self.step is None or self._is_done:
+            self.await_step(index, **attrs)
         self._has_begun = True
 
     def finish_step(self, **attrs: Any) -> None:
@@ -405,25 +432,18 @@ class Training:
         """
         for name in but:
             self._latest.pop(name, None)
-        scalars = {
-            name: one
-            for name, given in values.items()
-            if name not in but and (one := scalar_of(given)) is not None
-        }
+        scalars = scalars_of(values, but)
         if is_point is None:
             is_point = self.is_in_epoch and not self.is_ending and not self.asides
         if self.is_in_epoch and not (self.asides and is_point):
             self._latest.update(scalars)
             if not is_point and not self.asides:
                 return
-        inside = hot.leave_context()
         # A summary is of the aside, not of its last batch, which may still be open.
-        hot.enter_context(inside if is_point or not self.asides else self.asides[-1])
-        try:
-            for name, one in scalars.items():
-                hot.mark(name, one, "point" if is_point else "summary")
-        finally:
-            hot.enter_context(inside)
+        span = hot.innermost() if is_point or not self.asides else self.asides[-1]
+        if span.name == "evaluation" and isinstance(span, Long) and span not in self.asides:
+            span = span.parent  # the program has run the model by hand; torch's hook ends it late
+        hot.mark_all(span, scalars, "point" if is_point else "summary")
 
     # -- ends -------------------------------------------------------------------------------
 
@@ -463,13 +483,22 @@ class Runs(_local):
         return run() if outer is None else outer.call_aside(run, "fit", model=type(model).__name__)
 
 
+def scalars_of(values: Mapping[str, Any], but: Collection[str] = ()) -> dict[str, Any]:
+    """The scalars among these values, except those named in `but`."""
+    return {
+        name: one
+        for name, given in values.items()
+        if name not in but
+        and isinstance(name, str)
+        and (one := given if given.__class__ is float else scalar_of(given)) is not None
+    }
+
+
 def scalar_of(given: Any) -> Any:
     """The present value, for `hot.mark`; None: not a scalar.
 
     It may be marked several times, but is read from its device once.
     """
-    if given.__class__ is float:
-        return given
     try:
         return value.capture(given, hot.device_clock)
     except value.NotAScalarError:

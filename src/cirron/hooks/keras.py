@@ -23,12 +23,13 @@ from keras.callbacks import Callback, CallbackList
 from cirron import guard
 from cirron.hooks.engine import (
     STEPS,
+    Tell,
     Tentative,
     Training,
     Wrapper,
     around,
     end_if_used,
-    scalar_of,
+    scalars_of,
 )
 from cirron.record import hot
 
@@ -66,18 +67,20 @@ class KerasHook(Wrapper):
             self._wrap_bound(model, name, self._call_single)
         for name in ("save", "save_weights"):
             self._wrap(model, name, save)
-        self._hear("on_train_begin", Run.leave_batch)
-        self._hear("on_epoch_begin", Run.epoch_begins, Run.await_batch)
-        self._hear("on_epoch_end", Run.leave_batch, Run.epoch_ends)
-        for pass_ in ("train", "test", "predict"):
+        heard: dict[str, Tell] = {
+            "on_train_begin": Tell(Run.leave_batch),
+            "on_epoch_begin": Tell(Run.epoch_begins, Run.await_batch),
+            "on_epoch_end": Tell(Run.leave_batch, Run.epoch_ends),
+        }
+        for kind in ("train", "test", "predict"):
+            heard[f"on_{kind}_batch_end"] = make_batch_end(f"_async_{kind}")
             if not Run.fetches_first:  # else the batch is already open
-                self._hear(f"on_{pass_}_batch_begin", Run.batch_begins)
-            # The attribute says whether the callbacks run in another thread.
-            end = functools.partial(self._end_batch, f"_async_{pass_}")
-            self._wrap(CallbackList, f"on_{pass_}_batch_end", end, find_run)
-        for pass_ in ("test", "predict"):
-            self._hear(f"on_{pass_}_begin", Run.aside_begins, Run.await_batch)
-            self._hear(f"on_{pass_}_end", Run.leave_batch, Run.aside_ends)
+                heard[f"on_{kind}_batch_begin"] = Tell(Run.batch_begins)
+            if kind != "train":
+                heard[f"on_{kind}_begin"] = Tell(Run.aside_begins, Run.await_batch)
+                heard[f"on_{kind}_end"] = Tell(Run.leave_batch, Run.aside_ends)
+        for name, tell in heard.items():
+            self._wrap(CallbackList, name, tell, find_run)
         if backend == "torch":  # the other backends compile the step
             self._wrap(keras.optimizers.Optimizer, "apply", self._make_apply())
         if backend == "jax":  # fetches inside the batch
@@ -148,31 +151,6 @@ class KerasHook(Wrapper):
             return around(span, call)
         finally:
             self._runs.open.pop()
-
-    # -- lists of callbacks -----------------------------------------------------------------
-
-    def _hear(self, name: str, before: Any, after: Any = None) -> None:
-        """Tells the run what a list of callbacks hears, before and after them."""
-
-        def pass_on(run: Run, call: Call) -> Any:
-            self._tell(before, run, *call.args[1:])
-            result = call()
-            self._tell(after, run, *call.args[1:])
-            return result
-
-        self._wrap(CallbackList, name, pass_on, find_run)
-
-    def _end_batch(self, flag: str, run: Run, call: Call) -> Any:
-        callbacks, *given = call.args
-        if getattr(callbacks, flag, False):  # the values may be on a device, and are not waited for
-            self._tell(run.batch_ends, *given)
-            result = call()
-        else:
-            result = call()
-            self._tell(run.batch_ends, *given[:1], run.logs)
-        if run.fetches_first:
-            self._tell(run.await_batch)
-        return result
 
     # -- loading ----------------------------------------------------------------------------
 
@@ -309,7 +287,7 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
 
     # -- epochs -----------------------------------------------------------------------------
 
-    def epoch_begins(self, epoch: int, *_: Any) -> None:
+    def epoch_begins(self, _: CallbackList, epoch: int, *__: Any) -> None:
         self.begin_epoch(epoch, self.model)
         self._describe(is_training=True)
         self._index = 0
@@ -358,7 +336,7 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
         if self.fetches_first:
             self.await_step(self._index)
 
-    def batch_begins(self, index: int, *_: Any) -> None:
+    def batch_begins(self, _: CallbackList, index: int, *__: Any) -> None:
         self._index = index
         self.await_step(index)
 
@@ -389,6 +367,21 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
         self.rest = "data_load"
 
 
+def make_batch_end(flag: str) -> Tell:
+    """`flag`: the attribute of a list that says whether its callbacks run in another thread."""
+
+    def before(run: Run, callbacks: CallbackList, last: int, logs: Any = None) -> None:
+        if getattr(callbacks, flag, False):  # the values may be on a device: nothing waits for them
+            run.batch_ends(last, logs)
+
+    def after(run: Run, callbacks: CallbackList, last: int, *_: Any) -> None:
+        if not getattr(callbacks, flag, False):
+            run.batch_ends(last, run.logs)
+        run.await_batch()
+
+    return Tell(before, after)
+
+
 def add_run(run: Run, callbacks: Any, model: Any) -> Any:
     """The user's `callbacks` with ours first. The user's own list is not changed."""
     if isinstance(callbacks, CallbackList):
@@ -415,8 +408,8 @@ def find_run(callbacks: Any) -> Run | None:
 
 def mark_all(logs: Mapping[str, Any] | None, kind: str) -> None:
     """Marks the scalars among Keras's values."""
-    for name, one in (logs or {}).items():
-        if isinstance(one, dict):
-            mark_all(one, kind)
-        elif isinstance(name, str) and (scalar := scalar_of(one)) is not None:
-            hot.mark(name, scalar, kind)
+    if logs:
+        hot.mark_all(hot.innermost(), scalars_of(logs), kind)
+        for one in logs.values():
+            if isinstance(one, dict):
+                mark_all(one, kind)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cirron import guard
-from cirron.hooks.engine import Tentative, Training, Wrapper, around, end_if_used
+from cirron.hooks.engine import Tell, Tentative, Training, Wrapper, around, end_if_used
 from cirron.hooks.torch import TorchHook
 from cirron.record import hot
 
@@ -46,17 +46,18 @@ class LightningHook(Wrapper):
     def _replace(self) -> None:
         self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         find, logger = self._find, "trainer.connectors.logger_connector"
+        over = Tell(after=lambda fit, _: fit.end_epoch())
         for module, owner, name, instead, of in (
             ("trainer", "Trainer", "save_checkpoint", self._save, find),
             ("loops", "_FitLoop", "run", self._fit, None),
             ("loops", "_FitLoop", "setup_data", self._set_up_data, find),
-            ("loops", "_FitLoop", "on_advance_end", self._end_epoch, find),
+            ("loops", "_FitLoop", "on_advance_end", over, find),
             ("loops", "_TrainingEpochLoop", "on_run_start", self._fetch, find),
             ("loops", "_TrainingEpochLoop", "advance", self._fetch, find),
             ("loops", "_EvaluationLoop", "run", self._evaluate, find),
             ("loops", "_PredictionLoop", "run", self._evaluate, find),
             ("loops.optimization.automatic", "Closure", "__call__", self._call_closure, None),
-            (logger, "_LoggerConnector", "log_metrics", self._log, find),
+            (logger, "_LoggerConnector", "log_metrics", Tell(Fit.log_metrics), find),
         ):
             with guard.quiet(self.what):
                 found = importlib.import_module(f"{self.package}.{module}")
@@ -126,11 +127,6 @@ class LightningHook(Wrapper):
 
         return around(hot.begin("data_setup", None, None, Tentative), call, end=end)
 
-    def _end_epoch(self, fit: Fit, call: Call) -> Any:
-        result = call()
-        self._tell(fit.end_epoch)
-        return result
-
     def _fetch(self, fit: Fit, call: Call) -> Any:
         """Data without a length is fetched ahead, the first batch when the epoch starts to run."""
         self._tell(fit.await_batch)
@@ -149,13 +145,6 @@ class LightningHook(Wrapper):
     def _save(self, fit: Fit, call: Call) -> Any:
         return fit.call_aside(call, "checkpoint", global_step=call.args[0].global_step)
 
-    def _log(self, fit: Fit, call: Call) -> Any:
-        connector, metrics, *_ = *call.args, call.keywords.get("metrics")
-        # Between batches, the values are those of the whole epoch.
-        is_batch = getattr(connector, "_first_loop_iter", None) is not None
-        self._tell(fit.log, metrics, (), is_batch)
-        return call()
-
     def _call_closure(self, call: Call) -> Any:
         """Lightning's optimizers call forward and backward; their own step starts after that."""
         span = hot.current()
@@ -167,26 +156,29 @@ class LightningHook(Wrapper):
         if name != "optimizer_step" or number == self._late_step:
             return call()
         self._late_step = number
-
-        def start(_: hot.Span) -> None:
-            if phase is not None:
-                step.phase, step.phase_kind = (*phase[:3], hot.now()), kind
-                return
-            hot.enter_context(span)
-            span.start = hot.now()
-            if hot.device_clock is not None:
-                hot.device_clock.start(span)
-
-        def drop(_: hot.Span, error: BaseException) -> None:
-            start(span)
-            hot.drop(hot.open_phase(span))  # the optimizer has done nothing
-
-        step: Any = span
         if phase is None:
             hot.enter_context(span.parent)
         else:
-            step.phase = step.phase_kind = None
-        return around(span, call, end=start, fail=drop)
+            span.phase = span.phase_kind = None  # type: ignore[misc]  # it is a step
+        try:
+            result = call()
+        except BaseException:  # passes on; the optimizer has done nothing
+            begin_again(span, phase, kind)
+            hot.drop(hot.open_phase(span))
+            raise
+        begin_again(span, phase, kind)
+        return result
+
+
+def begin_again(span: Any, phase: Any, kind: Any) -> None:
+    """Begins the step of an optimizer, or the phase of a step, once more."""
+    if phase is not None:
+        span.phase, span.phase_kind = (*phase[:3], hot.now()), kind
+        return
+    hot.enter_context(span)
+    span.start = hot.now()
+    if hot.device_clock is not None:
+        hot.device_clock.start(span)
 
 
 class PytorchLightningHook(LightningHook):
@@ -251,6 +243,10 @@ class Fit(Training):
             hot.close(span)
 
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+
+    def log_metrics(self, connector: Any, metrics: Any, *_: Any) -> None:
+        # Between batches, the values are those of the whole epoch.
+        self.log(metrics, (), getattr(connector, "_first_loop_iter", None) is not None)
 
     def await_batch(self) -> None:
         """A batch is about to be fetched."""

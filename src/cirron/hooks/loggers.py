@@ -248,16 +248,9 @@ def read_nothing(*_: Any, **__: Any) -> Values:
     return ()
 
 
-TENSORBOARD: dict[str, Read] = {
-    "add_scalar": read_scalar,
-    "add_scalars": read_scalars,
-    "add_histogram": read_nothing,
-    "add_image": read_nothing,
-    "add_images": read_nothing,
-    "add_figure": read_nothing,
-    "add_embedding": read_nothing,
-    "flush": read_nothing,
-}
+SLOW = "add_histogram", "add_image", "add_images", "add_figure", "add_embedding", "flush"
+TENSORBOARD: dict[str, Read] = {"add_scalar": read_scalar, "add_scalars": read_scalars}
+TENSORBOARD |= dict.fromkeys(SLOW, read_nothing)
 
 LOGGERS = (
     Logger("tensorboard", "torch.utils.tensorboard", "SummaryWriter", TENSORBOARD),

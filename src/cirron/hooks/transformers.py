@@ -18,7 +18,7 @@ from transformers.trainer import Trainer
 from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
 from cirron import guard
-from cirron.hooks.engine import Training, Wrapper, scalar_of
+from cirron.hooks.engine import Tell, Training, Wrapper, scalar_of
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -45,8 +45,11 @@ class TransformersHook(Wrapper):
         self._classes: set[type] = set()  # whose methods are wrapped
 
     def _replace(self) -> None:
-        self._wrap(Trainer, "__init__", self._init)
-        self._wrap(CallbackHandler, "on_epoch_begin", self._begin_epoch, callback_of)
+        made = Tell(after=lambda trainer, *_: self._find(trainer))
+        self._wrap(Trainer, "__init__", made, lambda trainer: trainer)
+        # What other callbacks do is in the epoch, not in its first step.
+        began = Tell(after=lambda callback, handler, args, state, *_: callback.await_next(state))
+        self._wrap(CallbackHandler, "on_epoch_begin", began, callback_of)
         self._wrap_methods(Trainer)
 
     def uninstall(self) -> None:
@@ -59,16 +62,6 @@ class TransformersHook(Wrapper):
                     handler.callbacks = [one for one in handler.callbacks if one is not callback]
                     callback.let_go()
         self._handlers.clear()
-
-    def _init(self, call: Call) -> None:
-        call()
-        self._tell(self._find, call.args[0])
-
-    def _begin_epoch(self, callback: CirronCallback, call: Call) -> Any:
-        """What other callbacks do is in the epoch, not in its first step."""
-        result = call()
-        self._tell(callback.await_next, *call.args[2:])
-        return result
 
     def _find(self, trainer: Any) -> CirronCallback:
         """The Trainer's callback. A Trainer that was created before the hooks gets it here."""
@@ -89,11 +82,11 @@ class TransformersHook(Wrapper):
     # -- methods ----------------------------------------------------------------------------
 
     def _wrap_methods(self, kind: type) -> None:
-        calls: dict[str, Callable[..., Any]] = {
+        calls: dict[str, Callable[..., Any] | Tell] = {
             "train": self._train,
             "_inner_training_loop": self._attempt,
             "training_step": self._step,
-            "_maybe_log_save_evaluate": self._log,
+            "_maybe_log_save_evaluate": Tell(after=CirronCallback.has_logged),
             "evaluate": functools.partial(self._evaluate, "eval"),
             "predict": functools.partial(self._evaluate, "test"),
             "_save_checkpoint": self._save,
@@ -129,11 +122,6 @@ class TransformersHook(Wrapper):
         self._tell(callback.add_loss, loss)
         return loss
 
-    def _log(self, callback: CirronCallback, call: Call) -> Any:
-        result = call()
-        self._tell(callback.has_logged, call.args[0].state)
-        return result
-
     def _evaluate(self, prefix: str, callback: CirronCallback, call: Call) -> Any:
         """`prefix`: the default prefix of metrics. With several datasets, each has its own."""
         name = "evaluation" if prefix == "eval" else "prediction"
@@ -146,7 +134,7 @@ class TransformersHook(Wrapper):
 
 
 def callback_of(handler: Any) -> CirronCallback | None:
-    for callback in handler.callbacks:  # nearly always the first
+    for callback in handler.callbacks:  # usually the first
         if callback.__class__ is CirronCallback:
             return callback
     return None
@@ -260,14 +248,14 @@ class CirronCallback(Training, TrainerCallback):
         """Adds the loss of one batch, without waiting for the device."""
         self._loss = loss if self._loss is None else self._loss + loss
 
-    def has_logged(self, state: Any) -> None:
+    def has_logged(self, trainer: Any, *_: Any) -> None:
         """The Trainer has logged, evaluated and saved what was due after a step or an epoch."""
         if self.is_ending:
             self.end_epoch()
         else:
-            self.await_next(state)
+            self.await_next(trainer.state)
 
-    def await_next(self, state: Any, *_: Any) -> None:
+    def await_next(self, state: Any) -> None:
         if self._index < self._epoch_steps:
             self.await_step(self._index, global_step=state.global_step + 1)
 

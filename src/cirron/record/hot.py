@@ -415,6 +415,19 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
     append((next(sequence), span.under, name, value, kind, settle(attrs) if attrs else None, now()))
 
 
+def mark_all(span: Span, scalars: dict[str, Any], kind: str) -> None:
+    """`mark` for hooks: scalars that were captured before, on a span or the nearest open one."""
+    if off:
+        return
+    if span.end:
+        span = _open_ancestor(span)
+    for name, scalar in scalars.items():
+        if name.__class__ is not str or len(name) > MAX_NAME:
+            name = _as_name("ci.mark", name)
+        on = _hear(span, name, kind) if hears_marks else span
+        append((next(sequence), on.under, name, scalar, kind, None, now()))
+
+
 def epochs(iterable: Iterable[T]) -> Iterator[T]:
     """Yields the items, each inside an `epoch` scope numbered from 0.
 
@@ -966,11 +979,16 @@ def suspend(span: Span, at: int = 0) -> None:
 
 
 def release(span: Span, parent: Span | None = None) -> None:
-    """Records a suspended span, under another parent if that is given."""
+    """Records a suspended span, under another parent if that is given, but not in its phase: that
+    may be a fetch which finds no item, and leaves no record.
+    """
     if span in opened:  # else a shutdown has recorded it
-        if parent is not None:
+        if parent is None:
+            append(record_of(span))
+        else:
             span.parent = parent
-        append(record_of(span))
+            number, _, *rest = record_of(span)
+            append((number, parent.sequence, *rest))  # type: ignore[arg-type]
         opened.discard(span)
 
 

@@ -179,6 +179,7 @@ class TorchHook:
                 or step.phase is not None
                 or lane.described() is not self
                 or not self.training
+                or kwargs.get("training") is False  # see `_before_forward`
                 or current_graph_task_id() != -1
                 or compiler._is_compiling_flag
             ):
@@ -218,7 +219,9 @@ class TorchHook:
         is_forward = is_model and self._is_on and current_graph_task_id() == -1
         if not is_forward or compiler._is_compiling_flag or is_symbolic(args, kwargs):
             return is_model, None
-        is_in_train = is_in_train_mode(module)
+        told = kwargs.get("training")  # to Keras's models: the mode of the module is any
+        told = told if told.__class__ is bool else None
+        is_in_train = is_in_train_mode(module) if told is None else told
         if lane.loading is None:  # a model in a dataset says nothing about the loop
             main = lane.main
             is_trained = is_in_train and torch.is_grad_enabled()
@@ -227,7 +230,7 @@ class TorchHook:
                 return is_model, None  # `model.decode`, after a training: a part is not a model
             # A teacher is not what is trained. `generate` calls the encoder, a part of the model.
             if is_trained or not (lane.has_worked or self._is_part(reference, lane.model)):
-                lane.model = reference
+                lane.model, lane.told = reference, told
             if not lane.has_worked or main is None or main.items.is_exhausted or lane.optimizers:
                 self._begin_work(lane, reference, is_in_train=is_in_train)
             lane.has_run = True
@@ -602,7 +605,7 @@ def join_step(lane: Lane, iterator: Any) -> hot.Span | None:
         or main.items.iterator() is not iterator
         or len(lane.passes) > 1
         or lane.optimizers
-        or not main.goes_on()
+        or not main.goes_on(step)
     ):
         return None
     lane.loading, lane.step = main, step

@@ -183,15 +183,15 @@ class Pass:
             return items.may_read_ahead and is_first
         return items.reads_ahead
 
-    def goes_on(self) -> bool:
+    def goes_on(self, here: hot.Span | None = None) -> bool:
         """Whether the next item belongs to this pass: the scope that it began in is still open, or
-        was a step that another one has followed.
+        was a step that another one has followed. `here`: the innermost span, if it is known.
         """
         if self.items.is_round_over:
             return False
         if not self.above.end:
             return True
-        here = hot.innermost()
+        here = here or hot.innermost()
         if here.name in STEPS and here.parent is self.above.parent:
             self.above = here
             return True
@@ -266,6 +266,7 @@ class Lane:
         self.has_run = False  # a model has run since the last fetch
         self.is_inside = False  # a forward or a backward is running
         self.model: Callable[[], Any] | None = None  # the last one that ran
+        self.told: bool | None = None  # whether it was called to train, if Keras said so
         self.described: Callable[[], Any] = nothing  # the last one whose settings were recorded
         # The optimizers that are stepping, the innermost last: their ids, with what
         # `hot.begin_phase` returned, or their spans.
@@ -294,7 +295,8 @@ class Lane:
     @property
     def is_model_in_eval_mode(self) -> bool:
         model = None if self.model is None else self.model()
-        return model is not None and not is_in_train_mode(model)
+        is_told = self.told is not None
+        return model is not None and not (self.told if is_told else is_in_train_mode(model))
 
     def is_in_scope(self, names: Collection[str], above: hot.Span | None = None) -> bool:
         """Whether the program or a framework has opened a scope with one of these names.

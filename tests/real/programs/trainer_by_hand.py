@@ -1,0 +1,53 @@
+# shape: a TrainerCallback that runs the model by hand, before the Trainer logs
+import torch
+from common import Counts, digest, result
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+
+counts = Counts()
+
+
+class Count(TrainerCallback):
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        counts["epoch"] += 1
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        counts["step"] += 1
+        if counts["step"] == 3:
+            self.probe(model)
+
+    def on_epoch_end(self, args, state, control, model, **kwargs):
+        if counts["epoch"] == 2:
+            self.probe(model)
+
+    def probe(self, model):
+        model.eval()
+        with torch.no_grad():
+            model(torch.ones(2, 4), torch.ones(2, dtype=torch.long))
+        model.train()
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, x, labels):
+        return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
+
+
+torch.set_num_threads(1)
+set_seed(0)
+rows = [{"x": torch.randn(4), "labels": number % 2} for number in range(12)]
+arguments = TrainingArguments(
+    output_dir="out",
+    per_device_train_batch_size=4,
+    num_train_epochs=2,
+    logging_steps=1,
+    save_strategy="no",
+    report_to=[],
+    disable_tqdm=True,
+    use_cpu=True,
+)
+model = Net()
+Trainer(model, arguments, train_dataset=rows, callbacks=[Count()]).train()
+result(counts, weights=digest(*model.parameters()))
