@@ -131,10 +131,10 @@ class Loops:
             self.count_step(lane, 0)
         lane.loading = current
         current.items.fetched += 1
-        may_train = current.items.is_for_loop or current.was_to_train
+        may_train = current.items.is_by_for or current.was_to_train
         if current.state is USED and not (may_train and current.can_wait):
             # A second item: a `for` has evaluated the first one, and a call was not for a peek.
-            self._decide(lane, current, is_evaluating=current.items.is_for_loop)
+            self._decide(lane, current, is_evaluating=current.items.is_by_for)
         owner = find_stepped(current)
         if current.state is UNDECIDED:
             release_unused(current)
@@ -151,7 +151,7 @@ class Loops:
         current.is_step_new = current.step is None or is_done
         if current.is_step_new:
             self._next_step(current)
-        elif current.items.fetched == MAX_AHEAD and not lane.has_worked:
+        elif lane.loading is current and current.items.fetched == MAX_AHEAD and not lane.has_worked:
             current.items.reads_ahead = current.items.may_read_ahead
 
     def _is_changed_by_hand(self, lane: Lane) -> bool:
@@ -191,7 +191,7 @@ class Loops:
             load.parent = current.step
         current.index += 1
         current.stepped_ns = 0
-        current.was_to_train = False
+        current.has_spare = current.was_to_train = False
         if current.lane.step is not None:
             current.lane.step = current.step
 
@@ -233,7 +233,7 @@ class Loops:
         """The loader has no more items. The pass ends, unless the last ones are still unused."""
         items = current.items
         items.fetched -= 1
-        if current.has_unused_items:
+        if current.has_unused_items and not (items.has_ended and lane.has_worked):
             items.has_ended = True
             if not current.is_undecided:
                 current.index = items.fetched  # the last step has begun
@@ -253,8 +253,10 @@ class Loops:
     def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
         """The workers have stopped, which is the last part of their pass."""
         found = lane.find(iterator)
-        if found is not None and lane.loading is None:  # else its last fetch is still running
-            close_step(found, span.start)
+        if found is not None:
+            self._open_used(found)
+            if lane.loading is None:  # else its last fetch is still running
+                close_step(found, span.start)
         above = None if found is None else hot._open_ancestor(found.span or found.above)
         hot.release(span, above)
 
@@ -317,8 +319,7 @@ class Loops:
         """Ends a pass, now or `at` a time. `error`: the exception that has left its loop."""
         lane = current.lane
         lane.step = None
-        if current.state is USED and current.items.is_for_loop:
-            self._open(current, is_each_a_batch=True)
+        self._open_used(current)
         if current.items.is_exhausted and not lane.has_worked:
             drop_new_step(current)  # nothing was read ahead after all
         if lane.main is current:
@@ -352,8 +353,8 @@ class Loops:
         lane.free.end_evaluation()
         for one in list(lane.passes):
             may_be_over = one is not lane.main or one.items.has_fetched_all
-            is_by_for = one.items.is_for_loop and not one.items.is_called_for
-            if one.state is EVALUATION and lane.has_worked and may_be_over and not is_by_for:
+            goes_on = one.items.is_by_for and not one.items.is_exhausted
+            if one.state is EVALUATION and lane.has_worked and may_be_over and not goes_on:
                 self.end_pass(one)
 
     def iterator_gone(self, lane: Lane, items: Items) -> None:
@@ -393,7 +394,7 @@ class Loops:
         main = lane.main
         if main is None or not main.is_done:
             pass
-        elif main.is_training and main.has_spare_item and is_in_train and not is_evaluating:
+        elif main.has_spare and is_in_train and not is_evaluating:
             main.items.reads_ahead = main.items.may_read_ahead
             self._next_step(main)
         elif main.items.is_exhausted:
@@ -413,8 +414,8 @@ class Loops:
                 may_train = current.began_in_step and main.is_training and main.is_done
             else:
                 may_train = is_evaluating
-            is_peek = main is None and not items.is_for_loop and items.fetched == 1
-            if (may_train and is_in_train and items.is_for_loop) or is_peek:
+            is_peek = main is None and not items.is_by_for and items.fetched == 1
+            if (may_train and is_in_train and items.is_by_for) or is_peek:
                 current.state = USED
                 items.count_references()
                 return
@@ -486,8 +487,8 @@ class Loops:
     def _end_work(self, main: Pass) -> None:
         """An optimizer has stepped, or the scaler has skipped that."""
         main.stepped_ns = hot.now()
-        if main.has_spare_item:  # no model has worked with it
-            main.lane.has_worked = False
+        main.has_spare = main.opens_steps and not (main.is_step_new or main.lane.has_run)
+        if main.has_spare:
             main.lane.step = None
 
     # -- transitions ------------------------------------------------------------------------
@@ -517,6 +518,11 @@ class Loops:
             if main.step is not None and main.step not in scopes(current.above):
                 current.above = main.step  # opened just now, for an item that was fetched before
         self._open(current)
+
+    def _open_used(self, current: Pass) -> None:
+        """A `for` has ended, and nothing was trained with its items: they were evaluated."""
+        if current.state is USED and current.items.is_for_loop:
+            self._open(current, is_each_a_batch=True)
 
     def _join(self, owner: Pass, current: Pass) -> None:
         if owner.is_training and owner.is_done and owner.opens_steps:

@@ -66,6 +66,8 @@ class Items:
         self.is_for_loop = callers.is_for(asker)  # else a call of `next`
         self.generator = asker.f_code if callers.is_generator(asker) else None
         self.is_called_for = not callers.is_for(callers.past_generators(asker))
+        # Neither a call nor a generator that is called.
+        self.is_by_for = self.is_for_loop and not self.is_called_for
         self.references = 0  # to the iterator, when its first item was used
         self.fetched = 0
         self.reads_ahead = False  # an item is fetched before the one before it is used
@@ -105,7 +107,8 @@ class Pass:
         # How it began.
         self.above = hot.innermost()  # the span that was open
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
-        self.began_in_step = lane.has_worked  # a model had run in the open step of the main pass
+        # A model had run in the open step of the main pass.
+        self.began_in_step = lane.has_worked
         # Which spans it opens: none that the program or a framework opens itself.
         self.opens_span = False  # the epoch or evaluation
         self.opens_steps = False
@@ -120,6 +123,9 @@ class Pass:
         self.index = 0  # of the next step
         self.is_step_new = False  # opened for the item that is being fetched
         self.stepped_ns = 0  # when an optimizer did, in the open step
+        # The last item was fetched in the middle of the step, and no model had used it when the
+        # optimizer stepped: it is for the next step. Program: `fetched_between`.
+        self.has_spare = False
 
     @property
     def is_undecided(self) -> bool:
@@ -133,13 +139,6 @@ class Pass:
     def is_done(self) -> bool:
         """Whether the open step has trained, or its batch was evaluated."""
         return self.stepped_ns > 0 if self.is_training else self.lane.has_worked
-
-    @property
-    def has_spare_item(self) -> bool:
-        """Whether the last item was fetched in the middle of a step, and no model has used it: it
-        is for the next step. Program: `fetched_between`.
-        """
-        return self.opens_steps and not (self.is_step_new or self.lane.has_run)
 
     @property
     def is_last_due(self) -> bool:
@@ -213,6 +212,9 @@ class Pass:
         is_evaluated = self.state is EVALUATION and self.lane.has_worked
         if is_evaluated and new.began_evaluating and items.is_called_for:
             return True  # Program: `validations_by_next`
+        is_first = self.state is UNDECIDED and items.is_called_for and self.lane.main is None
+        if is_first and new.began_evaluating and not self.began_evaluating:
+            return True  # Program: `generators_read_ahead`
         if items.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(items.iterator()) < items.references
@@ -282,6 +284,12 @@ class Lane:
     def is_idle(self) -> bool:
         task = self.task()
         return not (self.passes or self.free.is_open) and (task is None or task.done())
+
+    @property
+    def has_item_left(self) -> bool:
+        """Whether the main pass has fetched an item for another step than the open one."""
+        main = self.main
+        return main is not None and (main.items.is_exhausted or main.has_spare)
 
     @property
     def inner_evaluations(self) -> list[Pass]:
