@@ -596,7 +596,7 @@ def join_step(lane: Lane, iterator: Any) -> hot.Span | None:
         or step.end
         or not main.is_training
         or main.opens_steps
-        or main.items.reads_ahead
+        or main.items.ahead
         or main.items.has_ended
         or main.items.iterator() is not iterator
         or len(lane.passes) > 1

@@ -151,8 +151,9 @@ class Loops:
         current.is_step_new = current.step is None or is_done
         if current.is_step_new:
             self._next_step(current)
-        elif lane.loading is current and current.items.fetched == MAX_AHEAD and not lane.has_worked:
-            current.items.reads_ahead = current.items.may_read_ahead
+        elif lane.loading is current and not lane.has_worked:
+            # Of the first two items, one is read ahead; of later ones, both are used together.
+            current.items.note_ahead(1 if current.items.fetched == 2 else 0)
 
     def _is_changed_by_hand(self, lane: Lane) -> bool:
         """Whether the program has trained since the last fetch, without an optimizer: it has
@@ -233,10 +234,10 @@ class Loops:
         """The loader has no more items. The pass ends, unless the last ones are still unused."""
         items = current.items
         items.fetched -= 1
-        if current.has_unused_items and not (items.has_ended and lane.has_worked):
+        if current.has_unused_items and current.index <= items.fetched:
+            if not (items.has_ended or current.is_undecided):  # a step for one of them has begun
+                current.index = items.fetched - max(items.ahead - 1, 0)
             items.has_ended = True
-            if not current.is_undecided:
-                current.index = items.fetched  # the last step has begun
             lane.has_worked = False  # with the last item
             lane.step = None
             return
@@ -392,15 +393,16 @@ class Loops:
         `is_in_train`: the mode of the model that runs; None: something is trained.
         """
         main = lane.main
-        if main is None or not main.is_done:
+        if main is None:
             pass
         elif main.has_spare and is_in_train and not is_evaluating:
-            main.items.reads_ahead = main.items.may_read_ahead
+            main.items.note_ahead(1)
             self._next_step(main)
         elif main.items.is_exhausted:
-            if main.is_last_due and is_evaluating is not main.is_training:
+            is_used = main.is_done or not (main.items.ahead or lane.has_worked)
+            if main.is_done and main.is_last_due and is_evaluating is not main.is_training:
                 self._next_step(main)
-            elif main.is_training and (is_evaluating or main.items.iterator() is None):
+            elif main.is_training and is_evaluating and is_used:
                 self.end_pass(main)  # else another model of the last step
         lane.has_worked = True
         undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
@@ -554,7 +556,7 @@ class Loops:
                 hot.release(setup, above)
         fetches = [place for place, one in enumerate(waiting) if one.name == "data_load"]
         starts = [0, *fetches[1:]] if is_each_a_batch else [0]
-        items.reads_ahead = items.may_read_ahead and len(fetches) == len(starts) + MAX_AHEAD - 1
+        items.note_ahead(len(fetches) - len(starts))
         if current.opens_steps:
             for place, following in itertools.pairwise(starts):
                 batch, end = waiting[place:following], waiting[following].start

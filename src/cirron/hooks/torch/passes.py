@@ -70,13 +70,13 @@ class Items:
         self.is_by_for = self.is_for_loop and not self.is_called_for
         self.references = 0  # to the iterator, when its first item was used
         self.fetched = 0
-        self.reads_ahead = False  # an item is fetched before the one before it is used
+        self.ahead = 0  # items that are fetched before the one before them is used
         self.has_ended = False  # there are no more items, but the last are not used yet
 
     @property
     def is_exhausted(self) -> bool:
         """Whether there are no more items, but the last ones are not used yet."""
-        return self.has_ended or (self.reads_ahead and self.is_round_over)
+        return self.has_ended or (self.ahead > 0 and self.is_round_over)
 
     @property
     def is_round_over(self) -> bool:
@@ -91,6 +91,9 @@ class Items:
     @property
     def may_read_ahead(self) -> bool:
         return self.generator is not None or not self.is_for_loop
+
+    def note_ahead(self, items: int) -> None:
+        self.ahead = items if self.may_read_ahead else 0
 
     def count_references(self) -> None:
         self.references = callers.references_to(self.iterator())
@@ -182,7 +185,9 @@ class Pass:
         if self.is_undecided:  # with more items, they were taken one after the other, as by `list`
             is_first = self.state is UNDECIDED and 0 < items.fetched <= MAX_AHEAD
             return items.may_read_ahead and is_first
-        return items.reads_ahead
+        # The last items may be fewer than those that it uses together. Program: `fairseq`.
+        is_owner = self.state is not JOINED
+        return is_owner and items.may_read_ahead and (items.ahead > 0 or not self.lane.has_worked)
 
     def goes_on(self) -> bool:
         """Whether the next item belongs to this pass: the scope that it began in is still open, or
@@ -233,7 +238,7 @@ class Pass:
             return False
         if not is_evaluating:  # on the first item, a teacher may run
             return self.state is EVALUATION and items.fetched > 1
-        if items.fetched != items.length or not self.is_done or items.reads_ahead:
+        if items.fetched != items.length or not self.is_done or items.ahead:
             return False
         is_asking = other.items.generator is generator
         return generator is None or callers.has_ended(generator, items.iterator(), is_asking)
