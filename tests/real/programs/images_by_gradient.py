@@ -1,4 +1,4 @@
-# shape: DeepDream and feature visualisation: an optimizer changes an image, the model is in eval mode
+# shape: DeepDream: an optimizer changes an image, the model is in eval mode
 import torch
 from common import Counts, digest, result
 from torch import nn

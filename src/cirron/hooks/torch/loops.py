@@ -333,6 +333,7 @@ class Loops:
         ended_ns = current.stepped_ns if current.items.is_exhausted else at
         if ended_ns:
             ended_ns = max(ended_ns, getattr(current.step, "last_ns", 0))
+        ended_ns = current.above.end or ended_ns  # the program's scope may have ended before
         span = current.span
         for one in (current.step, span):
             if one is not None and error is not None:

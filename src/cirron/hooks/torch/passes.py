@@ -185,9 +185,11 @@ class Pass:
         if self.is_undecided:  # with more items, they were taken one after the other, as by `list`
             is_first = self.state is UNDECIDED and 0 < items.fetched <= MAX_AHEAD
             return items.may_read_ahead and is_first
-        # The last items may be fewer than those that it uses together. Program: `fairseq`.
-        is_owner = self.state is not JOINED
-        return is_owner and items.may_read_ahead and (items.ahead > 0 or not self.lane.has_worked)
+        if self.state is JOINED or not items.may_read_ahead:
+            return False
+        # Without a second step, it has used all of them together, or has read one ahead. The last
+        # items may be fewer than those that it uses together. Program: `fairseq`.
+        return 0 < items.ahead < max(2, items.fetched - 1) or not self.lane.has_worked
 
     def goes_on(self) -> bool:
         """Whether the next item belongs to this pass: the scope that it began in is still open, or
