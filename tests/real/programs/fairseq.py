@@ -1,5 +1,6 @@
 # shape: fairseq's GroupedIterator: a generator groups the batches of a step, the last group is
-# smaller; samples are generated after each epoch, without a loader
+# smaller; samples are generated after each epoch, without a loader; and a generator whose last
+# batch is too small to train with
 import torch
 import torch.nn.functional as F
 from common import Counts, digest, points, result
@@ -35,9 +36,29 @@ def train(update_freq, batches):
                 counts["backward"] += 1
                 values.append(loss.item())
             optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            values.append(model(torch.randn(2, 8)).sum().item())
+        sample()
+
+
+def train_on_whole_batches():
+    counts["epoch"] += 1
+    model.train()
+    for samples in grouped(DataLoader(points(14), batch_size=4), 1):
+        counts["step"] += 1  # also of the batch that it fetches and does not use
+        x, y = samples[0]
+        if len(x) < 4:
+            continue
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        counts["backward"] += 1
+        optimizer.step()
+    sample()
+
+
+def sample():
+    model.eval()
+    with torch.no_grad():
+        for _ in range(2):
             values.append(model(torch.randn(2, 8)).sum().item())
 
 
@@ -48,4 +69,5 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 values = []
 train(3, 7)
 train(2, 4)
+train_on_whole_batches()
 result(counts, values=values, weights=digest(*model.parameters()))

@@ -401,7 +401,7 @@ class Loops:
             self._next_step(main)
         elif main.items.is_exhausted:
             is_used = main.is_done or not (main.items.ahead or lane.has_worked)
-            if main.is_done and main.is_last_due and is_evaluating is not main.is_training:
+            if main.is_done and main.is_last_due:
                 self._next_step(main)
             elif main.is_training and is_evaluating and is_used:
                 self.end_pass(main)  # else another model of the last step

@@ -110,8 +110,7 @@ class Pass:
         # How it began.
         self.above = hot.innermost()  # the span that was open
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
-        # A model had run in the open step of the main pass.
-        self.began_in_step = lane.has_worked
+        self.began_in_step = lane.has_worked  # a model had run in the open step of the main pass
         # Which spans it opens: none that the program or a framework opens itself.
         self.opens_span = False  # the epoch or evaluation
         self.opens_steps = False
