@@ -179,7 +179,7 @@ class Pass:
 
     @property
     def has_unused_items(self) -> bool:
-        """Whether the loader, which has no more items, was read ahead."""
+        """Whether the loader has no more items, but the last ones are not used yet."""
         items = self.items
         if self.is_undecided:  # with more items, they were taken one after the other, as by `list`
             is_first = self.state is UNDECIDED and 0 < items.fetched <= MAX_AHEAD
