@@ -69,5 +69,6 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 values = []
 train(3, 7)
 train(2, 4)
+train(4, 4)
 train_on_whole_batches()
 result(counts, values=values, weights=digest(*model.parameters()))
