@@ -1,5 +1,6 @@
 # shape: MixMatch: iterators kept for labelled and unlabelled data, each begun again when it is
-# exhausted; labels are guessed in train mode; both are used up when the test begins
+# exhausted; labels are guessed in train mode; both are used up when the test begins; and unlabelled
+# data that is fetched without gradients, for a teacher
 import torch
 import torch.nn.functional as F
 from common import Counts, digest, points, result
@@ -46,4 +47,19 @@ for _round in range(2):
         for x, y in test_loader:
             counts["batch"] += 1
             values.append(F.cross_entropy(model(x), y).item())
+teacher = nn.Linear(8, 4).eval()
+labelled_iter, unlabelled_iter = iter(labelled), iter(unlabelled)
+counts["epoch"] += 1
+model.train()
+for _ in range(3):
+    counts["step"] += 1
+    x, y = next(labelled_iter)
+    with torch.no_grad():
+        u, _ = next(unlabelled_iter)
+        guessed = F.softmax(teacher(u), 1)
+    loss = F.cross_entropy(model(x), y) + F.cross_entropy(model(u), guessed)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    values.append(loss.item())
 result(counts, values=values, weights=digest(*model.parameters()))

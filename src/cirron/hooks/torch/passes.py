@@ -65,7 +65,9 @@ class Items:
         asker = callers.outside(sys._getframe(1))
         self.is_for_loop = callers.is_for(asker)  # else a call of `next`
         self.generator = asker.f_code if callers.is_generator(asker) else None
-        self.is_called_for = not callers.is_for(callers.past_generators(asker))
+        user = callers.past_generators(asker)
+        self.code = user.f_code  # of the function that uses the items
+        self.is_called_for = not callers.is_for(user)
         # Neither a call nor a generator that is called.
         self.is_by_for = self.is_for_loop and not self.is_called_for
         self.references = 0  # to the iterator, when its first item was used
@@ -219,8 +221,9 @@ class Pass:
         if is_evaluated and new.began_evaluating and items.is_called_for:
             return True  # Program: `validations_by_next`
         is_first = self.state is UNDECIDED and items.is_called_for and self.lane.main is None
-        if is_first and new.began_evaluating and not self.began_evaluating:
-            return True  # Program: `generators_read_ahead`
+        is_elsewhere = new.began_evaluating and items.code is not new.items.code
+        if is_first and is_elsewhere and not self.began_evaluating:
+            return True  # Program: `generators_read_ahead`; but `mixmatch` goes on
         if items.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(items.iterator()) < items.references
