@@ -540,6 +540,35 @@ def test_a_loader_that_is_read_ahead(traced: Traced) -> None:
     assert f"epoch[0]({epoch}) epoch[1]({epoch})" == traced()
 
 
+def prefetched(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yields the last batch when the loader has ended."""
+    held: list[Any] = []
+    for batch in loader:
+        yield from held
+        held = [batch]
+    yield from held
+
+
+def test_an_evaluation_that_reads_ahead_ends_with_its_epoch(tmp_path: Path) -> None:
+    """Its last batch is open until the next loader is used, but the epoch ends before that."""
+    loop = Loop()
+    ci.profile(path=str(tmp_path))
+    for _ in ci.epochs(range(2)):
+        for batch in loader_of():
+            loop.step(batch)
+        loop.model.eval()
+        with torch.no_grad():
+            for batch in prefetched(loader_of()):
+                loop.loss(batch)
+        loop.model.train()
+    ci.shutdown()
+    spans = read_one(tmp_path).spans
+    ends = {span.id: span.end_ns or 0 for span in spans}
+
+    assert 2 == sum(span.name == "evaluation" for span in spans)
+    assert all(ends[span.id] <= ends[span.parent_id] for span in spans if span.parent_id)
+
+
 def test_an_empty_loader(traced: Traced) -> None:
     """A loader that has nothing, or nothing any more, leaves no span."""
     iterator = iter(loader_of(0, sampler=[]))

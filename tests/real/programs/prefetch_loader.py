@@ -63,4 +63,6 @@ values = []
 for epoch in range(2):
     values.append(train_one_epoch(epoch, model, loader_train, optimizer, loss_fn))
     values.append(validate(model, loader_eval, loss_fn))
+    counts["checkpoint"] += 1
+    torch.save(model.state_dict(), "last.pt")
 result(counts, values=values, weights=digest(*model.parameters()))

@@ -231,7 +231,7 @@ class TorchHook:
             # A teacher is not what is trained. `generate` calls the encoder, a part of the model.
             if is_trained or not (lane.has_worked or self._is_part(reference, lane.model)):
                 lane.model, lane.told = reference, told
-            if not lane.has_worked or main is None or main.items.is_exhausted or lane.optimizers:
+            if not lane.has_worked or main is None or lane.has_item_left or lane.optimizers:
                 self._begin_work(lane, reference, is_in_train=is_in_train)
             lane.has_run = True
         return is_model, hot.begin("forward", None, TRAIN if is_in_train else EVAL, Inner)
@@ -271,9 +271,8 @@ class TorchHook:
         if lane.optimizers:
             end_stale_optimizers(lane)
         is_evaluating = not (is_in_train and torch.is_grad_enabled())
-        is_exhausted = lane.main is not None and lane.main.items.is_exhausted
-        has_used_loop = lane.has_used_loop
-        if not lane.has_worked or is_exhausted or (has_used_loop and not is_evaluating):
+        is_expected = not lane.has_worked or lane.has_item_left
+        if is_expected or (lane.has_used_loop and not is_evaluating):
             self._loops.saw_work(lane, is_evaluating=is_evaluating, is_in_train=is_in_train)
         if lane.main is None and not lane.has_used_loop:
             lane.free.before_forward(self._loops, model, is_in_train=is_in_train)
@@ -600,7 +599,7 @@ def join_step(lane: Lane, iterator: Any) -> hot.Span | None:
         or step.end
         or not main.is_training
         or main.opens_steps
-        or main.items.reads_ahead
+        or main.items.ahead
         or main.items.has_ended
         or main.items.iterator() is not iterator
         or len(lane.passes) > 1

@@ -46,7 +46,7 @@ class FreeLoop:
         self.held_under: hot.Span | None = None  # spans under this one wait
         # Of the weights, at the last backward of a program without optimizers.
         self.versions: tuple[int, ...] | None = None
-        self.losses: list[tuple[Any, int]] = []  # of the first step, with their times
+        self.losses: list[tuple[Any, int]] = []  # of the first steps, with their times
         self._lane = lane
         self._waiting = engine.Waiting()
         self._stepped: set[int] = set()  # optimizers that have stepped since the last backward
@@ -293,9 +293,12 @@ class FreeLoop:
         self.epoch = epoch
         first = [span for span in held if span.start < ended_ns]
         is_marked = hot.losses.get(above, ()) is None  # by the program
-        losses = () if is_marked else tuple(self.losses)
-        engine.insert_past(epoch, "step", 0, first, ended_ns, losses)
+        losses: list[Any] = [] if is_marked else self.losses
+        of_first = tuple(one for one in losses if one[1] < ended_ns)
+        engine.insert_past(epoch, "step", 0, first, ended_ns, of_first)
         self.step = hot.insert(epoch, "step", 1, None, engine.Tentative, start=ended_ns)
+        if len(of_first) < len(losses):
+            hot.losses[self.step] = tuple(losses[len(of_first) :])
         self._release(self.step)  # those that are not part of the first step
         self._index = 2
 

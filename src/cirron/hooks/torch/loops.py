@@ -130,10 +130,10 @@ class Loops:
             self.count_step(lane, 0)
         lane.loading = current
         current.items.fetched += 1
-        may_train = current.items.is_for_loop or current.was_to_train
+        may_train = current.items.is_by_for or current.was_to_train
         if current.state is USED and not (may_train and current.can_wait):
             # A second item: a `for` has evaluated the first one, and a call was not for a peek.
-            self._decide(lane, current, is_evaluating=current.items.is_for_loop)
+            self._decide(lane, current, is_evaluating=current.items.is_by_for)
         owner = find_stepped(current)
         if current.state is UNDECIDED:
             release_unused(current)
@@ -150,8 +150,9 @@ class Loops:
         current.is_step_new = current.step is None or is_done
         if current.is_step_new:
             self._next_step(current)
-        elif current.items.fetched == MAX_AHEAD and not lane.has_worked:
-            current.items.reads_ahead = current.items.may_read_ahead
+        elif lane.loading is current and not lane.has_worked:
+            # Of the first two items, one is read ahead; of later ones, both are used together.
+            current.items.note_ahead(1 if current.items.fetched == 2 else 0)
 
     def _is_changed_by_hand(self, lane: Lane) -> bool:
         """Whether the program has trained since the last fetch, without an optimizer: it has
@@ -190,7 +191,7 @@ class Loops:
             load.parent = current.step
         current.index += 1
         current.stepped_ns = 0
-        current.was_to_train = False
+        current.has_spare = current.was_to_train = False
         if current.lane.step is not None:
             current.lane.step = current.step
 
@@ -237,10 +238,10 @@ class Loops:
         """The loader has no more items. The pass ends, unless the last ones are still unused."""
         items = current.items
         items.fetched -= 1
-        if current.has_unused_items:
+        if current.has_unused_items and current.index <= items.fetched:
+            if not (items.has_ended or current.is_undecided):  # a step for one of them has begun
+                current.index = items.fetched - max(items.ahead - 1, 0)
             items.has_ended = True
-            if not current.is_undecided:
-                current.index = items.fetched  # the last step has begun
             lane.has_worked = False  # with the last item
             lane.step = None
             return
@@ -257,8 +258,10 @@ class Loops:
     def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
         """The workers have stopped, which is the last part of their pass."""
         found = lane.find(iterator)
-        if found is not None and lane.loading is None:  # else its last fetch is still running
-            close_step(found, span.start)
+        if found is not None:
+            self._open_used(found)
+            if lane.loading is None:  # else its last fetch is still running
+                close_step(found, span.start)
         above = None if found is None else hot._open_ancestor(found.span or found.above)
         hot.release(span, above)
 
@@ -321,8 +324,7 @@ class Loops:
         """Ends a pass, now or `at` a time. `error`: the exception that has left its loop."""
         lane = current.lane
         lane.step = None
-        if current.state is USED and current.items.is_for_loop:
-            self._open(current, is_each_a_batch=True)
+        self._open_used(current)
         if current.items.is_exhausted and not lane.has_worked:
             drop_new_step(current)  # nothing was read ahead after all
         if lane.main is current:
@@ -335,6 +337,7 @@ class Loops:
         ended_ns = current.stepped_ns if current.items.is_exhausted else at
         if ended_ns:
             ended_ns = max(ended_ns, getattr(current.step, "last_ns", 0))
+        ended_ns = current.above.end or ended_ns  # the program's scope may have ended before
         span = current.span
         for one in (current.step, span):
             if one is not None and error is not None:
@@ -356,8 +359,8 @@ class Loops:
         lane.free.end_evaluation()
         for one in list(lane.passes):
             may_be_over = one is not lane.main or one.items.has_fetched_all
-            is_by_for = one.items.is_for_loop and not one.items.is_called_for
-            if one.state is EVALUATION and lane.has_worked and may_be_over and not is_by_for:
+            goes_on = one.items.is_by_for and not one.items.is_exhausted
+            if one.state is EVALUATION and lane.has_worked and may_be_over and not goes_on:
                 self.end_pass(one)
 
     def iterator_gone(self, lane: Lane, items: Items) -> None:
@@ -395,15 +398,16 @@ class Loops:
         `is_in_train`: the mode of the model that runs; None: something is trained.
         """
         main = lane.main
-        if main is None or not main.is_done:
+        if main is None:
             pass
-        elif main.is_training and main.has_spare_item and is_in_train and not is_evaluating:
-            main.items.reads_ahead = main.items.may_read_ahead
+        elif main.has_spare and is_in_train and not is_evaluating:
+            main.items.note_ahead(1)
             self._next_step(main)
         elif main.items.is_exhausted:
-            if main.is_last_due and is_evaluating is not main.is_training:
+            is_used = main.is_done or not (main.items.ahead or lane.has_worked)
+            if main.is_done and main.is_last_due:
                 self._next_step(main)
-            elif main.is_training and (is_evaluating or main.items.iterator() is None):
+            elif main.is_training and is_evaluating and is_used:
                 self.end_pass(main)  # else another model of the last step
         lane.has_worked = True
         undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
@@ -417,8 +421,8 @@ class Loops:
                 may_train = current.began_in_step and main.is_training and main.is_done
             else:
                 may_train = is_evaluating
-            is_peek = main is None and not items.is_for_loop and items.fetched == 1
-            if (may_train and is_in_train and items.is_for_loop) or is_peek:
+            is_peek = main is None and not items.is_by_for and items.fetched == 1
+            if (may_train and is_in_train and items.is_by_for) or is_peek:
                 current.state = USED
                 items.count_references()
                 return
@@ -489,8 +493,8 @@ class Loops:
     def _end_work(self, main: Pass) -> None:
         """An optimizer has stepped, or the scaler has skipped that."""
         main.stepped_ns = hot.now()
-        if main.has_spare_item:  # no model has worked with it
-            main.lane.has_worked = False
+        main.has_spare = main.opens_steps and not (main.is_step_new or main.lane.has_run)
+        if main.has_spare:
             main.lane.step = None
 
     # -- transitions ------------------------------------------------------------------------
@@ -520,6 +524,11 @@ class Loops:
             if main.step is not None and main.step not in scopes(current.above):
                 current.above = main.step  # opened just now, for an item that was fetched before
         self._open(current)
+
+    def _open_used(self, current: Pass) -> None:
+        """A `for` has ended, and nothing was trained with its items: they were evaluated."""
+        if current.state is USED and current.items.is_for_loop:
+            self._open(current, is_each_a_batch=True)
 
     def _join(self, owner: Pass, current: Pass) -> None:
         if owner.is_training and owner.is_done and owner.opens_steps:
@@ -551,7 +560,7 @@ class Loops:
                 hot.release(setup, above)
         fetches = [place for place, one in enumerate(waiting) if one.name == "data_load"]
         starts = [0, *fetches[1:]] if is_each_a_batch else [0]
-        items.reads_ahead = items.may_read_ahead and len(fetches) == len(starts) + MAX_AHEAD - 1
+        items.note_ahead(len(fetches) - len(starts))
         if current.opens_steps:
             for place, following in itertools.pairwise(starts):
                 batch, end = waiting[place:following], waiting[following].start

@@ -63,16 +63,20 @@ class Items:
         asker = callers.outside(sys._getframe(1))
         self.is_for_loop = callers.is_for(asker)  # else a call of `next`
         self.generator = asker.f_code if callers.is_generator(asker) else None
-        self.is_called_for = not callers.is_for(callers.past_generators(asker))
+        user = callers.past_generators(asker)
+        self.code = user.f_code  # of the function that uses the items
+        self.is_called_for = not callers.is_for(user)
+        # Neither a call nor a generator that is called.
+        self.is_by_for = self.is_for_loop and not self.is_called_for
         self.references = 0  # to the iterator, when its first item was used
         self.fetched = 0
-        self.reads_ahead = False  # an item is fetched before the one before it is used
+        self.ahead = 0  # items that are fetched before the one before them is used
         self.has_ended = False  # there are no more items, but the last are not used yet
 
     @property
     def is_exhausted(self) -> bool:
         """Whether there are no more items, but the last ones are not used yet."""
-        return self.has_ended or (self.reads_ahead and self.is_round_over)
+        return self.has_ended or (self.ahead > 0 and self.is_round_over)
 
     @property
     def is_round_over(self) -> bool:
@@ -87,6 +91,9 @@ class Items:
     @property
     def may_read_ahead(self) -> bool:
         return self.generator is not None or not self.is_for_loop
+
+    def note_ahead(self, items: int) -> None:
+        self.ahead = items if self.may_read_ahead else 0
 
     def count_references(self) -> None:
         self.references = callers.references_to(self.iterator())
@@ -118,6 +125,9 @@ class Pass:
         self.index = 0  # of the next step
         self.is_step_new = False  # opened for the item that is being fetched
         self.stepped_ns = 0  # when an optimizer did, in the open step
+        # The last item was fetched in the middle of the step, and no model had used it when the
+        # optimizer stepped: it is for the next step. Program: `fetched_between`.
+        self.has_spare = False
 
     @property
     def is_undecided(self) -> bool:
@@ -131,13 +141,6 @@ class Pass:
     def is_done(self) -> bool:
         """Whether the open step has trained, or its batch was evaluated."""
         return self.stepped_ns > 0 if self.is_training else self.lane.has_worked
-
-    @property
-    def has_spare_item(self) -> bool:
-        """Whether the last item was fetched in the middle of a step, and no model has used it: it
-        is for the next step. Program: `fetched_between`.
-        """
-        return self.opens_steps and not (self.is_step_new or self.lane.has_run)
 
     @property
     def is_last_due(self) -> bool:
@@ -176,12 +179,16 @@ class Pass:
 
     @property
     def has_unused_items(self) -> bool:
-        """Whether the loader, which has no more items, was read ahead."""
+        """Whether the loader has no more items, but the last ones are not used yet."""
         items = self.items
         if self.is_undecided:  # with more items, they were taken one after the other, as by `list`
             is_first = self.state is UNDECIDED and 0 < items.fetched <= MAX_AHEAD
             return items.may_read_ahead and is_first
-        return items.reads_ahead
+        if self.state is JOINED or not items.may_read_ahead:
+            return False
+        # Without a second step, it has used all of them together, or has read one ahead. The last
+        # items may be fewer than those that it uses together. Program: `fairseq`.
+        return 0 < items.ahead < max(2, items.fetched - 1) or not self.lane.has_worked
 
     def goes_on(self, here: hot.Span | None = None) -> bool:
         """Whether the next item belongs to this pass: the scope that it began in is still open, or
@@ -211,6 +218,10 @@ class Pass:
         is_evaluated = self.state is EVALUATION and self.lane.has_worked
         if is_evaluated and new.began_evaluating and items.is_called_for:
             return True  # Program: `validations_by_next`
+        is_first = self.state is UNDECIDED and items.is_called_for and self.lane.main is None
+        is_elsewhere = new.began_evaluating and items.code is not new.items.code
+        if is_first and is_elsewhere and not self.began_evaluating:
+            return True  # Program: `generators_read_ahead`; but `mixmatch` goes on
         if items.is_for_loop:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(items.iterator()) < items.references
@@ -229,7 +240,7 @@ class Pass:
             return False
         if not is_evaluating:  # on the first item, a teacher may run
             return self.state is EVALUATION and items.fetched > 1
-        if items.fetched != items.length or not self.is_done or items.reads_ahead:
+        if items.fetched != items.length or not self.is_done or items.ahead:
             return False
         is_asking = other.items.generator is generator
         return generator is None or callers.has_ended(generator, items.iterator(), is_asking)
@@ -281,6 +292,12 @@ class Lane:
     def is_idle(self) -> bool:
         task = self.task()
         return not (self.passes or self.free.is_open) and (task is None or task.done())
+
+    @property
+    def has_item_left(self) -> bool:
+        """Whether the main pass has fetched an item for another step than the open one."""
+        main = self.main
+        return main is not None and (main.items.is_exhausted or main.has_spare)
 
     @property
     def inner_evaluations(self) -> list[Pass]:
