@@ -249,21 +249,11 @@ def take_array(value: Any, device_clock: DeviceClock | None) -> Deferred:
 # -- TensorFlow and Keras ------------------------------------------------------------------------
 
 
-class Eager:
-    """An eager tensor as something with `.item()`. It never changes."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-
-    def item(self) -> Any:
-        return self._tensor.numpy().item()
-
-
 def take_tensor(value: Any, device_clock: DeviceClock | None) -> Deferred:
     if not hasattr(type(value), "numpy"):  # inside a graph there is no value
         return lost()
     check_size(tuple(value.shape))
-    return Deferred(Eager(value))
+    return Deferred(types.SimpleNamespace(item=lambda: value.numpy().item()))  # it never changes
 
 
 def take_variable(value: Any, device_clock: DeviceClock | None) -> Any:
@@ -299,7 +289,7 @@ def take_foreign(value: Any, device_clock: DeviceClock | None) -> Any:
         shape = value.shape
     if isinstance(shape, tuple):
         check_size(shape)
-    return TAKERS.get(library_of(type(value)), Deferred)(value)
+    return Deferred(value)
 
 
 # Classes of libraries, and their readers. The first match counts.

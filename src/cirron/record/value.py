@@ -40,16 +40,6 @@ class NotAScalarError(Exception):
     """The value is not a scalar. The caller knows the mark's name and raises the final error."""
 
 
-class Polled:
-    """The source of a value, which can be polled without blocking."""
-
-    __slots__ = ()
-
-    def poll(self) -> Any:
-        """The value, or None if it is not ready. Raises if it never will be."""
-        raise NotImplementedError
-
-
 class Deferred:
     """A value that may not be ready yet. `value` is set before `is_ready`."""
 
@@ -72,18 +62,12 @@ class Deferred:
             time.sleep(POLL_S)
 
     def poll(self) -> bool:
-        """Whether it is ready. Blocks if the source cannot be polled."""
+        """Whether it is ready. Blocks until it is, except in subclasses."""
         source = self.source
         if self.is_ready:
             return True
         try:
-            if issubclass(type(source), Polled):  # isinstance() may call its `__class__`
-                found = source.poll()
-                if found is None:
-                    return self.is_ready
-                self.value = found
-            else:
-                self.value = plain(source.item())
+            self.value = plain(source.item())
         except BaseException as error:  # protects the resolver from a foreign .item()
             if is_for_program(error):
                 raise
@@ -111,10 +95,7 @@ def capture(value: Any, device_clock: DeviceClock | None = None) -> Any:
     """
     try:
         kind = type(value)  # `value.__class__` may be a property that fails
-        reader = READERS.get(kind)
-        if reader is None:
-            reader = learn(kind)
-        return reader(value, device_clock)
+        return (READERS.get(kind) or learn(kind))(value, device_clock)
     except NotAScalarError:
         raise
     except BaseException as error:  # protects the program from a foreign method

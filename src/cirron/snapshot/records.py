@@ -238,8 +238,18 @@ def safetensors(found: list[Found]) -> Iterator[Any]:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for _, copy, place in found:
-        yield copy.value(place)
+    for tensor, copy, place in found:
+        yield stored(tensor, copy.value(place))
+
+
+def stored(tensor: Tensor, values: Any) -> Any:
+    """The bytes of the values in row-major order, as the type of `stored_as`."""
+    import numpy as np  # by now the program or a reader has imported it
+
+    if tensor.dtype not in STORED and tensor.dtype != "complex128":
+        decoded = values if tensor.decode is None else tensor.decode(values)
+        values = decoded.astype(wider(tensor.dtype))
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 def sweep(folder: Path) -> None:

@@ -1,8 +1,7 @@
 """Torch models: the names and values of their parameters, copies on a GPU, and statistics there.
 
-If the GPU has no room for a copy, the tensors are measured in
-place, and the program's stream waits for that; the host does not. Only `Measured.wait`, on the
-worker, waits for the device.
+If the GPU has no room for a copy, the tensors are measured in place. The program's stream waits for
+that, the host does not. Only the worker waits for the device, in `Measured.wait`.
 """
 
 from __future__ import annotations
@@ -74,20 +73,17 @@ class TorchReader(Reader):
             parameters.setdefault(id(parameter), (parameter, []))[1].append(prefix + clean(name))
         weights, gradients = [], []
         with torch._C.DisableTorchFunctionSubclass():  # runs no code of user subclasses
-            for parameter, names in parameters.values():
+            for parameter, (name, *others) in parameters.values():
                 gradient = parameter.grad
                 if not only_gradients:
-                    attrs: dict[str, Any] = {}
-                    if len(names) > 1:
-                        attrs["shared_with"] = names[1:]
+                    attrs: dict[str, Any] = {"shared_with": others} if others else {}
                     if not parameter.requires_grad:
                         attrs["frozen"] = True
                     elif gradient is None:
                         attrs["no_gradient"] = True
-                    its = Tensor(names[0], False, [], "", attrs, prefix)
-                    weights.append(described(parameter, its))
+                    weights.append(described(parameter, Tensor(name, False, [], "", attrs, prefix)))
                 if gradient is not None:
-                    its = Tensor(f"{names[0]}.grad", True, [], "", {}, prefix, source=gradient)
+                    its = Tensor(f"{name}.grad", True, [], "", {}, prefix, source=gradient)
                     gradients.append(described(gradient, its))
         return weights + gradients
 
@@ -105,26 +101,26 @@ def clean(name: str) -> str:
 
 
 def described(given: torch.Tensor, found: Tensor) -> Tensor:
-    """Fills in shape, dtype, flags and values of a tensor."""
+    """The tensor with its shape, dtype, flags and values filled in."""
     try:
-        return describe(given, found)
+        describe(given, found)
     except Exception as error:  # noqa: BLE001  one odd tensor must not hide the others
         found.attrs["unmeasured"] = f"it could not be read: {error!r:.200}"
-        return found
+    return found
 
 
-def describe(given: torch.Tensor, found: Tensor) -> Tensor:
+def describe(given: torch.Tensor, found: Tensor) -> None:
     if type(given) in PLAIN_TYPES and given.layout is torch.strided:
         kind = PLAIN.get(given.dtype)
-        is_odd = given.is_meta or given.is_neg() or given.is_nested
-        if kind is not None and not is_odd:
+        if kind and not (given.is_meta or given.is_neg() or given.is_nested):
             found.shape, found.dtype = list(given.shape), kind
-            return place(found, given if given.is_cuda else given.detach())
+            place(found, given if given.is_cuda else given.detach())
+            return
     attrs = found.attrs
     found.dtype = str(given.dtype).removeprefix("torch.")
     if is_lazy(given):  # it has no shape yet
         attrs["unmeasured"] = "it is not initialized yet"
-        return found
+        return
     tensor = given.detach()
     if hasattr(tensor, "to_local"):  # a DTensor: the shard of this rank
         tensor = tensor.to_local()
@@ -139,14 +135,15 @@ def describe(given: torch.Tensor, found: Tensor) -> Tensor:
     reason = why_unmeasured(tensor)
     if reason is not None:
         attrs["unmeasured"] = reason
-        return found
+        return
     if tensor.is_complex():
-        attrs["parts"] = "statistics are over the real and the imaginary parts"
+        attrs["parts"] = host.PARTS
         tensor = torch.view_as_real(tensor.resolve_conj())
-    return place(found, tensor.resolve_neg())
+    place(found, tensor.resolve_neg())
 
 
-def place(found: Tensor, values: torch.Tensor) -> Tensor:
+def place(found: Tensor, values: torch.Tensor) -> None:
+    """Says where the values are, and how NumPy can read them."""
     if values.dtype is torch.bfloat16:
         found.decode = decode_bfloat16
     elif values.dtype not in PLAIN and values.is_floating_point():  # eight bits
@@ -158,7 +155,6 @@ def place(found: Tensor, values: torch.Tensor) -> Tensor:
         found.array = as_numpy(values)
     else:
         found.array, found.copier = values, GPU_COPIER
-    return found
 
 
 def why_unmeasured(tensor: Any) -> str | None:
@@ -194,11 +190,14 @@ class GpuCopier(Copier):
     """
 
     def prepare(self, weights: list[Tensor]) -> None:
+        """Makes the driver load its kernels, which takes ten times as long as a snapshot."""
         arrays = [tensor.array for tensor in weights]
-        on_gpus = {(one.device, one.dtype) for one in arrays if one.is_cuda}
-        for device, dtype in on_gpus:
-            if dtype.is_floating_point:
-                load_kernels(device, dtype)
+        floats = [one for one in arrays if one.is_cuda and one.is_floating_point()]
+        for on, dtype in {(one.device, one.dtype) for one in floats}:
+            with captures.beside(), torch.cuda.device(on), torch.cuda.stream(torch.cuda.Stream()):
+                zero = torch.zeros(1, dtype=dtype, device=on)
+                few = [Tensor("", False, [1], "", {}, array=zero) for _ in range(2)]
+                list(DeviceCopy(few, raw=False).summaries())
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         groups: dict[Any, list[Tensor]] = defaultdict(list)
@@ -248,8 +247,7 @@ class DeviceCopy:
 
     def value(self, number: int) -> Any:
         first = sum(self._sizes[:number])
-        flat = self._fetched().narrow(0, first, self._sizes[number])
-        return host.bytes_of(self.tensors[number], as_numpy(flat))
+        return as_numpy(self._fetched().narrow(0, first, self._sizes[number]))
 
     def summaries(self) -> Iterable[Summary]:
         if self._is_odd:
@@ -289,14 +287,6 @@ def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """A copy of all tensors, flattened in row-major order and concatenated."""
     flat: torch.Tensor = _flatten_dense_tensors(tensors)
     return flat.clone() if len(tensors) == 1 else flat  # torch does not copy a single tensor
-
-
-def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
-    """Makes the driver load the kernels of a snapshot, which takes ten times as long as one."""
-    with captures.beside(), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
-        zero = torch.zeros(1, dtype=dtype, device=device)
-        few = [Tensor("", False, [1], "", {}, array=zero) for _ in range(2)]
-        list(DeviceCopy(few, raw=False).summaries())
 
 
 def has_room(device: torch.device, size_bytes: int) -> bool:

@@ -16,6 +16,7 @@ import functools
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,7 +59,7 @@ class Cuda:
         self.device_count = torch.cuda.device_count
         self._new_event = raw._CudaEventBase  # `torch.cuda.Event` calls this one in turn
         self._memory_stats = raw._cuda_memoryStats
-        self._readers: dict[int, Reader] = {}
+        self._reader_of = functools.cache(Reader)  # by device
 
     def new_event(self) -> Any:
         """Creates an event that is never destroyed.
@@ -80,11 +81,7 @@ class Cuda:
 
     def read(self, scalars: list[Any]) -> list[Any] | None:
         """The values of scalars of one device and dtype; None if they take too long."""
-        device = scalars[0].device.index
-        reader = self._readers.get(device)
-        if reader is None:
-            reader = self._readers[device] = Reader(device)
-        return reader.read(scalars)
+        return self._reader_of(scalars[0].device.index).read(scalars)
 
     def beside_captures(self, call: Callable[[], Any]) -> Any:
         """Calls the driver in a way that is allowed while another thread captures a graph."""
@@ -102,15 +99,13 @@ class Reader:
     def __init__(self, device: int) -> None:
         self._stream = torch.cuda.Stream(device)
         self._event = torch.cuda.Event()
-        self._places: dict[torch.dtype, torch.Tensor] = {}
+        self._pinned = functools.cache(  # by dtype
+            lambda dtype: torch.empty(self.MOST, dtype=dtype, pin_memory=True)
+        )
 
     def read(self, scalars: list[Any]) -> list[Any] | None:
         """The values of scalars of one dtype."""
-        dtype = scalars[0].dtype
-        place = self._places.get(dtype)
-        if place is None:
-            place = self._places[dtype] = torch.empty(self.MOST, dtype=dtype, pin_memory=True)
-        place = place[: len(scalars)]
+        place = self._pinned(scalars[0].dtype)[: len(scalars)]
         with torch.cuda.stream(self._stream), torch.no_grad():
             flat = [scalar.reshape(()) if scalar.ndim else scalar for scalar in scalars]
             place.copy_(torch.stack(flat), non_blocking=True)
@@ -128,43 +123,29 @@ def the_cuda() -> Cuda:
     return Cuda()
 
 
+@dataclass(slots=True, eq=False)
 class Point:
     """A recorded event: the end of a span, and the start of the next one if that begins at once.
     It goes back to the pool when all its users have read it.
     """
 
-    __slots__ = ("event", "users")
-
-    def __init__(self, event: Any) -> None:
-        self.event = event
-        self.users = 1
+    event: Any  # None: not recorded yet
+    users: int = 1
 
 
+@dataclass(slots=True, eq=False)
 class Place:
     """A stream, the free events of its device, and the last event on it."""
 
-    __slots__ = (
-        "clock",
-        "device",
-        "free",
-        "last",
-        "last_ns",
-        "last_under",
-        "losses",
-        "losses_ns",
-        "stream",
-    )
-
-    def __init__(self, clock: GpuClock, stream: Any, device: int, free: list[Any]) -> None:
-        self.clock = clock
-        self.stream = stream
-        self.device = device
-        self.free = free
-        self.last: Point | None = None  # the end of a span
-        self.last_under: hot.Span | None = None  # that span's parent
-        self.last_ns = 0
-        self.losses: Point | None = None  # of kept losses; its event is not recorded yet
-        self.losses_ns = 0  # when the last such event was recorded
+    clock: GpuClock
+    stream: Any
+    device: int
+    free: list[Any]
+    last: Point | None = None  # the end of a span
+    last_under: hot.Span | None = None  # that span's parent
+    last_ns: int = 0
+    losses: Point | None = None  # of kept losses; its event is not recorded yet
+    losses_ns: int = 0  # when the last such event was recorded
 
     def point_after(self, step: hot.Span, now_ns: int) -> Point | None:
         """The end of the previous phase of the same step, if that was a moment ago."""
@@ -197,25 +178,22 @@ class GpuClock:
 
     # -- on the user's threads --------------------------------------------------------------
 
-    def start(self, span: hot.Span) -> bool:
+    def start(self, span: hot.Span) -> None:
         try:
             if span.name in STEPS:
                 if not budget.begin_step(span.start):
                     if span.start - self._asked_memory_ns >= MEMORY_NS:
                         self._add_memory(span, self._place())
-                    return False
+                    return
             elif span.name in HOST_SPANS or not is_in_measured(span):
-                return False
+                return
             began = clock.now()
             place = self._place()
-            if place is None:
-                return False
-            span.device = (place.point_after(span.parent, began) or self._record(place), place)
-            budget.spend(clock.now() - began)
+            if place is not None:
+                span.device = (place.point_after(span.parent, began) or self._record(place), place)
+                budget.spend(clock.now() - began)
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
             self._fail(error)
-            return False
-        return True
 
     def stop(self, span: hot.Span) -> None:
         started = getattr(span, "device", None)
