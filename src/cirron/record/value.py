@@ -30,7 +30,7 @@ MAX_TEXT_BYTES = 256
 # How often a device is polled. There is no hurry, and each poll takes the GIL from training.
 POLL_S = 0.02
 
-# Readers that hooks have installed, by library.
+# How hooks defer the values of a library, by its name.
 TAKERS: dict[str, Callable[[Any], Deferred]] = {}
 
 MAX_READERS = 500  # cached types; for others, the reader is looked up each time

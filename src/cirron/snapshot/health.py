@@ -27,8 +27,8 @@ ENOUGH = 3
 EXPLODING = 100.0
 VANISHING = 1e-3
 
-# A smaller gradient may be 0 by chance: with a mean absolute error, the gradient of a bias is a sum
-# of signs, which is 0 for a quarter of the batches of 8.
+# A smaller gradient may be 0 by chance. With a mean absolute error, the gradient of a bias is a sum
+# of signs, which is 0 for a quarter of all batches of 8.
 DEAD_SIZE = 8
 
 MAX_NAMES = 20  # tensors that a mark lists; it counts all of them
@@ -46,17 +46,14 @@ class Finding(NamedTuple):
 
 
 def find_cleared(measured: Iterable[tuple[Tensor, Summary]]) -> set[str | None]:
-    """The models whose gradients are all 0.
-
-    `zero_grad(set_to_none=False)` at the end of a step has cleared them; no layer is dead.
-    """
+    """The models whose gradients are all 0, because the loop has cleared them: no layer is dead."""
     gradients = [(its, summary) for its, summary in measured if its.is_gradient and summary.size]
     alive = {its.model for its, summary in gradients if not summary.is_all_zero}
     return {its.model for its, _ in gradients} - alive - {None}
 
 
 class History:
-    """The past of a tensor."""
+    """The earlier norms and problems of a tensor."""
 
     def __init__(self) -> None:
         self.norms: deque[float] = deque(maxlen=PAST)  # of a gradient

@@ -10,6 +10,7 @@ import math
 import os
 import stat
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cirron import files, guard, wire
@@ -259,9 +260,7 @@ def sweep(folder: Path) -> None:
     for part in home.path.glob("*/*.tmp") if home.is_ours else ():
         if not home.is_name(part.parent.name) or part.parent.is_symlink():
             continue
-        try:
+        with suppress(OSError):  # another process has removed it, or it belongs to another user
             status = part.lstat()
             if stat.S_ISREG(status.st_mode) and clock.wall() - status.st_mtime_ns > STALE_NS:
                 part.unlink()
-        except OSError:  # another process has removed it, or it belongs to another user
-            pass

@@ -314,13 +314,6 @@ def fetch(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
     return there
 
 
-def to_device(numbers: Any, device: torch.device) -> torch.Tensor:
-    there = torch.from_numpy(numbers)
-    if device.type != "cuda":
-        return there
-    return there.pin_memory().to(device, non_blocking=True)
-
-
 GPU_COPIER = GpuCopier()
 
 
@@ -339,7 +332,9 @@ class Measured:
         self._rows = [-(-size // ROW) for size in self._sizes]  # of each tensor
         device = tensors[0].device
         owners = np.repeat(np.arange(len(tensors)), self._rows)
-        owner = to_device(owners, device)  # of each row
+        owner = torch.from_numpy(owners)  # of each row
+        if device.type == "cuda":
+            owner = owner.pin_memory().to(device, non_blocking=True)
         table = torch.cat([extremes(slab) for _, slab in slabs(tensors)])
         inner = inner_edges(table, owner, len(tensors))
         counts = table.new_zeros(len(tensors), stats.BINS)

@@ -37,11 +37,11 @@ HOST_SPANS = frozenset(("data_load", "compile"))
 MEMORY_SPANS = frozenset(("epoch", "evaluation", "step", "batch"))
 MEMORY_NS = 100_000_000
 
-# An event between two launches costs this much on an H200, beside the time in here.
+# An event between two launches costs this much on an H200, in addition to the time of the call.
 EVENT_NS = 16_000
-# An event behind the losses says that they are computed: one for all losses of this time.
+# An event after the losses shows that they are computed. All losses of this period share one.
 LOSSES_NS = 20_000_000
-# A span that begins this soon after the one before it shares that one's event.
+# A span that begins this soon after the end of the previous one shares its event.
 SAME_NS = 100_000
 
 PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))  # subclasses may override `clone`
@@ -213,7 +213,7 @@ class GpuClock:
             end = (place.point_after(span, began) if is_step else None) or self._record(place)
             place.last, place.last_under, place.last_ns = end, span.parent, clock.now()
             if place.losses is not None and not is_step and span.parent.name not in STEPS:
-                self._record_losses(place)  # an epoch is over, say
+                self._record_losses(place)  # for example, an epoch is over
             span.set(gpu_ns=GpuElapsed(place, point, end, place is began_at))
             if span.name in MEMORY_SPANS and (
                 not is_step or began - self._asked_memory_ns >= MEMORY_NS
@@ -248,12 +248,9 @@ class GpuClock:
         if not scalar.is_cuda:
             return None
         try:
-            key = self._current_stream(-1)
-            place = self._places.get(key)
-            if place is None or key[0] or key[1] != scalar.get_device():
-                place = self._place(scalar.get_device())
-                if place is None:
-                    return None
+            place = self._place(scalar.get_device())
+            if place is None:
+                return None
             losses = place.losses
             if losses is None:
                 losses = place.losses = Point(None)
@@ -330,18 +327,17 @@ class GpuClock:
 
     def ask(self, waiting: Sequence[OnDevice]) -> None:
         """Queries all of these at once. Those that are computed, or lost, become ready."""
-        if self._is_broken:
-            for one in waiting:
-                one.lose()
-        elif self._asking.acquire(blocking=False):  # another thread may query, or hang there
+        # Another thread may be querying, or hang there.
+        if not self._is_broken and self._asking.acquire(blocking=False):
             try:
                 self._cuda.beside_captures(lambda: read_all(self._cuda, waiting))
             except Exception as error:  # noqa: BLE001  protects the thread from a device that failed
                 self._fail(error)
-                for one in waiting:
-                    one.lose()
             finally:
                 self._asking.release()
+        if self._is_broken:
+            for one in waiting:
+                one.lose()
 
     def forget(self, one: OnDevice) -> None:
         """Returns the events of a value that is not needed any more to the pool."""
@@ -359,9 +355,7 @@ class GpuClock:
 
 
 class OnDevice(value.Deferred):
-    """A value on the device. Whoever queries it holds the clock's lock, so that its events go back
-    to the pool once.
-    """
+    """A value on the device, queried under the clock's lock: its events return to the pool once."""
 
     __slots__ = ("place", "points")
     is_batched = True
@@ -418,8 +412,8 @@ class GpuElapsed(OnDevice):
 
 
 class Scalar(OnDevice):
-    """The value of a tensor, once the event behind it has completed; lost if the program has
-    changed the tensor by then.
+    """The value of a tensor, once the event after it has completed. Lost if the program has changed
+    the tensor by then.
     """
 
     __slots__ = ("version",)
