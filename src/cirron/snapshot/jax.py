@@ -1,7 +1,7 @@
 """Reads trees of JAX arrays: parameters, optimizer states, Equinox modules; and Flax NNX modules.
 
-A tree is a value: a training step returns a new one. A `Held` object therefore stands for the tree.
-It gets the next value when the user watches the tree again, or by calling the user's function. It
+A tree is a value: a training step returns a new one. A `WatchedTree` therefore stands for it. It
+gets the next value when the user watches the tree again, or by calling the user's function. It
 keeps no array alive.
 
 On the user's thread, the arrays are copied on their devices, without waiting and without compiling
@@ -60,7 +60,7 @@ class Leaf(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class WatchedTree:
     """Stands for a tree that was passed to `ci.watch`, or that a function of the user returns.
 
     It has no `__weakref__`, so the taker keeps a strong reference.
@@ -95,16 +95,16 @@ class Held:
 
 
 def hold(model: Any, known: Iterable[Any]) -> Any:
-    """The `Held` object for a tree, or for a function that returns one; any other object unchanged.
+    """A `WatchedTree` for a tree, or for a function that returns one; any other object unchanged.
 
     `known`: the watched models. A tree replaces an earlier one with the same names and shapes that
     no longer exists or was in a snapshot.
     """
-    if isinstance(model, Held):
+    if isinstance(model, WatchedTree):
         return model
+    trees = [one for one in known if isinstance(one, WatchedTree)]
     if isinstance(model, FUNCTIONS):
-        same = (one for one in known if isinstance(one, Held) and one.key == model)
-        return next(same, None) or ask_first(model)
+        return next((one for one in trees if one.key == model), None) or ask_first(model)
     leaves = leaves_of(model)
     if not leaves:
         return model
@@ -118,16 +118,16 @@ def hold(model: Any, known: Iterable[Any]) -> Any:
         for name, value in leaves
     ]
     references = [(name, weakref.ref(value)) for name, value in leaves]
-    alike = [one for one in known if isinstance(one, Held) and one.key == key]
+    alike = [one for one in trees if one.key == key]
     gone = (one for one in alike if one.is_gone_or(leaves))
     taken = (one for one in alike if one.is_taken)
-    held: Held = next(chain(gone, taken), None) or named(model)(key, GONE, list)
-    held.get = lambda: [Leaf(name, reference()) for name, reference in references]
-    held.is_taken = False
-    return held
+    tree: WatchedTree = next(chain(gone, taken), None) or named(model)(key, GONE, list)
+    tree.get = lambda: [Leaf(name, reference()) for name, reference in references]
+    tree.is_taken = False
+    return tree
 
 
-def ask_first(function: Any) -> Held:
+def ask_first(function: Any) -> WatchedTree:
     """Calls the function once, so that a wrong one raises right away."""
     try:
         tree = function()
@@ -141,13 +141,13 @@ def ask_first(function: Any) -> Held:
             "ci.watch() takes a function that returns a tree of JAX arrays; this one returned"
             f" {type(tree).__name__}"
         )
-    asked: Held = named(tree)(function, NOTHING, lambda: leaves_of(function()))
-    return asked
+    found: WatchedTree = named(tree)(function, NOTHING, lambda: leaves_of(function()))
+    return found
 
 
 def named(tree: Any) -> Any:
     """A subclass with the name of the tree's class, which is the prefix if names collide."""
-    return type(type(tree).__name__, (Held,), {"__slots__": ()})
+    return type(type(tree).__name__, (WatchedTree,), {"__slots__": ()})
 
 
 # -- leaves ----------------------------------------------------------------------------------
@@ -246,10 +246,10 @@ def local_box(array: Any) -> Parts:
 class JaxReader(Reader):
     """Reads what `hold` returned."""
 
-    def names(self, model: Held) -> list[str]:
+    def names(self, model: Any) -> list[str]:
         return [tensor.name for tensor in self._tensors(model.leaves(), "")]
 
-    def read(self, model: Held, prefix: str, *, only_gradients: bool = False) -> list[Tensor]:
+    def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> list[Tensor]:
         model.is_taken = True
         return self._tensors(model.leaves(), prefix)
 

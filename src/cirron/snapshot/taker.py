@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 READERS = (
     ("keras", "Layer", "cirron.snapshot.keras"),  # on torch it is a Module too
     ("torch.nn", "Module", "cirron.snapshot.torch"),
-    ("cirron.snapshot.jax", "Held", "cirron.snapshot.jax"),  # what `stand_in` returns
+    ("cirron.snapshot.jax", "WatchedTree", "cirron.snapshot.jax"),  # what `stand_in` returns
 )
 
 PENDING_BYTES = 64 * 2**20
 WAIT_S = 0.025  # of the 50 ms that a boundary may take
 
 
-class Known:
+class KnownModel:
     """A model, its reader, and the prefix of its names."""
 
     def __init__(self, own: Any, reader: Reader, taken: set[str]) -> None:
@@ -62,7 +62,7 @@ class Known:
         self.names = {self.prefix + name for name in names}
 
 
-class Kept:
+class KeptGradients:
     """Copies of a model's gradients after an optimizer step, because a loop may clear them."""
 
     def __init__(self, gradients: list[Tensor]) -> None:
@@ -106,8 +106,8 @@ class Taker:
         self._wall_ns = wall_ns
         self._deliver = deliver
         self._chance = random.Random().random if chance is None else chance  # noqa: S311
-        self._models: list[Known] = []
-        self._kept: dict[Known, Kept] = {}
+        self._models: list[KnownModel] = []
+        self._kept: dict[KnownModel, KeptGradients] = {}
         self._seen: deque[int] = deque(maxlen=64)  # the last spans that have a snapshot
         self._warned: set[str] = set()
         self._host: HostCopier | None = None  # created for the first model: it imports NumPy
@@ -168,14 +168,14 @@ class Taker:
                     self._keep(one, own)
             self._keeping_ns += clock.now() - began
 
-    def _keep(self, one: Known, own: Any) -> None:
+    def _keep(self, one: KnownModel, own: Any) -> None:
         found = list(one.reader.read(own, one.prefix, only_gradients=True))
         if not found:  # the optimizer of another model has stepped
             return
         before = self._kept.pop(one, None)
         release(() if before is None else before.copies)  # their memory is reused
         if self._has_room(sum(tensor.size_bytes for tensor in found)):
-            kept = Kept(found)
+            kept = KeptGradients(found)
             kept.copies = self._copy(found, raw=self._raw_share > 0, in_step=True) or []
             if kept.copies:
                 self._kept[one] = kept
@@ -196,12 +196,12 @@ class Taker:
             self._keeping_ns = 0
             span.set(snapshot_ns=self.held_ns)
 
-    def _current(self, others: Sequence[Known] = ()) -> list[tuple[Known, Any]]:
+    def _current(self, others: Sequence[KnownModel] = ()) -> list[tuple[KnownModel, Any]]:
         """The watched models and these, without those that no longer exist."""
         asked = [one for one in self._models if one.is_watched or one in others]
         return [(one, own) for one in asked if (own := one.model()) is not None]
 
-    def _snapshot(self, span: Span, current: list[tuple[Known, Any]]) -> None:
+    def _snapshot(self, span: Span, current: list[tuple[KnownModel, Any]]) -> None:
         raw = self._chance() < self._raw_share
         tensors: list[Tensor] = []
         kept_copies: list[Copy] = []
@@ -259,7 +259,7 @@ class Taker:
             self._warned.add(why)
             guard.warn("a snapshot was skipped: %s. ci.health() counts them", reason)
 
-    def _know(self, model: Any) -> Known:
+    def _know(self, model: Any) -> KnownModel:
         reader: Reader = importlib.import_module(check(model)).READER
         own = reader.unwrap(model)
         # A model that a hook has found before its parameters existed is looked at again.
@@ -269,12 +269,12 @@ class Taker:
         for one in self._models:
             if one.model() is own:
                 return one
-        known = Known(own, reader, {name for one in self._models for name in one.names})
+        known = KnownModel(own, reader, {name for one in self._models for name in one.names})
         self._models.append(known)
         self._do(lambda: self._recorder.judge.forget(known.names))
         return known
 
-    def _prepare(self, new: Known) -> None:
+    def _prepare(self, new: KnownModel) -> None:
         """Prepares the copiers for a snapshot of the watched models and a new one."""
         if new.is_prepared or not new.names:
             return

@@ -73,10 +73,10 @@ class TorchReader(Reader):
             parameters.setdefault(id(parameter), (parameter, []))[1].append(prefix + clean(name))
         weights, gradients = [], []
         with torch._C.DisableTorchFunctionSubclass():  # runs no code of user subclasses
-            for parameter, (name, *others) in parameters.values():
-                gradient = parameter.grad
+            for parameter, names in parameters.values():
+                name, gradient = names[0], parameter.grad
                 if not only_gradients:
-                    attrs: dict[str, Any] = {"shared_with": others} if others else {}
+                    attrs: dict[str, Any] = {"shared_with": names[1:]} if len(names) > 1 else {}
                     if not parameter.requires_grad:
                         attrs["frozen"] = True
                     elif gradient is None:
@@ -350,10 +350,8 @@ class Measured:
             counts[begin:end].add_(counted)
         rows = torch.cat([table, torch.cat(moments)], 1)
         self._found = to_host(torch.cat([rows.flatten(), counts.flatten()]))
-        self._done = None
-        if device.type == "cuda":
-            self._done = torch.cuda.Event()
-            self._done.record()
+        is_cuda = device.type == "cuda"
+        self._done = torch.cuda.current_stream().record_event() if is_cuda else None
 
     def wait(self) -> None:
         if self._done is not None:
@@ -363,13 +361,12 @@ class Measured:
         found = self._found.numpy()
         place = sum(self._rows) * stats.COLUMNS
         table, counts = found[:place].reshape(-1, stats.COLUMNS), found[place:]
-        first = 0
-        sizes = zip(self._sizes, self._rows, counts.reshape(-1, stats.BINS), strict=True)
-        for size, rows, its_counts in paced(sizes):
-            its_rows = table[first : first + rows]
-            its_rows[-1, stats.NAN] -= rows * ROW - size  # the padding
-            yield stats.combine(its_rows, its_counts)
-            first += rows
+        tables = np.split(table, np.cumsum(self._rows)[:-1])
+        for size, rows, its_counts in paced(
+            zip(self._sizes, tables, counts.reshape(-1, stats.BINS), strict=True)
+        ):
+            rows[-1, stats.NAN] -= len(rows) * ROW - size  # the padding
+            yield stats.combine(rows, its_counts)
 
 
 def slabs(tensors: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:

@@ -59,7 +59,7 @@ class Cuda:
         self.device_count = torch.cuda.device_count
         self._new_event = raw._CudaEventBase  # `torch.cuda.Event` calls this one in turn
         self._memory_stats = raw._cuda_memoryStats
-        self._reader_of = functools.cache(Reader)  # by device
+        self._reader_of = functools.cache(ScalarReader)  # by device
 
     def new_event(self) -> Any:
         """Creates an event that is never destroyed.
@@ -89,7 +89,7 @@ class Cuda:
             return call()
 
 
-class Reader:
+class ScalarReader:
     """Copies scalars of one device to the host, on its own stream and without a sync."""
 
     TRIES = 20
@@ -454,8 +454,8 @@ def read_all(cuda: Any, waiting: Sequence[OnDevice]) -> None:
             if computed[point]:
                 groups.setdefault((one.place.device, one.source.dtype), []).append(one)
     for group in groups.values():
-        for first in range(0, len(group), Reader.MOST):
-            some = group[first : first + Reader.MOST]
+        for first in range(0, len(group), ScalarReader.MOST):
+            some = group[first : first + ScalarReader.MOST]
             found = cuda.read([one.source for one in some])
             if found is not None:
                 for one, its_value in zip(some, found, strict=True):
