@@ -149,12 +149,12 @@ def place(found: Tensor, values: torch.Tensor) -> None:
     elif values.dtype not in PLAIN and values.is_floating_point():  # eight bits
         found.decode = numbers_of(values.dtype).__getitem__
         values = values.view(torch.uint8)
-    if not values.is_cpu and not values.numel():
-        values = values.new_empty(0, device="cpu")
     if values.is_cpu:
         found.array = as_numpy(values)
-    else:
+    elif values.numel():
         found.array, found.copier = values, GPU_COPIER
+    else:
+        found.array = as_numpy(values.new_empty(0, device="cpu"))
 
 
 def why_unmeasured(tensor: Any) -> str | None:
