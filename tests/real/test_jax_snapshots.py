@@ -243,7 +243,13 @@ def test_a_function_that_fails_later(caplog: pytest.LogCaptureFixture) -> None:
     assert "the function passed to ci.watch() raised KeyError('state')" in said
 
 
-@pytest.mark.parametrize("given", [{}, {"a": 1}, {"name": "x"}, (), 5, "model", [object()], len])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({}, {"a": 1}, {"name": "x"}, (), 5, "model", [object()], len),
+        {1: np.zeros(1), "a": np.zeros(1)},  # JAX cannot sort these keys
+    ],
+)
 def test_what_is_no_tree_of_arrays(given: Any) -> None:
     """An error says what was given and what is taken."""
     ci.profile()
@@ -494,6 +500,7 @@ def test_what_has_no_numbers() -> None:
         **others,
         "key": jax.random.key(0),
         "keys": jax.random.split(jax.random.key(0), 3),
+        "of an integer": np.zeros(2, jax.dtypes.float0),  # what jax.grad gives for one
         "empty": jnp.zeros((0, 3)),
         "none": None,
         "step": 3,
@@ -502,11 +509,13 @@ def test_what_has_no_numbers() -> None:
     one_epoch(tree)
     found = {one.tensor_name: one for one in snapshots()}
 
-    assert {*others, "key", "keys", "empty", "w"} == set(found)
+    assert {*others, "key", "keys", "of an integer", "empty", "w"} == set(found)
     assert {"its values are not numbers"} == {found[name].attrs["unmeasured"] for name in others}
     assert (1.0, True) == (found["w"].stats.mean, found["w"].blob_uri is not None)
     assert ([3], "key<fry>") == (found["keys"].shape, found["keys"].dtype)
     assert "a random key is not a number" == found["key"].attrs["unmeasured"]
+    reason = "the gradient of an integer has no values"
+    assert reason == found["of an integer"].attrs["unmeasured"]
     assert None is found["key"].stats.mean is found["empty"].stats.mean
     assert [0, 3] == found["empty"].shape
 

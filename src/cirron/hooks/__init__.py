@@ -87,10 +87,7 @@ class Hooks:
     """The hooks of a session."""
 
     def __init__(
-        self,
-        settings: Settings,
-        frameworks: tuple[str, ...] | None,
-        snapshots: Snapshots,
+        self, settings: Settings, frameworks: tuple[str, ...] | None, snapshots: Snapshots
     ) -> None:
         self._settings = settings
         self._snapshots = snapshots
@@ -138,19 +135,13 @@ class Hooks:
     def _add(self, name: str) -> None:
         _, file, kind = HOOKS[name]
         with guard.quiet("hooks"):
-            found = version(name)
-            if found and found < MINIMUM.get(name, ()):
-                wanted = ".".join(map(str, MINIMUM[name]))
-                guard.warn(
-                    "%s %s is not hooked: cirron supports %s and newer",
-                    name,
-                    ".".join(map(str, found)),
-                    wanted,
-                )
+            found, oldest = version(name), MINIMUM[name]
+            if found and found < oldest:
+                given, wanted = (".".join(map(str, release)) for release in (found, oldest))
+                guard.warn("%s %s is not hooked: cirron supports %s and newer", name, given, wanted)
                 return
-            hook: Hook = getattr(importlib.import_module(file), kind)(
-                self._settings, self._snapshots
-            )
+            hook_type = getattr(importlib.import_module(file), kind)
+            hook: Hook = hook_type(self._settings, self._snapshots)
             hook.install()
             self._installed.append(hook)
 

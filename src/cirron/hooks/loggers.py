@@ -46,18 +46,6 @@ TELLERS = {
     "pytorch_lightning.loggers.utilities": "pytorch_lightning",
     "keras.src.callbacks.callback_list": "keras",
 }
-# Packages that may be on the stack between such a module and a logger, besides the loggers' own.
-BETWEEN = frozenset(
-    (
-        "cirron",
-        "keras",
-        "lightning",
-        "lightning_fabric",
-        "lightning_utilities",
-        "pytorch_lightning",
-        "transformers",
-    )
-)
 NO_NAMES: dict[str, str | None] = {}
 
 
@@ -175,8 +163,7 @@ def is_passed_on(caller: FrameType | None, hooked: list[str]) -> bool:
         module = caller.f_globals.get("__name__", "")
         if TELLERS.get(module) in hooked:
             return True
-        package = module.partition(".")[0]
-        if package not in BETWEEN and package not in PACKAGES:
+        if module.partition(".")[0] not in BETWEEN:
             return False
         caller = caller.f_back
     return False
@@ -270,4 +257,6 @@ LOGGERS = (
     ),
     Logger("aim", "aim", "Run", {"track": read_aim}),
 )
-PACKAGES = frozenset(logger.module.partition(".")[0] for logger in LOGGERS)
+# The packages that may be on the stack between a module of `TELLERS` and a logger.
+BETWEEN = {"cirron", "lightning_fabric", "lightning_utilities"}
+BETWEEN |= {module.partition(".")[0] for module in (*TELLERS, *(one.module for one in LOGGERS))}

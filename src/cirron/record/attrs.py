@@ -30,12 +30,7 @@ MAX_FEW = 32  # up to this many short attributes need no further check
 FIXED: set[type] = {str, int, float, bool, type(None), Deferred}  # and subclasses of Deferred
 PLAIN_KEYS = frozenset((int, float, bool, type(None)))
 # How a value of a subclass is read: enums that are numbers or texts, np.float64, np.str_.
-SCALARS: dict[type, Any] = {
-    bool: bool,
-    int: int.__int__,
-    float: float.__float__,
-    str: str.__str__,
-}
+SCALARS: dict[type, Any] = {bool: bool, int: int.__int__, float: float.__float__, str: str.__str__}
 # Not from `types`, which would have to be imported.
 FunctionType = type(lambda: None)
 MappingProxyType = type(type.__dict__)
@@ -201,8 +196,10 @@ class Copier:
                 return self._sequence(items, count, nesting + 1)
         for group in (set, frozenset):
             if issubclass(kind, group):
-                items, count = group.__iter__(value), group.__len__(value)
-                return self._text(self._group(items, count, nesting + 1))
+                items, more = group.__iter__(value), group.__len__(value) - MAX_IN_TEXT
+                shown = [show(self.value(item, nesting + 1)) for item in islice(items, MAX_IN_TEXT)]
+                shown += [f"... {more} more"] if more > 0 else []
+                return self._text(f"{{{', '.join(shown)}}}")
         for raw in (bytes, bytearray):
             if issubclass(kind, raw):
                 return self._text(repr(raw(raw.__getitem__(value, slice(64)))))
@@ -257,13 +254,6 @@ class Copier:
             found.append(self.value(item, nesting))
             left -= 1
         return found
-
-    def _group(self, items: Iterable[Any], count: int, nesting: int) -> str:
-        """The text of a set, with its first items."""
-        first = [self.value(item, nesting) for item in islice(items, MAX_IN_TEXT)]
-        shown = list(map(show, first))
-        more = [f"... {count - MAX_IN_TEXT} more"] if count > MAX_IN_TEXT else []
-        return f"{{{', '.join(shown + more)}}}"
 
     def _take(self) -> bool:
         """Whether there is room for one more item."""

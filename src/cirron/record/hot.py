@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     class DeviceClock(Protocol):
         """Measures what a device does during a span. Its methods never block or raise."""
 
-        def start(self, span: Span) -> bool:
-            """Starts measuring. False: this span is not measured, and need not be stopped."""
+        def start(self, span: Span) -> None:
+            """Starts measuring, unless this span is not measured."""
 
         def stop(self, span: Span) -> None:
             """Adds the measurements to the attributes, as `value.Deferred` if not known yet."""

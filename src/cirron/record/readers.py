@@ -15,7 +15,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from cirron.record.value import TAKERS, Deferred, NotAScalarError, capture, clip, keep, lost, plain
+from cirron.record.value import TAKERS, Deferred, NotAScalarError, capture, keep, lost, plain
 
 if TYPE_CHECKING:
     from cirron.record.hot import DeviceClock
@@ -27,9 +27,7 @@ LIBRARIES = ("cupy", "decimal", "jax", "jaxlib", "mlx", "pandas", "polars", "tin
 
 def reader_of(kind: type) -> Reader:
     """The function that takes values of this type."""
-    if issubclass(kind, str):
-        return take_text
-    if issubclass(kind, (int, float)):
+    if issubclass(kind, (str, int, float)):
         return take_number
     if issubclass(kind, Deferred):  # captured before
         return keep
@@ -57,10 +55,6 @@ def imported(library: str, *names: str) -> tuple[Any, ...]:
     """The named attributes of a library, as far as it is imported and has them."""
     module = sys.modules.get(library)
     return tuple(found for name in names if (found := getattr(module, name, None)) is not None)
-
-
-def take_text(value: str, device_clock: DeviceClock | None) -> str:
-    return clip(value)
 
 
 def take_number(value: Any, device_clock: DeviceClock | None) -> Any:
@@ -100,9 +94,9 @@ def torch_reader(kind: type) -> Reader:
 
 
 class TorchReader:
-    """Reads tensors past everything that watches them.
+    """Reads tensors unseen by modes, traces and transforms.
 
-    The names with an underscore are private ones of torch 2.4 to 2.13. Each may be missing.
+    It uses private functions of torch 2.4 to 2.13. Any of them may be missing.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -208,7 +202,7 @@ def take_numpy_scalar(value: Any, device_clock: DeviceClock | None) -> Any:
 
 
 class NumpyReader:
-    """Reads arrays by NumPy's own methods, whatever a subclass makes of them."""
+    """Reads arrays with the methods of `numpy.ndarray`, which a subclass may override."""
 
     def __init__(self, kind: type, numpy: Any) -> None:
         self._item = numpy.ndarray.item
@@ -249,21 +243,11 @@ def take_array(value: Any, device_clock: DeviceClock | None) -> Deferred:
 # -- TensorFlow and Keras ------------------------------------------------------------------------
 
 
-class Eager:
-    """An eager tensor as something with `.item()`. It never changes."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-
-    def item(self) -> Any:
-        return self._tensor.numpy().item()
-
-
 def take_tensor(value: Any, device_clock: DeviceClock | None) -> Deferred:
     if not hasattr(type(value), "numpy"):  # inside a graph there is no value
         return lost()
     check_size(tuple(value.shape))
-    return Deferred(Eager(value))
+    return Deferred(types.SimpleNamespace(item=lambda: value.numpy().item()))  # it never changes
 
 
 def take_variable(value: Any, device_clock: DeviceClock | None) -> Any:
@@ -299,7 +283,7 @@ def take_foreign(value: Any, device_clock: DeviceClock | None) -> Any:
         shape = value.shape
     if isinstance(shape, tuple):
         check_size(shape)
-    return TAKERS.get(library_of(type(value)), Deferred)(value)
+    return Deferred(value)
 
 
 # Classes of libraries, and their readers. The first match counts.
@@ -307,7 +291,7 @@ KNOWN: tuple[tuple[str, tuple[str, ...], Reader], ...] = (
     # A traced size: float() of it would add a guard.
     ("torch", ("SymInt", "SymFloat", "SymBool"), take_nothing),
     ("torch.fx", ("Proxy",), take_nothing),
-    # Though some are an int for .item(), and complex ones have a float().
+    # Some of these return an int from .item(), and complex ones have a float().
     ("numpy", ("datetime64", "timedelta64", "complexfloating"), refuse),
     ("numpy", ("generic",), take_numpy_scalar),
     ("jax.core", ("Tracer",), take_tracer),

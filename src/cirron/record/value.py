@@ -30,7 +30,7 @@ MAX_TEXT_BYTES = 256
 # How often a device is polled. There is no hurry, and each poll takes the GIL from training.
 POLL_S = 0.02
 
-# Readers that hooks have installed, by library.
+# How hooks defer the values of a library, by its name.
 TAKERS: dict[str, Callable[[Any], Deferred]] = {}
 
 MAX_READERS = 500  # cached types; for others, the reader is looked up each time
@@ -38,16 +38,6 @@ MAX_READERS = 500  # cached types; for others, the reader is looked up each time
 
 class NotAScalarError(Exception):
     """The value is not a scalar. The caller knows the mark's name and raises the final error."""
-
-
-class Polled:
-    """The source of a value, which can be polled without blocking."""
-
-    __slots__ = ()
-
-    def poll(self) -> Any:
-        """The value, or None if it is not ready. Raises if it never will be."""
-        raise NotImplementedError
 
 
 class Deferred:
@@ -72,18 +62,12 @@ class Deferred:
             time.sleep(POLL_S)
 
     def poll(self) -> bool:
-        """Whether it is ready. Blocks if the source cannot be polled."""
+        """Whether it is ready. Blocks until it is, except in subclasses."""
         source = self.source
         if self.is_ready:
             return True
         try:
-            if issubclass(type(source), Polled):  # isinstance() may call its `__class__`
-                found = source.poll()
-                if found is None:
-                    return self.is_ready
-                self.value = found
-            else:
-                self.value = plain(source.item())
+            self.value = plain(source.item())
         except BaseException as error:  # protects the resolver from a foreign .item()
             if is_for_program(error):
                 raise
@@ -111,10 +95,7 @@ def capture(value: Any, device_clock: DeviceClock | None = None) -> Any:
     """
     try:
         kind = type(value)  # `value.__class__` may be a property that fails
-        reader = READERS.get(kind)
-        if reader is None:
-            reader = learn(kind)
-        return reader(value, device_clock)
+        return (READERS.get(kind) or learn(kind))(value, device_clock)
     except NotAScalarError:
         raise
     except BaseException as error:  # protects the program from a foreign method

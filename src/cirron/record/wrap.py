@@ -95,20 +95,11 @@ class Unseen(Call):
 
     __slots__ = ()
 
-    def __init__(self) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def failed(self, error: BaseException) -> None:
-        pass
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+    def close(self) -> None: ...
+    def failed(self, error: BaseException) -> None: ...
 
 
 UNSEEN = Unseen()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cirron import system, wire
 from cirron.record import attrs as attributes
 from cirron.record import clock, hot
-from cirron.record.value import Deferred, Polled
+from cirron.record.value import Deferred
 from cirron.ship.encode import (
     MAX_MARK_IDS,
     Encoder,
@@ -312,8 +312,7 @@ class Collector:
         deadline = clock.now() + int(timeout_s * 1e9)
         for value in self.waiting_values():
             # If the resolver thread reads the values, do not poll a source that may block.
-            may_block = type(value) is Deferred and not isinstance(value.source, Polled)
-            is_asked = may_block and self.on_deferred is not None
+            is_asked = type(value) is Deferred and self.on_deferred is not None
             while not (value.is_ready if is_asked else value.poll()) and clock.now() < deadline:
                 sleep(0.001)
         self.step()

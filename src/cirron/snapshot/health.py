@@ -27,11 +27,9 @@ ENOUGH = 3
 EXPLODING = 100.0
 VANISHING = 1e-3
 
-# A smaller gradient may be 0 by chance: with a mean absolute error, the gradient of a bias is a sum
-# of signs, which is 0 for a quarter of the batches of 8.
+# A smaller gradient may be 0 by chance. With a mean absolute error, the gradient of a bias is a sum
+# of signs, which is 0 for a quarter of all batches of 8.
 DEAD_SIZE = 8
-
-RECOVERED = "recovered"
 
 MAX_NAMES = 20  # tensors that a mark lists; it counts all of them
 SHOWN_NAMES = 3  # tensors in the text of a mark or a warning
@@ -48,17 +46,14 @@ class Finding(NamedTuple):
 
 
 def find_cleared(measured: Iterable[tuple[Tensor, Summary]]) -> set[str | None]:
-    """The models whose gradients are all 0.
-
-    `zero_grad(set_to_none=False)` at the end of a step has cleared them; no layer is dead.
-    """
+    """The models whose gradients are all 0, because the loop has cleared them: no layer is dead."""
     gradients = [(its, summary) for its, summary in measured if its.is_gradient and summary.size]
     alive = {its.model for its, summary in gradients if not summary.is_all_zero}
     return {its.model for its, _ in gradients} - alive - {None}
 
 
 class History:
-    """The past of a tensor."""
+    """The earlier norms and problems of a tensor."""
 
     def __init__(self) -> None:
         self.norms: deque[float] = deque(maxlen=PAST)  # of a gradient
@@ -84,38 +79,35 @@ class Judge:
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """A text and attributes for each problem. Warns about tensors that have a new one."""
         cleared = find_cleared(measured)
-        findings = [
-            finding
-            for tensor, summary in measured
-            if not (tensor.is_gradient and tensor.model in cleared)
-            and (finding := self.judge(epoch, tensor, summary)) is not None
-        ]
-        for problem in dict.fromkeys(finding.problem for finding in findings):
-            its = [finding for finding in findings if finding.problem == problem]
-            its.sort(key=lambda finding: finding.since != epoch)  # new ones first
-            new = [finding for finding in its if finding.is_new]
+        by_problem: defaultdict[str, list[Finding]] = defaultdict(list)
+        for tensor, summary in measured:
+            if not (tensor.is_gradient and tensor.model in cleared):
+                finding = self.judge(epoch, tensor, summary)
+                if finding is not None:
+                    by_problem[finding.problem].append(finding)
+        for problem, found in by_problem.items():
+            found.sort(key=lambda one: one.since != epoch)  # new ones first
+            new = [one for one in found if one.is_new]
             if new:
                 guard.warn(
                     "training health: %s: %s, since %s: %s. The marks named"
                     " training_health say more",
                     problem,
-                    listed([finding.tensor for finding in new], ", "),
+                    listed([one.tensor for one in new], ", "),
                     "this epoch" if epoch is None else f"epoch {epoch}",
                     new[0].detail,
                 )
-            yield (
-                f"{problem}: {listed([dated(finding) for finding in its], '; ')}",
-                {
-                    "problem": problem,
-                    "tensor": its[0].tensor,
-                    "epoch": epoch,
-                    "since": its[0].since,
-                    "detail": its[0].detail,
-                    "tensors": [finding.tensor for finding in its[:MAX_NAMES]],
-                    "sinces": [finding.since for finding in its[:MAX_NAMES]],
-                    "tensor_count": len(its),
-                },
-            )
+            attrs = {
+                "problem": problem,
+                "tensor": found[0].tensor,
+                "epoch": epoch,
+                "since": found[0].since,
+                "detail": found[0].detail,
+                "tensors": [one.tensor for one in found[:MAX_NAMES]],
+                "sinces": [one.since for one in found[:MAX_NAMES]],
+                "tensor_count": len(found),
+            }
+            yield f"{problem}: {listed([dated(one) for one in found], '; ')}", attrs
 
     def judge(self, epoch: int | None, tensor: Tensor, summary: Summary) -> Finding | None:
         """The tensor's problem or recovery, if there is one."""
@@ -123,9 +115,8 @@ class Judge:
         found = find_problem(tensor, summary, history.norms)
         if found is None:
             before, history.problem = history.problem, None
-            if before is None:
-                return None
-            return Finding(RECOVERED, tensor.name, history.since, f"it was {before}", is_new=False)
+            was = Finding("recovered", tensor.name, history.since, f"it was {before}", is_new=False)
+            return None if before is None else was
         problem, detail = found
         if problem != history.problem:
             history.problem, history.since = problem, epoch
@@ -142,8 +133,7 @@ def find_problem(tensor: Tensor, summary: Summary, norms: deque[float]) -> tuple
     if not tensor.is_gradient or norm is None:
         return None
     if summary.is_all_zero:
-        is_dead = summary.size >= DEAD_SIZE
-        return ("dead", "every value of its gradient is 0") if is_dead else None
+        return ("dead", "every value of its gradient is 0") if summary.size >= DEAD_SIZE else None
     if len(norms) >= ENOUGH:
         usual = median(norms)
         detail = f"its gradient's norm is {norm:.3g}, it was {usual:.3g}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from cirron.snapshot import stats
-from cirron.snapshot.records import STORED, wider
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +30,8 @@ PART = 0.25
 SMALL_BYTES = 16 * 2**20
 
 ALIGNMENT = 64  # bytes, of tensors in a shared buffer
+
+PARTS = "statistics are over the real and the imaginary parts"  # a flag of complex tensors
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")  # a container's limit, which /proc/meminfo does not contain
@@ -95,7 +97,7 @@ class Copy(Protocol):
     size_bytes: int
 
     def value(self, number: int) -> Any:
-        """The bytes of one of `tensors`, in the format of safetensors."""
+        """The values of one of `tensors`, for NumPy."""
 
     def summaries(self) -> Iterable[Summary]:
         """The statistics, in the order of `tensors`. Called last: it may free the values."""
@@ -134,7 +136,7 @@ class HostCopy:
         self._give_back = give_back
 
     def value(self, number: int) -> Any:
-        return bytes_of(self.tensors[number], np.asarray(self._arrays[number]))
+        return np.asarray(self._arrays[number])
 
     def summaries(self) -> Iterator[Summary]:
         for number, tensor in enumerate(self.tensors):
@@ -221,14 +223,6 @@ def size_of(tensors: list[Tensor]) -> int:
     return sum(aligned(array.nbytes) for array in arrays if isinstance(array, np.ndarray))
 
 
-def bytes_of(tensor: Tensor, values: Any) -> Any:
-    """The values in row-major order, in the format of safetensors."""
-    if tensor.dtype not in STORED and tensor.dtype != "complex128":
-        decoded = values if tensor.decode is None else tensor.decode(values)
-        values = decoded.astype(wider(tensor.dtype))
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-
-
 # -- memory ----------------------------------------------------------------------------------
 
 
@@ -244,25 +238,15 @@ def free_bytes() -> float:
 
 def available_bytes() -> float:
     """The free memory of the host and the container; infinity if it is unknown."""
-    return min(host_bytes(), container_bytes())
-
-
-def host_bytes() -> float:
-    try:
-        return numbers_of(MEMINFO)["MemAvailable"] * 1024
-    except (OSError, ValueError, KeyError):
-        return math.inf
-
-
-def container_bytes() -> float:
-    try:
-        limit = int((CGROUP / "memory.max").read_text())  # "max" (no limit) is a ValueError
-        used = int((CGROUP / "memory.current").read_text())
+    on_host = in_container = math.inf
+    with suppress(OSError, ValueError, KeyError):
+        on_host = numbers_of(MEMINFO)["MemAvailable"] * 1024
+    with suppress(OSError, ValueError):  # without a limit, "max" is a ValueError
+        limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         # The kernel frees the page cache when memory is needed.
         cached = numbers_of(CGROUP / "memory.stat").get("inactive_file", 0)
-        return max(0, limit - used + cached)
-    except (OSError, ValueError):
-        return math.inf
+        in_container = max(0, limit - used + cached)
+    return min(on_host, in_container)
 
 
 def numbers_of(path: Path) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Reads trees of JAX arrays: parameters, optimizer states, Equinox modules; and Flax NNX modules.
 
-A tree is a value: a training step returns a new one. A `Held` object therefore stands for the tree.
-It gets the next value when the user watches the tree again, or by calling the user's function. It
+A tree is a value: a training step returns a new one. A `WatchedTree` therefore stands for it. It
+gets the next value when the user watches the tree again, or by calling the user's function. It
 keeps no array alive.
 
 On the user's thread, the arrays are copied on their devices, without waiting and without compiling
@@ -14,6 +14,7 @@ import math
 import sys
 import weakref
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from types import FunctionType, MethodType
@@ -58,74 +59,75 @@ class Leaf(NamedTuple):
 # -- watched trees ---------------------------------------------------------------------------
 
 
-class Held:
+@dataclass(slots=True, eq=False)
+class WatchedTree:
     """Stands for a tree that was passed to `ci.watch`, or that a function of the user returns.
 
     It has no `__weakref__`, so the taker keeps a strong reference.
     """
 
-    __slots__ = ("_has_warned", "_reason", "get", "is_taken", "key")
+    key: Any  # the function, or the names and shapes of the tree
+    reason: str  # why there would be no leaves
+    get: Callable[[], list[Leaf]]  # the current leaves
+    is_taken: bool = False  # in a snapshot, and not watched again since
+    has_warned: bool = False
 
-    def __init__(self, key: Any, reason: str, get: Callable[[], list[Leaf] | None]) -> None:
-        self.key = key  # the function, or the outline of the tree
-        self.get = get  # the current leaves
-        self.is_taken = False  # in a snapshot, and not watched again since
-        self._reason = reason
-        self._has_warned = False
-
-    def find(self) -> list[Leaf] | None:
-        """The leaves, or None if they no longer exist."""
+    def find(self) -> list[Leaf]:
+        """The leaves; none if they no longer exist."""
         found = self.get()
-        is_gone = found is None or any(map(is_deleted, found))
-        return None if is_gone else found
+        return [] if any(map(is_deleted, found)) else found
 
     def leaves(self) -> list[Leaf]:
-        """The leaves. An empty list, with one warning, if they no longer exist."""
+        """The same, with one warning if they no longer exist. Does not raise."""
         try:
-            found, reason = self.find(), self._reason
+            found, reason = self.find(), self.reason
         except Exception as error:  # noqa: BLE001  the user's function must not break the loop
-            found, reason = None, f"the function passed to ci.watch() raised {error!r}"
-        if found is None and not self._has_warned:
-            self._has_warned = True
+            found, reason = [], f"the function passed to ci.watch() raised {error!r}"
+        if not found and not self.has_warned:
+            self.has_warned = True
             guard.warn("a snapshot was skipped: %s", reason)
-        return found or []
+        return found
 
     def is_gone_or(self, leaves: list[Leaf]) -> bool:
         """Whether the tree no longer exists, or has these very leaves."""
-        pairs = zip(self.find() or (), leaves, strict=False)
+        pairs = zip(self.find(), leaves, strict=False)
         return all(one.value is other.value for one, other in pairs)
 
 
 def hold(model: Any, known: Iterable[Any]) -> Any:
-    """The `Held` object for a tree, or for a function that returns one; any other object unchanged.
+    """A `WatchedTree` for a tree, or for a function that returns one; any other object unchanged.
 
     `known`: the watched models. A tree replaces an earlier one with the same names and shapes that
     no longer exists or was in a snapshot.
     """
-    if isinstance(model, Held):
+    if isinstance(model, WatchedTree):
         return model
+    trees = [one for one in known if isinstance(one, WatchedTree)]
     if isinstance(model, FUNCTIONS):
-        same = (one for one in known if isinstance(one, Held) and one.key == model)
-        return next(same, None) or ask_first(model)
+        return next((one for one in trees if one.key == model), None) or ask_first(model)
     leaves = leaves_of(model)
-    if leaves is None:
+    if not leaves:
         return model
     if any(isinstance(leaf.value, jax.core.Tracer) for leaf in leaves):
         raise errors.InputError(
             "ci.watch() was called inside a function that JAX traces (jit, grad, vmap, scan), where"
             " arrays have no values. Call it outside, with what the function returns"
         )
-    key, references = outline(leaves), [(name, weakref.ref(value)) for name, value in leaves]
-    alike = [one for one in known if isinstance(one, Held) and one.key == key]
+    key = [
+        (name, getattr(value, "shape", None), getattr(value, "dtype", type(value)))
+        for name, value in leaves
+    ]
+    references = [(name, weakref.ref(value)) for name, value in leaves]
+    alike = [one for one in trees if one.key == key]
     gone = (one for one in alike if one.is_gone_or(leaves))
     taken = (one for one in alike if one.is_taken)
-    held: Held = next(chain(gone, taken), None) or named(model)(key, GONE, list)
-    held.get = lambda: [Leaf(name, reference()) for name, reference in references]
-    held.is_taken = False
-    return held
+    tree: WatchedTree = next(chain(gone, taken), None) or named(model)(key, GONE, list)
+    tree.get = lambda: [Leaf(name, reference()) for name, reference in references]
+    tree.is_taken = False
+    return tree
 
 
-def ask_first(function: Any) -> Held:
+def ask_first(function: Any) -> WatchedTree:
     """Calls the function once, so that a wrong one raises right away."""
     try:
         tree = function()
@@ -134,25 +136,18 @@ def ask_first(function: Any) -> Held:
             "ci.watch() calls the function to get the tree, now and at the end of each epoch, and"
             f" it raised {error!r}. Call ci.watch(lambda: state) once there is a state"
         ) from error
-    if leaves_of(tree) is None:
+    if not leaves_of(tree):
         raise errors.InputError(
             "ci.watch() takes a function that returns a tree of JAX arrays; this one returned"
             f" {type(tree).__name__}"
         )
-    asked: Held = named(tree)(function, NOTHING, lambda: leaves_of(function()))
-    return asked
+    found: WatchedTree = named(tree)(function, NOTHING, lambda: leaves_of(function()))
+    return found
 
 
 def named(tree: Any) -> Any:
     """A subclass with the name of the tree's class, which is the prefix if names collide."""
-    return type(type(tree).__name__, (Held,), {"__slots__": ()})
-
-
-def outline(leaves: list[Leaf]) -> list[tuple[Any, ...]]:
-    return [
-        (name, getattr(value, "shape", None), getattr(value, "dtype", type(value)))
-        for name, value in leaves
-    ]
+    return type(type(tree).__name__, (WatchedTree,), {"__slots__": ()})
 
 
 # -- leaves ----------------------------------------------------------------------------------
@@ -164,19 +159,15 @@ def nnx_kinds() -> tuple[Any, ...]:
     return () if nnx is None else (getattr(nnx, "Pytree", None) or nnx.Object,)
 
 
-def leaves_of(tree: Any) -> list[Leaf] | None:
-    """The arrays and NNX modules of a tree with their names; None if it has none."""
+def leaves_of(tree: Any) -> list[Leaf]:
+    """The arrays and NNX modules of a tree with their names."""
     kinds = nnx_kinds()
     try:
         found, _ = tree_flatten_with_path(tree, is_leaf=lambda node: isinstance(node, kinds))
     except (TypeError, ValueError):  # keys that cannot be sorted, or a node that raises
-        return None
-    leaves = [
-        Leaf(name_of(path), value)
-        for path, value in found
-        if isinstance(value, (jax.Array, np.ndarray, *kinds))
-    ]
-    return leaves or None
+        return []
+    arrays = (jax.Array, np.ndarray, *kinds)
+    return [Leaf(name_of(path), value) for path, value in found if isinstance(value, arrays)]
 
 
 def name_of(path: Any) -> str:
@@ -192,7 +183,7 @@ def expand(leaves: list[Leaf]) -> list[Leaf]:
     arrays = []
     for name, value in leaves:
         if isinstance(value, kinds):
-            inner = leaves_of(sys.modules["flax.nnx"].state(value)) or []
+            inner = leaves_of(sys.modules["flax.nnx"].state(value))
             arrays += [Leaf(f"{name}.{own}" if name else own, array) for own, array in inner]
         else:
             arrays.append(Leaf(name, value))
@@ -255,10 +246,10 @@ def local_box(array: Any) -> Parts:
 class JaxReader(Reader):
     """Reads what `hold` returned."""
 
-    def names(self, model: Held) -> list[str]:
+    def names(self, model: Any) -> list[str]:
         return [tensor.name for tensor in self._tensors(model.leaves(), "")]
 
-    def read(self, model: Held, prefix: str, *, only_gradients: bool = False) -> list[Tensor]:
+    def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> list[Tensor]:
         model.is_taken = True
         return self._tensors(model.leaves(), prefix)
 
@@ -301,12 +292,12 @@ def describe(array: Any, name: str, attrs: dict[str, Any], *, is_gradient: bool 
     else:
         found.array, found.copier = parts, COPIER
         if np.issubdtype(array.dtype, np.complexfloating):
-            attrs["parts"] = "statistics are over the real and the imaginary parts"
+            attrs["parts"] = host.PARTS
     return found
 
 
 def is_number(dtype: Any) -> bool:
-    if dtype.kind in "bm":  # durations (m) are integers to NumPy
+    if dtype.kind in "bm":  # to NumPy, durations (m) are integers
         return bool(dtype.kind == "b")
     return bool(jnp.issubdtype(dtype, np.number))
 
@@ -319,7 +310,7 @@ class JaxCopier(Copier):
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         arrays = [tensor.take_array() for tensor in tensors]
-        parts = [part for array in arrays if array is not None for part in array.parts]
+        parts = [part for array in arrays for part in array.parts]
         if not has_room(parts):
             return None
         put = getattr(jax.device_put, "cirron_original", jax.device_put)  # without a span
@@ -327,9 +318,7 @@ class JaxCopier(Copier):
             put_there = iter(put([p for p in parts if isinstance(p, jax.Array)], may_alias=False))
         # The program may change NumPy arrays.
         copies = (next(put_there) if isinstance(p, jax.Array) else p.copy() for p in parts)
-        return [
-            HostCopy(tensors, [None if one is None else one.replaced(copies) for one in arrays])
-        ]
+        return [HostCopy(tensors, [array.replaced(copies) for array in arrays])]
 
 
 COPIER = JaxCopier()

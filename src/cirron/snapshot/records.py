@@ -10,6 +10,7 @@ import math
 import os
 import stat
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cirron import files, guard, wire
@@ -238,8 +239,18 @@ def safetensors(found: list[Found]) -> Iterator[Any]:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for _, copy, place in found:
-        yield copy.value(place)
+    for tensor, copy, place in found:
+        yield stored(tensor, copy.value(place))
+
+
+def stored(tensor: Tensor, values: Any) -> Any:
+    """The bytes of the values in row-major order, as the type of `stored_as`."""
+    import numpy as np  # by now the program or a reader has imported it
+
+    if tensor.dtype not in STORED and tensor.dtype != "complex128":
+        decoded = values if tensor.decode is None else tensor.decode(values)
+        values = decoded.astype(wider(tensor.dtype))
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 def sweep(folder: Path) -> None:
@@ -249,9 +260,7 @@ def sweep(folder: Path) -> None:
     for part in home.path.glob("*/*.tmp") if home.is_ours else ():
         if not home.is_name(part.parent.name) or part.parent.is_symlink():
             continue
-        try:
+        with suppress(OSError):  # another process has removed it, or it belongs to another user
             status = part.lstat()
             if stat.S_ISREG(status.st_mode) and clock.wall() - status.st_mtime_ns > STALE_NS:
                 part.unlink()
-        except OSError:  # another process has removed it, or it belongs to another user
-            pass

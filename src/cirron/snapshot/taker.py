@@ -26,7 +26,7 @@ from cirron.record import clock
 from cirron.snapshot.records import Job, Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from cirron.record.hot import Span
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 READERS = (
     ("keras", "Layer", "cirron.snapshot.keras"),  # on torch it is a Module too
     ("torch.nn", "Module", "cirron.snapshot.torch"),
-    ("cirron.snapshot.jax", "Held", "cirron.snapshot.jax"),  # what `stand_in` returns
+    ("cirron.snapshot.jax", "WatchedTree", "cirron.snapshot.jax"),  # what `stand_in` returns
 )
 
 PENDING_BYTES = 64 * 2**20
 WAIT_S = 0.025  # of the 50 ms that a boundary may take
 
 
-class Known:
+class KnownModel:
     """A model, its reader, and the prefix of its names."""
 
     def __init__(self, own: Any, reader: Reader, taken: set[str]) -> None:
@@ -62,7 +62,7 @@ class Known:
         self.names = {self.prefix + name for name in names}
 
 
-class Kept:
+class KeptGradients:
     """Copies of a model's gradients after an optimizer step, because a loop may clear them."""
 
     def __init__(self, gradients: list[Tensor]) -> None:
@@ -101,13 +101,13 @@ class Taker:
         access: str = "private",
         chance: Callable[[], float] | None = None,
     ) -> None:
-        # The share of the snapshots whose raw values are saved.
+        # The share of snapshots whose raw values are saved.
         self._raw_share = {"stats": 0.0, "sampled": sample_rate, "full": 1.0}[mode] if folder else 0
         self._wall_ns = wall_ns
         self._deliver = deliver
         self._chance = random.Random().random if chance is None else chance  # noqa: S311
-        self._models: list[Known] = []
-        self._kept: dict[Known, Kept] = {}
+        self._models: list[KnownModel] = []
+        self._kept: dict[KnownModel, KeptGradients] = {}
         self._seen: deque[int] = deque(maxlen=64)  # the last spans that have a snapshot
         self._warned: set[str] = set()
         self._host: HostCopier | None = None  # created for the first model: it imports NumPy
@@ -115,14 +115,14 @@ class Taker:
         self.begin()
 
     def begin(self) -> None:
-        """Also in a forked child: keeps the models. The worker and its jobs are the parent's."""
+        """Also called in a forked child, which keeps the models but not the worker and its jobs."""
         self.taken = 0
         self.skipped = 0
         self._recorder.unsaved = 0
         self.held_ns = 0  # how long the last boundary blocked the loop
         self._keeping_ns = 0  # spent on copies of gradients since then
-        self._steps = 0  # of optimizers, in the epoch
-        self._steps_before = 0  # in the one before
+        self._steps = 0  # of optimizers, in this epoch
+        self._steps_before = 0  # in the previous epoch
         # A queue that a signal handler may put to. None ends the worker.
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_free = threading.Condition()
@@ -138,7 +138,7 @@ class Taker:
     # -- on the user's thread ---------------------------------------------------------------
 
     def watch(self, model: Any) -> None:
-        """Takes snapshots of the model from now on. Watching it again has no effect."""
+        """Takes snapshots of the model from now on. Watching it twice has no further effect."""
         model = stand_in(model, [one.model() for one in self._models if one.is_watched])
         check(model)
         with guard.quiet("snapshot"):
@@ -153,10 +153,9 @@ class Taker:
 
     def keep_gradients(self, *, is_last: bool = True) -> None:
         """Called after each optimizer step. Copies the gradients of the watched models if it is the
-        last step of the epoch, or as many have been made as in the epoch before.
+        last step of the epoch, or has the number of the last step of the previous epoch.
 
-        The next `take` uses the copies if the loop has cleared the gradients by then. The last ones
-        count.
+        The next `take` uses the latest copies if the loop has cleared the gradients by then.
         """
         self._steps += 1
         is_last = is_last or self._steps == self._steps_before
@@ -169,14 +168,14 @@ class Taker:
                     self._keep(one, own)
             self._keeping_ns += clock.now() - began
 
-    def _keep(self, one: Known, own: Any) -> None:
+    def _keep(self, one: KnownModel, own: Any) -> None:
         found = list(one.reader.read(own, one.prefix, only_gradients=True))
-        if not found:  # another model has taken its turn
+        if not found:  # the optimizer of another model has stepped
             return
         before = self._kept.pop(one, None)
         release(() if before is None else before.copies)  # their memory is reused
         if self._has_room(sum(tensor.size_bytes for tensor in found)):
-            kept = Kept(found)
+            kept = KeptGradients(found)
             kept.copies = self._copy(found, raw=self._raw_share > 0, in_step=True) or []
             if kept.copies:
                 self._kept[one] = kept
@@ -187,7 +186,7 @@ class Taker:
             return
         with guard.quiet("snapshot"):
             began = clock.now()
-            current = self._current(*models)
+            current = self._current([self._know(model) for model in models])
             if not current:
                 return
             self._seen.append(span.sequence)
@@ -197,16 +196,12 @@ class Taker:
             self._keeping_ns = 0
             span.set(snapshot_ns=self.held_ns)
 
-    def _current(self, *models: Any) -> list[tuple[Known, Any]]:
+    def _current(self, others: Sequence[KnownModel] = ()) -> list[tuple[KnownModel, Any]]:
         """The watched models and these, without those that no longer exist."""
-        asked = [self._know(model) for model in models]
-        return [
-            (one, own)
-            for one in self._models
-            if (one.is_watched or one in asked) and (own := one.model()) is not None
-        ]
+        asked = [one for one in self._models if one.is_watched or one in others]
+        return [(one, own) for one in asked if (own := one.model()) is not None]
 
-    def _snapshot(self, span: Span, current: list[tuple[Known, Any]]) -> None:
+    def _snapshot(self, span: Span, current: list[tuple[KnownModel, Any]]) -> None:
         raw = self._chance() < self._raw_share
         tensors: list[Tensor] = []
         kept_copies: list[Copy] = []
@@ -264,7 +259,7 @@ class Taker:
             self._warned.add(why)
             guard.warn("a snapshot was skipped: %s. ci.health() counts them", reason)
 
-    def _know(self, model: Any) -> Known:
+    def _know(self, model: Any) -> KnownModel:
         reader: Reader = importlib.import_module(check(model)).READER
         own = reader.unwrap(model)
         # A model that a hook has found before its parameters existed is looked at again.
@@ -274,21 +269,20 @@ class Taker:
         for one in self._models:
             if one.model() is own:
                 return one
-        known = Known(own, reader, {name for one in self._models for name in one.names})
+        known = KnownModel(own, reader, {name for one in self._models for name in one.names})
         self._models.append(known)
         self._do(lambda: self._recorder.judge.forget(known.names))
         return known
 
-    def _prepare(self, new: Known) -> None:
+    def _prepare(self, new: KnownModel) -> None:
         """Prepares the copiers for a snapshot of the watched models and a new one."""
         if new.is_prepared or not new.names:
             return
         new.is_prepared = True
         weights = [
             tensor
-            for one in self._models
-            if (one.is_watched or one is new) and one.reader.is_in_place
-            if (own := one.model()) is not None
+            for one, own in self._current([new])
+            if one.reader.is_in_place
             for tensor in one.reader.read(own, one.prefix)
             if not tensor.is_gradient
         ]

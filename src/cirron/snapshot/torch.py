@@ -1,8 +1,7 @@
 """Torch models: the names and values of their parameters, copies on a GPU, and statistics there.
 
-If the GPU has no room for a copy, the tensors are measured in
-place, and the program's stream waits for that; the host does not. Only `Measured.wait`, on the
-worker, waits for the device.
+If the GPU has no room for a copy, the tensors are measured in place. The program's stream waits for
+that, the host does not. Only the worker waits for the device, in `Measured.wait`.
 """
 
 from __future__ import annotations
@@ -75,19 +74,16 @@ class TorchReader(Reader):
         weights, gradients = [], []
         with torch._C.DisableTorchFunctionSubclass():  # runs no code of user subclasses
             for parameter, names in parameters.values():
-                gradient = parameter.grad
+                name, gradient = names[0], parameter.grad
                 if not only_gradients:
-                    attrs: dict[str, Any] = {}
-                    if len(names) > 1:
-                        attrs["shared_with"] = names[1:]
+                    attrs: dict[str, Any] = {"shared_with": names[1:]} if len(names) > 1 else {}
                     if not parameter.requires_grad:
                         attrs["frozen"] = True
                     elif gradient is None:
                         attrs["no_gradient"] = True
-                    its = Tensor(names[0], False, [], "", attrs, prefix)
-                    weights.append(described(parameter, its))
+                    weights.append(described(parameter, Tensor(name, False, [], "", attrs, prefix)))
                 if gradient is not None:
-                    its = Tensor(f"{names[0]}.grad", True, [], "", {}, prefix, source=gradient)
+                    its = Tensor(f"{name}.grad", True, [], "", {}, prefix, source=gradient)
                     gradients.append(described(gradient, its))
         return weights + gradients
 
@@ -105,26 +101,26 @@ def clean(name: str) -> str:
 
 
 def described(given: torch.Tensor, found: Tensor) -> Tensor:
-    """Fills in shape, dtype, flags and values of a tensor."""
+    """The tensor with its shape, dtype, flags and values filled in."""
     try:
-        return describe(given, found)
+        describe(given, found)
     except Exception as error:  # noqa: BLE001  one odd tensor must not hide the others
         found.attrs["unmeasured"] = f"it could not be read: {error!r:.200}"
-        return found
+    return found
 
 
-def describe(given: torch.Tensor, found: Tensor) -> Tensor:
+def describe(given: torch.Tensor, found: Tensor) -> None:
     if type(given) in PLAIN_TYPES and given.layout is torch.strided:
         kind = PLAIN.get(given.dtype)
-        is_odd = given.is_meta or given.is_neg() or given.is_nested
-        if kind is not None and not is_odd:
+        if kind and not (given.is_meta or given.is_neg() or given.is_nested):
             found.shape, found.dtype = list(given.shape), kind
-            return place(found, given if given.is_cuda else given.detach())
+            place(found, given if given.is_cuda else given.detach())
+            return
     attrs = found.attrs
     found.dtype = str(given.dtype).removeprefix("torch.")
     if is_lazy(given):  # it has no shape yet
         attrs["unmeasured"] = "it is not initialized yet"
-        return found
+        return
     tensor = given.detach()
     if hasattr(tensor, "to_local"):  # a DTensor: the shard of this rank
         tensor = tensor.to_local()
@@ -139,26 +135,26 @@ def describe(given: torch.Tensor, found: Tensor) -> Tensor:
     reason = why_unmeasured(tensor)
     if reason is not None:
         attrs["unmeasured"] = reason
-        return found
+        return
     if tensor.is_complex():
-        attrs["parts"] = "statistics are over the real and the imaginary parts"
+        attrs["parts"] = host.PARTS
         tensor = torch.view_as_real(tensor.resolve_conj())
-    return place(found, tensor.resolve_neg())
+    place(found, tensor.resolve_neg())
 
 
-def place(found: Tensor, values: torch.Tensor) -> Tensor:
+def place(found: Tensor, values: torch.Tensor) -> None:
+    """Says where the values are, and how NumPy can read them."""
     if values.dtype is torch.bfloat16:
         found.decode = decode_bfloat16
     elif values.dtype not in PLAIN and values.is_floating_point():  # eight bits
         found.decode = numbers_of(values.dtype).__getitem__
         values = values.view(torch.uint8)
-    if not values.is_cpu and not values.numel():
-        values = values.new_empty(0, device="cpu")
     if values.is_cpu:
         found.array = as_numpy(values)
-    else:
+    elif values.numel():
         found.array, found.copier = values, GPU_COPIER
-    return found
+    else:
+        found.array = as_numpy(values.new_empty(0, device="cpu"))
 
 
 def why_unmeasured(tensor: Any) -> str | None:
@@ -194,11 +190,14 @@ class GpuCopier(Copier):
     """
 
     def prepare(self, weights: list[Tensor]) -> None:
+        """Makes the driver load its kernels, which takes ten times as long as a snapshot."""
         arrays = [tensor.array for tensor in weights]
-        on_gpus = {(one.device, one.dtype) for one in arrays if one.is_cuda}
-        for device, dtype in on_gpus:
-            if dtype.is_floating_point:
-                load_kernels(device, dtype)
+        floats = [one for one in arrays if one.is_cuda and one.is_floating_point()]
+        for on, dtype in {(one.device, one.dtype) for one in floats}:
+            with captures.beside(), torch.cuda.device(on), torch.cuda.stream(torch.cuda.Stream()):
+                zero = torch.zeros(1, dtype=dtype, device=on)
+                few = [Tensor("", False, [1], "", {}, array=zero) for _ in range(2)]
+                list(DeviceCopy(few, raw=False).summaries())
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         groups: dict[Any, list[Tensor]] = defaultdict(list)
@@ -248,8 +247,7 @@ class DeviceCopy:
 
     def value(self, number: int) -> Any:
         first = sum(self._sizes[:number])
-        flat = self._fetched().narrow(0, first, self._sizes[number])
-        return host.bytes_of(self.tensors[number], as_numpy(flat))
+        return as_numpy(self._fetched().narrow(0, first, self._sizes[number]))
 
     def summaries(self) -> Iterable[Summary]:
         if self._is_odd:
@@ -291,14 +289,6 @@ def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return flat.clone() if len(tensors) == 1 else flat  # torch does not copy a single tensor
 
 
-def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
-    """Makes the driver load the kernels of a snapshot, which takes ten times as long as one."""
-    with captures.beside(), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
-        zero = torch.zeros(1, dtype=dtype, device=device)
-        few = [Tensor("", False, [1], "", {}, array=zero) for _ in range(2)]
-        list(DeviceCopy(few, raw=False).summaries())
-
-
 def has_room(device: torch.device, size_bytes: int) -> bool:
     """Whether a copy fits in the free memory of the driver and of torch's allocator."""
     free, _ = torch.cuda.mem_get_info(device)
@@ -324,13 +314,6 @@ def fetch(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
     return there
 
 
-def to_device(numbers: Any, device: torch.device) -> torch.Tensor:
-    there = torch.from_numpy(numbers)
-    if device.type != "cuda":
-        return there
-    return there.pin_memory().to(device, non_blocking=True)
-
-
 GPU_COPIER = GpuCopier()
 
 
@@ -349,7 +332,9 @@ class Measured:
         self._rows = [-(-size // ROW) for size in self._sizes]  # of each tensor
         device = tensors[0].device
         owners = np.repeat(np.arange(len(tensors)), self._rows)
-        owner = to_device(owners, device)  # of each row
+        owner = torch.from_numpy(owners)  # of each row
+        if device.type == "cuda":
+            owner = owner.pin_memory().to(device, non_blocking=True)
         table = torch.cat([extremes(slab) for _, slab in slabs(tensors)])
         inner = inner_edges(table, owner, len(tensors))
         counts = table.new_zeros(len(tensors), stats.BINS)
@@ -365,10 +350,8 @@ class Measured:
             counts[begin:end].add_(counted)
         rows = torch.cat([table, torch.cat(moments)], 1)
         self._found = to_host(torch.cat([rows.flatten(), counts.flatten()]))
-        self._done = None
-        if device.type == "cuda":
-            self._done = torch.cuda.Event()
-            self._done.record()
+        is_cuda = device.type == "cuda"
+        self._done = torch.cuda.current_stream().record_event() if is_cuda else None
 
     def wait(self) -> None:
         if self._done is not None:
@@ -378,13 +361,12 @@ class Measured:
         found = self._found.numpy()
         place = sum(self._rows) * stats.COLUMNS
         table, counts = found[:place].reshape(-1, stats.COLUMNS), found[place:]
-        first = 0
-        sizes = zip(self._sizes, self._rows, counts.reshape(-1, stats.BINS), strict=True)
-        for size, rows, its_counts in paced(sizes):
-            its_rows = table[first : first + rows]
-            its_rows[-1, stats.NAN] -= rows * ROW - size  # the padding
-            yield stats.combine(its_rows, its_counts)
-            first += rows
+        tables = np.split(table, np.cumsum(self._rows)[:-1])
+        for size, rows, its_counts in paced(
+            zip(self._sizes, tables, counts.reshape(-1, stats.BINS), strict=True)
+        ):
+            rows[-1, stats.NAN] -= len(rows) * ROW - size  # the padding
+            yield stats.combine(rows, its_counts)
 
 
 def slabs(tensors: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:

@@ -19,13 +19,13 @@ def test_a_device_that_hangs(scripts: Scripts) -> None:
         import cirron as ci
         from cirron.record import hot, value
 
-        class Never(value.Polled):
+        class Never(value.Deferred):
             def poll(self):
-                return None
+                return False
 
         class Hanging:
             def start(self, span): pass
-            def stop(self, span): span.set(gpu_ns=value.Deferred(Never()))
+            def stop(self, span): span.set(gpu_ns=Never(None))
             def drop(self, span): pass
             def copy(self, scalar): return None
             def settle(self): pass

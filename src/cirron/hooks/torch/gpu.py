@@ -16,6 +16,7 @@ import functools
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,11 +37,11 @@ HOST_SPANS = frozenset(("data_load", "compile"))
 MEMORY_SPANS = frozenset(("epoch", "evaluation", "step", "batch"))
 MEMORY_NS = 100_000_000
 
-# An event between two launches costs this much on an H200, beside the time in here.
+# An event between two launches costs this much on an H200, in addition to the time of the call.
 EVENT_NS = 16_000
-# An event behind the losses says that they are computed: one for all losses of this time.
+# An event after the losses shows that they are computed. All losses of this period share one.
 LOSSES_NS = 20_000_000
-# A span that begins this soon after the one before it shares that one's event.
+# A span that begins this soon after the end of the previous one shares its event.
 SAME_NS = 100_000
 
 PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))  # subclasses may override `clone`
@@ -58,7 +59,7 @@ class Cuda:
         self.device_count = torch.cuda.device_count
         self._new_event = raw._CudaEventBase  # `torch.cuda.Event` calls this one in turn
         self._memory_stats = raw._cuda_memoryStats
-        self._readers: dict[int, Reader] = {}
+        self._reader_of = functools.cache(ScalarReader)  # by device
 
     def new_event(self) -> Any:
         """Creates an event that is never destroyed.
@@ -80,11 +81,7 @@ class Cuda:
 
     def read(self, scalars: list[Any]) -> list[Any] | None:
         """The values of scalars of one device and dtype; None if they take too long."""
-        device = scalars[0].device.index
-        reader = self._readers.get(device)
-        if reader is None:
-            reader = self._readers[device] = Reader(device)
-        return reader.read(scalars)
+        return self._reader_of(scalars[0].device.index).read(scalars)
 
     def beside_captures(self, call: Callable[[], Any]) -> Any:
         """Calls the driver in a way that is allowed while another thread captures a graph."""
@@ -92,7 +89,7 @@ class Cuda:
             return call()
 
 
-class Reader:
+class ScalarReader:
     """Copies scalars of one device to the host, on its own stream and without a sync."""
 
     TRIES = 20
@@ -102,15 +99,13 @@ class Reader:
     def __init__(self, device: int) -> None:
         self._stream = torch.cuda.Stream(device)
         self._event = torch.cuda.Event()
-        self._places: dict[torch.dtype, torch.Tensor] = {}
+        self._pinned = functools.cache(  # by dtype
+            lambda dtype: torch.empty(self.MOST, dtype=dtype, pin_memory=True)
+        )
 
     def read(self, scalars: list[Any]) -> list[Any] | None:
         """The values of scalars of one dtype."""
-        dtype = scalars[0].dtype
-        place = self._places.get(dtype)
-        if place is None:
-            place = self._places[dtype] = torch.empty(self.MOST, dtype=dtype, pin_memory=True)
-        place = place[: len(scalars)]
+        place = self._pinned(scalars[0].dtype)[: len(scalars)]
         with torch.cuda.stream(self._stream), torch.no_grad():
             flat = [scalar.reshape(()) if scalar.ndim else scalar for scalar in scalars]
             place.copy_(torch.stack(flat), non_blocking=True)
@@ -128,43 +123,29 @@ def the_cuda() -> Cuda:
     return Cuda()
 
 
+@dataclass(slots=True, eq=False)
 class Point:
     """A recorded event: the end of a span, and the start of the next one if that begins at once.
     It goes back to the pool when all its users have read it.
     """
 
-    __slots__ = ("event", "users")
-
-    def __init__(self, event: Any) -> None:
-        self.event = event
-        self.users = 1
+    event: Any  # None: not recorded yet
+    users: int = 1
 
 
+@dataclass(slots=True, eq=False)
 class Place:
     """A stream, the free events of its device, and the last event on it."""
 
-    __slots__ = (
-        "clock",
-        "device",
-        "free",
-        "last",
-        "last_ns",
-        "last_under",
-        "losses",
-        "losses_ns",
-        "stream",
-    )
-
-    def __init__(self, clock: GpuClock, stream: Any, device: int, free: list[Any]) -> None:
-        self.clock = clock
-        self.stream = stream
-        self.device = device
-        self.free = free
-        self.last: Point | None = None  # the end of a span
-        self.last_under: hot.Span | None = None  # that span's parent
-        self.last_ns = 0
-        self.losses: Point | None = None  # of kept losses; its event is not recorded yet
-        self.losses_ns = 0  # when the last such event was recorded
+    clock: GpuClock
+    stream: Any
+    device: int
+    free: list[Any]
+    last: Point | None = None  # the end of a span
+    last_under: hot.Span | None = None  # that span's parent
+    last_ns: int = 0
+    losses: Point | None = None  # of kept losses; its event is not recorded yet
+    losses_ns: int = 0  # when the last such event was recorded
 
     def point_after(self, step: hot.Span, now_ns: int) -> Point | None:
         """The end of the previous phase of the same step, if that was a moment ago."""
@@ -197,25 +178,22 @@ class GpuClock:
 
     # -- on the user's threads --------------------------------------------------------------
 
-    def start(self, span: hot.Span) -> bool:
+    def start(self, span: hot.Span) -> None:
         try:
             if span.name in STEPS:
                 if not budget.begin_step(span.start):
                     if span.start - self._asked_memory_ns >= MEMORY_NS:
                         self._add_memory(span, self._place())
-                    return False
+                    return
             elif span.name in HOST_SPANS or not is_in_measured(span):
-                return False
+                return
             began = clock.now()
             place = self._place()
-            if place is None:
-                return False
-            span.device = (place.point_after(span.parent, began) or self._record(place), place)
-            budget.spend(clock.now() - began)
+            if place is not None:
+                span.device = (place.point_after(span.parent, began) or self._record(place), place)
+                budget.spend(clock.now() - began)
         except Exception as error:  # noqa: BLE001  protects the program from a device that failed
             self._fail(error)
-            return False
-        return True
 
     def stop(self, span: hot.Span) -> None:
         started = getattr(span, "device", None)
@@ -235,7 +213,7 @@ class GpuClock:
             end = (place.point_after(span, began) if is_step else None) or self._record(place)
             place.last, place.last_under, place.last_ns = end, span.parent, clock.now()
             if place.losses is not None and not is_step and span.parent.name not in STEPS:
-                self._record_losses(place)  # an epoch is over, say
+                self._record_losses(place)  # for example, an epoch is over
             span.set(gpu_ns=GpuElapsed(place, point, end, place is began_at))
             if span.name in MEMORY_SPANS and (
                 not is_step or began - self._asked_memory_ns >= MEMORY_NS
@@ -270,12 +248,9 @@ class GpuClock:
         if not scalar.is_cuda:
             return None
         try:
-            key = self._current_stream(-1)
-            place = self._places.get(key)
-            if place is None or key[0] or key[1] != scalar.get_device():
-                place = self._place(scalar.get_device())
-                if place is None:
-                    return None
+            place = self._place(scalar.get_device())
+            if place is None:
+                return None
             losses = place.losses
             if losses is None:
                 losses = place.losses = Point(None)
@@ -352,18 +327,17 @@ class GpuClock:
 
     def ask(self, waiting: Sequence[OnDevice]) -> None:
         """Queries all of these at once. Those that are computed, or lost, become ready."""
-        if self._is_broken:
-            for one in waiting:
-                one.lose()
-        elif self._asking.acquire(blocking=False):  # another thread may query, or hang there
+        # Another thread may be querying, or hang there.
+        if not self._is_broken and self._asking.acquire(blocking=False):
             try:
                 self._cuda.beside_captures(lambda: read_all(self._cuda, waiting))
             except Exception as error:  # noqa: BLE001  protects the thread from a device that failed
                 self._fail(error)
-                for one in waiting:
-                    one.lose()
             finally:
                 self._asking.release()
+        if self._is_broken:
+            for one in waiting:
+                one.lose()
 
     def forget(self, one: OnDevice) -> None:
         """Returns the events of a value that is not needed any more to the pool."""
@@ -381,9 +355,7 @@ class GpuClock:
 
 
 class OnDevice(value.Deferred):
-    """A value on the device. Whoever queries it holds the clock's lock, so that its events go back
-    to the pool once.
-    """
+    """A value on the device, queried under the clock's lock: its events return to the pool once."""
 
     __slots__ = ("place", "points")
     is_batched = True
@@ -440,8 +412,8 @@ class GpuElapsed(OnDevice):
 
 
 class Scalar(OnDevice):
-    """The value of a tensor, once the event behind it has completed; lost if the program has
-    changed the tensor by then.
+    """The value of a tensor, once the event after it has completed. Lost if the program has changed
+    the tensor by then.
     """
 
     __slots__ = ("version",)
@@ -482,8 +454,8 @@ def read_all(cuda: Any, waiting: Sequence[OnDevice]) -> None:
             if computed[point]:
                 groups.setdefault((one.place.device, one.source.dtype), []).append(one)
     for group in groups.values():
-        for first in range(0, len(group), Reader.MOST):
-            some = group[first : first + Reader.MOST]
+        for first in range(0, len(group), ScalarReader.MOST):
+            some = group[first : first + ScalarReader.MOST]
             found = cuda.read([one.source for one in some])
             if found is not None:
                 for one, its_value in zip(some, found, strict=True):
