@@ -434,7 +434,7 @@ class TorchHook:
                     setup = hot.begin("data_setup")
             iterator = engine.around(setup, original, (loader,), end=hot.suspend)
             with guard.quiet("torch loader"):
-                self._loops.descriptions.met(loader, iterator)
+                self._loops.descriptions.add_iterator(loader, iterator)
                 if setup is not None:
                     self._loops.setups[iterator] = setup
                     # An iterator that is never asked for an item leaves its setup alone.
