@@ -72,6 +72,7 @@ class Loops:
 
     def __init__(self, steps_per_epoch: int, snapshots: Snapshots) -> None:
         self.this_thread = ThisThread(self.end)
+        self.is_on = False  # the program may keep our functions after they are uninstalled
         # An optimizer has stepped in compiled code: Dynamo compiles the write, but not our hooks.
         self.has_stepped_compiled = False
         self.descriptions = describe.Descriptions()
@@ -210,7 +211,8 @@ class Loops:
         made = lane.optimizer_steps - lane.steps_before
         return current.items.length is None and made >= self.steps_per_epoch
 
-    def end_load(self, lane: Lane, load: hot.Span) -> None:
+    def end_load(self, load: hot.Span) -> None:
+        lane = self.this_thread.lane
         current, lane.loading = lane.loading, None
         lane.has_worked = lane.has_run = False
         if current is not None and current.is_undecided:
@@ -220,21 +222,23 @@ class Loops:
         if current is not None and current.items.is_exhausted:
             lane.step = None
 
-    def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
+    def fail_load(self, load: hot.Span, error: BaseException) -> None:
+        lane = self.this_thread.lane
         current, lane.loading = lane.loading, None
-        if isinstance(error, StopIteration):
-            hot.drop(load)
-            if current is not None:
-                self._exhaust(lane, current)
-            return
-        hot.fail(load, error)
-        # The error ends a `for`, even if the exception is kept, and the iterator with it.
-        if current is not None and current.items.asker.is_for:
-            self.end_pass(current, error=(load.attrs or {}).get("error"))
+        with guard.quiet("torch loader"):
+            if isinstance(error, StopIteration):
+                hot.drop(load)
+                if current is not None:
+                    self._exhaust(current)
+                return
+            hot.fail(load, error)
+            # The error ends a `for`, even if the exception is kept, and the iterator with it.
+            if current is not None and current.items.asker.is_for:
+                self.end_pass(current, error=(load.attrs or {}).get("error"))
 
-    def _exhaust(self, lane: Lane, current: Pass) -> None:
+    def _exhaust(self, current: Pass) -> None:
         """The loader has no more items. The pass ends, unless the last ones are still unused."""
-        items = current.items
+        lane, items = current.lane, current.items
         items.fetched -= 1
         if current.has_unused_items and current.index <= items.fetched:
             if not (items.has_ended or current.is_undecided):  # a step for one of them has begun
