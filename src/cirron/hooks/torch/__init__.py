@@ -39,14 +39,7 @@ from cirron.hooks.torch.describe import find_described
 from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
-from cirron.hooks.torch.passes import (
-    Lane,
-    Load,
-    end_stale_optimizers,
-    is_in_train_mode,
-    nothing,
-    reference_to,
-)
+from cirron.hooks.torch.passes import Lane, Load, is_in_train_mode, nothing, reference_to
 from cirron.record import hot
 from cirron.record.hot import losses
 
@@ -248,7 +241,7 @@ class TorchHook:
     def _begin_work(self, lane: Lane, model: weakref.ref[Any], *, is_in_train: bool) -> None:
         """The first forward since a fetch, one without a loader, or inside an optimizer's step."""
         if lane.optimizers:
-            end_stale_optimizers(lane)
+            lane.end_stale_optimizers()
         is_evaluating = not (is_in_train and torch.is_grad_enabled())
         is_expected = not lane.has_worked or lane.has_item_left
         if is_expected or (lane.has_used_loop and not is_evaluating):
@@ -306,7 +299,7 @@ class TorchHook:
         """The slow path: this backward may change what is known about the loop."""
         try:
             if lane.optimizers:
-                end_stale_optimizers(lane)
+                lane.end_stale_optimizers()
             if not is_training(lane):
                 self._loops.saw_training(lane, by_backward=True)
             at = note_loss(lane, step_around(), loss)
@@ -356,7 +349,7 @@ class TorchHook:
             lane = self._this_thread.find()
             running = lane.optimizers
             if running:
-                end_stale_optimizers(lane, inner=1)
+                lane.end_stale_optimizers(inner=1)
             if not is_training(lane):
                 self._loops.saw_training(lane, optimizer=id(optimizer))
             # A subclass calls its parent's step.

@@ -1,29 +1,24 @@
-"""The state machine by which training loops are understood. `docs/pytorch.md` has the rule on one
-page; `passes.py` has the state, and the questions that transitions ask of it.
+"""The state machine of torch loops. `docs/pytorch.md` has the rule; `passes.py` has the state, and
+the questions that decide.
 
 Each thread, and each asyncio task that trains, has a lane. In it, each iterator of a DataLoader
-that is asked for items is a pass:
+that is asked for items is a pass. Its spans wait until it is known what the pass is.
 
-    UNDECIDED    no model has used the items. Fetches wait for a parent
-    USED         a model has, but it may still be trained with them. Its spans wait as well
-    JOINED       another pass, its owner, has the steps, and this one fetches more data for them
-    EVALUATION   spans `evaluation` and `batch` are open
-    TRAINING     the same spans, now called `epoch` and `step`
+    state      | fetch                | a model runs           | it is trained     | end
+    UNDECIDED  | wait                 | USED, JOINED           | JOINED, TRAINING  | release what
+               |                      | or EVALUATION          |                   | waits
+    USED       | wait, or EVALUATION  | EVALUATION if          | JOINED, TRAINING  | EVALUATION, if
+               |                      | gradients are on       |                   | it is a `for`
+    JOINED     | next step, if the    |                        | of main pass      |
+               | owner has trained    |                        |                   |
+    EVALUATION | next batch, if a     |                        | main: TRAINING    | close the spans
+               | model has run        |                        | inner: end        |
+    TRAINING   | next step, if an     | next step, if its item |                   | snapshot, close
+               | optimizer stepped    | was read ahead         |                   | the spans
 
-    state      | fetch             | forward            | backward, optimizer  | end
-    UNDECIDED  | wait              | USED, JOINED or    | JOINED or TRAINING   | waiting spans
-               |                   | EVALUATION         |                      | stay where they are
-    USED       | wait, or          | EVALUATION, if     | JOINED or TRAINING   | EVALUATION, if it
-               | EVALUATION        | gradients are on   |                      | is a `for`
-    JOINED     | next step of an   |                    | main pass: TRAINING  |
-               | owner that trains |                    |                      |
-    EVALUATION | next batch, if a  |                    | main pass: TRAINING; | close the spans
-               | model has run     |                    | inner pass: ends     |
-    TRAINING   | next step, if an  |                    |                      | take the snapshot,
-               | optimizer stepped |                    |                      | close the spans
-
-The first pass of a lane that is decided is the main pass: it owns the epoch and the steps. Spans
-are opened only once the state is known. Loops without a loader are in `free.py`.
+`_decide` chooses between JOINED and EVALUATION, and a training is first opened as an evaluation.
+The first pass of a lane that is decided is the main pass: it owns the epoch and the steps. Loops
+without a loader are in `free.py`.
 
 Runs on the user's threads.
 """
@@ -43,21 +38,7 @@ from cirron.hooks import engine
 from cirron.hooks.engine import EVALUATIONS, MAX_WAITING, STEPS
 from cirron.hooks.torch import callers, describe
 from cirron.hooks.torch.free import scopes, versions_of
-from cirron.hooks.torch.passes import (
-    EVALUATION,
-    JOINED,
-    TRAINING,
-    UNDECIDED,
-    USED,
-    Items,
-    Lane,
-    Load,
-    Pass,
-    ThisThread,
-    end_stale_optimizers,
-    has_optimizers,
-    nothing,
-)
+from cirron.hooks.torch.passes import Items, Lane, Load, Pass, State, ThisThread, nothing
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -86,7 +67,7 @@ class Loops:
         """Closes what a thread has open."""
         with guard.quiet("torch hooks"):
             for lane in lanes:
-                end_stale_optimizers(lane)
+                lane.end_stale_optimizers()
                 while lane.passes:
                     self.end_pass(lane.passes[-1])
                 lane.free.end(self)
@@ -122,7 +103,7 @@ class Loops:
         if hot.innermost().name in LOADS:
             return None
         if lane.optimizers:
-            end_stale_optimizers(lane)
+            lane.end_stale_optimizers()
         current = self._find_pass(lane, iterator)
         if self.has_stepped_compiled:
             self.has_stepped_compiled = False
@@ -131,10 +112,11 @@ class Loops:
         lane.loading = current
         current.items.fetched += 1
         is_for = current.items.asker.is_user_for
-        if current.state is USED and not ((is_for or current.was_to_train) and current.can_wait):
+        may_train = is_for or current.was_to_train
+        if current.state is State.USED and not (may_train and current.can_wait):
             # A `for` has evaluated the items before. After `next`, this is the second item.
             self._decide(current, is_evaluating=is_for)
-        if current.state is UNDECIDED:
+        if current.state is State.UNDECIDED:
             current.release_skipped()
         elif current.stepped is not None:
             self._next_item(lane, current.stepped)
@@ -163,7 +145,7 @@ class Loops:
         return lane.has_worked and is_changed
 
     def _has_optimizers(self) -> bool:
-        self._optimizers_exist = self._optimizers_exist or has_optimizers()
+        self._optimizers_exist = self._optimizers_exist or any_is_hooked(torch.optim.Optimizer)
         return self._optimizers_exist
 
     def _next_step(self, current: Pass) -> None:
@@ -276,7 +258,7 @@ class Loops:
         if current is None:
             return self._begin_pass(lane, iterator)
         for inner in passes[passes.index(current) + 1 :]:
-            if inner.state is EVALUATION and inner is not main:
+            if inner.state is State.EVALUATION and inner is not main:
                 self.end_pass(inner)
         if not current.goes_on():
             self.end_pass(current)
@@ -313,7 +295,7 @@ class Loops:
             hot.release(self.setups.pop(iterator))
         if not current.opens_span:  # the program or a framework says what it is
             self.descriptions.put_loader(iterator, describe.find_described())
-            current.state = EVALUATION
+            current.state = State.EVALUATION
             lane.main = lane.main or current
         return current
 
@@ -325,7 +307,7 @@ class Loops:
         if current.items.is_exhausted and not lane.has_worked:
             current.drop_new_step()  # nothing was read ahead after all
         if lane.main is current:
-            if error is not None and current.state is EVALUATION and current.was_to_train:
+            if error is not None and current.state is State.EVALUATION and current.was_to_train:
                 self._name_training(lane, current)
             lane.main = None
         lane.passes[:] = [one for one in lane.passes if current not in (one, one.owner)]
@@ -358,7 +340,7 @@ class Loops:
             may_be_over = one is not lane.main or one.items.has_fetched_all
             is_for = one.items.asker.is_for and one.items.asker.is_user_for
             goes_on = is_for and not one.items.is_exhausted
-            if one.state is EVALUATION and lane.has_worked and may_be_over and not goes_on:
+            if one.state is State.EVALUATION and lane.has_worked and may_be_over and not goes_on:
                 self.end_pass(one)
 
     def iterator_gone(self, lane: Lane, items: Items) -> None:
@@ -372,7 +354,7 @@ class Loops:
             elif items.is_exhausted and (current.is_last_due or not current.is_done):
                 return  # the last items are still to be used
             if lane.optimizers and lane is self.this_thread.find():
-                end_stale_optimizers(lane)
+                lane.end_stale_optimizers()
             error = callers.error_that_left(sys._getframe(1)) if items.asker.is_for else None
             self.end_pass(current, error=error)
 
@@ -384,7 +366,7 @@ class Loops:
             if other.is_undecided and other.items.asker.is_for:
                 other.waiting += current.waiting
                 current.waiting.clear()
-        if lane.main is None and current.items.fetched == 1 and current.state is UNDECIDED:
+        if lane.main is None and current.items.fetched == 1 and current.state is State.UNDECIDED:
             lane.free.take(current.waiting)
             current.waiting.clear()
 
@@ -402,16 +384,15 @@ class Loops:
         undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
         for current in undecided:
             current.was_to_train = not is_evaluating
-            if current.state is UNDECIDED:
+            if current.state is State.UNDECIDED:
                 current.release_skipped()
-        if len(undecided) == 1 and is_in_train is not None:
-            current = undecided[0]
-            if current.may_train_later(is_evaluating=is_evaluating, is_in_train=is_in_train):
-                current.state = USED
-                current.items.count_references()
-                return
         for current in undecided:
-            self._decide(current, is_evaluating=is_evaluating)
+            may_train = current.may_train_later(is_evaluating, is_in_train)
+            if may_train and len(undecided) == 1:
+                current.state = State.USED
+                current.items.count_references()
+            else:
+                self._decide(current, is_evaluating=is_evaluating)
 
     def _use_fetched(self, main: Pass, *, is_evaluating: bool, is_in_train: bool | None) -> None:
         """Begins the next step if its item was fetched before the last optimizer step, or ends the
@@ -460,7 +441,7 @@ class Loops:
         lane = self.this_thread.lane
         is_known = lane.main is not None or lane.step is span.parent
         for current in lane.passes:
-            if is_known and current.state is not USED:
+            if is_known and current.state is not State.USED:
                 continue
             if span.parent is current.above and 0 < len(current.waiting) < MAX_WAITING:
                 current.waiting.add(span)
@@ -478,8 +459,11 @@ class Loops:
         if main is None:
             lane.free.count_step(self, optimizer)
             return
-        self._end_work(main)
+        main.stepped_ns = hot.now()
         lane.versions = ()
+        main.has_spare = main.opens_steps and not (main.is_step_new or lane.has_run)
+        if main.has_spare:
+            lane.step = None
         self.keep_gradients(is_last=main.items.has_fetched_all or self._is_full(main))
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
@@ -489,19 +473,12 @@ class Loops:
             step.set(optimizer_skipped=True)
         self.count_step(lane, optimizer)
 
-    def _end_work(self, main: Pass) -> None:
-        """An optimizer has stepped, or the scaler has skipped that."""
-        main.stepped_ns = hot.now()
-        main.has_spare = main.opens_steps and not (main.is_step_new or main.lane.has_run)
-        if main.has_spare:
-            main.lane.step = None
-
     # -- transitions ------------------------------------------------------------------------
 
     def _decide(self, current: Pass, *, is_evaluating: bool) -> None:
         """From UNDECIDED or USED to JOINED or EVALUATION, from which a training goes on."""
         owner = None
-        if current.state is UNDECIDED or not is_evaluating:
+        if current.state is State.UNDECIDED or not is_evaluating:
             current.items.count_references()
             owner = self._find_owner(current, is_evaluating=is_evaluating)
         if owner is None:
@@ -530,13 +507,13 @@ class Loops:
 
     def _evaluate_used(self, current: Pass) -> None:
         """A `for` has ended and nothing was trained with its items: it was an evaluation."""
-        if current.state is USED and current.items.asker.is_for:
+        if current.state is State.USED and current.items.asker.is_for:
             self._open(current, is_evaluating=True)
 
     def _join(self, owner: Pass, current: Pass) -> None:
         if owner.is_training and owner.is_done and owner.opens_steps:
             self._next_step(owner)
-        current.state = JOINED
+        current.state = State.JOINED
         current.owner = owner
         current.waiting.release(owner.step)
 
@@ -548,8 +525,8 @@ class Loops:
         if lane.main is None:
             lane.main = current
             lane.free.forget()
-        is_each_a_batch = current.state is USED and is_evaluating
-        current.state = EVALUATION
+        is_each_a_batch = current.state is State.USED and is_evaluating
+        current.state = State.EVALUATION
         if current.is_in_own_step and not is_evaluating:
             current.opens_span = current.opens_steps = False
         if current.has_own_steps:
@@ -580,7 +557,7 @@ class Loops:
 
     def _name_training(self, lane: Lane, current: Pass) -> None:
         """From EVALUATION to TRAINING."""
-        current.state = TRAINING
+        current.state = State.TRAINING
         lane.versions = versions_of(lane)
         current.began_evaluating = False  # the model was left in eval mode
         span, step = current.span, current.step
@@ -606,6 +583,13 @@ class Loops:
         span.index = lane.epochs
         lane.epochs += 1
         lane.steps_before = lane.optimizer_steps
+
+
+def any_is_hooked(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer has been created: torch then marks the `step` of its class."""
+    return any(
+        getattr(one.step, "hooked", False) or any_is_hooked(one) for one in kind.__subclasses__()
+    )
 
 
 def swap(main: Pass, other: Pass) -> None:

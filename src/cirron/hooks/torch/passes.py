@@ -15,7 +15,6 @@ from _thread import _local, get_ident
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from cirron.hooks.engine import MAX_WAITING, STEPS, Waiting
@@ -26,9 +25,6 @@ from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-
-UNDECIDED, USED, JOINED = "undecided", "used", "joined"
-EVALUATION, TRAINING = "evaluation", "training"
 
 # A loop that reads ahead has fetched at most this many items when it uses the first one.
 MAX_AHEAD = 2
@@ -41,6 +37,16 @@ lane_of_context: ContextVar[Lane | None] = ContextVar("cirron_lane", default=Non
 
 def nothing() -> None:
     """A weak reference to nothing."""
+
+
+class State:
+    """The states of a pass. `loops.py` has the transitions."""
+
+    UNDECIDED = "undecided"  # no model has used the items
+    USED = "used"  # a model has, but it may still be trained with them
+    JOINED = "joined"  # it fetches data for the steps of another pass
+    EVALUATION = "evaluation"
+    TRAINING = "training"
 
 
 class Load(hot.OwnSpan):
@@ -94,7 +100,7 @@ class Pass:
     def __init__(self, lane: Lane, items: Items) -> None:
         self.lane = lane
         self.items = items
-        self.state = UNDECIDED
+        self.state = State.UNDECIDED
         self.owner: Pass | None = None  # JOINED: the pass that it fetches for
         # How it began.
         self.above = hot.innermost()  # the span that was open
@@ -120,11 +126,11 @@ class Pass:
 
     @property
     def is_undecided(self) -> bool:
-        return self.state is UNDECIDED or self.state is USED
+        return self.state is State.UNDECIDED or self.state is State.USED
 
     @property
     def is_training(self) -> bool:
-        return self.state is TRAINING
+        return self.state is State.TRAINING
 
     @property
     def is_done(self) -> bool:
@@ -143,26 +149,25 @@ class Pass:
         """Whether the last items are still to be used, now that the loader has no more."""
         items = self.items
         if self.is_undecided:  # more items than these were taken one by one, as by `list`
-            is_first = self.state is UNDECIDED and 0 < items.fetched <= MAX_AHEAD
+            is_first = self.state is State.UNDECIDED and 0 < items.fetched <= MAX_AHEAD
             return items.asker.may_read_ahead and is_first
-        if self.state is JOINED or not items.asker.may_read_ahead:
+        if self.state is State.JOINED or not items.asker.may_read_ahead:
             return False
         # If there was no second step, all items were used together, or one was read ahead. The last
         # group of items may be smaller. Program: `fairseq`.
         return 0 < items.ahead < max(2, items.fetched - 1) or not self.lane.has_worked
 
-    def may_train_later(self, *, is_evaluating: bool, is_in_train: bool) -> bool:
+    def may_train_later(self, is_evaluating: bool, is_in_train: bool | None) -> bool:
         """Whether the model that runs may still be trained with the same items.
 
         Programs: `open_clip_accumulation`, `validation_in_train_mode`, `probe_in_step`.
         """
-        main = self.lane.main
+        main, is_for = self.lane.main, self.items.asker.is_user_for
         if main is not None:
-            is_trained = main.is_training and main.is_done and self.began_in_step
-            return self.items.asker.is_user_for and is_in_train and is_trained
-        if self.items.asker.is_user_for:
-            return is_in_train and is_evaluating
-        return self.items.fetched == 1
+            is_evaluating = main.is_training and main.is_done and self.began_in_step
+        elif not is_for and is_in_train is not None:
+            return self.items.fetched == 1
+        return bool(is_for and is_in_train and is_evaluating)
 
     @property
     def can_wait(self) -> bool:
@@ -229,7 +234,7 @@ class Pass:
         begins batches.
         """
         owner = self.owner or self
-        is_its = owner.is_training or self.state is EVALUATION
+        is_its = owner.is_training or self.state is State.EVALUATION
         return owner if owner.opens_steps and is_its else None
 
     def goes_on(self, here: hot.Span | None = None) -> bool:
@@ -257,9 +262,9 @@ class Pass:
         ):
             return True
         if new.began_evaluating and not asker.is_user_for:
-            if self.state is EVALUATION and self.lane.has_worked:
+            if self.state is State.EVALUATION and self.lane.has_worked:
                 return True  # Program: `validations_by_next`
-            is_first = self.state is UNDECIDED and self.lane.main is None
+            is_first = self.state is State.UNDECIDED and self.lane.main is None
             is_elsewhere = asker.user is not new.items.asker.user
             if is_first and is_elsewhere and not self.began_evaluating:
                 return True  # Program: `generators_read_ahead`; but `mixmatch` goes on
@@ -268,7 +273,7 @@ class Pass:
             return callers.references_to(items.iterator()) < items.references
         if self.is_training and new.began_evaluating:
             return self.is_over_for(new, is_evaluating=True)
-        return new.items.asker.is_for and self.state is not JOINED
+        return new.items.asker.is_for and self.state is not State.JOINED
 
     def is_over_for(self, other: Pass, *, is_evaluating: bool) -> bool:
         """Whether a loop that calls `next` was left for another pass. The program may not ask for
@@ -278,7 +283,7 @@ class Pass:
         if items.asker.is_for:
             return False
         if not is_evaluating:  # on the first item, a teacher may run
-            return self.state is EVALUATION and items.fetched > 1
+            return self.state is State.EVALUATION and items.fetched > 1
         if items.fetched != items.length or not self.is_done or items.ahead:
             return False
         is_asking = other.items.asker.generator is generator
@@ -311,7 +316,7 @@ class Pass:
 
     def close_step(self, at: int) -> None:
         if self.step is not None:
-            if self.state is EVALUATION:  # what an attack minimizes is not a loss
+            if self.state is State.EVALUATION:  # what an attack minimizes is not a loss
                 hot.losses.pop(self.step, None)
             hot.close(self.step, at)
 
@@ -356,11 +361,12 @@ class Lane:
     @property
     def inner_evaluations(self) -> list[Pass]:
         """The evaluations that are open inside the main pass, the innermost last."""
-        return [one for one in self.passes if one.state is EVALUATION and one is not self.main]
+        inner = [one for one in self.passes if one is not self.main]
+        return [one for one in inner if one.state is State.EVALUATION]
 
     @property
     def has_used_loop(self) -> bool:
-        return any(one.state is USED and one.items.asker.is_for for one in self.passes)
+        return any(one.state is State.USED and one.items.asker.is_for for one in self.passes)
 
     @property
     def is_model_in_eval_mode(self) -> bool:
@@ -378,6 +384,19 @@ class Lane:
         inferred += [span for one in self.passes for span in (one.span, one.step)]
         named = [one for one in scopes(above) if one.name in names and not one.end]
         return any(one not in inferred for one in named)
+
+    def end_stale_optimizers(self, inner: int = 0) -> None:
+        """Closes the spans of optimizer steps that raised: torch calls no hook for them.
+
+        Steps that run are on the stack; `inner` of them have no span yet.
+        """
+        running = callers.running_optimizers() - inner
+        while len(self.optimizers) > running:
+            phase = self.optimizers.pop()[1]
+            if phase is not None:
+                span = hot.open_phase(phase)
+                span.set(error="the step raised")
+                hot.close(span)
 
     def find(self, iterator: Any) -> Pass | None:
         return next((one for one in self.passes if one.items.iterator() is iterator), None)
@@ -424,27 +443,6 @@ class ThisThread(_local):
                     self.lanes.append(lane)
         self.lane = lane
         return lane
-
-
-def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
-    """Closes the spans of optimizer steps that raised: torch calls no hook for them.
-
-    Steps that run are on the stack; `inner` of them have no span yet.
-    """
-    running = callers.running_optimizers() - inner
-    while len(lane.optimizers) > running:
-        phase = lane.optimizers.pop()[1]
-        if phase is not None:
-            span = hot.open_phase(phase)
-            span.set(error="the step raised")
-            hot.close(span)
-
-
-def has_optimizers(kind: type[torch.optim.Optimizer] = torch.optim.Optimizer) -> bool:
-    """Whether the program has created an optimizer: torch then marks the `step` of its class."""
-    return any(
-        getattr(one.step, "hooked", False) or has_optimizers(one) for one in kind.__subclasses__()
-    )
 
 
 def is_in_train_mode(model: Any) -> bool:
