@@ -1,13 +1,13 @@
-"""What every hook needs: calls inside spans, and the spans of a training.
+"""What all hooks share: calls inside spans, and the open spans of a training.
 
 `around` calls a function inside a span. A `Tentative` span leaves no record if nothing is recorded
 in it. `Wrapper` replaces functions of a framework.
 
-`Training` has the open spans of a framework that owns the loop: an epoch, a step, and asides, which
-are evaluations, predictions, checkpoints, and a `fit` inside another one. A step is opened before
-its data is fetched, so that it includes the wait, and stays open while its values are logged. A
-step that never runs leaves no record, or gets another name if something was recorded in it. A step
-that is done ends before an aside begins.
+`Training` holds the open spans of a framework that owns the loop: an epoch, a step, and asides
+(evaluations, predictions, checkpoints, and a `fit` inside another one). A step opens before its
+data is fetched, so that it includes the wait, and stays open while its values are logged. A step
+that never runs leaves no record, or gets another name if something was recorded in it. An aside
+ends the step before it.
 
 Runs on the user's threads.
 """
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     Call: TypeAlias = partial[Any]  # of a function of a framework, with its arguments
 
 STEPS = hot.STEPS
-# Scopes by which the program or a framework says that it evaluates.
+# Scopes that say that the program or a framework evaluates.
 EVALUATIONS = frozenset(("evaluation", "prediction"))
-# Spans that may wait for a parent; further ones stay where they were made.
+# At most this many spans wait for a parent; further ones stay where they were made.
 MAX_WAITING = 64
 
 
@@ -47,9 +47,9 @@ def around(
     end: Callable[[Any], None] = hot.close,
     fail: Callable[[Any, BaseException], None] = hot.fail,
 ) -> Any:
-    """Calls a function and ends the span after it, with the error if it raises.
+    """Calls a function, then ends the span, with the error if the function raises.
 
-    `span`: what `end` and `fail` take, or None.
+    `span`: the argument of `end` and `fail`; None: only the function is called.
     """
     try:
         result = function(*args, **(kwargs or {}))
@@ -63,8 +63,8 @@ def around(
 
 
 class Tell(NamedTuple):
-    """What is called before and after a method, with what `find` has found and the positional
-    arguments. It takes less time than an `instead` that calls the method.
+    """Functions to call before and after a method. Their arguments are the result of `find` and the
+    positional arguments. Faster than an `instead` that calls the method.
     """
 
     before: Callable[..., Any] | None = None
@@ -110,15 +110,15 @@ class Wrapper:
         find: Callable[[Any], Any] | None = None,
         original: Any = None,
     ) -> None:
-        """Calls `instead` with each call of a function, or what a `Tell` has around it.
+        """Replaces a function: each call goes to `instead`, or runs between the two of a `Tell`.
 
-        `find`: its result for the first argument of the call becomes the first one of `instead`. If
-        that is None, only the original is called.
+        `find`: gets the first argument of the call; its result becomes the first argument of
+        `instead`. If it is None, only the original function is called.
         """
         original = original or getattr(owner, name)
 
         @wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def replaced(*args: Any, **kwargs: Any) -> Any:
             if not self._is_on:
                 return original(*args, **kwargs)
             call = partial(original, *args, **kwargs)
@@ -127,31 +127,20 @@ class Wrapper:
             found = self._tell(find, args[0])
             return call() if found is None else instead(found, call)
 
-        made: Any = self._hear(original, *instead, find) if isinstance(instead, Tell) else wrapped
-        made.cirron_original = original  # for our own calls
-        is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
-        self._patches.set(owner, name, staticmethod(made) if is_static else made)
-
-    def _hear(self, original: Any, before: Any, after: Any, find: Any) -> Any:
         @wraps(original)
-        def heard(*args: Any, **kwargs: Any) -> Any:
-            found = None
-            if self._is_on:
-                try:
-                    found = find(args[0])
-                    if before is not None and found is not None:
-                        before(found, *args)
-                except Exception as error:  # noqa: BLE001  protects the training
-                    guard.caught(self.what, error)
+        def told(*args: Any, **kwargs: Any) -> Any:
+            found = self._tell(find, args[0])
+            if found is not None:
+                self._tell(instead.before, found, *args)
             result = original(*args, **kwargs)
-            if after is not None and found is not None and self._is_on:
-                try:
-                    after(found, *args)
-                except Exception as error:  # noqa: BLE001  protects the training
-                    guard.caught(self.what, error)
+            if found is not None:
+                self._tell(instead.after, found, *args)
             return result
 
-        return heard
+        made: Any = told if isinstance(instead, Tell) else replaced
+        made.cirron_original = original  # for cirron's own calls
+        is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+        self._patches.set(owner, name, staticmethod(made) if is_static else made)
 
     def _tell(self, event: Callable[..., Any] | None, *args: Any) -> Any:
         """Calls code of a hook, unless the hooks were uninstalled."""
@@ -190,10 +179,7 @@ NUMBER: Any = vars(hot.Span)["sequence"]  # the slot
 
 
 def end_if_used(span: hot.Span, name: str = "") -> None:
-    """Closes a span, or drops it if nothing was recorded in it.
-
-    `name`: the new name of a span that is not what it was opened for.
-    """
+    """Closes a span, with a new name if one is given. Drops it if nothing was recorded in it."""
     if span.is_used or any(one.parent is span for one in hot.opened.copy()):
         if name:
             span.name, span.index, span.attrs = name, None, None
@@ -203,14 +189,14 @@ def end_if_used(span: hot.Span, name: str = "") -> None:
 
 
 class Waiting(list[hot.Span]):
-    """Spans that have ended, and wait until it is known what they belong to."""
+    """Spans that have ended and wait for their parent."""
 
     def add(self, span: hot.Span) -> None:
         hot.suspend(span)
         self.append(span)
 
     def release(self, parent: hot.Span | None = None) -> None:
-        """Records them under this parent, or where they were made if that has ended."""
+        """Records them under this parent, or where they were made if that place has ended."""
         for span in self:
             hot.release(span, None if span.parent.end else parent)
         self.clear()
@@ -224,7 +210,7 @@ def insert_past(
     at: int,
     losses: tuple[tuple[Any, int], ...] = (),
 ) -> None:
-    """Records a span that ended `at` a time in the past, and the suspended spans inside it."""
+    """Records a span that ended at time `at`, with the suspended spans inside it."""
     current = hot.leave_context()
     hot.enter_context(above)
     span = hot.begin(name, index, None, hot.Step, inside[0].start)
@@ -239,7 +225,7 @@ def insert_past(
 
 
 def extend_step(span: hot.Span) -> None:
-    """A span has ended in a step that may have done its work: the step lasts at least as long."""
+    """Lets a step last until the end of this span, even if its last work was earlier."""
     if isinstance(span.parent, hot.Step):
         span.parent.last_ns = span.end
 
@@ -255,24 +241,20 @@ class Long(hot.OwnSpan):
 
 
 def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None = None) -> Long:
-    """As `hot.begin`."""
     return begin_measuring(hot.begin(name, index, attrs, Long))
 
 
 def begin_measuring(span: Any) -> Long:
-    """Begins to measure a long span."""
     span.used = Used()
     return span  # type: ignore[no-any-return]
 
 
 def end_measuring(span: hot.Span) -> None:
-    """Adds what it has used."""
     if not span.end and isinstance(span, Long):
         span.used.note(span)
 
 
 def close_long(span: hot.Span, at: int = 0) -> None:
-    """Ends a long span."""
     end_measuring(span)
     hot.close(span, at)
 
@@ -318,12 +300,12 @@ class Training:
                 self.snapshots.expect(model)
 
     def take_snapshot(self, model: Any) -> None:
-        """At the epoch's end, or when its last gradients are there. Only the first call counts."""
+        """At the end of the epoch, or while it still has gradients. Only the first call counts."""
         if self.snapshots is not None and self.epoch is not None and not self.epoch.end:
             self.snapshots.take(self.epoch, model)
 
     def finish_epoch(self) -> None:
-        """The epoch has all its steps."""
+        """The epoch's last step has ended. Its last values may still be logged."""
         self.end_step()
         self.is_ending = True
         self.makes_steps = False
@@ -386,9 +368,9 @@ class Training:
     # -- asides -----------------------------------------------------------------------------
 
     def begin_aside(self, name: str, **attrs: Any) -> hot.Span | None:
-        """Opens an evaluation, for example, outside of a step that is done or has not begun.
+        """Opens an aside. Ends a step that is done or has not begun.
 
-        None: the same aside is already open.
+        Returns None if the same aside is already open.
         """
         for one in self.asides:
             if one.name == name and attrs.items() <= (one.attrs or {}).items():

@@ -33,20 +33,13 @@ from cirron import guard
 from cirron.hooks import engine
 from cirron.hooks.engine import STEPS
 from cirron.hooks.patch import ImportWatch, Patches
+from cirron.hooks.torch import saving
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
 from cirron.hooks.torch.describe import find_described
 from cirron.hooks.torch.free import current_graph_task_id
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
-from cirron.hooks.torch.passes import (
-    Lane,
-    Load,
-    end_stale_optimizers,
-    is_in_train_mode,
-    nothing,
-    reference_to,
-)
-from cirron.hooks.torch.saving import Saving
+from cirron.hooks.torch.passes import Lane, Load, is_in_train_mode, nothing, reference_to
 from cirron.record import hot
 from cirron.record.hot import losses
 
@@ -84,20 +77,17 @@ class TorchHook:
         self._patches = Patches()
         self._handles: list[Any] = []
         self._watch = ImportWatch()
-        self._models: dict[weakref.ref[Any], bool] = {}
-        self._empty: dict[weakref.ref[Any], int] = {}  # modules without parameters: their calls
-        self._parts: dict[tuple[Any, Any], bool] = {}  # a module and a model: is it a part of that?
+        # Whether a module is a model; of one without parameters so far, the number of its calls.
+        self._models: dict[weakref.ref[Any], int] = {}
         self._loops = Loops(settings.steps_per_epoch, snapshots)
         self._this_thread = self._loops.this_thread
         self._compiling = Compiling(self._watch, self._patches, self._loops.close)
-        self._saving = Saving(self._watch, self._patches, self._loops)
         self._gpu_times = GpuTimes()
         self._marks_losses = settings.loss_marks
-        self._is_on = False  # the program may keep our functions after they are uninstalled
 
     def install(self) -> None:
         self.uninstall()
-        self._is_on = True
+        self._loops.is_on = True
         TorchHook.installed = self
         put, module, call = self._patches.set, torch.nn.Module, torch.nn.Module.__call__
         loader, iterator = dataloader.DataLoader, dataloader._BaseDataLoaderIter
@@ -117,7 +107,7 @@ class TorchHook:
         hot.watch_losses(self._marks_losses)
         self._stay_out_of_graphs()
         self._compiling.install(call)
-        self._saving.install()
+        saving.install(self._watch, self._patches, self._loops)
         with guard.quiet("torch gpu time"):
             self._gpu_times.install()
 
@@ -130,7 +120,7 @@ class TorchHook:
 
     def uninstall(self) -> None:
         """Removes all hooks, and closes what this thread has open."""
-        self._is_on = False
+        self._loops.is_on = False
         if TorchHook.installed is self:
             TorchHook.installed = None
         self._watch.undo()
@@ -139,7 +129,6 @@ class TorchHook:
             handle.remove()
         self._handles = []
         self._compiling.uninstall()
-        self._saving.uninstall()
         self._loops.end(self._this_thread.lanes)
         hot.watch_losses(False)
         with guard.quiet("torch gpu time"):
@@ -212,11 +201,11 @@ class TorchHook:
     ) -> tuple[bool | None, hot.Span | None]:
         """Whether it is a model, and the span of its forward."""
         reference = weakref.ref(module)
-        is_model = self._models.get(reference)
-        if is_model is None:
+        is_model: int | None = self._models.get(reference)
+        if is_model.__class__ is not bool:
             is_model = self._is_model(reference, module)
         # With a task id, a backward runs a checkpointed part again.
-        is_forward = is_model and self._is_on and current_graph_task_id() == -1
+        is_forward = is_model and self._loops.is_on and current_graph_task_id() == -1
         if not is_forward or compiler._is_compiling_flag or is_symbolic(args, kwargs):
             return is_model, None
         told = kwargs.get("training")  # to Keras's models: the mode of the module is any
@@ -226,10 +215,10 @@ class TorchHook:
             main = lane.main
             is_trained = is_in_train and torch.is_grad_enabled()
             is_outside = main is None and not (lane.passes or lane.free.is_open)
-            if is_outside and not is_trained and self._is_part(reference, lane.model):
+            if is_outside and not is_trained and is_part(reference, lane.model):
                 return is_model, None  # `model.decode`, after a training: a part is not a model
             # A teacher is not what is trained. `generate` calls the encoder, a part of the model.
-            if is_trained or not (lane.has_worked or self._is_part(reference, lane.model)):
+            if is_trained or not (lane.has_worked or is_part(reference, lane.model)):
                 lane.model, lane.told = reference, told
             if not lane.has_worked or main is None or lane.has_item_left or lane.optimizers:
                 self._begin_work(lane, reference, is_in_train=is_in_train)
@@ -237,39 +226,22 @@ class TorchHook:
         return is_model, hot.begin("forward", None, TRAIN if is_in_train else EVAL, Inner)
 
     def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
-        calls = self._empty.get(reference, 0)
+        calls = self._models.get(reference, 0)
+        self._models[reference] = calls + 1
         if calls % LOOK_AGAIN:
-            self._empty[reference] = calls + 1
             return None
-        for known in (self._models, self._empty):
-            if len(known) >= MAX_MODULES:
-                for gone in [one for one in list(known) if one() is None]:
-                    known.pop(gone, None)
+        if len(self._models) > MAX_MODULES:
+            for gone in [one for one in list(self._models) if one() is None]:
+                self._models.pop(gone, None)
         self._models[reference] = False  # also if `is_a_model` raises: it is called once
         answer = is_a_model(module)
-        if answer is None:  # it may get parameters later
-            del self._models[reference]
-            self._empty[reference] = calls + 1
-        else:
-            self._models[reference] = answer
+        self._models[reference] = calls + 1 if answer is None else answer
         return answer
-
-    def _is_part(self, reference: weakref.ref[Any], model: Callable[[], Any] | None) -> bool:
-        """Whether it is a part of the last model. Program: `vae`."""
-        known = self._parts.get((reference, model))
-        if known is None:
-            whole, part = None if model is None else model(), reference()
-            parts = () if whole is None or whole is part else whole.modules()
-            known = any(one is part for one in parts)
-            if len(self._parts) >= MAX_MODULES:
-                self._parts.clear()
-            self._parts[reference, model] = known
-        return known
 
     def _begin_work(self, lane: Lane, model: weakref.ref[Any], *, is_in_train: bool) -> None:
         """The first forward since a fetch, one without a loader, or inside an optimizer's step."""
         if lane.optimizers:
-            end_stale_optimizers(lane)
+            lane.end_stale_optimizers()
         is_evaluating = not (is_in_train and torch.is_grad_enabled())
         is_expected = not lane.has_worked or lane.has_item_left
         if is_expected or (lane.has_used_loop and not is_evaluating):
@@ -303,7 +275,7 @@ class TorchHook:
                 is_dynamo_compiling()
                 or (lane := this_thread.lane).is_inside
                 or current_graph_task_id() != -1
-                or not self._is_on
+                or not loops.is_on
             ):
                 return original(*args, **kwargs)
             loss = args[0] if args else kwargs.get("tensors")
@@ -327,7 +299,7 @@ class TorchHook:
         """The slow path: this backward may change what is known about the loop."""
         try:
             if lane.optimizers:
-                end_stale_optimizers(lane)
+                lane.end_stale_optimizers()
             if not is_training(lane):
                 self._loops.saw_training(lane, by_backward=True)
             at = note_loss(lane, step_around(), loss)
@@ -377,7 +349,7 @@ class TorchHook:
             lane = self._this_thread.find()
             running = lane.optimizers
             if running:
-                end_stale_optimizers(lane, inner=1)
+                lane.end_stale_optimizers(inner=1)
             if not is_training(lane):
                 self._loops.saw_training(lane, optimizer=id(optimizer))
             # A subclass calls its parent's step.
@@ -403,16 +375,15 @@ class TorchHook:
             guard.caught("torch optimizer", error)
 
     def _make_scaler_step(self, original: Any) -> Any:
-        this_thread = self._this_thread
+        this_thread, loops = self._this_thread, self._loops
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             lane = this_thread.find()
             before = lane.optimizer_steps
             result = original(scaler, optimizer, *args, **kwargs)
             with guard.quiet("torch scaler"):
-                loops = self._loops
                 is_unseen = lane.optimizer_steps == before and not loops.has_stepped_compiled
-                if is_unseen and self._is_on:
+                if is_unseen and loops.is_on:
                     # The hooks see each step of torch's own optimizers.
                     is_skipped = isinstance(optimizer, Optimizer)
                     (loops.skip_step if is_skipped else loops.count_step)(lane, id(optimizer))
@@ -423,38 +394,38 @@ class TorchHook:
     # -- loading ----------------------------------------------------------------------------
 
     def _make_iter(self, original: Any) -> Any:
-        this_thread = self._this_thread
+        this_thread, loops = self._this_thread, self._loops
 
         def __iter__(loader: Any) -> Any:  # noqa: N807  the loader's own
             setup = None
             with guard.quiet("torch loader"):
                 # Persistent workers are already running.
                 is_new = loader.num_workers and loader._iterator is None
-                if is_new and not this_thread.find().loading and self._is_on:
+                if is_new and not this_thread.find().loading and loops.is_on:
                     setup = hot.begin("data_setup")
             iterator = engine.around(setup, original, (loader,), end=hot.suspend)
             with guard.quiet("torch loader"):
-                self._loops.descriptions.met(loader, iterator)
+                loops.descriptions.add_iterator(loader, iterator)
                 if setup is not None:
-                    self._loops.setups[iterator] = setup
+                    loops.setups[iterator] = setup
                     # An iterator that is never asked for an item leaves its setup alone.
                     weakref.finalize(iterator, hot.release, setup).atexit = False
                 # With persistent workers, a loader reuses an iterator that was left early.
                 old = this_thread.find().find(iterator)
                 if old is not None:
-                    self._loops.end_pass(old)
+                    loops.end_pass(old)
             return iterator
 
         return __iter__
 
     def _make_next(self, original: Any) -> Any:
         loops, this_thread, within = self._loops, self._this_thread, hot.within
-        begin_step, own, fetch, fail = loops.begin_step, hot.OwnSpan, self._fetch, self._fail_load
+        begin_step, own, fetch, fail = loops.begin_step, hot.OwnSpan, self._fetch, loops.fail_load
 
         def __next__(iterator: Any) -> Any:  # noqa: N807  the iterator's own
             lane = this_thread.lane
             # A loader inside a dataset has no spans.
-            if lane.loading is not None or not self._is_on:
+            if lane.loading is not None or not loops.is_on:
                 return original(iterator)
             step, at = None, 0
             try:
@@ -476,21 +447,14 @@ class TorchHook:
 
     def _fetch(self, original: Any, iterator: Any) -> Any:
         """The slow path: this fetch may change what is known about the loop."""
-        load = None
+        load, loops = None, self._loops
         with guard.quiet("torch loader"):
-            load = self._loops.begin_load(self._this_thread.find(), iterator)
-        item = engine.around(load, original, (iterator,), None, self._end_load, self._fail_load)
+            load = loops.begin_load(self._this_thread.find(), iterator)
+        item = engine.around(load, original, (iterator,), None, loops.end_load, loops.fail_load)
         if isinstance(load, Load) and load in hot.opened:  # it waits for a parent
             with guard.quiet("torch loader"):
                 load.item = reference_to(item)
         return item
-
-    def _end_load(self, load: hot.Span) -> None:
-        self._loops.end_load(self._this_thread.find(), load)
-
-    def _fail_load(self, load: hot.Span, error: BaseException) -> None:
-        with guard.quiet("torch loader"):
-            self._loops.fail_load(self._this_thread.find(), load, error)
 
     def _make_shutdown(self, original: Any) -> Any:
         """Workers are stopped in the last fetch, or when their iterator is released."""
@@ -499,7 +463,7 @@ class TorchHook:
         def _shutdown_workers(iterator: Any) -> Any:
             lane, span = loops.this_thread.find(), None
             with guard.quiet("torch loader"):
-                if not iterator._shutdown and self._is_on:
+                if not iterator._shutdown and loops.is_on:
                     span = hot.begin("data_teardown")
             if span is None:
                 return original(iterator)
@@ -516,7 +480,7 @@ class TorchHook:
         @functools.wraps(original)
         def _worker_loop(*args: Any, **kwargs: Any) -> Any:
             self._patches.undo()
-            self._saving.uninstall()
+            self._loops.is_on = False
             return original(*args, **kwargs)
 
         return _worker_loop
@@ -529,8 +493,8 @@ class TorchHook:
         ours += [torch.autograd.backward, torch.autograd.grad]
         ours += [loops.begin_step, loops.begin_load, loops.end_load, loops.fail_load]
         ours += [loops.close, loops.iterator_gone, self._this_thread.find, reference_to]
-        ours += [self._before_forward, self._is_model, self._is_part, self._begin_work]
-        ours += [self._before_step, self.after_step, join_step]
+        ours += [self._before_forward, self._is_model, self._begin_work]
+        ours += [self._before_step, self.after_step, join_step, is_part.__wrapped__]
         for function in ours:
             run_uncompiled(function, with_callees=True)
         stay_out_of_graphs()
@@ -552,6 +516,15 @@ def is_a_model(module: Any) -> bool | None:
     if getattr(module, "_is_replica", False):  # DataParallel makes one per device and call
         return False
     return True if next(module.parameters(), None) is not None else None
+
+
+@functools.lru_cache(MAX_MODULES)
+def is_part(reference: weakref.ref[Any], model: Callable[[], Any] | None) -> bool:
+    """Whether a module is a part of the last model. Program: `vae`."""
+    whole, part = None if model is None else model(), reference()
+    if whole is None or whole is part:
+        return False
+    return any(one is part for one in whole.modules())
 
 
 def is_symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -1,7 +1,8 @@
-"""Which code asks for an item, and how a loop was left, from frames, bytecode and references.
+"""Which code asks a DataLoader for items, and how a loop was left. Read from frames, bytecode and
+reference counts.
 
-Nothing else in `hooks/` reads these. Each function names the program in `tests/real/programs/` that
-needs it.
+No other module of `hooks/` reads these. Each question names the program in `tests/real/programs/`
+that needs it.
 
 Runs on the user's threads.
 """
@@ -14,7 +15,7 @@ import sys
 from dis import opmap
 from inspect import CO_GENERATOR
 from types import FrameType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,19 +27,46 @@ if TYPE_CHECKING:
     from types import CodeType
 
 FOR_ITER = opmap["FOR_ITER"]
-# Instructions that release the iterator of a `for` without an error: `break` and `return` pop it,
-# or the loop has ended.
+# Where a frame is when a `for` releases its iterator without an error: at a `break`, a `return`, or
+# the end of the loop.
 LEAVES = {opmap.get(name) for name in ("POP_TOP", "POP_ITER", "END_FOR", "FOR_ITER", "SWAP")}
-# The function in which torch runs the step of each optimizer.
+# The function of torch that runs every optimizer step.
 STEP_CODE = torch.optim.Optimizer.profile_hook_step(len).__code__
 WITHIN = hot.within.__code__
-# The traceback of an exception that propagates ends where it was last caught.
+# Before Python 3.12, a frame is added to the traceback only when the exception leaves it.
 ADDS_FRAMES_LATE = sys.version_info < (3, 12)
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
+class Asker(NamedTuple):
+    """The code that asks an iterator for items, and the code that uses them. They differ if a
+    generator fetches the items.
+    """
+
+    # Whether a `for` asks, and not a call such as `next`, which may fetch a single item
+    # (`peek_and_mean`) and be called again after an error (`broken_items`, `prefetcher_by_hand`).
+    is_for: bool
+    is_user_for: bool  # whether a `for` asks the generator (`generators_read_ahead`)
+    generator: CodeType | None
+    user: CodeType  # the function that uses the items (`validations_by_next`)
+
+    @property
+    def may_read_ahead(self) -> bool:
+        """Whether it may fetch an item before it has used the one before (`prefetch_loader`)."""
+        return self.generator is not None or not self.is_for
+
+
+def find_asker(frame: FrameType) -> Asker:
+    """The code that asks for the item that is being fetched."""
+    asker = user = outside(frame)
+    while user.f_back is not None and is_generator(user):
+        user = user.f_back
+    generator = asker.f_code if is_generator(asker) else None
+    return Asker(is_at_for(asker), is_at_for(user), generator, user.f_code)
+
+
 def outside(frame: FrameType) -> FrameType:
-    """The nearest frame outside of the hooks: that of the code that asks for an item."""
+    """The nearest frame that is not of the hooks."""
     while frame.f_back is not None:
         if not (frame.f_code is WITHIN or frame.f_code.co_filename.startswith(HERE)):
             break
@@ -46,58 +74,39 @@ def outside(frame: FrameType) -> FrameType:
     return frame
 
 
-def is_for(asker: FrameType) -> bool:
-    """Whether a `for` asks, and not a call such as `next`.
-
-    A call may want a single item (`peek_and_mean`), and its caller may go on after an error
-    (`broken_items`, `prefetcher_by_hand`).
-    """
-    return asker.f_code.co_code[asker.f_lasti] == FOR_ITER
+def is_at_for(frame: FrameType) -> bool:
+    return frame.f_code.co_code[frame.f_lasti] == FOR_ITER
 
 
-def is_generator(asker: FrameType) -> bool:
-    """Whether a generator asks: it may fetch an item before the last one is used
-    (`prefetch_loader`).
-    """
-    return bool(asker.f_code.co_flags & CO_GENERATOR)
-
-
-def past_generators(asker: FrameType) -> FrameType:
-    """The code that asks a generator for an item, if that is what asks for one
-    (`validations_by_next`).
-    """
-    while asker.f_back is not None and is_generator(asker):
-        asker = asker.f_back
-    return asker
+def is_generator(frame: FrameType) -> bool:
+    return bool(frame.f_code.co_flags & CO_GENERATOR)
 
 
 def has_ended(generator: CodeType, iterator: Any, is_asking: bool) -> bool:
-    """Whether a generator that has asked for the items has ended (`engine_class`). Else it runs, or
-    it waits at a `yield` and holds the iterator (`cycled_generator`).
+    """Whether the generator that asked for the items has ended (`engine_class`). Otherwise it is on
+    the stack, or waits at a `yield` and holds the iterator (`cycled_generator`).
 
-    `is_asking`: another one of its kind asks for other items right now. Looking for who holds an
-    iterator takes milliseconds, once an epoch.
+    `is_asking`: a generator of the same function asks for other items right now.
     """
     if running(generator) > is_asking:
         return False
-    holders = (GeneratorType, FrameType)
-    return not any(isinstance(one, holders) for one in gc.get_referrers(iterator))
+    holders = gc.get_referrers(iterator)  # takes milliseconds, once an epoch
+    return not any(isinstance(one, (GeneratorType, FrameType)) for one in holders)
 
 
 def references_to(iterator: Any) -> int:
-    """The number of references. A `break` drops that of its `for`, even if a variable or a loader
-    with persistent workers keeps the iterator (`mnist_early_break`).
+    """The reference count. A `break` lowers it, even if a variable or a loader with persistent
+    workers keeps the iterator (`mnist_early_break`).
     """
     return sys.getrefcount(iterator)
 
 
 def running_optimizers() -> int:
-    """How many optimizers are stepping in this thread, each inside the other (`lbfgs_closure`)."""
+    """How many optimizer steps are on the stack, one inside the other (`lbfgs_closure`)."""
     return running(STEP_CODE)
 
 
 def running(code: CodeType) -> int:
-    """How often this code is on the stack."""
     count, frame = 0, sys._getframe(1)
     while frame.f_back is not None:
         count += frame.f_code is code
@@ -106,10 +115,10 @@ def running(code: CodeType) -> int:
 
 
 def error_that_left(frame: FrameType) -> str | None:
-    """The exception that has left a `for` (`early_stop_exception`).
+    """The exception that ended a `for` (`early_stop_exception`).
 
-    The iterator is released while the exception propagates, when Python gives no access to it. But
-    it is among the youngest objects, and its traceback has the frame.
+    The iterator is released while the exception propagates, and Python then gives no access to the
+    exception. But it is one of the youngest objects, and its traceback contains the frame.
     """
     frame = outside(frame)
     if is_generator(frame) or frame.f_code.co_code[frame.f_lasti] in LEAVES:

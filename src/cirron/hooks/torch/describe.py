@@ -1,16 +1,15 @@
-"""Settings that explain speed: of a loader, of a model, of the precision that is in force.
+"""Settings that explain speed: of the loader, the model, and autocast.
 
-`Descriptions` puts them on spans, each once. The functions that find them do not raise, wait for a
-device, or run slow code of the program: they walk a model by its dicts, and ask a data set for its
-length only if a library defines that. What is unknown is None.
+`Descriptions` writes each of them to one span. The functions that collect them do not raise, wait
+for a device, or run slow code of the program: they read a model through its dicts, and ask a data
+set for its length only if a library defines `__len__`. Unknown values are None.
 
-Runs on the user's threads. Loaded after torch is.
+Runs on the user's threads. Loaded once the program has imported torch.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,18 +20,18 @@ from cirron import guard
 from cirron.record import hot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-# A model with more tensors or submodules than this is not counted: each takes a microsecond.
+# Larger models are not counted: each tensor or submodule takes a microsecond.
 MAX_PARTS = 3_000
 MAX_WRAPPERS = 8  # around a model
-# Different settings of loaders that are remembered; further ones are recorded each time.
+# Loader settings that are remembered as recorded; further ones are recorded each time.
 MAX_RECORDED = 1_000
 
-# Whose data sets and samplers know their length at once.
+# Packages whose data sets and samplers have a fast `__len__`.
 QUICK = frozenset(("builtins", "datasets", "numpy", "torch", "torchaudio", "torchvision"))
 
-# Classes that have a model inside, with the name under which they keep it and what they are.
+# Wrapper classes: the attribute that holds the wrapped model, and the strategy.
 WRAPPERS = {
     "OptimizedModule": ("_orig_mod", None),
     "DistributedDataParallel": ("module", "DDP"),
@@ -45,27 +44,24 @@ DEVICES = ("cuda", "cpu", "xpu", "mps")
 
 
 class Descriptions:
-    """Which settings have been recorded. Those that were recorded in an evaluation, which has no
-    gradients, are recorded again in the epoch.
+    """Settings that have been recorded. Each is recorded twice: in the first epoch, and in the
+    first evaluation, where gradients are off.
     """
 
     def __init__(self) -> None:
-        # By loader, and by iterator: a `for` may not keep the loader as long as that.
+        # By loader and by iterator, because the iterator may outlive the loader.
         self._settings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._recorded: set[tuple[Any, ...]] = set()
-        # By whether it is a training, and whether the model was running.
-        self._models: defaultdict[tuple[bool, bool], weakref.WeakSet[Any]] = defaultdict(
-            weakref.WeakSet
-        )
+        # Models: with which `is_training` and `is_running` they were recorded.
+        self._models: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
 
-    def met(self, loader: Any, iterator: Any) -> None:
-        settings = self._settings.get(loader)
-        if settings is None:
-            settings = self._settings[loader] = of_loader(loader)
-        self._settings[iterator] = settings
+    def add_iterator(self, loader: Any, iterator: Any) -> None:
+        if loader not in self._settings:
+            self._settings[loader] = of_loader(loader)
+        self._settings[iterator] = self._settings[loader]
 
     def of_loader(self, iterator: Any) -> dict[str, Any] | None:
-        """The settings of an iterator's loader; None: the same ones were recorded before."""
+        """The settings of an iterator's loader; None if they have been recorded."""
         settings = None if iterator is None else self._settings.get(iterator)
         key = (torch.is_grad_enabled(), *(settings or {}).values())
         if key in self._recorded:
@@ -81,20 +77,22 @@ class Descriptions:
     def put_model(
         self, model: Any, span: hot.Span | None, *, is_training: bool, is_running: bool
     ) -> None:
-        done = self._models[is_training, is_running]
-        if span is not None and model not in done:
-            done.add(model)
+        if span is None:
+            return
+        done = self._models.setdefault(model, set())
+        if (is_training, is_running) not in done:
+            done.add((is_training, is_running))
             # Autocast is on only while the model runs.
             put(span, of_model(model) | (of_mode() if is_running else {}))
 
 
 def put(span: hot.Span, settings: dict[str, Any]) -> None:
-    """Those of the first loader and model stay."""
+    """Adds settings, except those that the span already has from another loader or model."""
     span.set(**(settings | (span.attrs or {})))
 
 
 def find_described() -> hot.Span | None:
-    """The span that has the settings of a loop whose epochs a framework or the program opens."""
+    """The span for the settings if the program or a framework has opened the epoch."""
     span = hot.innermost()
     while span.parent is not span and span.name not in ("epoch", "fit", "evaluation"):
         span = span.parent
@@ -106,12 +104,16 @@ def of_loader(loader: Any) -> dict[str, Any]:
     with guard.quiet("describing a loader"):
         dataset, batches = read(loader, "dataset"), read(loader, "batch_sampler")
         size = read(loader, "batch_size")
-        # A loader that is given a batch sampler says nothing true about these itself.
+        # With the program's batch sampler, the arguments of the loader are unused defaults.
         batching = loader if size is not None or batches is None else batches
-        sampler = read(loader if batches is None else batches, "sampler")
-        if type(batches) not in (BatchSampler, type(None)):
-            sampler = batches  # the program's own way to make batches
+        inner = read(batches, "sampler")
+        sampler = read(loader, "sampler")
         is_stream = isinstance(dataset, IterableDataset)
+        length = None if is_stream else quick_length(loader, dataset, sampler, batches, inner)
+        if type(batches) is BatchSampler:
+            sampler = inner
+        elif batches is not None:
+            sampler = batches  # a class of the program
         found = {
             "loader_workers": read(loader, "num_workers"),
             "loader_pin_memory": read(loader, "pin_memory"),
@@ -121,9 +123,11 @@ def of_loader(loader: Any) -> dict[str, Any]:
             "loader_drop_last": read(batching, "drop_last"),
             "loader_sampler": None if is_stream else name_of(sampler),
             "loader_dataset": name_of(dataset),
-            "loader_batches": None if is_stream else length_of(loader, batches, dataset),
+            "loader_batches": length,
         }
-        return {name: plain(given) for name, given in found.items()}
+        return {
+            name: given if isinstance(given, (str, int)) else None for name, given in found.items()
+        }
     return {}
 
 
@@ -164,25 +168,15 @@ def read(owner: Any, name: str) -> Any:
         return None
 
 
-def plain(given: Any) -> Any:
-    return given if isinstance(given, (str, int)) else None
-
-
 def name_of(given: Any) -> str | None:
     return None if given is None else type(given).__name__
 
 
 def is_quick(given: Any) -> bool:
-    """Whether a library defines its length, not the program."""
+    """Whether a library defines its length, and not the program."""
     method = getattr(type(given), "__len__", None)
     module = getattr(method, "__module__", None) or type(given).__module__
     return method is not None and str(module).partition(".")[0] in QUICK
-
-
-def length_of(loader: Any, batches: Any, dataset: Any) -> int | None:
-    samplers = read(loader, "sampler"), batches, read(batches, "sampler")
-    parts = loader, dataset, *(one for one in samplers if one is not None)
-    return quick_length(loader, parts)
 
 
 def round_of(iterator: Any) -> int | None:
@@ -191,14 +185,14 @@ def round_of(iterator: Any) -> int | None:
     inner = read(repeats, "sampler")
     if inner is None or hasattr(type(repeats), "__len__"):
         return None
-    below = read(inner, "sampler")
-    return quick_length(inner, (inner,) if below is None else (inner, below))
+    return quick_length(inner, read(inner, "sampler"))
 
 
-def quick_length(given: Any, parts: Iterable[Any]) -> int | None:
-    """The length, if it is known at once: libraries define it for all these parts."""
+def quick_length(given: Any, *parts: Any) -> int | None:
+    """The length of a loader or sampler if libraries define it for all its parts."""
     try:
-        return len(given) if all(map(is_quick, parts)) else None
+        is_known = all(is_quick(one) for one in (given, *parts) if one is not None)
+        return len(given) if is_known else None
     except Exception:  # noqa: BLE001  protects us from data that has no length
         return None
 
@@ -207,37 +201,28 @@ def quick_length(given: Any, parts: Iterable[Any]) -> int | None:
 
 
 def unwrap(model: Any) -> tuple[Any, list[str], bool]:
-    """The model without its wrappers, these, outermost first, and whether it is compiled."""
+    """The model without its wrappers, their strategies, and whether it is compiled."""
     strategies: list[str] = []
     is_compiled = False
     for _ in range(MAX_WRAPPERS):
         kinds = [kind.__name__ for kind in type(model).__mro__]
-        is_compiled |= "OptimizedModule" in kinds or is_compiled_in_place(model)
+        is_compiled |= "OptimizedModule" in kinds
+        is_compiled |= field(model, "_compiled_call_impl") is not None
         if "FSDPModule" in kinds:
             strategies.append("FSDP2")
-        wrapper = next((WRAPPERS[kind] for kind in kinds if kind in WRAPPERS), None)
-        inner = None if wrapper is None else parts_of(model, "_modules").get(wrapper[0])
-        if wrapper is None or inner is None:
+        name, strategy = next((WRAPPERS[kind] for kind in kinds if kind in WRAPPERS), ("", None))
+        inner = (field(model, "_modules") or {}).get(name)
+        if inner is None:
             break
-        if wrapper[1] is not None:
-            strategies.append(wrapper[1])
+        if strategy is not None:
+            strategies.append(strategy)
         model = inner
     return model, strategies, is_compiled
 
 
-def is_compiled_in_place(module: Any) -> bool:
-    return fields_of(module).get("_compiled_call_impl") is not None
-
-
-def fields_of(module: Any) -> dict[str, Any]:
-    """Its attributes, without calling `__getattr__` and the like."""
-    found: dict[str, Any] = getattr(module, "__dict__", {})
-    return found
-
-
-def parts_of(module: Any, name: str) -> dict[str, Any]:
-    """`_modules` or `_parameters` of a module."""
-    return fields_of(module).get(name) or {}
+def field(module: Any, name: str) -> Any:
+    """An attribute of a module, without calling its `__getattr__`."""
+    return getattr(module, "__dict__", {}).get(name)
 
 
 def modules_of(model: Any) -> Iterator[Any]:
@@ -246,14 +231,14 @@ def modules_of(model: Any) -> Iterator[Any]:
     while waiting:
         module = waiting.pop()
         yield module
-        for inner in list(parts_of(module, "_modules").values()):
+        for inner in list((field(module, "_modules") or {}).values()):
             if inner is not None and id(inner) not in seen:
                 seen.add(id(inner))
                 waiting.append(inner)
 
 
 def count(model: Any) -> dict[str, Any]:
-    """The sizes and types of its parameters; with too many of them, of the first ones."""
+    """The number and types of its parameters; the types of the first ones if there are too many."""
     tensors: dict[int, Any] = {}
     is_checkpointing = None  # unknown: a forward may call `checkpoint`
     is_whole = True
@@ -261,15 +246,16 @@ def count(model: Any) -> dict[str, Any]:
         if number >= MAX_PARTS or len(tensors) >= MAX_PARTS:
             is_whole = False
             break
-        for tensor in list(parts_of(module, "_parameters").values()):
+        for tensor in list((field(module, "_parameters") or {}).values()):
             if tensor is not None:
                 tensors[id(tensor)] = tensor
-        flag = fields_of(module).get("gradient_checkpointing")  # of transformers and diffusers
-        if flag is True or type(module).__name__ == "CheckpointWrapper":  # torch's own
+        # A flag of transformers and diffusers; a class of torch.
+        has_flag = field(module, "gradient_checkpointing") is True
+        if has_flag or type(module).__name__ == "CheckpointWrapper":
             is_checkpointing = True
     total = trainable = 0
     kinds, devices = set(), set()
-    # Not the overrides of tensor subclasses, which may run code.
+    # A tensor subclass may override these methods, and run code.
     with torch._C.DisableTorchFunction():
         for tensor in tensors.values():
             kinds.add(tensor.dtype)

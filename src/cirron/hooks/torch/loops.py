@@ -1,29 +1,24 @@
-"""The state machine by which training loops are understood. `docs/pytorch.md` has the rule on one
-page; `passes.py` has the state, and the questions that transitions ask of it.
+"""The state machine of torch loops. `docs/pytorch.md` has the rule; `passes.py` has the state, and
+the questions that decide.
 
 Each thread, and each asyncio task that trains, has a lane. In it, each iterator of a DataLoader
-that is asked for items is a pass:
+that is asked for items is a pass. Its spans wait until it is known what the pass is.
 
-    UNDECIDED    no model has used the items. Fetches wait for a parent
-    USED         a model has, but it may still be trained with them. Its spans wait as well
-    JOINED       another pass, its owner, has the steps, and this one fetches more data for them
-    EVALUATION   spans `evaluation` and `batch` are open
-    TRAINING     the same spans, now called `epoch` and `step`
+    state      | fetch                | a model runs           | it is trained     | end
+    UNDECIDED  | wait                 | USED, JOINED           | JOINED, TRAINING  | release what
+               |                      | or EVALUATION          |                   | waits
+    USED       | wait, or EVALUATION  | EVALUATION if          | JOINED, TRAINING  | EVALUATION, if
+               |                      | gradients are on       |                   | it is a `for`
+    JOINED     | next step, if the    |                        | of main pass      |
+               | owner has trained    |                        |                   |
+    EVALUATION | next batch, if a     |                        | main: TRAINING    | close the spans
+               | model has run        |                        | inner: end        |
+    TRAINING   | next step, if an     | next step, if its item |                   | snapshot, close
+               | optimizer stepped    | was read ahead         |                   | the spans
 
-    state      | fetch             | forward            | backward, optimizer  | end
-    UNDECIDED  | wait              | USED, JOINED or    | JOINED or TRAINING   | waiting spans
-               |                   | EVALUATION         |                      | stay where they are
-    USED       | wait, or          | EVALUATION, if     | JOINED or TRAINING   | EVALUATION, if it
-               | EVALUATION        | gradients are on   |                      | is a `for`
-    JOINED     | next step of an   |                    | main pass: TRAINING  |
-               | owner that trains |                    |                      |
-    EVALUATION | next batch, if a  |                    | main pass: TRAINING; | close the spans
-               | model has run     |                    | inner pass: ends     |
-    TRAINING   | next step, if an  |                    |                      | take the snapshot,
-               | optimizer stepped |                    |                      | close the spans
-
-The first pass of a lane that is decided is the main pass: it owns the epoch and the steps. Spans
-are opened only once the state is known. Loops without a loader are in `free.py`.
+`_decide` chooses between JOINED and EVALUATION, and a training is first opened as an evaluation.
+The first pass of a lane that is decided is the main pass: it owns the epoch and the steps. Loops
+without a loader are in `free.py`.
 
 Runs on the user's threads.
 """
@@ -43,22 +38,7 @@ from cirron.hooks import engine
 from cirron.hooks.engine import EVALUATIONS, MAX_WAITING, STEPS
 from cirron.hooks.torch import callers, describe
 from cirron.hooks.torch.free import scopes, versions_of
-from cirron.hooks.torch.passes import (
-    EVALUATION,
-    JOINED,
-    MAX_AHEAD,
-    TRAINING,
-    UNDECIDED,
-    USED,
-    Items,
-    Lane,
-    Load,
-    Pass,
-    ThisThread,
-    end_stale_optimizers,
-    has_optimizers,
-    nothing,
-)
+from cirron.hooks.torch.passes import Items, Lane, Load, Pass, State, ThisThread, nothing
 from cirron.record import hot
 
 if TYPE_CHECKING:
@@ -73,6 +53,7 @@ class Loops:
 
     def __init__(self, steps_per_epoch: int, snapshots: Snapshots) -> None:
         self.this_thread = ThisThread(self.end)
+        self.is_on = False  # the program may keep our functions after they are uninstalled
         # An optimizer has stepped in compiled code: Dynamo compiles the write, but not our hooks.
         self.has_stepped_compiled = False
         self.descriptions = describe.Descriptions()
@@ -86,7 +67,7 @@ class Loops:
         """Closes what a thread has open."""
         with guard.quiet("torch hooks"):
             for lane in lanes:
-                end_stale_optimizers(lane)
+                lane.end_stale_optimizers()
                 while lane.passes:
                     self.end_pass(lane.passes[-1])
                 lane.free.end(self)
@@ -122,7 +103,7 @@ class Loops:
         if hot.innermost().name in LOADS:
             return None
         if lane.optimizers:
-            end_stale_optimizers(lane)
+            lane.end_stale_optimizers()
         current = self._find_pass(lane, iterator)
         if self.has_stepped_compiled:
             self.has_stepped_compiled = False
@@ -130,15 +111,15 @@ class Loops:
             self.count_step(lane, 0)
         lane.loading = current
         current.items.fetched += 1
-        may_train = current.items.is_by_for or current.was_to_train
-        if current.state is USED and not (may_train and current.can_wait):
-            # A second item: a `for` has evaluated the first one, and a call was not for a peek.
-            self._decide(lane, current, is_evaluating=current.items.is_by_for)
-        owner = find_stepped(current)
-        if current.state is UNDECIDED:
-            release_unused(current)
-        elif owner is not None:
-            self._next_item(lane, owner)
+        is_for = current.items.asker.is_user_for
+        may_train = is_for or current.was_to_train
+        if current.state is State.USED and not (may_train and current.can_wait):
+            # A `for` has evaluated the items before. After `next`, this is the second item.
+            self._decide(current, is_evaluating=is_for)
+        if current.state is State.UNDECIDED:
+            current.release_skipped()
+        elif current.stepped is not None:
+            self._next_item(lane, current.stepped)
         elif current.is_training and len(lane.passes) == 1:
             span = hot.innermost()  # a framework may run the loop
             lane.step = span if isinstance(span, hot.Step) and span.name in STEPS else None
@@ -164,7 +145,7 @@ class Loops:
         return lane.has_worked and is_changed
 
     def _has_optimizers(self) -> bool:
-        self._optimizers_exist = self._optimizers_exist or has_optimizers()
+        self._optimizers_exist = self._optimizers_exist or any_is_hooked(torch.optim.Optimizer)
         return self._optimizers_exist
 
     def _next_step(self, current: Pass) -> None:
@@ -179,7 +160,7 @@ class Loops:
             if load.parent is before or (before is None and load.start >= current.stepped_ns)
         ]
         at = min((load.start for load in loads), default=0)
-        close_step(current, at)
+        current.close_step(at)
         if self._is_full(current):
             self._split_endless(current)
         span = current.span
@@ -212,7 +193,8 @@ class Loops:
         made = lane.optimizer_steps - lane.steps_before
         return current.items.length is None and made >= self.steps_per_epoch
 
-    def end_load(self, lane: Lane, load: hot.Span) -> None:
+    def end_load(self, load: hot.Span) -> None:
+        lane = self.this_thread.lane
         current, lane.loading = lane.loading, None
         lane.has_worked = lane.has_run = False
         if current is not None and current.is_undecided:
@@ -222,21 +204,23 @@ class Loops:
         if current is not None and current.items.is_exhausted:
             lane.step = None
 
-    def fail_load(self, lane: Lane, load: hot.Span, error: BaseException) -> None:
+    def fail_load(self, load: hot.Span, error: BaseException) -> None:
+        lane = self.this_thread.lane
         current, lane.loading = lane.loading, None
-        if isinstance(error, StopIteration):
-            hot.drop(load)
-            if current is not None:
-                self._exhaust(lane, current)
-            return
-        hot.fail(load, error)
-        # The error ends a `for`, although whoever keeps the exception keeps the iterator as well.
-        if current is not None and current.items.is_for_loop:
-            self.end_pass(current, error=(load.attrs or {}).get("error"))
+        with guard.quiet("torch loader"):
+            if isinstance(error, StopIteration):
+                hot.drop(load)
+                if current is not None:
+                    self._exhaust(current)
+                return
+            hot.fail(load, error)
+            # The error ends a `for`, even if the exception is kept, and the iterator with it.
+            if current is not None and current.items.asker.is_for:
+                self.end_pass(current, error=(load.attrs or {}).get("error"))
 
-    def _exhaust(self, lane: Lane, current: Pass) -> None:
+    def _exhaust(self, current: Pass) -> None:
         """The loader has no more items. The pass ends, unless the last ones are still unused."""
-        items = current.items
+        lane, items = current.lane, current.items
         items.fetched -= 1
         if current.has_unused_items and current.index <= items.fetched:
             if not (items.has_ended or current.is_undecided):  # a step for one of them has begun
@@ -245,12 +229,13 @@ class Loops:
             lane.has_worked = False  # with the last item
             lane.step = None
             return
-        drop_new_step(find_stepped(current))
+        if current.stepped is not None:
+            current.stepped.drop_new_step()
         if current.span is not None and current.opens_steps and not current.index:
             lane.epochs -= 1  # it was opened for the item that did not come
             hot.drop(current.span)
-        joined = [one for one in lane.passes if one.owner is current and one.items.is_for_loop]
-        if items.is_for_loop and joined:
+        joined = [one for one in lane.passes if one.owner is current and one.items.asker.is_for]
+        if items.asker.is_for and joined:
             swap(current, joined[0])  # which is longer. Program: `zipped_cycle`
             current = joined[0]
         self.end_pass(current)
@@ -259,9 +244,9 @@ class Loops:
         """The workers have stopped, which is the last part of their pass."""
         found = lane.find(iterator)
         if found is not None:
-            self._open_used(found)
+            self._evaluate_used(found)
             if lane.loading is None:  # else its last fetch is still running
-                close_step(found, span.start)
+                found.close_step(span.start)
         above = None if found is None else hot._open_ancestor(found.span or found.above)
         hot.release(span, above)
 
@@ -273,7 +258,7 @@ class Loops:
         if current is None:
             return self._begin_pass(lane, iterator)
         for inner in passes[passes.index(current) + 1 :]:
-            if inner.state is EVALUATION and inner is not main:
+            if inner.state is State.EVALUATION and inner is not main:
                 self.end_pass(inner)
         if not current.goes_on():
             self.end_pass(current)
@@ -294,29 +279,23 @@ class Loops:
         lane.free.end_evaluation()
         items = Items(iterator, functools.partial(self.iterator_gone, lane))
         current = Pass(lane, items)
-        is_told = lane.is_in_scope(EVALUATIONS)
-        # After a model in eval mode, an item that is fetched by hand may still be trained with.
-        is_eval_loop = items.is_for_loop and lane.is_model_in_eval_mode
-        current.began_evaluating = is_told or is_eval_loop or not torch.is_grad_enabled()
+        is_in_evaluation = lane.is_in_scope(EVALUATIONS)
+        # After a model in eval mode, an item that is fetched with `next` may be one to train with.
+        is_eval_loop = items.asker.is_for and lane.is_model_in_eval_mode
+        is_evaluating = is_in_evaluation or is_eval_loop or not torch.is_grad_enabled()
+        current.began_evaluating = is_evaluating
         for old in list(lane.passes):
             if old.is_left_for(current):
                 self.end_pass(old)
         current.above = hot.innermost()
-        # The program or a framework may have opened these spans itself.
-        is_batches = hot.is_fetching()  # `ci.batches` asks
-        is_evaluation = items.is_for_loop and current.began_evaluating and not is_told
-        is_step = current.is_in_own_step or not is_loop
-        is_allowed = (is_evaluation and not is_batches) or not is_step
-        current.opens_steps = is_allowed and not is_batches
-        is_whole = current.opens_steps or not current.has_outer_epoch
-        current.opens_span = is_allowed and is_whole and not is_told
+        current.choose_spans(is_loop=is_loop, is_in_evaluation=is_in_evaluation)
         lane.passes.append(current)
         lane.step = None
         if (current.has_outer_epoch or not current.opens_span) and iterator in self.setups:
             hot.release(self.setups.pop(iterator))
         if not current.opens_span:  # the program or a framework says what it is
             self.descriptions.put_loader(iterator, describe.find_described())
-            current.state = EVALUATION
+            current.state = State.EVALUATION
             lane.main = lane.main or current
         return current
 
@@ -324,11 +303,11 @@ class Loops:
         """Ends a pass, now or `at` a time. `error`: the exception that has left its loop."""
         lane = current.lane
         lane.step = None
-        self._open_used(current)
+        self._evaluate_used(current)
         if current.items.is_exhausted and not lane.has_worked:
-            drop_new_step(current)  # nothing was read ahead after all
+            current.drop_new_step()  # nothing was read ahead after all
         if lane.main is current:
-            if error is not None and current.state is EVALUATION and current.was_to_train:
+            if error is not None and current.state is State.EVALUATION and current.was_to_train:
                 self._name_training(lane, current)
             lane.main = None
         lane.passes[:] = [one for one in lane.passes if current not in (one, one.owner)]
@@ -342,7 +321,7 @@ class Loops:
         for one in (current.step, span):
             if one is not None and error is not None:
                 one.set(error=error)
-        close_step(current, ended_ns)
+        current.close_step(ended_ns)
         if span is not None and not span.end:
             if current.is_training:
                 self.on_epoch_end(span)
@@ -359,8 +338,9 @@ class Loops:
         lane.free.end_evaluation()
         for one in list(lane.passes):
             may_be_over = one is not lane.main or one.items.has_fetched_all
-            goes_on = one.items.is_by_for and not one.items.is_exhausted
-            if one.state is EVALUATION and lane.has_worked and may_be_over and not goes_on:
+            is_for = one.items.asker.is_for and one.items.asker.is_user_for
+            goes_on = is_for and not one.items.is_exhausted
+            if one.state is State.EVALUATION and lane.has_worked and may_be_over and not goes_on:
                 self.end_pass(one)
 
     def iterator_gone(self, lane: Lane, items: Items) -> None:
@@ -369,13 +349,13 @@ class Loops:
             current = next((one for one in lane.passes if one.items is items), None)
             if current is None:
                 return
-            if current.is_undecided and not items.is_for_loop:
+            if current.is_undecided and not items.asker.is_for:
                 self._hand_over(lane, current)
             elif items.is_exhausted and (current.is_last_due or not current.is_done):
                 return  # the last items are still to be used
             if lane.optimizers and lane is self.this_thread.find():
-                end_stale_optimizers(lane)
-            error = callers.error_that_left(sys._getframe(1)) if items.is_for_loop else None
+                lane.end_stale_optimizers()
+            error = callers.error_that_left(sys._getframe(1)) if items.asker.is_for else None
             self.end_pass(current, error=error)
 
     def _hand_over(self, lane: Lane, current: Pass) -> None:
@@ -383,10 +363,10 @@ class Loops:
         loader has begun to fetch for, or one of a loop that has no other loader.
         """
         for other in lane.passes:
-            if other.is_undecided and other.items.is_for_loop:
+            if other.is_undecided and other.items.asker.is_for:
                 other.waiting += current.waiting
                 current.waiting.clear()
-        if lane.main is None and current.items.fetched == 1 and current.state is UNDECIDED:
+        if lane.main is None and current.items.fetched == 1 and current.state is State.UNDECIDED:
             lane.free.take(current.waiting)
             current.waiting.clear()
 
@@ -398,9 +378,28 @@ class Loops:
         `is_in_train`: the mode of the model that runs; None: something is trained.
         """
         main = lane.main
-        if main is None:
-            pass
-        elif main.has_spare and is_in_train and not is_evaluating:
+        if main is not None:
+            self._use_fetched(main, is_evaluating=is_evaluating, is_in_train=is_in_train)
+        lane.has_worked = True
+        undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
+        for current in undecided:
+            current.was_to_train = not is_evaluating
+            if current.state is State.UNDECIDED:
+                current.release_skipped()
+        for current in undecided:
+            may_train = current.may_train_later(is_evaluating, is_in_train)
+            if may_train and len(undecided) == 1:
+                current.state = State.USED
+                current.items.count_references()
+            else:
+                self._decide(current, is_evaluating=is_evaluating)
+
+    def _use_fetched(self, main: Pass, *, is_evaluating: bool, is_in_train: bool | None) -> None:
+        """Begins the next step if its item was fetched before the last optimizer step, or ends the
+        pass if all its items have been used.
+        """
+        lane = main.lane
+        if main.has_spare and is_in_train and not is_evaluating:
             main.items.note_ahead(1)
             self._next_step(main)
         elif main.items.is_exhausted:
@@ -409,25 +408,6 @@ class Loops:
                 self._next_step(main)
             elif main.is_training and is_evaluating and is_used:
                 self.end_pass(main)  # else another model of the last step
-        lane.has_worked = True
-        undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
-        for current in undecided:
-            current.was_to_train = not is_evaluating
-            if current.state is UNDECIDED:
-                release_unused(current)
-        if len(undecided) == 1 and is_in_train is not None:
-            current, items = undecided[0], undecided[0].items
-            if main is not None:  # Programs: `probe_in_step`, `validation_in_train_mode`
-                may_train = current.began_in_step and main.is_training and main.is_done
-            else:
-                may_train = is_evaluating
-            is_peek = main is None and not items.is_by_for and items.fetched == 1
-            if (may_train and is_in_train and items.is_by_for) or is_peek:
-                current.state = USED
-                items.count_references()
-                return
-        for current in undecided:
-            self._decide(lane, current, is_evaluating=is_evaluating)
 
     def saw_training(
         self, lane: Lane, *, by_backward: bool = False, optimizer: int | None = None
@@ -461,7 +441,7 @@ class Loops:
         lane = self.this_thread.lane
         is_known = lane.main is not None or lane.step is span.parent
         for current in lane.passes:
-            if is_known and current.state is not USED:
+            if is_known and current.state is not State.USED:
                 continue
             if span.parent is current.above and 0 < len(current.waiting) < MAX_WAITING:
                 current.waiting.add(span)
@@ -479,8 +459,11 @@ class Loops:
         if main is None:
             lane.free.count_step(self, optimizer)
             return
-        self._end_work(main)
+        main.stepped_ns = hot.now()
         lane.versions = ()
+        main.has_spare = main.opens_steps and not (main.is_step_new or lane.has_run)
+        if main.has_spare:
+            lane.step = None
         self.keep_gradients(is_last=main.items.has_fetched_all or self._is_full(main))
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
@@ -490,62 +473,62 @@ class Loops:
             step.set(optimizer_skipped=True)
         self.count_step(lane, optimizer)
 
-    def _end_work(self, main: Pass) -> None:
-        """An optimizer has stepped, or the scaler has skipped that."""
-        main.stepped_ns = hot.now()
-        main.has_spare = main.opens_steps and not (main.is_step_new or main.lane.has_run)
-        if main.has_spare:
-            main.lane.step = None
-
     # -- transitions ------------------------------------------------------------------------
 
-    def _decide(self, lane: Lane, current: Pass, *, is_evaluating: bool) -> None:
-        """From UNDECIDED or USED to JOINED or EVALUATION, which a training goes through, too."""
-        if current.state is USED and is_evaluating:
-            self._open(current, is_each_a_batch=True)
-            return
-        current.items.count_references()
-        if current.is_in_own_step and not is_evaluating:
-            current.opens_span = current.opens_steps = False
-        main, inner = lane.main, lane.inner_evaluations
+    def _decide(self, current: Pass, *, is_evaluating: bool) -> None:
+        """From UNDECIDED or USED to JOINED or EVALUATION, from which a training goes on."""
+        owner = None
+        if current.state is State.UNDECIDED or not is_evaluating:
+            current.items.count_references()
+            owner = self._find_owner(current, is_evaluating=is_evaluating)
+        if owner is None:
+            self._open(current, is_evaluating=is_evaluating)
+        else:
+            self._join(owner, current)
+
+    def _find_owner(self, current: Pass, *, is_evaluating: bool) -> Pass | None:
+        """The pass for whose step or batch it fetches more data. None: it has its own."""
+        lane, main = current.lane, current.lane.main
         if main is not None and main.is_over_for(current, is_evaluating=is_evaluating):
             self.end_pass(main, at=current.waiting[0].start)
             main = None
             current.above = current.open_above
             for load in current.waiting:
                 load.parent = current.above
-        if main is not None:
-            if inner and is_evaluating and not current.began_in_step:
-                self._join(inner[-1], current)
-                return
-            if not main.is_evaluated_by(current, is_evaluating=is_evaluating):
-                self._join(main, current)
-                return
-            if main.step is not None and main.step not in scopes(current.above):
-                current.above = main.step  # opened just now, for an item that was fetched before
-        self._open(current)
+        if main is None:
+            return None
+        if is_evaluating and lane.inner_evaluations and not current.began_in_step:
+            return lane.inner_evaluations[-1]
+        if not main.is_evaluated_by(current, is_evaluating=is_evaluating):
+            return main
+        if main.step is not None and main.step not in scopes(current.above):
+            current.above = main.step  # opened just now, for an item that was fetched before
+        return None
 
-    def _open_used(self, current: Pass) -> None:
-        """A `for` has ended, and nothing was trained with its items: they were evaluated."""
-        if current.state is USED and current.items.is_for_loop:
-            self._open(current, is_each_a_batch=True)
+    def _evaluate_used(self, current: Pass) -> None:
+        """A `for` has ended and nothing was trained with its items: it was an evaluation."""
+        if current.state is State.USED and current.items.asker.is_for:
+            self._open(current, is_evaluating=True)
 
     def _join(self, owner: Pass, current: Pass) -> None:
         if owner.is_training and owner.is_done and owner.opens_steps:
             self._next_step(owner)
-        current.state = JOINED
+        current.state = State.JOINED
         current.owner = owner
         current.waiting.release(owner.step)
 
-    def _open(self, current: Pass, *, is_each_a_batch: bool = False) -> None:
-        """Opens the spans of a pass, from its first fetch on. `is_each_a_batch`: the items that
-        wait are those of batches, and not of one step.
+    def _open(self, current: Pass, *, is_evaluating: bool) -> None:
+        """Opens the spans of a pass, from its first fetch on. The items of an evaluation that was
+        USED are one batch each; otherwise all items so far are for one step.
         """
         lane, items, waiting = current.lane, current.items, current.waiting
         if lane.main is None:
             lane.main = current
             lane.free.forget()
-        current.state = EVALUATION
+        is_each_a_batch = current.state is State.USED and is_evaluating
+        current.state = State.EVALUATION
+        if current.is_in_own_step and not is_evaluating:
+            current.opens_span = current.opens_steps = False
         if current.has_own_steps:
             current.opens_steps = False
             current.opens_span = current.opens_span and not current.has_outer_epoch
@@ -574,7 +557,7 @@ class Loops:
 
     def _name_training(self, lane: Lane, current: Pass) -> None:
         """From EVALUATION to TRAINING."""
-        current.state = TRAINING
+        current.state = State.TRAINING
         lane.versions = versions_of(lane)
         current.began_evaluating = False  # the model was left in eval mode
         span, step = current.span, current.step
@@ -602,46 +585,14 @@ class Loops:
         lane.steps_before = lane.optimizer_steps
 
 
-def release_unused(current: Pass) -> None:
-    """Leaves fetches where they were made if the program has let go of their items: it has used
-    these without a model. Of the last one, or two if it reads ahead, it may have made copies.
-    """
-    waiting = current.waiting
-    kept = MAX_AHEAD if current.items.may_read_ahead else 1
-    while sum(one.name == "data_load" for one in waiting) > kept:
-        item = getattr(waiting[0], "item", nothing)
-        if len(waiting) < MAX_WAITING and item() is not None:
-            break
-        current.index += 1
-        hot.release(waiting.pop(0))
-
-
-def find_stepped(current: Pass) -> Pass | None:
-    """The pass whose next step a fetch begins. An evaluation has as many batches as its own loader,
-    whatever else is fetched in it.
-    """
-    owner = current.owner or current
-    is_its = owner.is_training or current.state is EVALUATION
-    return owner if owner.opens_steps and is_its else None
-
-
-def drop_new_step(current: Pass | None) -> None:
-    """Drops the step that was opened for an item that did not come."""
-    if current is not None and current.step is not None and current.is_step_new:
-        hot.drop(current.step)
-        current.step = current.lane.step = None
-        current.stepped_ns = hot.now()  # in the step before it
-        current.index -= 1
+def any_is_hooked(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer has been created: torch then marks the `step` of its class."""
+    return any(
+        getattr(one.step, "hooked", False) or any_is_hooked(one) for one in kind.__subclasses__()
+    )
 
 
 def swap(main: Pass, other: Pass) -> None:
     """Lets the main pass go on with the items of another one."""
     main.items, other.items = other.items, main.items
     main.items.count_references()
-
-
-def close_step(current: Pass, at: int) -> None:
-    if current.step is not None:
-        if current.state is EVALUATION:  # what an attack or a saliency map minimises is no loss
-            hot.losses.pop(current.step, None)
-        hot.close(current.step, at)

@@ -1,5 +1,6 @@
-"""The state of training loops: what a thread or task is doing (`Lane`), and each pass over a
-DataLoader in it (`Pass`). `loops.py` has the transitions; here are the facts that decide them.
+"""The state of training loops: what a thread or task is doing (`Lane`), its passes over DataLoaders
+(`Pass`), and what a pass reads (`Items`). `loops.py` changes the state; the questions that decide
+about that are answered here.
 
 Runs on the user's threads.
 """
@@ -14,7 +15,6 @@ from _thread import _local, get_ident
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from cirron.hooks.engine import MAX_WAITING, STEPS, Waiting
@@ -26,12 +26,9 @@ from cirron.record import hot
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-UNDECIDED, USED, JOINED = "undecided", "used", "joined"
-EVALUATION, TRAINING = "evaluation", "training"
-
-# A loop that reads ahead has fetched at most this many items when it uses the first.
+# A loop that reads ahead has fetched at most this many items when it uses the first one.
 MAX_AHEAD = 2
-# Parts of an item that are tried for one that can have a weak reference.
+# How many parts of an item are tried until one can have a weak reference.
 MAX_TRIED = 8
 
 # Set in the context of an asyncio task, and so in those of the tasks that it starts.
@@ -39,11 +36,21 @@ lane_of_context: ContextVar[Lane | None] = ContextVar("cirron_lane", default=Non
 
 
 def nothing() -> None:
-    """Stands for a weak reference to an object that is gone."""
+    """A weak reference to nothing."""
+
+
+class State:
+    """The states of a pass. `loops.py` has the transitions."""
+
+    UNDECIDED = "undecided"  # no model has used the items
+    USED = "used"  # a model has, but it may still be trained with them
+    JOINED = "joined"  # it fetches data for the steps of another pass
+    EVALUATION = "evaluation"
+    TRAINING = "training"
 
 
 class Load(hot.OwnSpan):
-    """A fetch, with its item: one that the program lets go before a model runs was skipped.
+    """A fetch. The program has skipped its item if it is gone when a model runs.
     Programs: `grouped_items`, `zipped_groups`.
     """
 
@@ -52,7 +59,7 @@ class Load(hot.OwnSpan):
 
 
 class Items:
-    """What a pass reads: an iterator of a DataLoader, and the code that asks it for items."""
+    """What a pass reads: the iterator of a DataLoader, and the code that asks it for items."""
 
     def __init__(self, iterator: Any, gone: Callable[[Items], None]) -> None:
         """`gone`: called when the program has released the iterator."""
@@ -60,40 +67,28 @@ class Items:
         self.iterator: Callable[[], Any] = weakref.ref(iterator, lambda _: gone(self))
         self.length = length_of(iterator)  # None: unknown, perhaps endless; -1: unknown, but finite
         self.round_length = round_of(iterator)  # of a sampler that repeats another one forever
-        asker = callers.outside(sys._getframe(1))
-        self.is_for_loop = callers.is_for(asker)  # else a call of `next`
-        self.generator = asker.f_code if callers.is_generator(asker) else None
-        user = callers.past_generators(asker)
-        self.code = user.f_code  # of the function that uses the items
-        self.is_called_for = not callers.is_for(user)
-        # Neither a call nor a generator that is called.
-        self.is_by_for = self.is_for_loop and not self.is_called_for
+        self.asker = callers.find_asker(sys._getframe(1))
         self.references = 0  # to the iterator, when its first item was used
         self.fetched = 0
-        self.ahead = 0  # items that are fetched before the one before them is used
-        self.has_ended = False  # there are no more items, but the last are not used yet
+        self.ahead = 0  # how many items are fetched before they are used
+        self.has_ended = False  # there are no more items, but the last ones are not used yet
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether there are no more items, but the last ones are not used yet."""
+        """Whether only items that were read ahead are left."""
         return self.has_ended or (self.ahead > 0 and self.is_round_over)
 
     @property
     def is_round_over(self) -> bool:
-        """Whether a sampler that repeats begins again. Program: `loader_repeats`."""
+        """Whether a sampler that repeats starts again. Program: `loader_repeats`."""
         return self.fetched == self.round_length
 
     @property
     def has_fetched_all(self) -> bool:
-        """Whether the last item was fetched, of this round if a sampler repeats."""
         return self.fetched == self.length or self.is_round_over
 
-    @property
-    def may_read_ahead(self) -> bool:
-        return self.generator is not None or not self.is_for_loop
-
     def note_ahead(self, items: int) -> None:
-        self.ahead = items if self.may_read_ahead else 0
+        self.ahead = items if self.asker.may_read_ahead else 0
 
     def count_references(self) -> None:
         self.references = callers.references_to(self.iterator())
@@ -105,47 +100,109 @@ class Pass:
     def __init__(self, lane: Lane, items: Items) -> None:
         self.lane = lane
         self.items = items
-        self.state = UNDECIDED
-        self.owner: Pass | None = None  # if JOINED, the pass that it fetches for
+        self.state = State.UNDECIDED
+        self.owner: Pass | None = None  # JOINED: the pass that it fetches for
         # How it began.
         self.above = hot.innermost()  # the span that was open
         self.began_evaluating = False  # gradients were off, or the model was in eval mode
         self.began_in_step = lane.has_worked  # a model had run in the open step of the main pass
-        # Which spans it opens: none that the program or a framework opens itself.
+        # Which spans it opens. See `choose_spans`.
         self.opens_span = False  # the epoch or evaluation
         self.opens_steps = False
-        # While it is undecided.
-        self.waiting = Waiting()  # fetches, and forwards once USED
-        # A model has run on the first item alone, in train mode and with gradients. An error may
-        # have kept it from training. Program: `batch_size_finder`.
+        # UNDECIDED or USED.
+        self.waiting = Waiting()  # fetches, and once it is USED, forwards
+        # A model has run in train mode and with gradients. Only an error can have kept the program
+        # from training it. Program: `batch_size_finder`.
         self.was_to_train = False
-        # Once it is an evaluation or a training.
+        # EVALUATION or TRAINING.
         self.span: hot.Span | None = None
         self.step: hot.Span | None = None
         self.index = 0  # of the next step
-        self.is_step_new = False  # opened for the item that is being fetched
-        self.stepped_ns = 0  # when an optimizer did, in the open step
-        # The last item was fetched in the middle of the step, and no model had used it when the
-        # optimizer stepped: it is for the next step. Program: `fetched_between`.
+        self.is_step_new = False  # it was opened for the item that is being fetched
+        self.stepped_ns = 0  # when an optimizer stepped in the open step
+        # The last item was fetched in the middle of the step, and is for the next one.
+        # Program: `fetched_between`.
         self.has_spare = False
 
     @property
     def is_undecided(self) -> bool:
-        return self.state is UNDECIDED or self.state is USED
+        return self.state is State.UNDECIDED or self.state is State.USED
 
     @property
     def is_training(self) -> bool:
-        return self.state is TRAINING
+        return self.state is State.TRAINING
 
     @property
     def is_done(self) -> bool:
         """Whether the open step has trained, or its batch was evaluated."""
         return self.stepped_ns > 0 if self.is_training else self.lane.has_worked
 
+    # -- items that are fetched, but not used yet ----------------------------------------------
+
     @property
     def is_last_due(self) -> bool:
         """Whether an item is left for one more step."""
         return self.items.fetched > self.index
+
+    @property
+    def has_unused_items(self) -> bool:
+        """Whether the last items are still to be used, now that the loader has no more."""
+        items = self.items
+        if self.is_undecided:  # more items than these were taken one by one, as by `list`
+            is_first = self.state is State.UNDECIDED and 0 < items.fetched <= MAX_AHEAD
+            return items.asker.may_read_ahead and is_first
+        if self.state is State.JOINED or not items.asker.may_read_ahead:
+            return False
+        # If there was no second step, all items were used together, or one was read ahead. The last
+        # group of items may be smaller. Program: `fairseq`.
+        return 0 < items.ahead < max(2, items.fetched - 1) or not self.lane.has_worked
+
+    def may_train_later(self, is_evaluating: bool, is_in_train: bool | None) -> bool:
+        """Whether the model that runs may still be trained with the same items.
+
+        Programs: `open_clip_accumulation`, `validation_in_train_mode`, `probe_in_step`.
+        """
+        main, is_for = self.lane.main, self.items.asker.is_user_for
+        if main is not None:
+            is_evaluating = main.is_training and main.is_done and self.began_in_step
+        elif not is_for and is_in_train is not None:
+            return self.items.fetched == 1
+        return bool(is_for and is_in_train and is_evaluating)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether nothing but the waiting spans was recorded in the meantime. A mark, for example,
+        needs the span of its batch to be open.
+        """
+        recorded = hot.given_out() - self.waiting[0].sequence + 1
+        return recorded == len(self.waiting) < MAX_WAITING
+
+    def release_skipped(self) -> None:
+        """Leaves the fetches of items that the program no longer holds where they were made: it has
+        used these without a model. It may have copied the last one, or two if it reads ahead.
+        """
+        kept = MAX_AHEAD if self.items.asker.may_read_ahead else 1
+        while sum(one.name == "data_load" for one in self.waiting) > kept:
+            item = getattr(self.waiting[0], "item", nothing)
+            if len(self.waiting) < MAX_WAITING and item() is not None:
+                break
+            self.index += 1
+            hot.release(self.waiting.pop(0))
+
+    # -- spans that the program or a framework opens -------------------------------------------
+
+    def choose_spans(self, *, is_loop: bool, is_in_evaluation: bool) -> None:
+        """It opens no span that the program or a framework has opened already.
+
+        `is_loop`: False if each fetch is in a scope of its own.
+        """
+        is_batches = hot.is_fetching()  # by `ci.batches`
+        is_evaluation = self.began_evaluating and not (is_in_evaluation or is_batches)
+        is_loop = is_loop and not self.is_in_own_step
+        may_open = is_loop or (is_evaluation and self.items.asker.is_for)
+        self.opens_steps = may_open and not is_batches
+        is_whole = self.opens_steps or not self.has_outer_epoch
+        self.opens_span = may_open and is_whole and not is_in_evaluation
 
     @property
     def open_above(self) -> hot.Span:
@@ -154,45 +211,35 @@ class Pass:
 
     @property
     def has_own_steps(self) -> bool:
-        """Whether the program has opened a step or batch itself, in the body of the loop."""
+        """Whether the program has opened a step or batch in the body of the loop."""
         above = self.open_above
         body = itertools.takewhile(lambda one: one is not above, scopes())
         return any(one.name in STEPS for one in body)
 
     @property
     def is_in_own_step(self) -> bool:
-        """Whether the program or a framework has opened a step or batch around it."""
+        """Whether the program or a framework has opened a step or batch around the loop."""
         return self.lane.is_in_scope(STEPS, self.above)
 
     @property
     def has_outer_epoch(self) -> bool:
-        """Whether the program or a framework has opened the epoch that its steps belong to."""
+        """Whether the program or a framework has opened the epoch that the steps belong to."""
         return self.lane.main in (None, self) and self.lane.is_in_scope(("epoch",), self.above)
 
-    @property
-    def can_wait(self) -> bool:
-        """Whether nothing but the waiting spans was recorded meanwhile. What the program records,
-        such as a mark, belongs to its batch, which has to be open for that.
-        """
-        recorded = hot.given_out() - self.waiting[0].sequence + 1
-        return recorded == len(self.waiting) < MAX_WAITING
+    # -- where it ends, and what other passes are for ------------------------------------------
 
     @property
-    def has_unused_items(self) -> bool:
-        """Whether the loader has no more items, but the last ones are not used yet."""
-        items = self.items
-        if self.is_undecided:  # with more items, they were taken one after the other, as by `list`
-            is_first = self.state is UNDECIDED and 0 < items.fetched <= MAX_AHEAD
-            return items.may_read_ahead and is_first
-        if self.state is JOINED or not items.may_read_ahead:
-            return False
-        # Without a second step, it has used all of them together, or has read one ahead. The last
-        # items may be fewer than those that it uses together. Program: `fairseq`.
-        return 0 < items.ahead < max(2, items.fetched - 1) or not self.lane.has_worked
+    def stepped(self) -> Pass | None:
+        """The pass whose next step or batch a fetch begins. In an evaluation, only its own loader
+        begins batches.
+        """
+        owner = self.owner or self
+        is_its = owner.is_training or self.state is State.EVALUATION
+        return owner if owner.opens_steps and is_its else None
 
     def goes_on(self, here: hot.Span | None = None) -> bool:
         """Whether the next item belongs to this pass: the scope that it began in is still open, or
-        was a step that another one has followed. `here`: the innermost span, if it is known.
+        was a step that another step has followed. `here`: the innermost span, if it is known.
         """
         if self.items.is_round_over:
             return False
@@ -206,60 +253,72 @@ class Pass:
 
     def is_left_for(self, new: Pass) -> bool:
         """Whether the loop over it was left, now that another iterator is asked for an item."""
-        items = self.items
+        items, asker = self.items, self.items.asker
         if (
             items.is_exhausted
             or (items.is_round_over and self.lane.has_worked)
             or (self.span is not None and self.span.end)  # a fork has closed it
-            # The fit of a framework was stopped inside an epoch.
-            or (self.above.end and not self.goes_on())
+            or (self.above.end and not self.goes_on())  # a framework has stopped in an epoch
         ):
             return True
-        is_evaluated = self.state is EVALUATION and self.lane.has_worked
-        if is_evaluated and new.began_evaluating and items.is_called_for:
-            return True  # Program: `validations_by_next`
-        is_first = self.state is UNDECIDED and items.is_called_for and self.lane.main is None
-        is_elsewhere = new.began_evaluating and items.code is not new.items.code
-        if is_first and is_elsewhere and not self.began_evaluating:
-            return True  # Program: `generators_read_ahead`; but `mixmatch` goes on
-        if items.is_for_loop:
+        if new.began_evaluating and not asker.is_user_for:
+            if self.state is State.EVALUATION and self.lane.has_worked:
+                return True  # Program: `validations_by_next`
+            is_first = self.state is State.UNDECIDED and self.lane.main is None
+            is_elsewhere = asker.user is not new.items.asker.user
+            if is_first and is_elsewhere and not self.began_evaluating:
+                return True  # Program: `generators_read_ahead`; but `mixmatch` goes on
+        if asker.is_for:
             # After a `break`, a variable or a loader with persistent workers may hold the iterator.
             return callers.references_to(items.iterator()) < items.references
         if self.is_training and new.began_evaluating:
             return self.is_over_for(new, is_evaluating=True)
-        return new.items.is_for_loop and self.state is not JOINED
-
-    # -- questions to the main pass about another one ----------------------------------------
+        return new.items.asker.is_for and self.state is not State.JOINED
 
     def is_over_for(self, other: Pass, *, is_evaluating: bool) -> bool:
-        """Whether a loop with `next`, which may not be called after the last item, was left for
-        another one.
+        """Whether a loop that calls `next` was left for another pass. The program may not ask for
+        an item after the last one, so nothing else shows that it was the last.
         """
-        items, generator = self.items, self.items.generator
-        if items.is_for_loop:
+        items, generator = self.items, self.items.asker.generator
+        if items.asker.is_for:
             return False
         if not is_evaluating:  # on the first item, a teacher may run
-            return self.state is EVALUATION and items.fetched > 1
+            return self.state is State.EVALUATION and items.fetched > 1
         if items.fetched != items.length or not self.is_done or items.ahead:
             return False
-        is_asking = other.items.generator is generator
+        is_asking = other.items.asker.generator is generator
         return generator is None or callers.has_ended(generator, items.iterator(), is_asking)
 
     def is_evaluated_by(self, inner: Pass, *, is_evaluating: bool) -> bool:
-        """Whether a pass inside this one is an evaluation; else it fetches more for the step.
-
-        An item that is fetched by hand, when no model has run in the step, is for that step.
+        """Whether a pass inside this one is an evaluation. Otherwise it fetches more data for the
+        step, as does a call of `next` before a model runs in the step.
         """
-        if self.began_evaluating or not (inner.items.is_for_loop or inner.began_in_step):
+        if self.began_evaluating or not (inner.items.asker.is_for or inner.began_in_step):
             return False
         return inner.began_evaluating or (is_evaluating and self.is_training)
 
     def was_only_peeked_at(self, other: Pass) -> bool:
-        """Whether the program goes on with another iterator. Of two that are asked by hand, the
+        """Whether the program goes on with another iterator. Of two that are read with `next`, the
         main pass is the one that is asked again.
         """
-        by_hand = not (self.items.is_for_loop or other.items.is_for_loop)
-        return by_hand and self.is_training and self.items.fetched == 1 and self.is_done
+        by_next = not (self.items.asker.is_for or other.items.asker.is_for)
+        return by_next and self.is_training and self.items.fetched == 1 and self.is_done
+
+    # -- the open step ------------------------------------------------------------------------
+
+    def drop_new_step(self) -> None:
+        """Drops the step that was opened for an item that did not come."""
+        if self.step is not None and self.is_step_new:
+            hot.drop(self.step)
+            self.step = self.lane.step = None
+            self.stepped_ns = hot.now()  # in the step before it
+            self.index -= 1
+
+    def close_step(self, at: int) -> None:
+        if self.step is not None:
+            if self.state is State.EVALUATION:  # what an attack minimizes is not a loss
+                hot.losses.pop(self.step, None)
+            hot.close(self.step, at)
 
 
 class Lane:
@@ -270,14 +329,14 @@ class Lane:
         self.passes: list[Pass] = []  # outermost first
         self.main: Pass | None = None  # the pass that owns the epoch and the steps
         self.loading: Pass | None = None  # it is being asked for an item
-        # The open step of a training, if nothing but a fetch can change the state of the loop.
-        # While it is the innermost span, the hooks take their fast paths.
+        # The open step of a training if only a fetch can change the state of the loop. While it is
+        # the innermost span, the hooks take their fast paths.
         self.step: hot.Span | None = None
         self.has_worked = False  # a model has run, or was trained, since the last fetch
         self.has_run = False  # a model has run since the last fetch
         self.is_inside = False  # a forward or a backward is running
         self.model: Callable[[], Any] | None = None  # the last one that ran
-        self.told: bool | None = None  # whether it was called to train, if Keras said so
+        self.told: bool | None = None  # its argument `training`, if it is one of Keras's
         self.described: Callable[[], Any] = nothing  # the last one whose settings were recorded
         # The optimizers that are stepping, the innermost last: their ids, with what
         # `hot.begin_phase` returned, or their spans.
@@ -302,12 +361,12 @@ class Lane:
     @property
     def inner_evaluations(self) -> list[Pass]:
         """The evaluations that are open inside the main pass, the innermost last."""
-        return [one for one in self.passes if one.state is EVALUATION and one is not self.main]
+        inner = [one for one in self.passes if one is not self.main]
+        return [one for one in inner if one.state is State.EVALUATION]
 
     @property
     def has_used_loop(self) -> bool:
-        """Whether a `for` loop is USED."""
-        return any(one.state is USED and one.items.is_for_loop for one in self.passes)
+        return any(one.state is State.USED and one.items.asker.is_for for one in self.passes)
 
     @property
     def is_model_in_eval_mode(self) -> bool:
@@ -325,6 +384,19 @@ class Lane:
         inferred += [span for one in self.passes for span in (one.span, one.step)]
         named = [one for one in scopes(above) if one.name in names and not one.end]
         return any(one not in inferred for one in named)
+
+    def end_stale_optimizers(self, inner: int = 0) -> None:
+        """Closes the spans of optimizer steps that raised: torch calls no hook for them.
+
+        Steps that run are on the stack; `inner` of them have no span yet.
+        """
+        running = callers.running_optimizers() - inner
+        while len(self.optimizers) > running:
+            phase = self.optimizers.pop()[1]
+            if phase is not None:
+                span = hot.open_phase(phase)
+                span.set(error="the step raised")
+                hot.close(span)
 
     def find(self, iterator: Any) -> Pass | None:
         return next((one for one in self.passes if one.items.iterator() is iterator), None)
@@ -371,27 +443,6 @@ class ThisThread(_local):
                     self.lanes.append(lane)
         self.lane = lane
         return lane
-
-
-def end_stale_optimizers(lane: Lane, inner: int = 0) -> None:
-    """Closes the spans of optimizer steps that raised: torch calls no hook for them.
-
-    Steps that run are on the stack; `inner` of them have no span yet.
-    """
-    running = callers.running_optimizers() - inner
-    while len(lane.optimizers) > running:
-        phase = lane.optimizers.pop()[1]
-        if phase is not None:
-            span = hot.open_phase(phase)
-            span.set(error="the step raised")
-            hot.close(span)
-
-
-def has_optimizers(kind: type[torch.optim.Optimizer] = torch.optim.Optimizer) -> bool:
-    """Whether the program has created an optimizer: torch then marks the `step` of its class."""
-    return any(
-        getattr(one.step, "hooked", False) or has_optimizers(one) for one in kind.__subclasses__()
-    )
 
 
 def is_in_train_mode(model: Any) -> bool:

@@ -1,7 +1,7 @@
 """A `checkpoint` span for the outermost call of a function that saves, to a file or a buffer.
 
-Not for calls by a dataset or a model, nor on a thread that trains nothing: the loop does not wait
-for those.
+Calls by a dataset or a model, and on a thread that trains nothing, have no span, because the loop
+does not wait for them.
 
 Runs on the user's threads.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cirron.hooks.torch.loops import Loops
     from cirron.hooks.torch.passes import Lane
 
-# The module to wait for, where in it the functions are ("" is the module itself), their names.
+# A module, the places of its functions ("" is the module itself), and their names.
 SAVERS = (
     ("torch", ("", "serialization"), ("save",)),
     ("torch.distributed.checkpoint", ("", "state_dict_saver"), ("save", "async_save")),
@@ -39,54 +39,47 @@ SAVERS = (
 STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 
 
-class Saving:
-    """Installed with the patches of torch's hook, which also remove it."""
+def install(watch: ImportWatch, patches: Patches, loops: Loops) -> None:
+    """Wraps the functions, once their modules are imported. `patches` removes the wrappers."""
+    for module, places, names in SAVERS:
+        then = functools.partial(add, patches, loops, module, places, names)
+        watch.when_imported(module, then)
 
-    def __init__(self, watch: ImportWatch, patches: Patches, loops: Loops) -> None:
-        self._watch = watch
-        self._patches = patches
-        self._loops = loops
-        self.is_on = False  # the program may keep our functions after they are uninstalled
 
-    def install(self) -> None:
-        self.is_on = True
-        for module, places, names in SAVERS:
-            self._watch.when_imported(module, functools.partial(self._add, module, places, names))
+def add(
+    patches: Patches, loops: Loops, module: str, places: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    made: dict[Any, Any] = {}  # one wrapper for both places, because pickle compares them
+    for place in places:
+        owner: Any = sys.modules[module]
+        owner = getattr(owner, place, None) if place else owner
+        for name in names:
+            original = getattr(owner, name, None)
+            if original is not None:  # some releases lack it
+                made[original] = made.get(original) or wrap(loops, original)
+                patches.set(owner, name, made[original])
 
-    def uninstall(self) -> None:
-        self.is_on = False
 
-    def _add(self, module: str, places: tuple[str, ...], names: tuple[str, ...]) -> None:
-        made: dict[Any, Any] = {}  # the same one in both places, which pickle compares
-        for place in places:
-            owner: Any = sys.modules[module]
-            owner = getattr(owner, place, None) if place else owner
-            for name in names:
-                original = getattr(owner, name, None)
-                if original is not None:  # some releases lack it
-                    made[original] = made.get(original) or self._make(original)
-                    self._patches.set(owner, name, made[original])
-
-    def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def save(*args: Any, **kwargs: Any) -> Any:
-            span, lane = None, self._loops.this_thread.find()
-            # Pickling a tensor saves its storage.
-            if self.is_on and not (args and isinstance(args[0], STORAGES)):
-                with guard.quiet("torch save"):
-                    span = begin(self._loops, lane)
-            return engine.around(span, original, args, kwargs, self._end)
-
-        run_uncompiled(save, with_callees=False)
-        return save
-
-    def _end(self, span: hot.Span) -> None:
-        self._loops.close(span)
+def wrap(loops: Loops, original: Callable[..., Any]) -> Callable[..., Any]:
+    def end(span: hot.Span) -> None:
+        loops.close(span)
         engine.extend_step(span)
+
+    @functools.wraps(original)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        span, lane = None, loops.this_thread.find()
+        # Pickling a tensor saves its storage.
+        if loops.is_on and not (args and isinstance(args[0], STORAGES)):
+            with guard.quiet("torch save"):
+                span = begin(loops, lane)
+        return engine.around(span, original, args, kwargs, end)
+
+    run_uncompiled(save, with_callees=False)
+    return save
 
 
 def begin(loops: Loops, lane: Lane) -> hot.Span | None:
-    """None: this call is part of a fetch, a forward, or another checkpoint."""
+    """Returns None if this call is part of a fetch, a forward, or another checkpoint."""
     if lane.loading or lane.is_inside or "checkpoint" in hot.open_names():
         return None
     if lane.model is None and get_ident() != threading.main_thread().ident:
