@@ -265,7 +265,7 @@ def test_one_request_for_all_of_a_slice(cuda: FakeCuda, rig: Rig) -> None:
     cuda.finish()
     rig.collector.drain()
     ((*others, last),) = rig.asked
-    last.resolve_all(others)
+    last.resolve(others)
 
     assert [("x", ms(1))] * 10 == rig.written
 

@@ -16,7 +16,7 @@ from cirron import guard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any, TypeAlias
 
     from cirron.record.hot import DeviceClock
@@ -53,13 +53,15 @@ class Deferred:
         self.is_ready = False
         self.is_lost = False
 
-    def resolve(self) -> None:
-        """Waits for the value. Afterwards it is ready, or lost if reading it failed.
+    def resolve(self, others: Sequence[Deferred] = ()) -> None:
+        """Waits for this value, and for others that become ready at about the same time.
 
-        Several threads may call this at once: the source is released only after the value is set.
+        Afterwards each is ready, or lost if reading it failed. Several threads may call this at
+        once: the source is released only after the value is set.
         """
-        while not self.poll():
-            time.sleep(POLL_S)
+        for deferred in (self, *others):
+            while not deferred.poll():
+                time.sleep(POLL_S)
 
     def poll(self) -> bool:
         """Whether it is ready. Blocks until it is, except in subclasses."""
@@ -81,11 +83,6 @@ class Deferred:
         if not self.is_ready:
             self.is_lost = self.is_ready = True
             self.source = None
-
-    def resolve_all(self, others: list[Deferred]) -> None:
-        """Waits for this value, and for others that become ready at about the same time."""
-        for deferred in (self, *others):
-            deferred.resolve()
 
 
 def capture(value: Any, device_clock: DeviceClock | None = None) -> Any:

@@ -65,7 +65,7 @@ class Resolver:
                 while self._asked and value.is_batched and self._asked[0].is_batched:
                     together.append(self._asked.popleft())
                 *others, last = together
-                last.resolve_all(others)
+                last.resolve(others)
             if worker.is_stopping:
                 return
             worker.rest(3600.0)

@@ -367,14 +367,14 @@ class OnDevice(value.Deferred):
             self.place.clock.ask((self,))
         return self.is_ready
 
-    def resolve_all(self, others: list[value.Deferred]) -> None:
+    def resolve(self, others: Sequence[value.Deferred] = ()) -> None:
         """Earlier values are computed when this one is, so that all are read together."""
         together = [one for one in (*others, self) if isinstance(one, OnDevice)]
         self.place.clock.ask(together)
         while not self.is_ready:
             time.sleep(value.POLL_S)
             self.place.clock.ask(together)
-        super().resolve_all(others)
+        super().resolve(others)
 
     def lose(self) -> None:
         if not self.is_ready:
