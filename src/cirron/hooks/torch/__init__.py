@@ -36,7 +36,7 @@ from cirron.hooks.patch import ImportWatch, Patches
 from cirron.hooks.torch import saving
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
 from cirron.hooks.torch.describe import find_described
-from cirron.hooks.torch.free import current_graph_task_id
+from cirron.hooks.torch.free import current_graph_task_id, scopes
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
 from cirron.hooks.torch.passes import Lane, Load, is_in_train_mode, nothing, reference_to
@@ -81,7 +81,7 @@ class TorchHook:
         self._models: dict[weakref.ref[Any], int] = {}
         self._loops = Loops(settings.steps_per_epoch, snapshots)
         self._this_thread = self._loops.this_thread
-        self._compiling = Compiling(self._watch, self._patches, self._loops.close)
+        self._compiling = Compiling(self._loops.close)
         self._gpu_times = GpuTimes()
         self._marks_losses = settings.loss_marks
 
@@ -106,7 +106,7 @@ class TorchHook:
         ]
         hot.watch_losses(self._marks_losses)
         self._stay_out_of_graphs()
-        self._compiling.install(call)
+        self._compiling.install(self._watch, self._patches, call)
         saving.install(self._watch, self._patches, self._loops)
         with guard.quiet("torch gpu time"):
             self._gpu_times.install()
@@ -227,8 +227,8 @@ class TorchHook:
 
     def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
         calls = self._models.get(reference, 0)
-        self._models[reference] = calls + 1
         if calls % LOOK_AGAIN:
+            self._models[reference] = calls + 1
             return None
         if len(self._models) > MAX_MODULES:
             for gone in [one for one in list(self._models) if one() is None]:
@@ -247,7 +247,7 @@ class TorchHook:
         if is_expected or (lane.has_used_loop and not is_evaluating):
             self._loops.saw_work(lane, is_evaluating=is_evaluating, is_in_train=is_in_train)
         if lane.main is None and not lane.has_used_loop:
-            lane.free.before_forward(self._loops, model, is_in_train=is_in_train)
+            lane.free.before_forward(model, is_in_train=is_in_train)
         if lane.described is not model:
             # Without gradients, the settings of its training are still to be recorded; and those of
             # items that were fetched with `next()`, once it is trained with them.
@@ -617,8 +617,4 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
 
 
 def step_around() -> hot.Span | None:
-    """The innermost step that is open."""
-    span = hot.innermost()
-    while span.name not in STEPS and span.parent is not span:
-        span = span.parent
-    return span if span.name in STEPS else None
+    return next((one for one in scopes() if one.name in STEPS), None)

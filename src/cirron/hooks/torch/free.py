@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Iterator
 
-    from cirron.hooks.torch.loops import Loops
     from cirron.hooks.torch.passes import Lane
 
 current_graph_task_id = torch._C._current_graph_task_id  # -1 outside of a backward
@@ -48,6 +47,7 @@ class FreeLoop:
         self.versions: tuple[int, ...] | None = None
         self.losses: list[tuple[Any, int]] = []  # of the first steps, with their times
         self._lane = lane
+        self._loops = lane.loops
         self._waiting = engine.Waiting()
         self._stepped: set[int] = set()  # optimizers that have stepped since the last backward
         self._together = 1  # how many optimizers step right after one another
@@ -66,33 +66,31 @@ class FreeLoop:
     def own_epoch(self) -> hot.Span | None:
         return self.epoch if self._owns_epoch else None
 
-    def before_forward(self, loops: Loops, model: weakref.ref[Any], *, is_in_train: bool) -> None:
+    def before_forward(self, model: weakref.ref[Any], *, is_in_train: bool) -> None:
         """A model runs while no loader is in use."""
-        self._end_by_hand(loops)
+        self._end_by_hand()
         self._settle()
         has_grad = torch.is_grad_enabled()
         if is_in_train:
             self.end_evaluation()
         if is_in_train and has_grad:
-            self.saw_training(loops, is_forward=True)
+            self.saw_training(is_forward=True)
             self._trained.add(model)
             return
         is_evaluating = not (is_in_train or has_grad) and model in self._trained
         if is_evaluating:
             self._end_together()
-        has_begun = self._goes_on(loops) or self._ended_ns or self._is_due
+        has_begun = self._goes_on() or self._ended_ns or self._is_due
         is_new = self.evaluation is None and not self._lane.is_in_scope(EVALUATIONS)
         if has_begun and is_evaluating and is_new:
             self.evaluation = engine.begin_long("evaluation")
 
-    def saw_training(
-        self, loops: Loops, optimizer: int | None = None, *, is_forward: bool = False
-    ) -> None:
+    def saw_training(self, optimizer: int | None = None, *, is_forward: bool = False) -> None:
         """A forward with gradients, a backward, or the step of an optimizer."""
         if self._stepped and optimizer is not None and optimizer not in self._stepped:
             return  # another optimizer ends the same step
         self._end_together()
-        goes_on = self._goes_on(loops)
+        goes_on = self._goes_on()
         self._settle()
         self.end_evaluation()
         if goes_on:
@@ -104,9 +102,9 @@ class FreeLoop:
         if is_others or not STEPS.isdisjoint(hot.open_names()) or current_graph_task_id() != -1:
             self._release()  # the steps are the program's, a framework's or those of a loader
         elif self._is_due or (around is not None and around is hot.innermost()):
-            self._begin(loops, around)
+            self._begin(around)
         elif self._ended_ns:
-            self._begin_with_held(loops, around)
+            self._begin_with_held(around)
         elif self.held_under is None:
             self._hold(hot.innermost())
 
@@ -130,15 +128,15 @@ class FreeLoop:
             else:
                 hot.release(load)
 
-    def count_step(self, loops: Loops, optimizer: int) -> None:
+    def count_step(self, optimizer: int) -> None:
         """An optimizer has stepped."""
         if current_graph_task_id() != -1:  # inside a backward, on a thread of torch
             return
         self.versions = None
         self._lane.step = None
         self._stepped.add(optimizer)
-        goes_on = self._goes_on(loops)
-        loops.keep_gradients(is_last=goes_on and self._is_full(loops))
+        goes_on = self._goes_on()
+        self._loops.keep_gradients(is_last=goes_on and self._is_full())
         step: Any = self.step
         if not goes_on:
             self._ended_ns = hot.now()
@@ -149,7 +147,7 @@ class FreeLoop:
             step.before.end = step.start = hot.now()
         elif not self._awaits_optimizers:
             self._is_step_over = True
-            self._goes_on(loops)
+            self._goes_on()
 
     def end_evaluation(self) -> None:
         """The evaluation has ended with its last forward."""
@@ -162,8 +160,8 @@ class FreeLoop:
             else:
                 hot.close(span, self._last_forward_ns)
 
-    def end(self, loops: Loops) -> None:
-        self._end_by_hand(loops)
+    def end(self) -> None:
+        self._end_by_hand()
         self.end_evaluation()
         is_over = self._is_step_over or self._awaits_optimizers
         self._release(None if is_over else self.above_epoch)
@@ -171,7 +169,7 @@ class FreeLoop:
         if self.step is not None:
             engine.end_if_used(self.step, "" if is_over else "rest")
         self.step = self._lane.step = None
-        self._end_epoch(loops)
+        self._end_epoch()
         self._ended_ns = 0
         self._is_due = self._is_step_over = False
         self._stepped.clear()
@@ -194,13 +192,13 @@ class FreeLoop:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _end_by_hand(self, loops: Loops) -> None:
+    def _end_by_hand(self) -> None:
         """Without an optimizer, a step ends if the weights changed after the backward.
         Program: `full_batch`.
         """
         before, self.versions = self.versions, None
         if before is not None and before != versions_of(self._lane):
-            self.count_step(loops, 0)
+            self.count_step(0)
 
     def _can_wait(self, span: hot.Span) -> bool:
         return span.parent is self.held_under and len(self._waiting) < MAX_WAITING
@@ -217,20 +215,20 @@ class FreeLoop:
         """Whether more optimizers will step in this step."""
         return 0 < len(self._stepped) < self._together
 
-    def _goes_on(self, loops: Loops) -> bool:
+    def _goes_on(self) -> bool:
         """Whether a step is open. If the last one is over, the next one begins here."""
         if self.epoch is None:
             return False
         if self.epoch.end or self.epoch.parent.end:  # a fork has closed it, or its scope has ended
-            self.end(loops)
+            self.end()
             return False
         if self._is_step_over and hot.innermost() is self.step:
             self._is_step_over = False
             self._release()
-            if self._is_full(loops):
+            if self._is_full():
                 hot.close(self.step)
                 self.step = None
-                self._end_epoch(loops)
+                self._end_epoch()
                 self._is_due = True
                 return False
             step: Any = self.step
@@ -240,8 +238,8 @@ class FreeLoop:
             self._next_step(following)
         return True
 
-    def _is_full(self, loops: Loops) -> bool:
-        return self._owns_epoch and self._index >= loops.steps_per_epoch
+    def _is_full(self) -> bool:
+        return self._owns_epoch and self._index >= self._loops.steps_per_epoch
 
     def _settle(self) -> None:
         """Records the step before the open one: from now on, marks are those of the open one."""
@@ -257,7 +255,7 @@ class FreeLoop:
         self._index += 1
         self._hold(step)
 
-    def _begin(self, loops: Loops, epoch: hot.Span | None) -> None:
+    def _begin(self, epoch: hot.Span | None) -> None:
         """Begins the steps of a loop, right in an epoch of the program if that is given."""
         held = self._waiting if epoch is not None and self.held_under is epoch else None
         start = held[0].start if held else 0
@@ -266,14 +264,14 @@ class FreeLoop:
         self._owns_epoch = epoch is None
         self.epoch = epoch or engine.begin_long("epoch", None, {"inferred": "steps"})
         if self._owns_epoch:
-            loops.name_epoch(self._lane, self.epoch)
+            self._loops.name_epoch(self._lane, self.epoch)
         self._is_due = False
         self._index = 0
         step = hot.begin("step", 0, None, engine.Tentative, start)
         self._release(step)
         self._next_step(step)
 
-    def _begin_with_held(self, loops: Loops, around: hot.Span | None) -> None:
+    def _begin_with_held(self, around: hot.Span | None) -> None:
         """The second step shows that there is a loop, and the spans of the first one wait."""
         above, held, ended_ns = self.held_under, self._waiting, self._ended_ns
         self._ended_ns = 0
@@ -282,14 +280,14 @@ class FreeLoop:
             self._hold(hot.innermost())
             return
         if above is None or not held or above not in scopes():
-            self._begin(loops, around)
+            self._begin(around)
             return
         epoch, attrs = above, {"inferred": "steps"}
         self._owns_epoch = around is None
         if self._owns_epoch:
             start = held[0].start
             epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
-            loops.name_epoch(self._lane, engine.begin_measuring(epoch))
+            self._loops.name_epoch(self._lane, engine.begin_measuring(epoch))
         self.epoch = epoch
         first = [span for span in held if span.start < ended_ns]
         is_marked = hot.losses.get(above, ()) is None  # by the program
@@ -314,10 +312,10 @@ class FreeLoop:
         self._waiting.release(parent)
         self.losses.clear()
 
-    def _end_epoch(self, loops: Loops) -> None:
+    def _end_epoch(self) -> None:
         span, self.epoch = self.epoch, None
         if self._owns_epoch and span is not None and not span.end:
-            loops.on_epoch_end(span)
+            self._loops.on_epoch_end(span)
             engine.close_long(span)
 
 

@@ -16,9 +16,9 @@ that is asked for items is a pass. Its spans wait until it is known what the pas
     TRAINING   | next step, if an     | next step, if its item |                   | snapshot, close
                | optimizer stepped    | was read ahead         |                   | the spans
 
-`_decide` chooses between JOINED and EVALUATION, and a training is first opened as an evaluation.
-The first pass of a lane that is decided is the main pass: it owns the epoch and the steps. Loops
-without a loader are in `free.py`.
+The transitions are `_join`, `_evaluate`, `_train` and `end_pass`. `_decide` chooses between the
+first two; a training, too, starts with `_evaluate`. The first pass of a lane that is decided is the
+main pass: it owns the epoch and the steps. Loops without a loader are in `free.py`.
 
 Runs on the user's threads.
 """
@@ -52,7 +52,7 @@ class Loops:
     """The loops of all threads."""
 
     def __init__(self, steps_per_epoch: int, snapshots: Snapshots) -> None:
-        self.this_thread = ThisThread(self.end)
+        self.this_thread = ThisThread(self)
         self.is_on = False  # the program may keep our functions after they are uninstalled
         # An optimizer has stepped in compiled code: Dynamo compiles the write, but not our hooks.
         self.has_stepped_compiled = False
@@ -70,7 +70,7 @@ class Loops:
                 lane.end_stale_optimizers()
                 while lane.passes:
                     self.end_pass(lane.passes[-1])
-                lane.free.end(self)
+                lane.free.end()
 
     # -- event: a fetch ---------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Loops:
         may_train = is_for or current.was_to_train
         if current.state is State.USED and not (may_train and current.can_wait):
             # A `for` has evaluated the items before. After `next`, this is the second item.
-            self._decide(current, is_evaluating=is_for)
+            self._decide(current, is_for)
         if current.state is State.UNDECIDED:
             current.release_skipped()
         elif current.stepped is not None:
@@ -194,7 +194,7 @@ class Loops:
         return current.items.length is None and made >= self.steps_per_epoch
 
     def end_load(self, load: hot.Span) -> None:
-        lane = self.this_thread.lane
+        lane = self.this_thread.find()
         current, lane.loading = lane.loading, None
         lane.has_worked = lane.has_run = False
         if current is not None and current.is_undecided:
@@ -205,7 +205,7 @@ class Loops:
             lane.step = None
 
     def fail_load(self, load: hot.Span, error: BaseException) -> None:
-        lane = self.this_thread.lane
+        lane = self.this_thread.find()
         current, lane.loading = lane.loading, None
         with guard.quiet("torch loader"):
             if isinstance(error, StopIteration):
@@ -244,7 +244,7 @@ class Loops:
         """The workers have stopped, which is the last part of their pass."""
         found = lane.find(iterator)
         if found is not None:
-            self._evaluate_used(found)
+            self._evaluate_rest(found)
             if lane.loading is None:  # else its last fetch is still running
                 found.close_step(span.start)
         above = None if found is None else hot._open_ancestor(found.span or found.above)
@@ -303,12 +303,12 @@ class Loops:
         """Ends a pass, now or `at` a time. `error`: the exception that has left its loop."""
         lane = current.lane
         lane.step = None
-        self._evaluate_used(current)
+        self._evaluate_rest(current)
         if current.items.is_exhausted and not lane.has_worked:
             current.drop_new_step()  # nothing was read ahead after all
         if lane.main is current:
             if error is not None and current.state is State.EVALUATION and current.was_to_train:
-                self._name_training(lane, current)
+                self._train(current)
             lane.main = None
         lane.passes[:] = [one for one in lane.passes if current not in (one, one.owner)]
         current.items.iterator = nothing
@@ -351,7 +351,7 @@ class Loops:
                 return
             if current.is_undecided and not items.asker.is_for:
                 self._hand_over(lane, current)
-            elif items.is_exhausted and (current.is_last_due or not current.is_done):
+            elif items.is_exhausted and (items.fetched > current.index or not current.is_done):
                 return  # the last items are still to be used
             if lane.optimizers and lane is self.this_thread.find():
                 lane.end_stale_optimizers()
@@ -392,7 +392,7 @@ class Loops:
                 current.state = State.USED
                 current.items.count_references()
             else:
-                self._decide(current, is_evaluating=is_evaluating)
+                self._decide(current, is_evaluating)
 
     def _use_fetched(self, main: Pass, *, is_evaluating: bool, is_in_train: bool | None) -> None:
         """Begins the next step if its item was fetched before the last optimizer step, or ends the
@@ -404,7 +404,7 @@ class Loops:
             self._next_step(main)
         elif main.items.is_exhausted:
             is_used = main.is_done or not (main.items.ahead or lane.has_worked)
-            if main.is_done and main.is_last_due:
+            if main.is_done and main.items.fetched > main.index:
                 self._next_step(main)
             elif main.is_training and is_evaluating and is_used:
                 self.end_pass(main)  # else another model of the last step
@@ -423,13 +423,13 @@ class Loops:
             self._train_freely(lane, by_backward, optimizer)
             return
         if not main.is_training:
-            self._name_training(lane, main)
+            self._train(main)
         lane.step = None if main.items.is_exhausted or len(lane.passes) > 1 else main.step
 
     def _train_freely(self, lane: Lane, by_backward: bool, optimizer: int | None) -> None:
         """Training without a loader."""
         free = lane.free
-        free.saw_training(self, optimizer)
+        free.saw_training(optimizer)
         # Else the steps are a framework's: Keras's optimizers, for one, are not torch's.
         is_by_hand = by_backward and free.is_open and not self._has_optimizers()
         free.versions = versions_of(lane) if is_by_hand else None
@@ -457,7 +457,7 @@ class Loops:
         main = lane.main
         lane.optimizer_steps += 1
         if main is None:
-            lane.free.count_step(self, optimizer)
+            lane.free.count_step(optimizer)
             return
         main.stepped_ns = hot.now()
         lane.versions = ()
@@ -475,21 +475,21 @@ class Loops:
 
     # -- transitions ------------------------------------------------------------------------
 
-    def _decide(self, current: Pass, *, is_evaluating: bool) -> None:
+    def _decide(self, current: Pass, is_evaluating: bool) -> None:
         """From UNDECIDED or USED to JOINED or EVALUATION, from which a training goes on."""
         owner = None
         if current.state is State.UNDECIDED or not is_evaluating:
             current.items.count_references()
-            owner = self._find_owner(current, is_evaluating=is_evaluating)
+            owner = self._find_owner(current, is_evaluating)
         if owner is None:
-            self._open(current, is_evaluating=is_evaluating)
+            self._evaluate(current, is_evaluating=is_evaluating)
         else:
             self._join(owner, current)
 
-    def _find_owner(self, current: Pass, *, is_evaluating: bool) -> Pass | None:
+    def _find_owner(self, current: Pass, is_evaluating: bool) -> Pass | None:
         """The pass for whose step or batch it fetches more data. None: it has its own."""
         lane, main = current.lane, current.lane.main
-        if main is not None and main.is_over_for(current, is_evaluating=is_evaluating):
+        if main is not None and main.is_over_for(current, is_evaluating):
             self.end_pass(main, at=current.waiting[0].start)
             main = None
             current.above = current.open_above
@@ -499,16 +499,16 @@ class Loops:
             return None
         if is_evaluating and lane.inner_evaluations and not current.began_in_step:
             return lane.inner_evaluations[-1]
-        if not main.is_evaluated_by(current, is_evaluating=is_evaluating):
+        if not main.is_evaluated_by(current, is_evaluating):
             return main
         if main.step is not None and main.step not in scopes(current.above):
             current.above = main.step  # opened just now, for an item that was fetched before
         return None
 
-    def _evaluate_used(self, current: Pass) -> None:
+    def _evaluate_rest(self, current: Pass) -> None:
         """A `for` has ended and nothing was trained with its items: it was an evaluation."""
         if current.state is State.USED and current.items.asker.is_for:
-            self._open(current, is_evaluating=True)
+            self._evaluate(current, is_evaluating=True)
 
     def _join(self, owner: Pass, current: Pass) -> None:
         if owner.is_training and owner.is_done and owner.opens_steps:
@@ -517,7 +517,7 @@ class Loops:
         current.owner = owner
         current.waiting.release(owner.step)
 
-    def _open(self, current: Pass, *, is_evaluating: bool) -> None:
+    def _evaluate(self, current: Pass, *, is_evaluating: bool) -> None:
         """Opens the spans of a pass, from its first fetch on. The items of an evaluation that was
         USED are one batch each; otherwise all items so far are for one step.
         """
@@ -529,10 +529,11 @@ class Loops:
         current.state = State.EVALUATION
         if current.is_in_own_step and not is_evaluating:
             current.opens_span = current.opens_steps = False
-        if current.has_own_steps:
+        above = current.open_above
+        body = itertools.takewhile(lambda one: one is not above, scopes())
+        if any(one.name in STEPS for one in body):  # the program has opened it, in the loop
             current.opens_steps = False
             current.opens_span = current.opens_span and not current.has_outer_epoch
-        above = current.open_above
         if current.opens_span:
             iterator = items.iterator()
             setup = self.setups.pop(iterator) if iterator in self.setups else None
@@ -555,8 +556,9 @@ class Loops:
             current.index += 1
         waiting.release(current.step or current.span)
 
-    def _name_training(self, lane: Lane, current: Pass) -> None:
+    def _train(self, current: Pass) -> None:
         """From EVALUATION to TRAINING."""
+        lane = current.lane
         current.state = State.TRAINING
         lane.versions = versions_of(lane)
         current.began_evaluating = False  # the model was left in eval mode
@@ -567,7 +569,7 @@ class Loops:
             return
         if lane.free.epoch is not None:  # that loop had no loader; this one has
             span.parent = current.above = lane.free.above_epoch or current.above
-            lane.free.end(self)
+            lane.free.end()
         if step is None or not current.has_outer_epoch:
             self.name_epoch(lane, span)
             return
