@@ -429,11 +429,7 @@ class TorchHook:
                 return original(iterator)
             step, at = None, 0
             try:
-                step = begin_step(lane, iterator)
-                if step is not None:
-                    at = step.start
-                elif not loops.has_stepped_compiled:
-                    step = join_step(lane, iterator)
+                step, at = begin_step(lane, iterator)
             except Exception as error:  # noqa: BLE001  protects the loader
                 guard.caught("torch loader", error)
             if step is None:
@@ -494,7 +490,7 @@ class TorchHook:
         ours += [loops.begin_step, loops.begin_load, loops.end_load, loops.fail_load]
         ours += [loops.close, loops.iterator_gone, self._this_thread.find, reference_to]
         ours += [self._before_forward, self._is_model, self._begin_work]
-        ours += [self._before_step, self.after_step, join_step, is_part.__wrapped__]
+        ours += [self._before_step, self.after_step, is_part.__wrapped__]
         for function in ours:
             run_uncompiled(function, with_callees=True)
         stay_out_of_graphs()
@@ -557,32 +553,6 @@ def is_training(lane: Lane) -> bool:
     if main is None or not main.is_training or not lane.has_worked:
         return False
     return lane.passes[-1] is main and not main.items.is_exhausted
-
-
-def join_step(lane: Lane, iterator: Any) -> hot.Span | None:
-    """The fast path of a fetch in a step that a framework has opened. None: it may change what is
-    known about the loop.
-    """
-    main, step = lane.main, hot.current()
-    if (
-        main is None
-        or not isinstance(step, hot.Step)
-        or step.name not in STEPS
-        or step.phase is not None
-        or step.end
-        or not main.is_training
-        or main.opens_steps
-        or main.items.ahead
-        or main.items.has_ended
-        or main.items.iterator() is not iterator
-        or len(lane.passes) > 1
-        or lane.optimizers
-        or not main.goes_on(step)
-    ):
-        return None
-    lane.loading, lane.step = main, step
-    main.items.fetched += 1
-    return step
 
 
 def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:

@@ -74,29 +74,46 @@ class Loops:
 
     # -- event: a fetch ---------------------------------------------------------------------
 
-    def begin_step(self, lane: Lane, iterator: Any) -> hot.Span | None:
-        """The fast path: begins the next step of a training. None: `begin_load` has to decide."""
-        step, main = lane.step, lane.main
+    def begin_step(self, lane: Lane, iterator: Any) -> tuple[hot.Span | None, int]:
+        """The fast path: the step of the item, and when the fetch began, 0 for now. The step is the
+        next one of the loop, or one that a framework has opened. None: `begin_load` has to decide.
+        """
+        main, step = lane.main, hot.current()
         if (
             step is None
-            or step is not hot.current()
             or step.phase is not None
             or main is None
-            or not main.stepped_ns
-            or not main.opens_steps
             or main.items.iterator() is not iterator
-            or main.items.length is None  # another epoch may be due
             or self.has_stepped_compiled
         ):
-            return None
-        lane.loading = main
-        main.stepped_ns = 0
-        main.is_step_new = True
+            return None, 0
+        if main.opens_steps:
+            # Without a length, another epoch may be due.
+            if step is not lane.step or not main.stepped_ns or main.items.length is None:
+                return None, 0
+            lane.loading = main
+            main.stepped_ns = 0
+            main.is_step_new = True
+            main.items.fetched += 1
+            index = main.index
+            main.index = index + 1
+            step = lane.step = main.step = hot.follow(step, index)
+            return step, step.start
+        if (
+            not isinstance(step, hot.Step)
+            or step.name not in STEPS
+            or step.end
+            or not main.is_training
+            or main.items.ahead
+            or main.items.has_ended
+            or len(lane.passes) > 1
+            or lane.optimizers
+            or not main.goes_on(step)
+        ):
+            return None, 0
+        lane.loading, lane.step = main, step
         main.items.fetched += 1
-        index = main.index
-        main.index = index + 1
-        step = lane.step = main.step = hot.follow(step, index)
-        return step
+        return step, 0
 
     def begin_load(self, lane: Lane, iterator: Any) -> hot.Span | None:
         """Begins a `data_load`. None: a framework has opened the span of this fetch."""
