@@ -54,7 +54,7 @@ class Loops:
     def __init__(self, steps_per_epoch: int, snapshots: Snapshots) -> None:
         self.this_thread = ThisThread(self)
         self.is_on = False  # the program may keep our functions after they are uninstalled
-        # An optimizer has stepped in compiled code: Dynamo compiles the write, but not our hooks.
+        # An optimizer has stepped in compiled code. Dynamo compiles this write, but not our hooks.
         self.has_stepped_compiled = False
         self.descriptions = describe.Descriptions()
         self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
@@ -135,8 +135,8 @@ class Loops:
             self._decide(current, is_for)
         if current.state is State.UNDECIDED:
             current.release_skipped()
-        elif current.stepped is not None:
-            self._next_item(lane, current.stepped)
+        elif current.step_owner is not None:
+            self._next_item(lane, current.step_owner)
         elif current.is_training and len(lane.passes) == 1:
             span = hot.innermost()  # a framework may run the loop
             lane.step = span if isinstance(span, hot.Step) and span.name in STEPS else None
@@ -153,8 +153,8 @@ class Loops:
             current.items.note_ahead(1 if current.items.fetched == 2 else 0)
 
     def _is_changed_by_hand(self, lane: Lane) -> bool:
-        """Whether the program has trained since the last fetch, without an optimizer: it has
-        changed the weights, or has no optimizers. Programs: `manual_after_optimizer`, `manual_sgd`.
+        """Whether the program has trained without an optimizer since the last fetch: it has changed
+        the weights, or has no optimizers. Programs: `manual_after_optimizer`, `manual_sgd`.
         """
         before, now = lane.versions, versions_of(lane)
         lane.versions = now
@@ -166,9 +166,9 @@ class Loops:
         return self._optimizers_exist
 
     def _next_step(self, current: Pass) -> None:
-        """The step begins with what other loaders have fetched since the last one was done."""
+        """Begins a step, with what other loaders have fetched since the one before was done."""
         before = current.step
-        undecided = [one for one in current.lane.passes if one.is_undecided]
+        undecided = [one for one in current.lane.passes if one.is_waiting]
         loads = [
             load
             for one in undecided
@@ -194,7 +194,7 @@ class Loops:
             current.lane.step = current.step
 
     def _split_endless(self, current: Pass) -> None:
-        """Begins the next epoch of a loader without a length if it is due."""
+        """Begins the next epoch of a loader without a length."""
         span, lane = current.span, current.lane
         if span is not None and current.is_training:
             span.set(inferred="steps")
@@ -214,7 +214,7 @@ class Loops:
         lane = self.this_thread.find()
         current, lane.loading = lane.loading, None
         lane.has_worked = lane.has_run = False
-        if current is not None and current.is_undecided:
+        if current is not None and current.is_waiting:
             current.waiting.add(load)
         else:
             hot.close(load)
@@ -240,14 +240,14 @@ class Loops:
         lane, items = current.lane, current.items
         items.fetched -= 1
         if current.has_unused_items and current.index <= items.fetched:
-            if not (items.has_ended or current.is_undecided):  # a step for one of them has begun
+            if not (items.has_ended or current.is_waiting):  # a step for one of them has begun
                 current.index = items.fetched - max(items.ahead - 1, 0)
             items.has_ended = True
             lane.has_worked = False  # with the last item
             lane.step = None
             return
-        if current.stepped is not None:
-            current.stepped.drop_new_step()
+        if current.step_owner is not None:
+            current.step_owner.drop_new_step()
         if current.span is not None and current.opens_steps and not current.index:
             lane.epochs -= 1  # it was opened for the item that did not come
             hot.drop(current.span)
@@ -258,7 +258,7 @@ class Loops:
         self.end_pass(current)
 
     def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
-        """The workers have stopped, which is the last part of their pass."""
+        """The workers of a pass have stopped."""
         found = lane.find(iterator)
         if found is not None:
             self._evaluate_rest(found)
@@ -317,7 +317,7 @@ class Loops:
         return current
 
     def end_pass(self, current: Pass, *, error: str | None = None, at: int = 0) -> None:
-        """Ends a pass, now or `at` a time. `error`: the exception that has left its loop."""
+        """Ends a pass, now or at time `at`. `error`: the exception that ended its loop."""
         lane = current.lane
         lane.step = None
         self._evaluate_rest(current)
@@ -349,8 +349,8 @@ class Loops:
                 self.on_epoch_end(handmade)
 
     def end_evaluations(self, lane: Lane) -> None:
-        """The program saves: evaluations whose loops may be over are over. A `for` would say so.
-        Program: `saved_after_evaluation`.
+        """Ends evaluations that may be over, because the program saves a checkpoint. The end of a
+        `for` would be known. Program: `saved_after_evaluation`.
         """
         lane.free.end_evaluation()
         for one in list(lane.passes):
@@ -361,12 +361,12 @@ class Loops:
                 self.end_pass(one)
 
     def iterator_gone(self, lane: Lane, items: Items) -> None:
-        """Left early, by `break` or an exception; called wherever the last reference is dropped."""
+        """An iterator was released, by `break`, by an exception, or at any later time."""
         with guard.quiet("torch loader"):
             current = next((one for one in lane.passes if one.items is items), None)
             if current is None:
                 return
-            if current.is_undecided and not items.asker.is_for:
+            if current.is_waiting and not items.asker.is_for:
                 self._hand_over(lane, current)
             elif items.is_exhausted and (items.fetched > current.index or not current.is_done):
                 return  # the last items are still to be used
@@ -376,11 +376,11 @@ class Loops:
             self.end_pass(current, error=error)
 
     def _hand_over(self, lane: Lane, current: Pass) -> None:
-        """Gives items that were fetched by hand to the step that they are for: one that another
-        loader has begun to fetch for, or one of a loop that has no other loader.
+        """Gives what was fetched with `next` to the step that it is for: that of another loader, or
+        of a loop that has no other loader.
         """
         for other in lane.passes:
-            if other.is_undecided and other.items.asker.is_for:
+            if other.is_waiting and other.items.asker.is_for:
                 other.waiting += current.waiting
                 current.waiting.clear()
         if lane.main is None and current.items.fetched == 1 and current.state is State.UNDECIDED:
@@ -398,7 +398,7 @@ class Loops:
         if main is not None:
             self._use_fetched(main, is_evaluating=is_evaluating, is_in_train=is_in_train)
         lane.has_worked = True
-        undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
+        undecided = [one for one in lane.passes if one.is_waiting and one.waiting]
         for current in undecided:
             current.was_to_train = not is_evaluating
             if current.state is State.UNDECIDED:
@@ -454,7 +454,7 @@ class Loops:
         lane.step = free.step if is_known else None
 
     def close(self, span: hot.Span) -> None:
-        """Closes a span of a hook. If it is not known yet what it belongs to, it waits."""
+        """Closes a span of a hook, or lets it wait for its parent."""
         lane = self.this_thread.lane
         is_known = lane.main is not None or lane.step is span.parent
         for current in lane.passes:
@@ -484,7 +484,7 @@ class Loops:
         self.keep_gradients(is_last=main.items.has_fetched_all or self._is_full(main))
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
-        """The scaler has found infinity: this ends a step, too."""
+        """The scaler has found infinite gradients. This ends a step, too."""
         step = lane.free.step if lane.main is None else lane.main.step
         if step is not None:
             step.set(optimizer_skipped=True)
@@ -612,6 +612,6 @@ def any_is_hooked(kind: type[torch.optim.Optimizer]) -> bool:
 
 
 def swap(main: Pass, other: Pass) -> None:
-    """Lets the main pass go on with the items of another one."""
+    """The main pass goes on with the items of another pass."""
     main.items, other.items = other.items, main.items
     main.items.count_references()

@@ -111,14 +111,14 @@ class Pass:
         # Which spans it opens. See `choose_spans`.
         self.opens_span = False  # the epoch or evaluation
         self.opens_steps = False
-        # UNDECIDED or USED.
-        self.waiting = Waiting()  # fetches, and once it is USED, forwards
-        # A model has run in train mode and with gradients. Only an error can have kept the program
-        # from training it. Program: `batch_size_finder`.
+        # While it is UNDECIDED or USED.
+        self.waiting = Waiting()  # fetches; in USED, forwards as well
+        # A model has run on the first item, in train mode and with gradients: if an error ends the
+        # loop now, it was a training. Program: `batch_size_finder`.
         self.was_to_train = False
-        # EVALUATION or TRAINING.
-        self.span: hot.Span | None = None
-        self.step: hot.Span | None = None
+        # Once it is EVALUATION or TRAINING.
+        self.span: hot.Span | None = None  # the epoch or evaluation
+        self.step: hot.Span | None = None  # the step or batch
         self.index = 0  # of the next step
         self.is_step_new = False  # it was opened for the item that is being fetched
         self.stepped_ns = 0  # when an optimizer stepped in the open step
@@ -127,7 +127,8 @@ class Pass:
         self.has_spare = False
 
     @property
-    def is_undecided(self) -> bool:
+    def is_waiting(self) -> bool:
+        """Whether its spans wait for the decision."""
         return self.state is State.UNDECIDED or self.state is State.USED
 
     @property
@@ -167,15 +168,15 @@ class Pass:
 
     @property
     def can_wait(self) -> bool:
-        """Whether nothing but the waiting spans was recorded in the meantime. A mark, for example,
-        needs the span of its batch to be open.
+        """Whether nothing else was recorded since the spans wait. A mark, for example, needs an
+        open span of its batch.
         """
         recorded = hot.given_out() - self.waiting[0].sequence + 1
         return recorded == len(self.waiting) < MAX_WAITING
 
     def release_skipped(self) -> None:
-        """Leaves the fetches of items that the program no longer holds where they were made: it has
-        used these without a model. It may have copied the last one, or two if it reads ahead.
+        """Records the fetches of items that the program no longer holds where they were made: no
+        model has used these. Keeps the last one, or two if it reads ahead: it may have copied them.
         """
         kept = MAX_AHEAD if self.items.asker.may_read_ahead else 1
         while sum(one.name == "data_load" for one in self.waiting) > kept:
@@ -202,7 +203,7 @@ class Pass:
 
     @property
     def open_above(self) -> hot.Span:
-        """The span that was open when it began, or the nearest one around that which still is."""
+        """The span that was open when it began, or the nearest one around it that is still open."""
         return hot._open_ancestor(self.above)
 
     @property
@@ -218,7 +219,7 @@ class Pass:
     # -- where it ends, and what other passes are for ------------------------------------------
 
     @property
-    def stepped(self) -> Pass | None:
+    def step_owner(self) -> Pass | None:
         """The pass whose next step or batch a fetch begins. In an evaluation, only its own loader
         begins batches.
         """
@@ -228,7 +229,7 @@ class Pass:
 
     def goes_on(self, here: hot.Span | None = None) -> bool:
         """Whether the next item belongs to this pass: the scope that it began in is still open, or
-        was a step that another step has followed. `here`: the innermost span, if it is known.
+        is a step and another step has followed. `here`: the innermost span, if it is known.
         """
         if self.items.is_round_over:
             return False
