@@ -86,7 +86,7 @@ class FreeLoop:
         has_begun = self._advance() or self._ended_ns or self._is_due
         is_new = self.evaluation is None and not self._lane.is_in_scope(EVALUATIONS)
         if has_begun and is_evaluating and is_new:
-            self.evaluation = engine.begin_long("evaluation")
+            self.evaluation = hot.begin("evaluation", None, None, engine.Long)
 
     def saw_training(self, optimizer: int | None = None, *, is_forward: bool = False) -> None:
         """A forward with gradients, a backward, or the start of an optimizer step."""
@@ -264,7 +264,7 @@ class FreeLoop:
         if not held:
             self._release()
         self._owns_epoch = epoch is None
-        self.epoch = epoch or engine.begin_long("epoch", None, {"inferred": "steps"})
+        self.epoch = epoch or hot.begin("epoch", None, {"inferred": "steps"}, engine.Long)
         if self._owns_epoch:
             self._loops.name_epoch(self._lane, self.epoch)
         self._is_due = False
@@ -289,7 +289,7 @@ class FreeLoop:
         if self._owns_epoch:
             start = held[0].start
             epoch = hot.insert(above, "epoch", None, attrs, engine.Long, start=start)
-            self._loops.name_epoch(self._lane, engine.begin_measuring(epoch))
+            self._loops.name_epoch(self._lane, epoch)
         self.epoch = epoch
         first = [span for span in held if span.start < ended_ns]
         is_marked = hot.losses.get(above, ()) is None  # by the program

@@ -75,8 +75,9 @@ class Loops:
     # -- event: a fetch ---------------------------------------------------------------------
 
     def begin_step(self, lane: Lane, iterator: Any) -> tuple[hot.Span | None, int]:
-        """The fast path: the step of the item, and when the fetch began, 0 for now. The step is the
-        next one of the loop, or one that a framework has opened. None: `begin_load` has to decide.
+        """The fast path: begins the next step of a training, or joins the step of a framework.
+
+        Returns the step and when the fetch begins, 0 for now. None: `begin_load` has to decide.
         """
         main, step = lane.main, hot.current()
         if (
@@ -168,10 +169,9 @@ class Loops:
     def _next_step(self, current: Pass) -> None:
         """Begins a step, with what other loaders have fetched since the one before was done."""
         before = current.step
-        undecided = [one for one in current.lane.passes if one.is_waiting]
         loads = [
             load
-            for one in undecided
+            for one in current.lane.passes
             for load in one.waiting
             # None: a loader that was used up has dropped the step that it was asked for.
             if load.parent is before or (before is None and load.start >= current.stepped_ns)
@@ -181,7 +181,7 @@ class Loops:
         if self._is_full(current):
             self._split_endless(current)
         span = current.span
-        if span is not None and span is not hot.current() and span not in scopes():
+        if span is not None and span not in scopes():
             hot.enter_context(span)  # an asyncio task has opened it, in its own context
         name = "step" if current.is_training else "batch"
         current.step = hot.begin(name, current.index, None, hot.Step, at)
@@ -200,7 +200,7 @@ class Loops:
             span.set(inferred="steps")
             self.on_epoch_end(span)
             engine.close_long(span)
-            current.span = engine.begin_long("epoch", None, {"inferred": "steps"})
+            current.span = hot.begin("epoch", None, {"inferred": "steps"}, engine.Long)
             self.name_epoch(lane, current.span)
             current.index = 0
 
@@ -398,7 +398,7 @@ class Loops:
         if main is not None:
             self._use_fetched(main, is_evaluating=is_evaluating, is_in_train=is_in_train)
         lane.has_worked = True
-        undecided = [one for one in lane.passes if one.is_waiting and one.waiting]
+        undecided = [one for one in lane.passes if one.waiting]
         for current in undecided:
             current.was_to_train = not is_evaluating
             if current.state is State.UNDECIDED:
@@ -556,7 +556,7 @@ class Loops:
             setup = self.setups.pop(iterator) if iterator in self.setups else None
             start, attrs = (setup or waiting[0]).start, self.descriptions.of_loader(iterator)
             above = hot.insert(above, "evaluation", None, attrs, engine.Long, start=start)
-            current.span = engine.begin_measuring(above)
+            current.span = above
             if setup is not None:
                 hot.release(setup, above)
         fetches = [place for place, one in enumerate(waiting) if one.name == "data_load"]
