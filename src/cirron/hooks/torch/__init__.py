@@ -35,7 +35,6 @@ from cirron.hooks.engine import STEPS
 from cirron.hooks.patch import ImportWatch, Patches
 from cirron.hooks.torch import saving
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
-from cirron.hooks.torch.describe import find_described
 from cirron.hooks.torch.free import current_graph_task_id, scopes
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
@@ -115,8 +114,8 @@ class TorchHook:
     def describe(cls, model: Any, *, is_training: bool) -> None:
         """A framework knows the model of an epoch or evaluation; the program may call its parts."""
         if cls.installed is not None:
-            descriptions, span = cls.installed._loops.descriptions, find_described()
-            descriptions.put_model(model, span, is_training=is_training, is_running=False)
+            descriptions = cls.installed._loops.descriptions
+            descriptions.put_model(model, is_training=is_training, is_running=False)
 
     def uninstall(self) -> None:
         """Removes all hooks, and closes what this thread has open."""
@@ -255,13 +254,10 @@ class TorchHook:
             is_waiting = any(one.waiting for one in lane.passes)
             lane.described = model if has_grad and not is_waiting else nothing
             whole = None if lane.model is None else lane.model()
+            whole = model() if whole is None else whole
             span = lane.free.own_epoch if lane.main is None else lane.main.span
-            self._loops.descriptions.put_model(
-                model() if whole is None else whole,
-                span or find_described(),
-                is_training=has_grad,
-                is_running=True,
-            )
+            descriptions = self._loops.descriptions
+            descriptions.put_model(whole, span, is_training=has_grad, is_running=True)
 
     # -- backward ---------------------------------------------------------------------------
 

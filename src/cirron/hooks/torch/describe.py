@@ -72,13 +72,15 @@ class Descriptions:
             self._recorded.add(key)
         return settings
 
-    def put_loader(self, iterator: Any, span: hot.Span | None) -> None:
+    def put_loader(self, iterator: Any) -> None:
+        span = find_described()
         if span is not None:
             put(span, self.of_loader(iterator) or {})
 
     def put_model(
-        self, model: Any, span: hot.Span | None, *, is_training: bool, is_running: bool
+        self, model: Any, span: hot.Span | None = None, *, is_training: bool, is_running: bool
     ) -> None:
+        span = span or find_described()
         if span is None:
             return
         done = self._models.setdefault(model, set())

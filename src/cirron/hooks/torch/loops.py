@@ -7,14 +7,14 @@ that is asked for items is a pass. Its spans wait until it is known what the pas
     state      | fetch                | a model runs           | it is trained     | end
     UNDECIDED  | wait                 | USED, JOINED           | JOINED, TRAINING  | release what
                |                      | or EVALUATION          |                   | waits
-    USED       | wait, or EVALUATION  | EVALUATION if          | JOINED, TRAINING  | EVALUATION, if
-               |                      | gradients are on       |                   | it is a `for`
-    JOINED     | next step, if the    |                        | of main pass      |
+    USED       | wait, or EVALUATION  | wait; with gradients,  | JOINED, TRAINING  | EVALUATION if
+               |                      | EVALUATION             |                   | it is a `for`
+    JOINED     | next step if the     |                        |                   |
                | owner has trained    |                        |                   |
-    EVALUATION | next batch, if a     |                        | main: TRAINING    | close the spans
+    EVALUATION | next batch if a      |                        | main: TRAINING    | close the spans
                | model has run        |                        | inner: end        |
-    TRAINING   | next step, if an     | next step, if its item |                   | snapshot, close
-               | optimizer stepped    | was read ahead         |                   | the spans
+    TRAINING   | next step if an      | next step if its item  |                   | snapshot, close
+               | optimizer stepped    | was fetched before     |                   | the spans
 
 The transitions are `_join`, `_evaluate`, `_train` and `end_pass`. `_decide` chooses between the
 first two; a training, too, starts with `_evaluate`. The first pass of a lane that is decided is the
@@ -311,7 +311,7 @@ class Loops:
         if (current.has_outer_epoch or not current.opens_span) and iterator in self.setups:
             hot.release(self.setups.pop(iterator))
         if not current.opens_span:  # the program or a framework says what it is
-            self.descriptions.put_loader(iterator, describe.find_described())
+            self.descriptions.put_loader(iterator)
             current.state = State.EVALUATION
             lane.main = lane.main or current
         return current
