@@ -237,16 +237,9 @@ class Long(hot.OwnSpan):
     """An epoch or an evaluation: long enough to measure CPU time and memory."""
 
     __slots__ = ("used",)
-    used: Used
 
-
-def begin_long(name: str, index: int | None = None, attrs: dict[str, Any] | None = None) -> Long:
-    return begin_measuring(hot.begin(name, index, attrs, Long))
-
-
-def begin_measuring(span: Any) -> Long:
-    span.used = Used()
-    return span  # type: ignore[no-any-return]
+    def __init__(self) -> None:
+        self.used = Used()
 
 
 def end_measuring(span: hot.Span) -> None:
@@ -295,7 +288,7 @@ class Training:
         self.is_in_epoch = True
         self.makes_steps = self.is_inner or STEPS.isdisjoint(names)
         if self.makes_steps and not self.is_inner and "epoch" not in names:
-            self.epoch = begin_long("epoch", index)
+            self.epoch = hot.begin("epoch", index, None, Long)
             if self.snapshots is not None:
                 self.snapshots.expect(model)
 
@@ -381,7 +374,7 @@ class Training:
             hot.enter_context(self.step.parent)
         elif not self.is_stepping:
             self.end_step()
-        span = begin_long(name, None, attrs or None)
+        span = hot.begin(name, None, attrs or None, Long)
         self.asides.append(span)
         return span
 

@@ -35,8 +35,7 @@ from cirron.hooks.engine import STEPS
 from cirron.hooks.patch import ImportWatch, Patches
 from cirron.hooks.torch import saving
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
-from cirron.hooks.torch.describe import find_described
-from cirron.hooks.torch.free import current_graph_task_id
+from cirron.hooks.torch.free import current_graph_task_id, scopes
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
 from cirron.hooks.torch.passes import Lane, Load, is_in_train_mode, nothing, reference_to
@@ -81,7 +80,7 @@ class TorchHook:
         self._models: dict[weakref.ref[Any], int] = {}
         self._loops = Loops(settings.steps_per_epoch, snapshots)
         self._this_thread = self._loops.this_thread
-        self._compiling = Compiling(self._watch, self._patches, self._loops.close)
+        self._compiling = Compiling(self._loops.close)
         self._gpu_times = GpuTimes()
         self._marks_losses = settings.loss_marks
 
@@ -106,7 +105,7 @@ class TorchHook:
         ]
         hot.watch_losses(self._marks_losses)
         self._stay_out_of_graphs()
-        self._compiling.install(call)
+        self._compiling.install(self._watch, self._patches, call)
         saving.install(self._watch, self._patches, self._loops)
         with guard.quiet("torch gpu time"):
             self._gpu_times.install()
@@ -115,8 +114,8 @@ class TorchHook:
     def describe(cls, model: Any, *, is_training: bool) -> None:
         """A framework knows the model of an epoch or evaluation; the program may call its parts."""
         if cls.installed is not None:
-            descriptions, span = cls.installed._loops.descriptions, find_described()
-            descriptions.put_model(model, span, is_training=is_training, is_running=False)
+            descriptions = cls.installed._loops.descriptions
+            descriptions.put_model(model, is_training=is_training, is_running=False)
 
     def uninstall(self) -> None:
         """Removes all hooks, and closes what this thread has open."""
@@ -227,8 +226,8 @@ class TorchHook:
 
     def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
         calls = self._models.get(reference, 0)
-        self._models[reference] = calls + 1
         if calls % LOOK_AGAIN:
+            self._models[reference] = calls + 1
             return None
         if len(self._models) > MAX_MODULES:
             for gone in [one for one in list(self._models) if one() is None]:
@@ -247,7 +246,7 @@ class TorchHook:
         if is_expected or (lane.has_used_loop and not is_evaluating):
             self._loops.saw_work(lane, is_evaluating=is_evaluating, is_in_train=is_in_train)
         if lane.main is None and not lane.has_used_loop:
-            lane.free.before_forward(self._loops, model, is_in_train=is_in_train)
+            lane.free.before_forward(model, is_in_train=is_in_train)
         if lane.described is not model:
             # Without gradients, the settings of its training are still to be recorded; and those of
             # items that were fetched with `next()`, once it is trained with them.
@@ -255,13 +254,10 @@ class TorchHook:
             is_waiting = any(one.waiting for one in lane.passes)
             lane.described = model if has_grad and not is_waiting else nothing
             whole = None if lane.model is None else lane.model()
+            whole = model() if whole is None else whole
             span = lane.free.own_epoch if lane.main is None else lane.main.span
-            self._loops.descriptions.put_model(
-                model() if whole is None else whole,
-                span or find_described(),
-                is_training=has_grad,
-                is_running=True,
-            )
+            descriptions = self._loops.descriptions
+            descriptions.put_model(whole, span, is_training=has_grad, is_running=True)
 
     # -- backward ---------------------------------------------------------------------------
 
@@ -429,11 +425,7 @@ class TorchHook:
                 return original(iterator)
             step, at = None, 0
             try:
-                step = begin_step(lane, iterator)
-                if step is not None:
-                    at = step.start
-                elif not loops.has_stepped_compiled:
-                    step = join_step(lane, iterator)
+                step, at = begin_step(lane, iterator)
             except Exception as error:  # noqa: BLE001  protects the loader
                 guard.caught("torch loader", error)
             if step is None:
@@ -494,7 +486,7 @@ class TorchHook:
         ours += [loops.begin_step, loops.begin_load, loops.end_load, loops.fail_load]
         ours += [loops.close, loops.iterator_gone, self._this_thread.find, reference_to]
         ours += [self._before_forward, self._is_model, self._begin_work]
-        ours += [self._before_step, self.after_step, join_step, is_part.__wrapped__]
+        ours += [self._before_step, self.after_step, is_part.__wrapped__]
         for function in ours:
             run_uncompiled(function, with_callees=True)
         stay_out_of_graphs()
@@ -559,32 +551,6 @@ def is_training(lane: Lane) -> bool:
     return lane.passes[-1] is main and not main.items.is_exhausted
 
 
-def join_step(lane: Lane, iterator: Any) -> hot.Span | None:
-    """The fast path of a fetch in a step that a framework has opened. None: it may change what is
-    known about the loop.
-    """
-    main, step = lane.main, hot.current()
-    if (
-        main is None
-        or not isinstance(step, hot.Step)
-        or step.name not in STEPS
-        or step.phase is not None
-        or step.end
-        or not main.is_training
-        or main.opens_steps
-        or main.items.ahead
-        or main.items.has_ended
-        or main.items.iterator() is not iterator
-        or len(lane.passes) > 1
-        or lane.optimizers
-        or not main.goes_on(step)
-    ):
-        return None
-    lane.loading, lane.step = main, step
-    main.items.fetched += 1
-    return step
-
-
 def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
     """Keeps the scalar that a backward is called on, and returns the time. Without a step, it is
     kept for the first step of a loop without a loader.
@@ -617,8 +583,4 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
 
 
 def step_around() -> hot.Span | None:
-    """The innermost step that is open."""
-    span = hot.innermost()
-    while span.name not in STEPS and span.parent is not span:
-        span = span.parent
-    return span if span.name in STEPS else None
+    return next((one for one in scopes() if one.name in STEPS), None)

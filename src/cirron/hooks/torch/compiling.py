@@ -1,12 +1,13 @@
 """`torch.compile` and the hooks.
 
-Compiling gets a span. Compiled code contains nothing of the hooks: Dynamo goes straight to a
-module's forward, and does not compile the hooks where it returns to Python.
+Compiling has a span. Compiled code contains no hooks: Dynamo goes straight to a module's forward,
+and does not compile the hooks where it returns to Python.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,48 +24,24 @@ if TYPE_CHECKING:
 class Compiling:
     """Records compiles, and keeps the hooks out of compiled code."""
 
-    def __init__(
-        self, watch: ImportWatch, patches: Patches, close: Callable[[hot.Span], None]
-    ) -> None:
-        self._watch = watch
-        self._patches = patches
+    def __init__(self, close: Callable[[hot.Span], None]) -> None:
         self._close = close
         self._open: list[hot.Span] = []
 
-    def install(self, original: Any) -> None:
+    def install(self, watch: ImportWatch, patches: Patches, original: Any) -> None:
         """`original`: `nn.Module.__call__` before it was replaced."""
-        self._watch.when_imported("torch._dynamo.callback", self._see)
-        self._watch.when_imported(
-            "torch._dynamo.variables.nn_module", lambda: self._be_transparent(original)
-        )
-        self._watch.when_imported("torch._dynamo.config", self._leave_marks_out)
+        go_straight = partial(go_straight_to_forward, patches, original)
+        watch.when_imported("torch._dynamo.callback", self._add_callbacks)
+        watch.when_imported("torch._dynamo.variables.nn_module", go_straight)
+        watch.when_imported("torch._dynamo.config", skip_marks)
 
-    def _leave_marks_out(self) -> None:
-        """Makes Dynamo skip `ci.mark`: compiled code has no value to mark, and a call into Python
-        would break the graph, or fail with `fullgraph=True`.
-        """
-        if (ignored := ignored_functions()) is not None:
-            ignored.add(hot.mark)
-
-    def _be_transparent(self, original: Any) -> None:
-        """Makes Dynamo go straight to a module's forward, as with torch's own `__call__`.
-
-        Otherwise it would trace through ours, with the same result, and compile again once ours is
-        removed.
-        """
-        module, name = sys.modules["torch._dynamo.variables.nn_module"], "unpatched_nn_module_call"
-        ours = torch.nn.Module.__call__
-        if getattr(module, name, None) in (original, ours):  # imported before or after ours was set
-            self._patches.set(module, name, ours, original)
-
-    def _see(self) -> None:
+    def _add_callbacks(self) -> None:
         handler = sys.modules["torch._dynamo.callback"].callback_handler
         handler.register_start_callback(self._before)
         handler.register_end_callback(self._after)
 
     def uninstall(self) -> None:
-        if (ignored := ignored_functions()) is not None:
-            ignored.discard(hot.mark)
+        ignored_functions().discard(hot.mark)
         module = sys.modules.get("torch._dynamo.callback")
         if module is None:
             return
@@ -84,9 +61,30 @@ class Compiling:
                 self._close(self._open.pop())
 
 
-def ignored_functions() -> set[Any] | None:
-    """The functions that Dynamo skips; None if this torch has no such list."""
-    return getattr(sys.modules.get("torch._dynamo.config"), "ignore_logging_functions", None)
+def go_straight_to_forward(patches: Patches, original: Any) -> None:
+    """Makes Dynamo go straight to a module's forward, as with torch's own `__call__`.
+
+    Otherwise it would trace through ours, with the same result, and compile again once ours is
+    removed.
+    """
+    module, name = sys.modules["torch._dynamo.variables.nn_module"], "unpatched_nn_module_call"
+    ours = torch.nn.Module.__call__
+    if getattr(module, name, None) in (original, ours):  # imported before or after ours was set
+        patches.set(module, name, ours, original)
+
+
+def skip_marks() -> None:
+    """Makes Dynamo skip `ci.mark`: compiled code has no value to mark, and a call into Python would
+    break the graph, or fail with `fullgraph=True`.
+    """
+    ignored_functions().add(hot.mark)
+
+
+def ignored_functions() -> set[Any]:
+    """The functions that Dynamo skips. Some releases of torch have no such list."""
+    config = sys.modules.get("torch._dynamo.config")
+    found: set[Any] = getattr(config, "ignore_logging_functions", set())
+    return found
 
 
 def run_uncompiled(function: Any, *, with_callees: bool) -> None:

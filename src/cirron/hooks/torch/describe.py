@@ -17,10 +17,12 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import BatchSampler, IterableDataset
 
 from cirron import guard
-from cirron.record import hot
+from cirron.hooks.torch.free import scopes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from cirron.record import hot
 
 # Larger models are not counted: each tensor or submodule takes a microsecond.
 MAX_PARTS = 3_000
@@ -70,13 +72,15 @@ class Descriptions:
             self._recorded.add(key)
         return settings
 
-    def put_loader(self, iterator: Any, span: hot.Span | None) -> None:
+    def put_loader(self, iterator: Any) -> None:
+        span = find_described()
         if span is not None:
             put(span, self.of_loader(iterator) or {})
 
     def put_model(
-        self, model: Any, span: hot.Span | None, *, is_training: bool, is_running: bool
+        self, model: Any, span: hot.Span | None = None, *, is_training: bool, is_running: bool
     ) -> None:
+        span = span or find_described()
         if span is None:
             return
         done = self._models.setdefault(model, set())
@@ -93,10 +97,7 @@ def put(span: hot.Span, settings: dict[str, Any]) -> None:
 
 def find_described() -> hot.Span | None:
     """The span for the settings if the program or a framework has opened the epoch."""
-    span = hot.innermost()
-    while span.parent is not span and span.name not in ("epoch", "fit", "evaluation"):
-        span = span.parent
-    return None if span.parent is span else span
+    return next((one for one in scopes() if one.name in ("epoch", "fit", "evaluation")), None)
 
 
 def of_loader(loader: Any) -> dict[str, Any]:
@@ -253,23 +254,16 @@ def count(model: Any) -> dict[str, Any]:
         has_flag = field(module, "gradient_checkpointing") is True
         if has_flag or type(module).__name__ == "CheckpointWrapper":
             is_checkpointing = True
-    total = trainable = 0
-    kinds, devices = set(), set()
     # A tensor subclass may override these methods, and run code.
     with torch._C.DisableTorchFunction():
-        for tensor in tensors.values():
-            kinds.add(tensor.dtype)
-            devices.add(tensor.device)
-            if is_lazy(tensor):
-                is_whole = False  # its size is not known before the first forward
-                continue
-            size = tensor.numel()
-            total += size
-            if tensor.requires_grad:
-                trainable += size
+        kinds = {one.dtype for one in tensors.values()}
+        devices = {one.device for one in tensors.values()}
+        # A lazy one has no size before the first forward.
+        sizes = [(one.numel(), one.requires_grad) for one in tensors.values() if not is_lazy(one)]
+    is_whole = is_whole and len(sizes) == len(tensors)
     return {
-        "model_parameters": total if is_whole else None,
-        "model_trainable": trainable if is_whole else None,
+        "model_parameters": sum(size for size, _ in sizes) if is_whole else None,
+        "model_trainable": sum(size for size, grad in sizes if grad) if is_whole else None,
         "model_tensors": len(tensors) if is_whole else None,
         "model_dtype": ",".join(sorted(map(short, kinds))) or None,
         "model_device": ",".join(sorted(map(str, devices))) or None,

@@ -7,18 +7,18 @@ that is asked for items is a pass. Its spans wait until it is known what the pas
     state      | fetch                | a model runs           | it is trained     | end
     UNDECIDED  | wait                 | USED, JOINED           | JOINED, TRAINING  | release what
                |                      | or EVALUATION          |                   | waits
-    USED       | wait, or EVALUATION  | EVALUATION if          | JOINED, TRAINING  | EVALUATION, if
-               |                      | gradients are on       |                   | it is a `for`
-    JOINED     | next step, if the    |                        | of main pass      |
+    USED       | wait, or EVALUATION  | wait; with gradients,  | JOINED, TRAINING  | EVALUATION if
+               |                      | EVALUATION             |                   | it is a `for`
+    JOINED     | next step if the     |                        |                   |
                | owner has trained    |                        |                   |
-    EVALUATION | next batch, if a     |                        | main: TRAINING    | close the spans
+    EVALUATION | next batch if a      |                        | main: TRAINING    | close the spans
                | model has run        |                        | inner: end        |
-    TRAINING   | next step, if an     | next step, if its item |                   | snapshot, close
-               | optimizer stepped    | was read ahead         |                   | the spans
+    TRAINING   | next step if an      | next step if its item  |                   | snapshot, close
+               | optimizer stepped    | was fetched before     |                   | the spans
 
-`_decide` chooses between JOINED and EVALUATION, and a training is first opened as an evaluation.
-The first pass of a lane that is decided is the main pass: it owns the epoch and the steps. Loops
-without a loader are in `free.py`.
+The transitions are `_join`, `_evaluate`, `_train` and `end_pass`. `_decide` chooses between the
+first two; a training, too, starts with `_evaluate`. The first pass of a lane that is decided is the
+main pass: it owns the epoch and the steps. Loops without a loader are in `free.py`.
 
 Runs on the user's threads.
 """
@@ -52,9 +52,9 @@ class Loops:
     """The loops of all threads."""
 
     def __init__(self, steps_per_epoch: int, snapshots: Snapshots) -> None:
-        self.this_thread = ThisThread(self.end)
+        self.this_thread = ThisThread(self)
         self.is_on = False  # the program may keep our functions after they are uninstalled
-        # An optimizer has stepped in compiled code: Dynamo compiles the write, but not our hooks.
+        # An optimizer has stepped in compiled code. Dynamo compiles this write, but not our hooks.
         self.has_stepped_compiled = False
         self.descriptions = describe.Descriptions()
         self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
@@ -70,33 +70,51 @@ class Loops:
                 lane.end_stale_optimizers()
                 while lane.passes:
                     self.end_pass(lane.passes[-1])
-                lane.free.end(self)
+                lane.free.end()
 
     # -- event: a fetch ---------------------------------------------------------------------
 
-    def begin_step(self, lane: Lane, iterator: Any) -> hot.Span | None:
-        """The fast path: begins the next step of a training. None: `begin_load` has to decide."""
-        step, main = lane.step, lane.main
+    def begin_step(self, lane: Lane, iterator: Any) -> tuple[hot.Span | None, int]:
+        """The fast path: begins the next step of a training, or joins the step of a framework.
+
+        Returns the step and when the fetch begins, 0 for now. None: `begin_load` has to decide.
+        """
+        main, step = lane.main, hot.current()
         if (
             step is None
-            or step is not hot.current()
             or step.phase is not None
             or main is None
-            or not main.stepped_ns
-            or not main.opens_steps
             or main.items.iterator() is not iterator
-            or main.items.length is None  # another epoch may be due
             or self.has_stepped_compiled
         ):
-            return None
-        lane.loading = main
-        main.stepped_ns = 0
-        main.is_step_new = True
+            return None, 0
+        if main.opens_steps:
+            # Without a length, another epoch may be due.
+            if step is not lane.step or not main.stepped_ns or main.items.length is None:
+                return None, 0
+            lane.loading = main
+            main.stepped_ns = 0
+            main.is_step_new = True
+            main.items.fetched += 1
+            index = main.index
+            main.index = index + 1
+            step = lane.step = main.step = hot.follow(step, index)
+            return step, step.start
+        if (
+            not isinstance(step, hot.Step)
+            or step.name not in STEPS
+            or step.end
+            or not main.is_training
+            or main.items.ahead
+            or main.items.has_ended
+            or len(lane.passes) > 1
+            or lane.optimizers
+            or not main.goes_on(step)
+        ):
+            return None, 0
+        lane.loading, lane.step = main, step
         main.items.fetched += 1
-        index = main.index
-        main.index = index + 1
-        step = lane.step = main.step = hot.follow(step, index)
-        return step
+        return step, 0
 
     def begin_load(self, lane: Lane, iterator: Any) -> hot.Span | None:
         """Begins a `data_load`. None: a framework has opened the span of this fetch."""
@@ -115,11 +133,11 @@ class Loops:
         may_train = is_for or current.was_to_train
         if current.state is State.USED and not (may_train and current.can_wait):
             # A `for` has evaluated the items before. After `next`, this is the second item.
-            self._decide(current, is_evaluating=is_for)
+            self._decide(current, is_for)
         if current.state is State.UNDECIDED:
             current.release_skipped()
-        elif current.stepped is not None:
-            self._next_item(lane, current.stepped)
+        elif current.step_owner is not None:
+            self._next_item(lane, current.step_owner)
         elif current.is_training and len(lane.passes) == 1:
             span = hot.innermost()  # a framework may run the loop
             lane.step = span if isinstance(span, hot.Step) and span.name in STEPS else None
@@ -136,8 +154,8 @@ class Loops:
             current.items.note_ahead(1 if current.items.fetched == 2 else 0)
 
     def _is_changed_by_hand(self, lane: Lane) -> bool:
-        """Whether the program has trained since the last fetch, without an optimizer: it has
-        changed the weights, or has no optimizers. Programs: `manual_after_optimizer`, `manual_sgd`.
+        """Whether the program has trained without an optimizer since the last fetch: it has changed
+        the weights, or has no optimizers. Programs: `manual_after_optimizer`, `manual_sgd`.
         """
         before, now = lane.versions, versions_of(lane)
         lane.versions = now
@@ -149,12 +167,11 @@ class Loops:
         return self._optimizers_exist
 
     def _next_step(self, current: Pass) -> None:
-        """The step begins with what other loaders have fetched since the last one was done."""
+        """Begins a step, with what other loaders have fetched since the one before was done."""
         before = current.step
-        undecided = [one for one in current.lane.passes if one.is_undecided]
         loads = [
             load
-            for one in undecided
+            for one in current.lane.passes
             for load in one.waiting
             # None: a loader that was used up has dropped the step that it was asked for.
             if load.parent is before or (before is None and load.start >= current.stepped_ns)
@@ -164,7 +181,7 @@ class Loops:
         if self._is_full(current):
             self._split_endless(current)
         span = current.span
-        if span is not None and span is not hot.current() and span not in scopes():
+        if span is not None and span not in scopes():
             hot.enter_context(span)  # an asyncio task has opened it, in its own context
         name = "step" if current.is_training else "batch"
         current.step = hot.begin(name, current.index, None, hot.Step, at)
@@ -177,13 +194,13 @@ class Loops:
             current.lane.step = current.step
 
     def _split_endless(self, current: Pass) -> None:
-        """Begins the next epoch of a loader without a length if it is due."""
+        """Begins the next epoch of a loader without a length."""
         span, lane = current.span, current.lane
         if span is not None and current.is_training:
             span.set(inferred="steps")
             self.on_epoch_end(span)
             engine.close_long(span)
-            current.span = engine.begin_long("epoch", None, {"inferred": "steps"})
+            current.span = hot.begin("epoch", None, {"inferred": "steps"}, engine.Long)
             self.name_epoch(lane, current.span)
             current.index = 0
 
@@ -194,10 +211,10 @@ class Loops:
         return current.items.length is None and made >= self.steps_per_epoch
 
     def end_load(self, load: hot.Span) -> None:
-        lane = self.this_thread.lane
+        lane = self.this_thread.find()
         current, lane.loading = lane.loading, None
         lane.has_worked = lane.has_run = False
-        if current is not None and current.is_undecided:
+        if current is not None and current.is_waiting:
             current.waiting.add(load)
         else:
             hot.close(load)
@@ -205,7 +222,7 @@ class Loops:
             lane.step = None
 
     def fail_load(self, load: hot.Span, error: BaseException) -> None:
-        lane = self.this_thread.lane
+        lane = self.this_thread.find()
         current, lane.loading = lane.loading, None
         with guard.quiet("torch loader"):
             if isinstance(error, StopIteration):
@@ -223,14 +240,14 @@ class Loops:
         lane, items = current.lane, current.items
         items.fetched -= 1
         if current.has_unused_items and current.index <= items.fetched:
-            if not (items.has_ended or current.is_undecided):  # a step for one of them has begun
+            if not (items.has_ended or current.is_waiting):  # a step for one of them has begun
                 current.index = items.fetched - max(items.ahead - 1, 0)
             items.has_ended = True
             lane.has_worked = False  # with the last item
             lane.step = None
             return
-        if current.stepped is not None:
-            current.stepped.drop_new_step()
+        if current.step_owner is not None:
+            current.step_owner.drop_new_step()
         if current.span is not None and current.opens_steps and not current.index:
             lane.epochs -= 1  # it was opened for the item that did not come
             hot.drop(current.span)
@@ -241,10 +258,10 @@ class Loops:
         self.end_pass(current)
 
     def end_teardown(self, lane: Lane, iterator: Any, span: hot.Span) -> None:
-        """The workers have stopped, which is the last part of their pass."""
+        """The workers of a pass have stopped."""
         found = lane.find(iterator)
         if found is not None:
-            self._evaluate_used(found)
+            self._evaluate_rest(found)
             if lane.loading is None:  # else its last fetch is still running
                 found.close_step(span.start)
         above = None if found is None else hot._open_ancestor(found.span or found.above)
@@ -294,21 +311,21 @@ class Loops:
         if (current.has_outer_epoch or not current.opens_span) and iterator in self.setups:
             hot.release(self.setups.pop(iterator))
         if not current.opens_span:  # the program or a framework says what it is
-            self.descriptions.put_loader(iterator, describe.find_described())
+            self.descriptions.put_loader(iterator)
             current.state = State.EVALUATION
             lane.main = lane.main or current
         return current
 
     def end_pass(self, current: Pass, *, error: str | None = None, at: int = 0) -> None:
-        """Ends a pass, now or `at` a time. `error`: the exception that has left its loop."""
+        """Ends a pass, now or at time `at`. `error`: the exception that ended its loop."""
         lane = current.lane
         lane.step = None
-        self._evaluate_used(current)
+        self._evaluate_rest(current)
         if current.items.is_exhausted and not lane.has_worked:
             current.drop_new_step()  # nothing was read ahead after all
         if lane.main is current:
             if error is not None and current.state is State.EVALUATION and current.was_to_train:
-                self._name_training(lane, current)
+                self._train(current)
             lane.main = None
         lane.passes[:] = [one for one in lane.passes if current not in (one, one.owner)]
         current.items.iterator = nothing
@@ -332,8 +349,8 @@ class Loops:
                 self.on_epoch_end(handmade)
 
     def end_evaluations(self, lane: Lane) -> None:
-        """The program saves: evaluations whose loops may be over are over. A `for` would say so.
-        Program: `saved_after_evaluation`.
+        """Ends evaluations that may be over, because the program saves a checkpoint. The end of a
+        `for` would be known. Program: `saved_after_evaluation`.
         """
         lane.free.end_evaluation()
         for one in list(lane.passes):
@@ -344,14 +361,14 @@ class Loops:
                 self.end_pass(one)
 
     def iterator_gone(self, lane: Lane, items: Items) -> None:
-        """Left early, by `break` or an exception; called wherever the last reference is dropped."""
+        """An iterator was released, by `break`, by an exception, or at any later time."""
         with guard.quiet("torch loader"):
             current = next((one for one in lane.passes if one.items is items), None)
             if current is None:
                 return
-            if current.is_undecided and not items.asker.is_for:
+            if current.is_waiting and not items.asker.is_for:
                 self._hand_over(lane, current)
-            elif items.is_exhausted and (current.is_last_due or not current.is_done):
+            elif items.is_exhausted and (items.fetched > current.index or not current.is_done):
                 return  # the last items are still to be used
             if lane.optimizers and lane is self.this_thread.find():
                 lane.end_stale_optimizers()
@@ -359,11 +376,11 @@ class Loops:
             self.end_pass(current, error=error)
 
     def _hand_over(self, lane: Lane, current: Pass) -> None:
-        """Gives items that were fetched by hand to the step that they are for: one that another
-        loader has begun to fetch for, or one of a loop that has no other loader.
+        """Gives what was fetched with `next` to the step that it is for: that of another loader, or
+        of a loop that has no other loader.
         """
         for other in lane.passes:
-            if other.is_undecided and other.items.asker.is_for:
+            if other.is_waiting and other.items.asker.is_for:
                 other.waiting += current.waiting
                 current.waiting.clear()
         if lane.main is None and current.items.fetched == 1 and current.state is State.UNDECIDED:
@@ -381,7 +398,7 @@ class Loops:
         if main is not None:
             self._use_fetched(main, is_evaluating=is_evaluating, is_in_train=is_in_train)
         lane.has_worked = True
-        undecided = [one for one in lane.passes if one.is_undecided and one.waiting]
+        undecided = [one for one in lane.passes if one.waiting]
         for current in undecided:
             current.was_to_train = not is_evaluating
             if current.state is State.UNDECIDED:
@@ -392,7 +409,7 @@ class Loops:
                 current.state = State.USED
                 current.items.count_references()
             else:
-                self._decide(current, is_evaluating=is_evaluating)
+                self._decide(current, is_evaluating)
 
     def _use_fetched(self, main: Pass, *, is_evaluating: bool, is_in_train: bool | None) -> None:
         """Begins the next step if its item was fetched before the last optimizer step, or ends the
@@ -404,7 +421,7 @@ class Loops:
             self._next_step(main)
         elif main.items.is_exhausted:
             is_used = main.is_done or not (main.items.ahead or lane.has_worked)
-            if main.is_done and main.is_last_due:
+            if main.is_done and main.items.fetched > main.index:
                 self._next_step(main)
             elif main.is_training and is_evaluating and is_used:
                 self.end_pass(main)  # else another model of the last step
@@ -423,13 +440,13 @@ class Loops:
             self._train_freely(lane, by_backward, optimizer)
             return
         if not main.is_training:
-            self._name_training(lane, main)
+            self._train(main)
         lane.step = None if main.items.is_exhausted or len(lane.passes) > 1 else main.step
 
     def _train_freely(self, lane: Lane, by_backward: bool, optimizer: int | None) -> None:
         """Training without a loader."""
         free = lane.free
-        free.saw_training(self, optimizer)
+        free.saw_training(optimizer)
         # Else the steps are a framework's: Keras's optimizers, for one, are not torch's.
         is_by_hand = by_backward and free.is_open and not self._has_optimizers()
         free.versions = versions_of(lane) if is_by_hand else None
@@ -437,7 +454,7 @@ class Loops:
         lane.step = free.step if is_known else None
 
     def close(self, span: hot.Span) -> None:
-        """Closes a span of a hook. If it is not known yet what it belongs to, it waits."""
+        """Closes a span of a hook, or lets it wait for its parent."""
         lane = self.this_thread.lane
         is_known = lane.main is not None or lane.step is span.parent
         for current in lane.passes:
@@ -457,7 +474,7 @@ class Loops:
         main = lane.main
         lane.optimizer_steps += 1
         if main is None:
-            lane.free.count_step(self, optimizer)
+            lane.free.count_step(optimizer)
             return
         main.stepped_ns = hot.now()
         lane.versions = ()
@@ -467,7 +484,7 @@ class Loops:
         self.keep_gradients(is_last=main.items.has_fetched_all or self._is_full(main))
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
-        """The scaler has found infinity: this ends a step, too."""
+        """The scaler has found infinite gradients. This ends a step, too."""
         step = lane.free.step if lane.main is None else lane.main.step
         if step is not None:
             step.set(optimizer_skipped=True)
@@ -475,21 +492,21 @@ class Loops:
 
     # -- transitions ------------------------------------------------------------------------
 
-    def _decide(self, current: Pass, *, is_evaluating: bool) -> None:
+    def _decide(self, current: Pass, is_evaluating: bool) -> None:
         """From UNDECIDED or USED to JOINED or EVALUATION, from which a training goes on."""
         owner = None
         if current.state is State.UNDECIDED or not is_evaluating:
             current.items.count_references()
-            owner = self._find_owner(current, is_evaluating=is_evaluating)
+            owner = self._find_owner(current, is_evaluating)
         if owner is None:
-            self._open(current, is_evaluating=is_evaluating)
+            self._evaluate(current, is_evaluating=is_evaluating)
         else:
             self._join(owner, current)
 
-    def _find_owner(self, current: Pass, *, is_evaluating: bool) -> Pass | None:
+    def _find_owner(self, current: Pass, is_evaluating: bool) -> Pass | None:
         """The pass for whose step or batch it fetches more data. None: it has its own."""
         lane, main = current.lane, current.lane.main
-        if main is not None and main.is_over_for(current, is_evaluating=is_evaluating):
+        if main is not None and main.is_over_for(current, is_evaluating):
             self.end_pass(main, at=current.waiting[0].start)
             main = None
             current.above = current.open_above
@@ -499,16 +516,16 @@ class Loops:
             return None
         if is_evaluating and lane.inner_evaluations and not current.began_in_step:
             return lane.inner_evaluations[-1]
-        if not main.is_evaluated_by(current, is_evaluating=is_evaluating):
+        if not main.is_evaluated_by(current, is_evaluating):
             return main
         if main.step is not None and main.step not in scopes(current.above):
             current.above = main.step  # opened just now, for an item that was fetched before
         return None
 
-    def _evaluate_used(self, current: Pass) -> None:
+    def _evaluate_rest(self, current: Pass) -> None:
         """A `for` has ended and nothing was trained with its items: it was an evaluation."""
         if current.state is State.USED and current.items.asker.is_for:
-            self._open(current, is_evaluating=True)
+            self._evaluate(current, is_evaluating=True)
 
     def _join(self, owner: Pass, current: Pass) -> None:
         if owner.is_training and owner.is_done and owner.opens_steps:
@@ -517,7 +534,7 @@ class Loops:
         current.owner = owner
         current.waiting.release(owner.step)
 
-    def _open(self, current: Pass, *, is_evaluating: bool) -> None:
+    def _evaluate(self, current: Pass, *, is_evaluating: bool) -> None:
         """Opens the spans of a pass, from its first fetch on. The items of an evaluation that was
         USED are one batch each; otherwise all items so far are for one step.
         """
@@ -529,16 +546,17 @@ class Loops:
         current.state = State.EVALUATION
         if current.is_in_own_step and not is_evaluating:
             current.opens_span = current.opens_steps = False
-        if current.has_own_steps:
+        above = current.open_above
+        body = itertools.takewhile(lambda one: one is not above, scopes())
+        if any(one.name in STEPS for one in body):  # the program has opened it, in the loop
             current.opens_steps = False
             current.opens_span = current.opens_span and not current.has_outer_epoch
-        above = current.open_above
         if current.opens_span:
             iterator = items.iterator()
             setup = self.setups.pop(iterator) if iterator in self.setups else None
             start, attrs = (setup or waiting[0]).start, self.descriptions.of_loader(iterator)
             above = hot.insert(above, "evaluation", None, attrs, engine.Long, start=start)
-            current.span = engine.begin_measuring(above)
+            current.span = above
             if setup is not None:
                 hot.release(setup, above)
         fetches = [place for place, one in enumerate(waiting) if one.name == "data_load"]
@@ -555,8 +573,9 @@ class Loops:
             current.index += 1
         waiting.release(current.step or current.span)
 
-    def _name_training(self, lane: Lane, current: Pass) -> None:
+    def _train(self, current: Pass) -> None:
         """From EVALUATION to TRAINING."""
+        lane = current.lane
         current.state = State.TRAINING
         lane.versions = versions_of(lane)
         current.began_evaluating = False  # the model was left in eval mode
@@ -567,7 +586,7 @@ class Loops:
             return
         if lane.free.epoch is not None:  # that loop had no loader; this one has
             span.parent = current.above = lane.free.above_epoch or current.above
-            lane.free.end(self)
+            lane.free.end()
         if step is None or not current.has_outer_epoch:
             self.name_epoch(lane, span)
             return
@@ -593,6 +612,6 @@ def any_is_hooked(kind: type[torch.optim.Optimizer]) -> bool:
 
 
 def swap(main: Pass, other: Pass) -> None:
-    """Lets the main pass go on with the items of another one."""
+    """The main pass goes on with the items of another pass."""
     main.items, other.items = other.items, main.items
     main.items.count_references()

@@ -26,6 +26,8 @@ from cirron.record import hot
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from cirron.hooks.torch.loops import Loops
+
 # A loop that reads ahead has fetched at most this many items when it uses the first one.
 MAX_AHEAD = 2
 # How many parts of an item are tried until one can have a weak reference.
@@ -109,14 +111,14 @@ class Pass:
         # Which spans it opens. See `choose_spans`.
         self.opens_span = False  # the epoch or evaluation
         self.opens_steps = False
-        # UNDECIDED or USED.
-        self.waiting = Waiting()  # fetches, and once it is USED, forwards
-        # A model has run in train mode and with gradients. Only an error can have kept the program
-        # from training it. Program: `batch_size_finder`.
+        # While it is UNDECIDED or USED.
+        self.waiting = Waiting()  # fetches; in USED, forwards as well
+        # A model has run on the first item, in train mode and with gradients: if an error ends the
+        # loop now, it was a training. Program: `batch_size_finder`.
         self.was_to_train = False
-        # EVALUATION or TRAINING.
-        self.span: hot.Span | None = None
-        self.step: hot.Span | None = None
+        # Once it is EVALUATION or TRAINING.
+        self.span: hot.Span | None = None  # the epoch or evaluation
+        self.step: hot.Span | None = None  # the step or batch
         self.index = 0  # of the next step
         self.is_step_new = False  # it was opened for the item that is being fetched
         self.stepped_ns = 0  # when an optimizer stepped in the open step
@@ -125,7 +127,8 @@ class Pass:
         self.has_spare = False
 
     @property
-    def is_undecided(self) -> bool:
+    def is_waiting(self) -> bool:
+        """Whether its spans wait for the decision."""
         return self.state is State.UNDECIDED or self.state is State.USED
 
     @property
@@ -140,19 +143,13 @@ class Pass:
     # -- items that are fetched, but not used yet ----------------------------------------------
 
     @property
-    def is_last_due(self) -> bool:
-        """Whether an item is left for one more step."""
-        return self.items.fetched > self.index
-
-    @property
     def has_unused_items(self) -> bool:
         """Whether the last items are still to be used, now that the loader has no more."""
         items = self.items
-        if self.is_undecided:  # more items than these were taken one by one, as by `list`
-            is_first = self.state is State.UNDECIDED and 0 < items.fetched <= MAX_AHEAD
-            return items.asker.may_read_ahead and is_first
-        if self.state is State.JOINED or not items.asker.may_read_ahead:
+        if self.state in (State.USED, State.JOINED) or not items.asker.may_read_ahead:
             return False
+        if self.state is State.UNDECIDED:  # more items were taken one by one, as by `list`
+            return 0 < items.fetched <= MAX_AHEAD
         # If there was no second step, all items were used together, or one was read ahead. The last
         # group of items may be smaller. Program: `fairseq`.
         return 0 < items.ahead < max(2, items.fetched - 1) or not self.lane.has_worked
@@ -171,15 +168,15 @@ class Pass:
 
     @property
     def can_wait(self) -> bool:
-        """Whether nothing but the waiting spans was recorded in the meantime. A mark, for example,
-        needs the span of its batch to be open.
+        """Whether nothing else was recorded since the spans wait. A mark, for example, needs an
+        open span of its batch.
         """
         recorded = hot.given_out() - self.waiting[0].sequence + 1
         return recorded == len(self.waiting) < MAX_WAITING
 
     def release_skipped(self) -> None:
-        """Leaves the fetches of items that the program no longer holds where they were made: it has
-        used these without a model. It may have copied the last one, or two if it reads ahead.
+        """Records the fetches of items that the program no longer holds where they were made: no
+        model has used these. Keeps the last one, or two if it reads ahead: it may have copied them.
         """
         kept = MAX_AHEAD if self.items.asker.may_read_ahead else 1
         while sum(one.name == "data_load" for one in self.waiting) > kept:
@@ -206,15 +203,8 @@ class Pass:
 
     @property
     def open_above(self) -> hot.Span:
-        """The span that was open when it began, or the nearest one around that which still is."""
+        """The span that was open when it began, or the nearest one around it that is still open."""
         return hot._open_ancestor(self.above)
-
-    @property
-    def has_own_steps(self) -> bool:
-        """Whether the program has opened a step or batch in the body of the loop."""
-        above = self.open_above
-        body = itertools.takewhile(lambda one: one is not above, scopes())
-        return any(one.name in STEPS for one in body)
 
     @property
     def is_in_own_step(self) -> bool:
@@ -229,7 +219,7 @@ class Pass:
     # -- where it ends, and what other passes are for ------------------------------------------
 
     @property
-    def stepped(self) -> Pass | None:
+    def step_owner(self) -> Pass | None:
         """The pass whose next step or batch a fetch begins. In an evaluation, only its own loader
         begins batches.
         """
@@ -239,7 +229,7 @@ class Pass:
 
     def goes_on(self, here: hot.Span | None = None) -> bool:
         """Whether the next item belongs to this pass: the scope that it began in is still open, or
-        was a step that another step has followed. `here`: the innermost span, if it is known.
+        is a step and another step has followed. `here`: the innermost span, if it is known.
         """
         if self.items.is_round_over:
             return False
@@ -275,7 +265,7 @@ class Pass:
             return self.is_over_for(new, is_evaluating=True)
         return new.items.asker.is_for and self.state is not State.JOINED
 
-    def is_over_for(self, other: Pass, *, is_evaluating: bool) -> bool:
+    def is_over_for(self, other: Pass, is_evaluating: bool) -> bool:
         """Whether a loop that calls `next` was left for another pass. The program may not ask for
         an item after the last one, so nothing else shows that it was the last.
         """
@@ -289,7 +279,7 @@ class Pass:
         is_asking = other.items.asker.generator is generator
         return generator is None or callers.has_ended(generator, items.iterator(), is_asking)
 
-    def is_evaluated_by(self, inner: Pass, *, is_evaluating: bool) -> bool:
+    def is_evaluated_by(self, inner: Pass, is_evaluating: bool) -> bool:
         """Whether a pass inside this one is an evaluation. Otherwise it fetches more data for the
         step, as does a call of `next` before a model runs in the step.
         """
@@ -324,7 +314,8 @@ class Pass:
 class Lane:
     """What one thread, or one asyncio task, is doing."""
 
-    def __init__(self) -> None:
+    def __init__(self, loops: Loops) -> None:
+        self.loops = loops
         self.task: Callable[[], Any] = nothing  # a weak reference to the task that has it
         self.passes: list[Pass] = []  # outermost first
         self.main: Pass | None = None  # the pass that owns the epoch and the steps
@@ -405,13 +396,14 @@ class Lane:
 class Lanes(list[Lane]):
     """The lanes of a thread. When it ends, so do its loops. Program: `threads_without_loader`."""
 
-    def __init__(self, end: Callable[[list[Lane]], None]) -> None:
-        self.end = end
+    def __init__(self, loops: Loops) -> None:
+        super().__init__([Lane(loops)])
+        self.loops = loops
         self.thread = get_ident()
 
     def __del__(self) -> None:
         if get_ident() == self.thread:
-            self.end(self)
+            self.loops.end(self)
 
 
 class ThisThread(_local):
@@ -419,12 +411,9 @@ class ThisThread(_local):
     over a loader: then it works on that loop. Programs: `asyncio_trainings`, `asyncio_steps`.
     """
 
-    def __init__(self, end: Callable[[list[Lane]], None]) -> None:
-        """`end`: closes what is open in these lanes, when their thread ends."""
-        self.own = Lane()
-        self.lane = self.own  # the last one that was used
-        self.lanes = Lanes(end)
-        self.lanes.append(self.own)
+    def __init__(self, loops: Loops) -> None:
+        self.lanes = Lanes(loops)
+        self.own = self.lane = self.lanes[0]  # `lane`: the last one that was used
 
     def find(self) -> Lane:
         """The lane of the task, or of the thread if it runs none."""
@@ -436,11 +425,13 @@ class ThisThread(_local):
         elif lane.task() is not task:
             is_inside = lane.passes and (lane is inherited or lane.task() is None)
             if not is_inside:
-                lane = next((one for one in self.lanes if one.is_idle), None) or Lane()
+                idle = next((one for one in self.lanes if one.is_idle), None)
+                if idle is None:
+                    idle = Lane(self.lanes.loops)
+                    self.lanes.append(idle)
+                lane = idle
                 lane.task = weakref.ref(task)
                 lane_of_context.set(lane)
-                if lane not in self.lanes:
-                    self.lanes.append(lane)
         self.lane = lane
         return lane
 
