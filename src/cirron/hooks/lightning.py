@@ -225,10 +225,11 @@ class Fit(Training):
         before, self._global_step = self._global_step, trainer.global_step
         # Lightning does not count the steps of an optimizer that the module calls directly.
         is_manual = self.has_stepped and not trainer.lightning_module.automatic_optimization
-        if is_manual or self._global_step != before:
+        is_last = trainer.is_last_batch  # may be left over from gradients accumulated by the module
+        if is_manual or is_last or self._global_step != before:
             self.finish_step(global_step=self._global_step)
             self._index += 1
-        if trainer.is_last_batch:
+        if is_last:
             # A validation that follows clears the gradients.
             self.take_snapshot(trainer.lightning_module)
 

@@ -1,9 +1,9 @@
 """Values that the program logs with TensorBoard, W&B, MLflow, Comet or Aim become marks.
 
-The table of loggers has the method that takes the values, and a function with the same parameters
-that reads them. The logger's arguments and results are not changed. Only scalars are marked, on the
-innermost open span, with the step that was logged. A value is marked once, even if the program or
-another hook marks it too, or if it goes to two loggers. A slow call is also a `logging` span.
+The table of loggers has the methods that take the values, with their parameters. The logger's
+arguments and results are not changed. Only scalars are marked, on the innermost open span, with the
+step that was logged. A value is marked once, even if the program or another hook marks it too, or
+if it goes to two loggers. A slow call is also a `logging` span.
 
 Runs on the user's threads. No logger is imported here: each is hooked when the program imports it.
 """
@@ -21,7 +21,6 @@ from cirron.hooks.engine import Wrapper, extend_step, scalar_of
 from cirron.record import hot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from types import FrameType
     from typing import TypeAlias
 
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
     from cirron.hooks.engine import Call
     from cirron.settings import Settings
 
-    Value: TypeAlias = tuple[Any, Any, Any]  # name, value, step
-    Values: TypeAlias = Sequence[Value]
-    Read: TypeAlias = Callable[..., Values]  # called with the arguments of the logger's method
+    Values: TypeAlias = list[tuple[Any, Any, Any]]  # name, value, step
 
 MAX_VALUES = 1_000  # per call; the rest is ignored
 # A shorter call has no span. A writer that only queues its values takes a tenth of this.
@@ -47,6 +44,10 @@ TELLERS = {
     "keras.src.callbacks.callback_list": "keras",
 }
 NO_NAMES: dict[str, str | None] = {}
+# The parameters of loggers that are read.
+NAMES = "tag", "main_tag", "key", "name", "prefix"
+VALUES = "scalar_value", "tag_scalar_dict", "value", "data", "dic", "metrics"
+STEPS = "global_step", "step"
 
 
 class Logger(NamedTuple):
@@ -55,7 +56,7 @@ class Logger(NamedTuple):
     name: str
     module: str  # whose import triggers the installation
     owner: str  # the class in it
-    methods: dict[str, Read]
+    methods: dict[str, str]  # with their parameters
 
 
 class ThisThread(_local):
@@ -86,25 +87,25 @@ class LoggersHook(Wrapper):
             kind: type | None = getattr(module, logger.owner, None)
             if kind is None:  # another release
                 return
-            for name, read in logger.methods.items():
+            for name, parameters in logger.methods.items():
                 definer = next((one for one in kind.__mro__ if name in one.__dict__), None)
                 # `wandb.log` is a bound method of the current run, taken before our patch.
                 bound = module.__dict__.get(name)
                 if definer is not None:
-                    self._wrap(definer, name, functools.partial(self._log, logger, read, 1))
+                    self._wrap(definer, name, functools.partial(self._log, logger, parameters, 1))
                 if isinstance(getattr(bound, "__self__", None), kind):
-                    self._wrap(module, name, functools.partial(self._log, logger, read, 0))
+                    self._wrap(module, name, functools.partial(self._log, logger, parameters, 0))
             hot.keep_names(True)
 
-    def _log(self, logger: Logger, read: Read, first: int, call: Call) -> Any:
+    def _log(self, logger: Logger, parameters: str, first: int, call: Call) -> Any:
         """Calls the logger. `first`: of its arguments, after `self`."""
         this_thread = self._this_thread
         if this_thread.is_logging or hot.off:
             return call()
         this_thread.is_logging = True
         try:
-            arguments = call.args[first:], call.keywords
-            self._tell(self._mark, sys._getframe(2), logger, read, *arguments)
+            given = parameters, call.args[first:], call.keywords
+            self._tell(self._mark, sys._getframe(2), logger.name, *given)
             began = hot.now()
             result = call()
             if (ended := hot.now()) - began >= LONG_NS:
@@ -113,16 +114,16 @@ class LoggersHook(Wrapper):
         finally:
             this_thread.is_logging = False
 
-    def _mark(self, caller: Any, logger: Logger, read: Read, args: Any, kwargs: Any) -> None:
+    def _mark(self, caller: FrameType, logger: str, *given: Any) -> None:
         if is_passed_on(caller, self._hooks.installed):
             return
         try:
-            found = read(*args, **kwargs)
-        except (AttributeError, TypeError):  # the logger will raise this too
+            found = read(*given)
+        except AttributeError:  # the logger will raise this too
             return
         span = hot.innermost()
-        for name, given, step in found:
-            mark(span, logger.name, name, given, step)
+        for one in found:
+            mark(span, logger, *one)
 
 
 def mark(span: hot.Span, logger: str, name: Any, given: Any, step: Any) -> None:
@@ -172,10 +173,22 @@ def is_passed_on(caller: FrameType | None, hooked: list[str]) -> bool:
 # -- how each logger is called -------------------------------------------------------------------
 
 
-def flatten(values: Any, step: Any, prefix: Any = None) -> list[Value]:
+def read(parameters: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
+    """The values of a call: one, those of a dict, or those of MLflow's list of metrics."""
+    arguments = dict(zip(parameters.split(), args, strict=False)) | kwargs
+    name, given, step = (
+        next((arguments[one] for one in known if one in arguments), None)
+        for known in (NAMES, VALUES, STEPS)
+    )
+    if isinstance(given, (list, tuple)):  # reading an iterator would use it up
+        return [(one.key, one.value, one.step) for one in given[:MAX_VALUES]]
+    return flatten(given, step, name) if isinstance(given, dict) else [(name, given, step)]
+
+
+def flatten(values: dict[Any, Any], step: Any, prefix: Any = None) -> Values:
     """The values of a nested dict, with the names joined by slashes."""
-    found: list[Value] = []
-    dicts = [("" if prefix is None else prefix + "/", values)]
+    found: Values = []
+    dicts = [("" if prefix is None else f"{prefix}/", values)]
     for before, inner in dicts:  # grows during the loop
         for name, given in list(dict.items(inner))[:MAX_VALUES]:
             if len(found) + len(dicts) > MAX_VALUES:  # a dict may contain itself
@@ -189,73 +202,23 @@ def flatten(values: Any, step: Any, prefix: Any = None) -> list[Value]:
     return found
 
 
-def read_scalar(tag: Any, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any) -> Values:
-    return ((tag, scalar_value, global_step),)
-
-
-def read_scalars(
-    main_tag: Any, tag_scalar_dict: Any, global_step: Any = None, *_: Any, **__: Any
-) -> Values:
-    return flatten(tag_scalar_dict, global_step, main_tag)
-
-
-def read_wandb(data: Any, step: Any = None, *_: Any, **__: Any) -> Values:
-    return flatten(data, step)
-
-
-# The functions of `mlflow`, its autologging and Lightning's logger all use the client.
-def read_mlflow_metric(
-    run_id: Any, key: Any, value: Any, timestamp: Any = None, step: Any = None, *_: Any, **__: Any
-) -> Values:
-    return ((key, value, step),)
-
-
-def read_mlflow_batch(run_id: Any, metrics: Any = (), *_: Any, **__: Any) -> Values:
-    if not isinstance(metrics, (list, tuple)):  # reading an iterator would use it up
-        return ()
-    return [(one.key, one.value, one.step) for one in metrics[:MAX_VALUES]]
-
-
-def read_comet_metric(name: Any, value: Any, step: Any = None, *_: Any, **__: Any) -> Values:
-    return ((name, value, step),)
-
-
-def read_comet_metrics(
-    dic: Any, prefix: Any = None, step: Any = None, *_: Any, **__: Any
-) -> Values:
-    return flatten(dic, step, prefix)
-
-
-def read_aim(value: Any, name: Any = None, step: Any = None, *_: Any, **__: Any) -> Values:
-    return flatten(value, step) if isinstance(value, dict) else ((name, value, step),)
-
-
-def read_nothing(*_: Any, **__: Any) -> Values:
-    """For methods without scalars, which are hooked for their duration only."""
-    return ()
-
-
+# Hooked for their duration only.
 SLOW = "add_histogram", "add_image", "add_images", "add_figure", "add_embedding", "flush"
-TENSORBOARD: dict[str, Read] = {"add_scalar": read_scalar, "add_scalars": read_scalars}
-TENSORBOARD |= dict.fromkeys(SLOW, read_nothing)
+TENSORBOARD = dict.fromkeys(SLOW, "") | {
+    "add_scalar": "tag scalar_value global_step",
+    "add_scalars": "main_tag tag_scalar_dict global_step",
+}
+# The functions of `mlflow`, its autologging and Lightning's logger all use the client.
+MLFLOW = {"log_metric": "run_id key value timestamp step", "log_batch": "run_id metrics"}
+COMET = {"log_metric": "name value step", "log_metrics": "dic prefix step"}
 
 LOGGERS = (
     Logger("tensorboard", "torch.utils.tensorboard", "SummaryWriter", TENSORBOARD),
     Logger("tensorboardX", "tensorboardX", "SummaryWriter", TENSORBOARD),
-    Logger("wandb", "wandb", "Run", {"log": read_wandb}),
-    Logger(
-        "mlflow",
-        "mlflow",
-        "MlflowClient",
-        {"log_metric": read_mlflow_metric, "log_batch": read_mlflow_batch},
-    ),
-    Logger(
-        "comet",
-        "comet_ml",
-        "BaseExperiment",
-        {"log_metric": read_comet_metric, "log_metrics": read_comet_metrics},
-    ),
-    Logger("aim", "aim", "Run", {"track": read_aim}),
+    Logger("wandb", "wandb", "Run", {"log": "data step"}),
+    Logger("mlflow", "mlflow", "MlflowClient", MLFLOW),
+    Logger("comet", "comet_ml", "BaseExperiment", COMET),
+    Logger("aim", "aim", "Run", {"track": "value name step"}),
 )
 # The packages that may be on the stack between a module of `TELLERS` and a logger.
 BETWEEN = {"cirron", "lightning_fabric", "lightning_utilities"}

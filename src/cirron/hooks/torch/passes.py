@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
-from cirron.hooks.engine import MAX_WAITING, STEPS, Waiting
+from cirron.hooks.engine import EVALUATIONS, MAX_WAITING, STEPS, Waiting
 from cirron.hooks.torch import callers
 from cirron.hooks.torch.describe import round_of
 from cirron.hooks.torch.free import FreeLoop, scopes
@@ -368,13 +368,19 @@ class Lane:
     def is_in_scope(self, names: Collection[str], above: hot.Span | None = None) -> bool:
         """Whether the program or a framework has opened a scope with one of these names.
 
-        `above`: the innermost scope that counts; None: any that is open.
+        `above`: the innermost scope that counts; None: any that is open. Steps around an evaluation
+        do not count.
         """
         free = self.free
         inferred = [free.own_epoch, free.step, free.evaluation]
         inferred += [span for one in self.passes for span in (one.span, one.step)]
-        named = [one for one in scopes(above) if one.name in names and not one.end]
-        return any(one not in inferred for one in named)
+        for one in scopes(above):
+            if not one.end and one not in inferred:
+                if one.name in names:
+                    return True
+                if one.name in EVALUATIONS and names is STEPS:
+                    return False
+        return False
 
     def end_stale_optimizers(self, inner: int = 0) -> None:
         """Closes the spans of optimizer steps that raised: torch calls no hook for them.
