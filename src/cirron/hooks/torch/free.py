@@ -163,7 +163,7 @@ class FreeLoop:
                 hot.close(span, self._last_forward_ns)
 
     def end(self) -> None:
-        self._end_by_hand()
+        self._end_by_hand(is_over=True)
         self.end_evaluation()
         is_over = self._is_step_over or self._awaits_optimizers
         self._release(None if is_over else self.above_epoch)
@@ -194,12 +194,12 @@ class FreeLoop:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _end_by_hand(self) -> None:
-        """Without an optimizer, a step ends if the weights changed after the backward.
-        Program: `full_batch`.
+    def _end_by_hand(self, *, is_over: bool = False) -> None:
+        """Without an optimizer, a step ends if the weights have changed since the backward, if the
+        gradients are cleared, or with the loop. Programs: `full_batch`, `weights_through_data`.
         """
-        before, self.versions = self.versions, None
-        if before is not None and before != versions_of(self._lane):
+        before, lane = self.versions, self._lane
+        if before is not None and (is_over or before != versions_of(lane) or not has_grads(lane)):
             self.count_step(0)
 
     def _can_wait(self, span: hot.Span) -> bool:
@@ -328,6 +328,12 @@ def scopes(span: hot.Span | None = None) -> Iterator[hot.Span]:
         yield span
         span = span.parent
     yield span  # the root
+
+
+def has_grads(lane: Lane) -> bool:
+    """Whether the last model has gradients."""
+    model = None if lane.model is None else lane.model()
+    return model is None or any(one.grad is not None for one in model.parameters())
 
 
 def versions_of(lane: Lane) -> tuple[int, ...]:
