@@ -522,6 +522,8 @@ def test_a_mark_of_a_device_scalar(cuda: FakeCuda, monkeypatch: pytest.MonkeyPat
 
 
 class NoSnapshots:
+    is_watching = False
+
     def expect(self, model: Any) -> None:
         pass
 

@@ -61,6 +61,8 @@ MINIMUM = {
 class Snapshots(Protocol):
     """Takes snapshots. Implemented by `snapshot.taker.Taker`."""
 
+    is_watching: bool  # whether the program has asked for snapshots of a model
+
     def expect(self, model: Any) -> None:
         """Announces a snapshot of this model, so that memory for it can be prepared."""
 

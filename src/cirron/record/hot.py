@@ -902,8 +902,9 @@ def follow(span: Span, index: int) -> Span:
         following = begin(span.name, index, None, Step, at)
         following.__class__ = Lone
         return following
-    if losses and span in losses:
-        mark_losses(span)
+    if span in losses:
+        for loss, made_at in losses.pop(span) or ():
+            append((next(sequence), span.sequence, "loss", loss, "point", None, made_at))
     if keeps_names:
         span.marked = {}
     # Nothing interrupts between `now` and `append`, so a signal handler sees one of the two steps.

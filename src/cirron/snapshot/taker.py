@@ -107,6 +107,7 @@ class Taker:
         self._deliver = deliver
         self._chance = random.Random().random if chance is None else chance  # noqa: S311
         self._models: list[KnownModel] = []
+        self.is_watching = False
         self._kept: dict[KnownModel, KeptGradients] = {}
         self._seen: deque[int] = deque(maxlen=64)  # the last spans that have a snapshot
         self._warned: set[str] = set()
@@ -131,10 +132,6 @@ class Taker:
         self._thread: threading.Thread | None = None
         self._is_stopped = False
 
-    @property
-    def is_watching(self) -> bool:
-        return any(one.is_watched for one in self._models)
-
     # -- on the user's thread ---------------------------------------------------------------
 
     def watch(self, model: Any) -> None:
@@ -143,7 +140,7 @@ class Taker:
         check(model)
         with guard.quiet("snapshot"):
             one = self._know(model)
-            one.is_watched = True
+            one.is_watched = self.is_watching = True
             self._prepare(one)
 
     def expect(self, model: Any) -> None:
@@ -152,14 +149,14 @@ class Taker:
             self._prepare(self._know(model))
 
     def keep_gradients(self, *, is_last: bool = True) -> None:
-        """Called after each optimizer step. Copies the gradients of the watched models if it is the
-        last step of the epoch, or has the number of the last step of the previous epoch.
+        """Called after each optimizer step while a model is watched. Copies the gradients if it is
+        the last step of the epoch, or has the number of the last step of the previous epoch.
 
         The next `take` uses the latest copies if the loop has cleared the gradients by then.
         """
         self._steps += 1
         is_last = is_last or self._steps == self._steps_before
-        if not (is_last and self.is_watching) or self._is_stopped:
+        if not is_last or self._is_stopped:
             return
         with guard.quiet("snapshot"):
             began = clock.now()

@@ -1,4 +1,4 @@
-# shape: language models over slices of one tensor, weights changed through `.data` (the LSTM example)
+# shape: LSTM language models over slices of one tensor, weights changed through `.data`
 import torch
 from common import Counts, digest, result
 from torch import nn

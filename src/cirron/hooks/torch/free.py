@@ -139,7 +139,8 @@ class FreeLoop:
         self._lane.step = None
         self._stepped.add(optimizer)
         goes_on = self._advance()
-        self._loops.keep_gradients(is_last=goes_on and self._is_full())
+        if self._loops.snapshots.is_watching:
+            self._loops.snapshots.keep_gradients(is_last=goes_on and self._is_full())
         step: Any = self.step
         if not goes_on:
             self._ended_ns = hot.now()
@@ -317,7 +318,7 @@ class FreeLoop:
     def _end_epoch(self) -> None:
         span, self.epoch = self.epoch, None
         if self._owns_epoch and span is not None and not span.end:
-            self._loops.on_epoch_end(span)
+            self._loops.snapshots.take(span)
             engine.close_long(span)
 
 

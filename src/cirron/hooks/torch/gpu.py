@@ -248,7 +248,10 @@ class GpuClock:
         if not scalar.is_cuda:
             return None
         try:
-            place = self._place(scalar.get_device())
+            # `_place`, inlined: each step has a loss.
+            key = self._current_stream(scalar.get_device())
+            place = None if key[0] else self._places.get(key)
+            place = place or self._place(key[1])
             if place is None:
                 return None
             losses = place.losses

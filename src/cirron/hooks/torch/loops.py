@@ -60,8 +60,7 @@ class Loops:
         self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
         self._optimizers_exist = False
         self.steps_per_epoch = steps_per_epoch
-        self.on_epoch_end = snapshots.take
-        self.keep_gradients = snapshots.keep_gradients
+        self.snapshots = snapshots
 
     def end(self, lanes: list[Lane]) -> None:
         """Closes what a thread has open."""
@@ -198,7 +197,7 @@ class Loops:
         span, lane = current.span, current.lane
         if span is not None and current.is_training:
             span.set(inferred="steps")
-            self.on_epoch_end(span)
+            self.snapshots.take(span)
             engine.close_long(span)
             current.span = hot.begin("epoch", None, {"inferred": "steps"}, engine.Long)
             self.name_epoch(lane, current.span)
@@ -341,12 +340,12 @@ class Loops:
         current.close_step(ended_ns)
         if span is not None and not span.end:
             if current.is_training:
-                self.on_epoch_end(span)
+                self.snapshots.take(span)
             engine.close_long(span, ended_ns)
         elif current.is_training and not (current.is_in_own_step or current.above.end):
             handmade = hot.find_handmade("epoch")
             if handmade is not None:
-                self.on_epoch_end(handmade)
+                self.snapshots.take(handmade)
 
     def end_evaluations(self, lane: Lane) -> None:
         """Ends evaluations that may be over, because the program saves a checkpoint. The end of a
@@ -481,7 +480,9 @@ class Loops:
         main.has_spare = main.opens_steps and not (main.is_step_new or lane.has_run)
         if main.has_spare:
             lane.step = None
-        self.keep_gradients(is_last=main.items.has_fetched_all or self._is_full(main))
+        if self.snapshots.is_watching:
+            is_last = main.items.has_fetched_all or self._is_full(main)
+            self.snapshots.keep_gradients(is_last=is_last)
 
     def skip_step(self, lane: Lane, optimizer: int) -> None:
         """The scaler has found infinite gradients. This ends a step, too."""
