@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,26 @@ def test_epochs_and_steps(lightning: Any, traced: Traced) -> None:
 
     assert TWO_EPOCHS == traced()
     assert [1, 2, 3, 4, 5, 6, 7, 8] == [one["attrs"]["global_step"] for one in found("step")]
+
+
+@pytest.mark.parametrize("has_scope", [False, True])
+def test_a_fit_after_steps_without_a_loader(
+    lightning: Any, traced: Traced, has_scope: bool
+) -> None:
+    """The loop before it has ended, so the fit has its own epochs, next to that loop's."""
+    module = new_module(lightning)
+    optimizer = module.configure_optimizers()
+    for _ in range(3):
+        optimizer.zero_grad()
+        module.loss([torch.ones(2, 4)]).backward()
+        optimizer.step()
+    with ci.scope("finetune") if has_scope else contextlib.nullcontext():
+        new_trainer(lightning).fit(module, rows(8))
+
+    forwards = "forward:train backward optimizer_step"
+    loop = epoch(0, *(step(index, forwards) for index in range(3)))
+    fit = f"finetune({TWO_EPOCHS})" if has_scope else TWO_EPOCHS
+    assert f"{loop} {fit}" == traced()
 
 
 def test_gradient_accumulation(lightning: Any, traced: Traced) -> None:

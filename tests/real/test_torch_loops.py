@@ -1159,6 +1159,27 @@ def test_a_scope_for_each_iteration_without_a_loader(traced: Traced) -> None:
     assert " ".join(["iteration(forward:train backward optimizer_step)"] * 4) == traced()
 
 
+@pytest.mark.parametrize("has_loader", [False, True])
+def test_epochs_that_the_program_opens_after_steps_without_a_loader(
+    traced: Traced, has_loader: bool
+) -> None:
+    """They are next to the inferred epoch, which has ended with its last step."""
+    loop = Loop()
+    batch = torch.randn(2, 4), torch.randn(2, 1)
+    for _ in range(3):
+        loop.step(batch)
+    for _ in ci.epochs(range(2)):
+        for one in loader_of() if has_loader else [batch, batch]:
+            loop.step(one)
+    inferred = ci.trace(format="dict", name="epoch")["roots"][0]
+
+    body = STEP if has_loader else PHASES
+    epochs = [f"epoch[{index}]({steps(2, body)})" for index in range(2)]
+    assert f"epoch[0]({steps(3, PHASES)}) {' '.join(epochs)}" == traced()
+    taken_us = sum(one["wall_us"] for one in inferred["children"])
+    assert taken_us == pytest.approx(inferred["wall_us"], abs=5)
+
+
 def test_forwards_that_fail_while_the_pass_is_undecided(traced: Traced) -> None:
     """A hook that raises to stop a forward, caught by the program: each is in its batch."""
     loop = Loop()

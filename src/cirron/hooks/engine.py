@@ -37,6 +37,11 @@ STEPS = hot.STEPS
 EVALUATIONS = frozenset(("evaluation", "prediction"))
 # At most this many spans wait for a parent; further ones stay where they were made.
 MAX_WAITING = 64
+# What a long span has used is still measured after its end if that was late by less than 1/LATE.
+LATE = 20
+# Functions that end the loops which hooks have inferred on this thread. Called when a framework
+# starts a training: the program has left those loops.
+END_INFERRED: list[Callable[[], None]] = []
 
 
 def around(
@@ -178,14 +183,16 @@ class Tentative(hot.Step):
 NUMBER: Any = vars(hot.Span)["sequence"]  # the slot
 
 
-def end_if_used(span: hot.Span, name: str = "") -> None:
+def end_if_used(span: hot.Span, name: str = "", at: int = 0) -> bool:
     """Closes a span, with a new name if one is given. Drops it if nothing was recorded in it."""
-    if span.is_used or any(one.parent is span for one in hot.opened.copy()):
+    is_used = span.is_used or any(one.parent is span for one in hot.opened.copy())
+    if is_used:
         if name:
             span.name, span.index, span.attrs = name, None, None
-        hot.close(span)
+        hot.close(span, at)
     else:
         hot.drop(span)
+    return is_used
 
 
 class Waiting(list[hot.Span]):
@@ -248,8 +255,17 @@ def end_measuring(span: hot.Span) -> None:
 
 
 def close_long(span: hot.Span, at: int = 0) -> None:
-    end_measuring(span)
+    """Closes it, now or at time `at`; then what was used until now is not measured if that is more
+    than a few percent late.
+    """
+    if not at or (hot.now() - at) * LATE < at - span.start:
+        end_measuring(span)
     hot.close(span, at)
+
+
+def end_inferred() -> None:
+    for end in END_INFERRED:
+        end()
 
 
 # -- a training ------------------------------------------------------------------------------
@@ -452,6 +468,8 @@ class Runs(_local):
                 training.end(error)
 
         outer = self.open[-1] if self.open else None
+        if outer is None:
+            end_inferred()
         training.is_inner = outer is not None
         self.open.append(training)
         run = partial(around, training, call, end=end, fail=end)

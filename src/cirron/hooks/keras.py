@@ -29,6 +29,7 @@ from cirron.hooks.engine import (
     Wrapper,
     around,
     end_if_used,
+    end_inferred,
     scalars_of,
 )
 from cirron.record import hot
@@ -114,6 +115,8 @@ class KerasHook(Wrapper):
         if find_run(callbacks) is None:
             with guard.quiet(self.what):
                 is_inner = any(one.is_open for one in runs)
+                if name == "fit" and not is_inner:
+                    end_inferred()
                 run = Run(self, self._snapshots)
                 runs.append(run)
                 bound.arguments["callbacks"] = add_run(run, callbacks, model)

@@ -38,7 +38,7 @@ from cirron.hooks.torch.compiling import Compiling, run_uncompiled
 from cirron.hooks.torch.free import current_graph_task_id, scopes
 from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
-from cirron.hooks.torch.passes import Lane, Load, is_in_train_mode, nothing, reference_to
+from cirron.hooks.torch.passes import Lane, Load, State, is_in_train_mode, nothing, reference_to
 from cirron.record import hot
 from cirron.record.hot import losses
 
@@ -104,6 +104,7 @@ class TorchHook:
             optimizers.register_optimizer_step_post_hook(self.after_step),
         ]
         hot.watch_losses(self._marks_losses)
+        engine.END_INFERRED.append(self._loops.end_here)
         self._stay_out_of_graphs()
         self._compiling.install(self._watch, self._patches, call)
         saving.install(self._watch, self._patches, self._loops)
@@ -128,6 +129,7 @@ class TorchHook:
             handle.remove()
         self._handles = []
         self._compiling.uninstall()
+        engine.END_INFERRED[:] = [one for one in engine.END_INFERRED if one != self._loops.end_here]
         self._loops.end(self._this_thread.lanes)
         hot.watch_losses(False)
         with guard.quiet("torch gpu time"):
@@ -245,7 +247,7 @@ class TorchHook:
         is_expected = not lane.has_worked or lane.has_item_left
         if is_expected or (lane.has_used_loop and not is_evaluating):
             self._loops.saw_work(lane, is_evaluating=is_evaluating, is_in_train=is_in_train)
-        if lane.main is None and not lane.has_used_loop:
+        if lane.main is None and not any(one.state is State.USED for one in lane.passes):
             lane.free.before_forward(model, is_in_train=is_in_train)
         if lane.described is not model:
             # Without gradients, the settings of its training are still to be recorded; and those of

@@ -20,6 +20,8 @@ Runs on the user's threads.
 
 from __future__ import annotations
 
+import ctypes
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +32,7 @@ from cirron.record import hot
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from cirron.hooks.torch.passes import Lane
 
@@ -47,7 +49,7 @@ class FreeLoop:
         self.evaluation: hot.Span | None = None
         self.held_under: hot.Span | None = None  # spans under this one wait
         # Versions of the weights at the last backward, in a program without optimizers.
-        self.versions: tuple[int, ...] | None = None
+        self.versions: tuple[Any, ...] | None = None
         self.losses: list[tuple[Any, int]] = []  # with their times, until the loop is known
         self._lane = lane
         self._loops = lane.loops
@@ -163,16 +165,18 @@ class FreeLoop:
             else:
                 hot.close(span, self._last_forward_ns)
 
-    def end(self) -> None:
-        self._end_by_hand(is_over=True)
+    def end(self, at: int = 0) -> None:
+        """The loop is over: its epoch ends with the last step, or what follows that."""
+        self._end_by_hand()
         self.end_evaluation()
         is_over = self._is_step_over or self._awaits_optimizers
         self._release(None if is_over else self.above_epoch)
         self._record_before()
-        if self.step is not None:
-            engine.end_if_used(self.step, "" if is_over else "rest")
+        step = self.step
+        if step is not None and not engine.end_if_used(step, "" if is_over else "rest", at):
+            at = step.start
         self.step = self._lane.step = None
-        self._end_epoch()
+        self._end_epoch(at)
         self._ended_ns = 0
         self._is_due = self._is_step_over = False
         self._stepped.clear()
@@ -195,12 +199,12 @@ class FreeLoop:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _end_by_hand(self, *, is_over: bool = False) -> None:
-        """Without an optimizer, a step ends if the weights have changed since the backward, if the
-        gradients are cleared, or with the loop. Programs: `full_batch`, `weights_through_data`.
+    def _end_by_hand(self) -> None:
+        """Without an optimizer, a step ends if the weights changed after the backward.
+        Programs: `full_batch`, `weights_through_data`.
         """
-        before, lane = self.versions, self._lane
-        if before is not None and (is_over or before != versions_of(lane) or not has_grads(lane)):
+        before, self.versions = self.versions, None
+        if before is not None and before != versions_of(self._lane, version_and_value):
             self.count_step(0)
 
     def _can_wait(self, span: hot.Span) -> bool:
@@ -224,6 +228,8 @@ class FreeLoop:
             return False
         if self.epoch.end or self.epoch.parent.end:  # a fork has closed it, or its scope has ended
             self.end()
+            return False
+        if hot.innermost() is not self.step and self._loops.end_left(self._lane):
             return False
         if self._is_step_over and hot.innermost() is self.step:
             self._is_step_over = False
@@ -315,11 +321,11 @@ class FreeLoop:
         self._waiting.release(parent)
         self.losses.clear()
 
-    def _end_epoch(self) -> None:
+    def _end_epoch(self, at: int = 0) -> None:
         span, self.epoch = self.epoch, None
         if self._owns_epoch and span is not None and not span.end:
             self._loops.snapshots.take(span)
-            engine.close_long(span)
+            engine.close_long(span, at)
 
 
 def scopes(span: hot.Span | None = None) -> Iterator[hot.Span]:
@@ -331,13 +337,18 @@ def scopes(span: hot.Span | None = None) -> Iterator[hot.Span]:
     yield span  # the root
 
 
-def has_grads(lane: Lane) -> bool:
-    """Whether the last model has gradients."""
-    model = None if lane.model is None else lane.model()
-    return model is None or any(one.grad is not None for one in model.parameters())
-
-
-def versions_of(lane: Lane) -> tuple[int, ...]:
+def versions_of(
+    lane: Lane, version: Callable[[Any], Any] = attrgetter("_version")
+) -> tuple[Any, ...]:
     """The versions of the last model's weights. Changes through `.data` do not count."""
     model = None if lane.model is None else lane.model()
-    return () if model is None else (id(model), *(one._version for one in model.parameters()))
+    return () if model is None else (id(model), *map(version, model.parameters()))
+
+
+def version_and_value(weight: Any) -> tuple[int, bytes]:
+    """Also the first value, unless it is on a device, which would have to be waited for."""
+    is_plain = weight.__class__ is torch.nn.Parameter and weight.layout is torch.strided
+    if not (is_plain and weight.is_cpu) or weight.storage_offset():
+        return weight._version, b""
+    size = min(weight.untyped_storage().nbytes(), 4)  # 0: FSDP has freed it for now
+    return weight._version, ctypes.string_at(weight.data_ptr(), size) if size else b""

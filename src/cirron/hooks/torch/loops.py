@@ -37,7 +37,7 @@ from cirron import guard
 from cirron.hooks import engine
 from cirron.hooks.engine import EVALUATIONS, MAX_WAITING, STEPS
 from cirron.hooks.torch import callers, describe
-from cirron.hooks.torch.free import scopes, versions_of
+from cirron.hooks.torch.free import scopes, version_and_value, versions_of
 from cirron.hooks.torch.passes import Items, Lane, Load, Pass, State, ThisThread, nothing
 from cirron.record import hot
 
@@ -62,14 +62,30 @@ class Loops:
         self.steps_per_epoch = steps_per_epoch
         self.snapshots = snapshots
 
-    def end(self, lanes: list[Lane]) -> None:
-        """Closes what a thread has open."""
+    def end(self, lanes: list[Lane], at: int = 0) -> None:
+        """Closes what a thread has open, now or at time `at`."""
         with guard.quiet("torch hooks"):
             for lane in lanes:
                 lane.end_stale_optimizers()
                 while lane.passes:
-                    self.end_pass(lane.passes[-1])
-                lane.free.end()
+                    self.end_pass(lane.passes[-1], at=at)
+                lane.free.end(at)
+
+    def end_here(self) -> None:
+        """A framework starts a training: the program has left its own loops."""
+        self.end_left(self.this_thread.find(), is_left=True)
+
+    def end_left(self, lane: Lane, *, is_left: bool = False) -> bool:
+        """Ends the loops that the program has left: it has opened an epoch in their spans."""
+        path, inferred = list(scopes()), lane.inferred
+        ours = [one for one in path if one in inferred]
+        inside = path[: path.index(ours[0])] if ours else []
+        if not (is_left or any(one.name == "epoch" for one in inside)):
+            return False
+        for scope in inside[-1:]:  # it began after the loops
+            scope.parent = ours[-1].parent
+        self.end([lane], inside[-1].start if inside else 0)
+        return True
 
     # -- event: a fetch ---------------------------------------------------------------------
 
@@ -292,6 +308,7 @@ class Loops:
         return current
 
     def _begin_pass(self, lane: Lane, iterator: Any, *, is_loop: bool = True) -> Pass:
+        self.end_left(lane)
         lane.free.end_evaluation()
         items = Items(iterator, functools.partial(self.iterator_gone, lane))
         current = Pass(lane, items)
@@ -448,7 +465,7 @@ class Loops:
         free.saw_training(optimizer)
         # Else the steps are a framework's: Keras's optimizers, for one, are not torch's.
         is_by_hand = by_backward and free.is_open and not self._has_optimizers()
-        free.versions = versions_of(lane) if is_by_hand else None
+        free.versions = versions_of(lane, version_and_value) if is_by_hand else None
         is_known = not (free.held_under or is_by_hand or lane.passes)
         lane.step = free.step if is_known else None
 
@@ -586,7 +603,7 @@ class Loops:
         if span is None:
             return
         if lane.free.epoch is not None:  # that loop had no loader; this one has
-            span.parent = current.above = lane.free.above_epoch or current.above
+            span.parent = current.above = hot._open_ancestor(lane.free.above_epoch or span.parent)
             lane.free.end()
         if step is None or not current.has_outer_epoch:
             self.name_epoch(lane, span)

@@ -365,15 +365,20 @@ class Lane:
         is_told = self.told is not None
         return model is not None and not (self.told if is_told else is_in_train_mode(model))
 
+    @property
+    def inferred(self) -> list[hot.Span | None]:
+        """The spans that were opened for its loops."""
+        free = self.free
+        of_passes = [span for one in self.passes for span in (one.span, one.step)]
+        return [free.own_epoch, free.step, free.evaluation, *of_passes]
+
     def is_in_scope(self, names: Collection[str], above: hot.Span | None = None) -> bool:
         """Whether the program or a framework has opened a scope with one of these names.
 
         `above`: the innermost scope that counts; None: any that is open. Steps around an evaluation
         do not count.
         """
-        free = self.free
-        inferred = [free.own_epoch, free.step, free.evaluation]
-        inferred += [span for one in self.passes for span in (one.span, one.step)]
+        inferred = self.inferred
         for one in scopes(above):
             if not one.end and one not in inferred:
                 if one.name in names:
