@@ -281,7 +281,7 @@ def test_break(traced: Traced) -> None:
         with ci.scope("between"):
             pass
 
-    body = f"step[0]({STEP}) step[1](data_load)"
+    body = f"step[0]({STEP}) skipped(data_load)"
     assert f"epoch[0]({body}) between epoch[1]({body}) between" == traced()
 
 

@@ -151,7 +151,7 @@ def test_an_endless_loader_has_epochs(monkeypatch: pytest.MonkeyPatch, request: 
             break
         loop.step(batch)
 
-    last = f"epoch[2](step[0]({STEP}) step[1](data_load))"
+    last = f"epoch[2](step[0]({STEP}) skipped(data_load))"
     assert f"epoch[0]({steps(2)}) epoch[1]({steps(2)}) {last}" == traced()
 
 
@@ -169,7 +169,7 @@ def test_the_steps_of_all_optimizers_count(monkeypatch: pytest.MonkeyPatch, requ
 
     step = f"{STEP} optimizer_step"
     epoch = f"step[0]({step}) step[1]({step})"
-    assert f"epoch[0]({epoch}) epoch[1]({epoch}) epoch[2](step[0](data_load))" == traced()
+    assert f"epoch[0]({epoch}) epoch[1]({epoch}) epoch[2](skipped(data_load))" == traced()
 
 
 def test_a_loop_without_a_loader_has_epochs(monkeypatch: pytest.MonkeyPatch, request: Any) -> None:

@@ -1,4 +1,6 @@
 # shape: fastai: a Learner with callbacks, one of which cancels batches by raising
+import contextlib
+
 import torch
 import torch.nn.functional as F
 from common import Counts, digest, points, result
@@ -28,7 +30,7 @@ class Learner:
             getattr(callback, event)(self)
 
     def one_batch(self):
-        try:
+        with contextlib.suppress(CancelBatchError):
             self("before_batch")
             counts["step" if self.is_training else "batch"] += 1
             self.loss = F.cross_entropy(self.model(self.x), self.y)
@@ -36,8 +38,6 @@ class Learner:
                 self.loss.backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-        except CancelBatchError:
-            counts["step"] += 1
 
     def all_batches(self):
         loader = self.loaders[0 if self.is_training else 1]

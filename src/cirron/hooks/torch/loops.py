@@ -137,6 +137,8 @@ class Loops:
             return None
         if lane.optimizers:
             lane.end_stale_optimizers()
+        if lane.has_worked and lane.main is not None:
+            lane.main.used_index = lane.main.index
         current = self._find_pass(lane, iterator)
         if self.has_stepped_compiled:
             self.has_stepped_compiled = False
@@ -339,6 +341,8 @@ class Loops:
         self._evaluate_rest(current)
         if current.items.is_exhausted and not lane.has_worked:
             current.drop_new_step()  # nothing was read ahead after all
+        elif error is None:
+            current.skip_unused_step()
         if lane.main is current:
             if error is not None and current.state is State.EVALUATION and current.was_to_train:
                 self._train(current)

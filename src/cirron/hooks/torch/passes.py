@@ -120,6 +120,7 @@ class Pass:
         self.span: hot.Span | None = None  # the epoch or evaluation
         self.step: hot.Span | None = None  # the step or batch
         self.index = 0  # of the next step
+        self.used_index = 0  # of the step after the last one in which a fetch followed some work
         self.is_step_new = False  # it was opened for the item that is being fetched
         self.stepped_ns = 0  # when an optimizer stepped in the open step
         # The last item was fetched in the middle of the step, and is for the next one.
@@ -303,6 +304,14 @@ class Pass:
             self.step = self.lane.step = None
             self.stepped_ns = hot.now()  # in the step before it
             self.index -= 1
+
+    def skip_unused_step(self) -> None:
+        """Renames the open step if its items were fetched for nothing, for example before a `break`
+        at the start of the body. Program: `break_at_the_top`.
+        """
+        is_used = self.lane.has_worked or self.used_index == self.index or self.stepped_ns
+        if self.step is not None and not is_used:
+            self.step.name, self.step.index = "skipped", None
 
     def close_step(self, at: int) -> None:
         if self.step is not None:
