@@ -647,6 +647,23 @@ def test_marks_at_the_end_of_an_iteration_without_a_loader(traced: Traced) -> No
     assert losses == [one[2] for one in found]
 
 
+class LibraryTensor(torch.Tensor):
+    """As MONAI and fastai make: results keep the class."""
+
+
+def test_a_loss_of_a_library_class(traced: Traced) -> None:
+    """The loss may be of a tensor class that only adds methods, and stays of that class."""
+    loop, values = Loop(), []
+    for x, y in loader_of(2):
+        loss: Any = loop.loss((x.as_subclass(LibraryTensor), y))
+        assert "LibraryTensor" == type(loss).__name__
+        loss.backward()
+        loop.optimizer.step()
+        values.append(loss.item())
+
+    assert [("step", n, value) for n, value in enumerate(values)] == marks_by_span("loss")
+
+
 def test_the_last_loss_without_a_loader(traced: Traced) -> None:
     """The loss of the last step is there, and looking at it adds no step."""
     losses = train_on_tensors(Loop(), 3)

@@ -224,6 +224,16 @@ def test_a_model_for_each_run(traced: Traced) -> None:
     assert " ".join([epoch(0, *STEPS)] * 2) == traced()
 
 
+def test_callbacks_that_get_another_object(traced: Traced) -> None:
+    """A Trainer may give its callbacks an object that is not a module, as SetFit's does."""
+    trainer = new_trainer(num_train_epochs=1)
+    trainer.callback_handler.model = object()
+    trainer.train()
+
+    assert epoch(0, *STEPS) == traced()
+    assert {} == ci.health()["errors"]
+
+
 def test_a_batch_that_is_too_large(traced: Traced) -> None:
     """An attempt that runs out of memory leaves an epoch of its own, with the error."""
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, compiler
+from torch._C import DisableTorchFunctionSubclass
 from torch.amp.grad_scaler import GradScaler
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
@@ -204,7 +205,7 @@ class TorchHook:
         reference = weakref.ref(module)
         is_model: int | None = self._models.get(reference)
         if is_model.__class__ is not bool:
-            is_model = self._is_model(reference, module)
+            is_model = self._is_model(lane, reference, module)
         # With a task id, a backward runs a checkpointed part again.
         is_forward = is_model and self._loops.is_on and current_graph_task_id() == -1
         if not is_forward or compiler._is_compiling_flag or is_symbolic(args, kwargs):
@@ -226,7 +227,7 @@ class TorchHook:
             lane.has_run = True
         return is_model, hot.begin("forward", None, TRAIN if is_in_train else EVAL, Inner)
 
-    def _is_model(self, reference: weakref.ref[Any], module: Any) -> bool | None:
+    def _is_model(self, lane: Lane, reference: weakref.ref[Any], module: Any) -> bool | None:
         calls = self._models.get(reference, 0)
         if calls % LOOK_AGAIN:
             self._models[reference] = calls + 1
@@ -235,7 +236,7 @@ class TorchHook:
             for gone in [one for one in list(self._models) if one() is None]:
                 self._models.pop(gone, None)
         self._models[reference] = False  # also if `is_a_model` raises: it is called once
-        answer = is_a_model(module)
+        answer = is_a_model(module, is_first=not lane.has_run)
         self._models[reference] = calls + 1 if answer is None else answer
         return answer
 
@@ -500,10 +501,16 @@ class TorchHook:
             run_uncompiled(function, with_callees=False)
 
 
-def is_a_model(module: Any) -> bool | None:
-    """Whether its calls are forwards; None: it has no parameters, but may contain a model."""
+def is_a_model(module: Any, *, is_first: bool) -> bool | None:
+    """Whether its calls are forwards; None: it has no parameters, but may contain a model.
+
+    `is_first`: no model has run since the last fetch. A loss is then called with the items, and
+    contains the model. Program: `loss_around_model`.
+    """
     kind = type(module)
-    if isinstance(module, (_Loss, ParametrizationList)) or kind.__name__.endswith(NO_MODELS):
+    if isinstance(module, (_Loss, ParametrizationList)):
+        return False
+    if kind.__name__.endswith(NO_MODELS) and not is_first:
         return False
     if any(base.__module__.partition(".")[0] == "torchmetrics" for base in kind.__mro__):
         return False
@@ -562,6 +569,9 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
         return 0
     if loss.__class__ is tuple and len(loss) == 1:
         loss = loss[0]
+    if loss.__class__ is not Tensor and has_own_data(loss):
+        with DisableTorchFunctionSubclass():
+            loss = Tensor.detach(loss)  # as torch's own class
     if loss.__class__ is not Tensor or (loss.ndim and loss.numel() != 1):
         return 0
     if loss.is_cpu:
@@ -582,6 +592,12 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
     elif lane.free.held_under is not None:
         lane.free.losses.append((taken, at))
     return at
+
+
+def has_own_data(loss: Any) -> bool:
+    """Whether it is of a library's class that only adds methods, such as MONAI's `MetaTensor`."""
+    is_tensor = isinstance(loss, Tensor)
+    return is_tensor and type(loss).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def step_around() -> hot.Span | None:
