@@ -1,4 +1,4 @@
-# shape: `if step >= max_steps: break` before anything else in the body; loaders of different lengths
+# shape: `if step >= max_steps: break` before anything else; loaders of different lengths
 import torch
 from common import Counts, digest, points, result
 from torch import nn
@@ -44,6 +44,6 @@ for _ in range(2):
             evaluate()
     evaluate()
 counts["epoch"] += 1
-for (x, y), _ in zip(DataLoader(data, batch_size=8), DataLoader(held_out, batch_size=8)):
+for (x, y), _ in zip(DataLoader(data, batch_size=8), DataLoader(held_out, batch_size=8)):  # noqa: B905
     train(x, y)
 result(counts, losses=losses, weights=digest(*model.parameters()))
