@@ -185,6 +185,25 @@ def test_two_that_watch(package: str) -> None:
     assert [0, 1] == sorted(called)
 
 
+def test_a_finder_that_goes_first(watch: ImportWatch, package: str, tmp_path: Path) -> None:
+    """A watched module may put a finder first that asks no others. Comet's does."""
+    (tmp_path / package / "comet.py").write_text(
+        "import sys\nfrom importlib.machinery import PathFinder\n"
+        "class Finder:\n    find_spec = staticmethod(PathFinder.find_spec)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+    )
+    called: list[str] = []
+    for name in ("comet", "inner"):
+        watch.when_imported(f"{package}.{name}", partial(called.append, name))
+    comet = importlib.import_module(f"{package}.comet")
+    try:
+        importlib.import_module(f"{package}.inner")
+    finally:
+        sys.meta_path.remove(comet.Finder)
+
+    assert ["comet", "inner"] == called
+
+
 def test_a_module_that_fails_to_import(watch: ImportWatch, package: str) -> None:
     """Its own error is what the program sees, and the callback does not come."""
     called: list[str] = []

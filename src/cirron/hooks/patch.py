@@ -97,6 +97,8 @@ class ImportWatch(importlib.abc.MetaPathFinder):
         return None
 
     def _was_imported(self, module: str) -> None:
+        # Comet puts a finder of its own first, and that finder asks no others for the frameworks.
+        sys.meta_path[:] = sorted(sys.meta_path, key=lambda one: not isinstance(one, ImportWatch))
         then = self._wanted.pop(module, None)
         if then is not None:
             with guard.quiet(f"hooks for {module}"):
