@@ -499,10 +499,12 @@ class TorchHook:
 
 
 def is_a_model(module: Any) -> bool | None:
-    """Whether its calls are forwards; None: it has no parameters, but may contain a model."""
+    """Whether its calls are forwards; None: it is not a model, but may contain one."""
     kind = type(module)
-    if isinstance(module, (_Loss, ParametrizationList)) or kind.__name__.endswith(NO_MODELS):
+    if isinstance(module, (_Loss, ParametrizationList)):
         return False
+    if kind.__name__.endswith(NO_MODELS):  # it may call the model. Program: `model_in_loss`
+        return False if module._parameters else None
     if any(base.__module__.partition(".")[0] == "torchmetrics" for base in kind.__mro__):
         return False
     if getattr(module, "_is_replica", False):  # DataParallel makes one per device and call
