@@ -539,6 +539,23 @@ def test_snapshots(tmp_path: Path, *, has_length: bool) -> None:
     assert [both, both] == list(snapshots(tmp_path).values())
 
 
+def test_snapshots_of_the_trainers_model(tmp_path: Path) -> None:
+    """The callbacks may be given another model, as in SetFit; the snapshot is of the Trainer's."""
+    ci.profile()
+    trainer = new_trainer(num_train_epochs=1)
+    call_event = trainer.callback_handler.call_event
+
+    def call(event: str, *args: Any, **kwargs: Any) -> Any:
+        trainer.callback_handler.model = object()
+        return call_event(event, *args, **kwargs)
+
+    trainer.callback_handler.call_event = call
+    trainer.train()
+    ci.shutdown()
+
+    assert 1 == len(snapshots(tmp_path))
+
+
 def test_snapshots_where_the_end_is_not_foreseen(tmp_path: Path) -> None:
     """An epoch that ends sooner than it should has a snapshot of the weights."""
 
