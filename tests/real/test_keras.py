@@ -524,6 +524,11 @@ def test_originals_are_restored(recorded: Recorded) -> None:
     assert 3 == recorded.facts["epochs_with_shutdown"]
 
 
+def test_a_fit_that_another_library_wraps(recorded: Recorded) -> None:
+    """Arguments are passed on as the program passes them: by position or by name."""
+    assert 2 == recorded.facts["epochs_of_wrapped_fit"]
+
+
 # -- imports ---------------------------------------------------------------------------------
 
 PROGRAM = """

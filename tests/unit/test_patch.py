@@ -185,6 +185,54 @@ def test_two_that_watch(package: str) -> None:
     assert [0, 1] == sorted(called)
 
 
+def test_a_finder_that_goes_first(watch: ImportWatch, package: str, tmp_path: Path) -> None:
+    """A watched module may put a finder first that asks no others. Comet's does."""
+    (tmp_path / package / "comet.py").write_text(
+        "import sys\nfrom importlib.machinery import PathFinder\n"
+        "class Finder:\n    find_spec = staticmethod(PathFinder.find_spec)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+    )
+    called: list[str] = []
+    for name in ("comet", "inner"):
+        watch.when_imported(f"{package}.{name}", partial(called.append, name))
+    comet = importlib.import_module(f"{package}.comet")
+    try:
+        importlib.import_module(f"{package}.inner")
+    finally:
+        sys.meta_path.remove(comet.Finder)
+
+    assert ["comet", "inner"] == called
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*exec_module:ImportWarning")
+def test_a_loader_of_the_old_kind(watch: ImportWatch, package: str) -> None:
+    """A loader that has only `load_module`, such as MLflow's, loads the module."""
+
+    class Loader:
+        def __init__(self, loader: Any) -> None:
+            self.load_module = loader.load_module
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: Any, target: Any = None) -> Any:
+            spec: Any = importlib.machinery.PathFinder.find_spec(name, path, target)
+            if spec is not None:
+                spec.loader = Loader(spec.loader)
+            return spec
+
+    called: list[bool] = []
+    sys.meta_path.insert(0, Finder)
+    try:
+        watch.when_imported(package, lambda: called.append(sys.modules[package].done))
+        module = importlib.import_module(package)
+    finally:
+        sys.meta_path.remove(Finder)
+
+    assert [True] == called
+    assert module is sys.modules[package]
+
+
 def test_a_module_that_fails_to_import(watch: ImportWatch, package: str) -> None:
     """Its own error is what the program sees, and the callback does not come."""
     called: list[str] = []

@@ -63,9 +63,9 @@ class KerasHook(Wrapper):
     def _replace(self) -> None:
         model, backend = keras.Model, keras.backend.backend()
         for name in PASSES:
-            self._wrap_bound(model, name, self._call_pass)
+            self._wrap_argument(model, name, "callbacks", self._call_pass)
         for name in SINGLES:
-            self._wrap_bound(model, name, self._call_single)
+            self._wrap_argument(model, name, "return_dict", self._call_single)
         for name in ("save", "save_weights"):
             self._wrap(model, name, save)
         heard: dict[str, Tell] = {
@@ -90,28 +90,40 @@ class KerasHook(Wrapper):
                 self._wrap(iterators.JAXEpochIterator, "_get_iterator", self._get_iterator)
         if backend == "tensorflow":
             dataset = sys.modules["tensorflow"].data.Dataset
-            self._wrap_bound(dataset, "from_generator", self._from_generator)
+            self._wrap_argument(dataset, "from_generator", "generator", self._from_generator)
             adapters = sys.modules.get(LOADER_ADAPTER)
             if adapters is not None:
                 self._wrap(adapters.TorchDataLoaderAdapter, "get_tf_dataset", look_at_batches)
 
     # -- the model's methods ----------------------------------------------------------------
 
-    def _wrap_bound(self, owner: Any, name: str, instead: Callable[..., Any]) -> None:
-        """Calls `instead`, which can change the arguments: they are bound to their names."""
-        signature = inspect.signature(getattr(owner, name))
+    def _wrap_argument(
+        self, owner: Any, name: str, argument: str, instead: Callable[..., Any]
+    ) -> None:
+        """Calls `instead`, with the value of an argument, and a function that gives it another one.
 
-        def bind(call: Call) -> Any:
-            try:
-                bound = signature.bind(*call.args, **call.keywords)
-            except TypeError:
-                return call()  # raises the right error
-            return instead(name, call.func, bound.args[0], bound)
+        The others are passed as the program passes them, because MLflow and others, which wrap
+        these methods too, add their own by name.
+        """
+        position = [*inspect.signature(getattr(owner, name)).parameters, argument].index(argument)
 
-        self._wrap(owner, name, bind)
+        def call_instead(call: Call) -> Any:
+            args, kwargs = call.args, call.keywords
+            is_positional = position < len(args)
 
-    def _call_pass(self, name: str, original: Any, model: Any, bound: Any) -> Any:
-        run, callbacks, runs = None, bound.arguments.get("callbacks"), self._runs.open
+            def change(value: Any) -> Call:
+                if is_positional:
+                    changed = (*args[:position], value, *args[position + 1 :])
+                    return functools.partial(call.func, *changed, **kwargs)
+                return functools.partial(call, **{argument: value})
+
+            given = args[position] if is_positional else kwargs.get(argument)
+            return instead(name, call, given, change)
+
+        self._wrap(owner, name, call_instead)
+
+    def _call_pass(self, name: str, call: Call, callbacks: Any, change: Any) -> Any:
+        run, runs, model = None, self._runs.open, call.args[0]
         if find_run(callbacks) is None:
             with guard.quiet(self.what):
                 is_inner = any(one.is_open for one in runs)
@@ -119,7 +131,7 @@ class KerasHook(Wrapper):
                     end_inferred()
                 run = Run(self, self._snapshots)
                 runs.append(run)
-                bound.arguments["callbacks"] = add_run(run, callbacks, model)
+                call = change(add_run(run, callbacks, model))
                 run.begin(name, model, is_inner=is_inner)
 
         def end(run: Run, error: BaseException | None = None) -> None:
@@ -129,29 +141,29 @@ class KerasHook(Wrapper):
                 if isinstance(callbacks, CallbackList):
                     callbacks.callbacks.remove(run)
 
-        return around(run, original, bound.args, bound.kwargs, end, end)
+        return around(run, call, end=end, fail=end)
 
-    def _call_single(self, name: str, original: Any, model: Any, bound: Any) -> Any:
+    def _call_single(self, name: str, call: Call, is_dict: Any, change: Any) -> Any:
         is_training, has_values = name == "train_on_batch", name != "predict_on_batch"
         # Only a dict has the names of the values. Keras converts it to a list in the same way.
-        wants_list = has_values and not bound.arguments.get("return_dict")
-        flatten = getattr(model, "_flatten_metrics_in_order", None) if wants_list else None
+        wants_list = has_values and not is_dict
+        flatten = getattr(call.args[0], "_flatten_metrics_in_order", None) if wants_list else None
         if flatten is not None:
-            bound.arguments["return_dict"] = True
+            call = change(True)
         span = None
         if not is_training or STEPS.isdisjoint(hot.open_names()):
             span = hot.begin(SINGLES[name])
             hot.own_loss(span)
 
-        def call() -> Any:
-            values = original(*bound.args, **bound.kwargs)
+        def call_and_mark() -> Any:
+            values = call()
             if has_values and isinstance(values, dict):
                 self._tell(mark_all, values, "point" if is_training else "summary")
             return values if flatten is None else flatten(values)
 
         self._runs.open.append(Training())  # without spans
         try:
-            return around(span, call)
+            return around(span, call_and_mark)
         finally:
             self._runs.open.pop()
 
@@ -170,7 +182,7 @@ class KerasHook(Wrapper):
     def _get_iterator(self, call: Call) -> Any:
         return self._loads(iter(call()), hot.OwnSpan, hot.close, fail_load)
 
-    def _from_generator(self, name: str, original: Any, generator: Any, bound: Any) -> Any:
+    def _from_generator(self, name: str, call: Call, generator: Any, change: Any) -> Any:
         """Counts how long TensorFlow's threads load data: the compiled step fetches it inside.
 
         The open span hides the thread from the torch hooks. They would take a DataLoader there for
@@ -193,9 +205,7 @@ class KerasHook(Wrapper):
                     self.loading_ns += hot.now() - began
                 yield item
 
-        if callable(generator):
-            bound.arguments["generator"] = load
-        return original(*bound.args, **bound.kwargs)
+        return change(load)() if callable(generator) else call()
 
     # -- torch ------------------------------------------------------------------------------
 

@@ -97,6 +97,8 @@ class ImportWatch(importlib.abc.MetaPathFinder):
         return None
 
     def _was_imported(self, module: str) -> None:
+        # Comet puts a finder of its own first, and that finder asks no others for the frameworks.
+        sys.meta_path[:] = sorted(sys.meta_path, key=lambda one: not isinstance(one, ImportWatch))
         then = self._wanted.pop(module, None)
         if then is not None:
             with guard.quiet(f"hooks for {module}"):
@@ -104,7 +106,10 @@ class ImportWatch(importlib.abc.MetaPathFinder):
 
 
 class _Then(importlib.abc.Loader):
-    """A module's own loader, with a callback after the module has run."""
+    """A module's own loader, with a callback after the module has run.
+
+    It may be one that has only `load_module`, such as that of MLflow's autologging.
+    """
 
     def __init__(self, loader: Any, then: Callable[[], None]) -> None:
         self._loader = loader
@@ -114,7 +119,8 @@ class _Then(importlib.abc.Loader):
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
+        create = getattr(self._loader, "create_module", None)
+        module: ModuleType | None = None if create is None else create(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -122,5 +128,8 @@ class _Then(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        self._loader.exec_module(module)
+        if hasattr(self._loader, "exec_module"):
+            self._loader.exec_module(module)
+        else:
+            self._loader.load_module(module.__name__)
         self._then()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, proxy
 
 from transformers.trainer import Trainer
 from transformers.trainer_callback import CallbackHandler, TrainerCallback
@@ -72,6 +72,7 @@ class TransformersHook(Wrapper):
             # First, so that what the others record is inside its spans. In a new list, because the
             # Trainer may be iterating over the old one.
             handler.callbacks = [callback, *handler.callbacks]
+        callback.trainer = proxy(trainer)
         if callback.snapshots is None:
             callback.snapshots = self._snapshots
             self._handlers.add(handler)
@@ -169,6 +170,7 @@ class CirronCallback(Training, TrainerCallback):
 
     marks_loss = True
     snapshots: Snapshots | None  # None: profiling is off
+    trainer: Any = None  # SetFit gives callbacks another object as the model
     is_in_batch = False
     _loss: Any = None  # of the current step: the sum over its batches so far
     _last_loss: Any = None  # of the previous step of the epoch
@@ -190,7 +192,7 @@ class CirronCallback(Training, TrainerCallback):
         if not self._epoch_steps:  # the callback was added during training
             self._find_place(args, state, more)
         self._last_loss = None
-        self.begin_epoch(self._epoch_index, more["model"])
+        self.begin_epoch(self._epoch_index, self.trainer.model)
 
     @event
     def on_step_begin(self, args: Any, state: Any, more: Any) -> None:
@@ -204,7 +206,7 @@ class CirronCallback(Training, TrainerCallback):
         # A loader without a length says it as well: accelerate's fetches one item ahead.
         is_last |= getattr(more.get("train_dataloader"), "end_of_dataloader", False)
         if is_last or self._index + 1 >= self._epoch_steps:
-            self.take_snapshot(more["model"])
+            self.take_snapshot(self.trainer.model)
 
     @event
     def on_step_end(self, args: Any, state: Any, more: Any) -> None:
@@ -224,7 +226,7 @@ class CirronCallback(Training, TrainerCallback):
             self.log({"step_loss": self._last_loss})
         self._epoch_index += 1
         self._index = 0
-        self.take_snapshot(more["model"])
+        self.take_snapshot(self.trainer.model)
 
     @event
     def on_log(self, args: Any, state: Any, more: Any) -> None:

@@ -146,8 +146,7 @@ class Taker:
     def expect(self, model: Any) -> None:
         """A hook has found a model and will request a snapshot of it."""
         with guard.quiet("snapshot"):
-            if reader_file(model) is not None:
-                self._prepare(self._know(model))
+            self._prepare(self._know(model))
 
     def keep_gradients(self, *, is_last: bool = True) -> None:
         """Called after each optimizer step while a model is watched. Copies the gradients if it is
@@ -179,15 +178,12 @@ class Taker:
                 self._kept[one] = kept
 
     def take(self, span: Span, *models: Any) -> None:
-        """Copies the watched models and these, at the end of an epoch. Leaves out objects that
-        cannot be read: SetFit, for example, gives its callbacks one that is not a module.
-        """
+        """Copies the watched models and these, at the end of an epoch."""
         if not (self.is_watching or models) or self._is_stopped or span.sequence in self._seen:
             return
         with guard.quiet("snapshot"):
             began = clock.now()
-            known = [self._know(model) for model in models if reader_file(model) is not None]
-            current = self._current(known)
+            current = self._current([self._know(model) for model in models])
             if not current:
                 return
             self._seen.append(span.sequence)
@@ -261,7 +257,7 @@ class Taker:
             guard.warn("a snapshot was skipped: %s. ci.health() counts them", reason)
 
     def _know(self, model: Any) -> KnownModel:
-        reader: Reader = importlib.import_module(str(reader_file(model))).READER
+        reader: Reader = importlib.import_module(check(model)).READER
         own = reader.unwrap(model)
         # A model that a hook has found before its parameters existed is looked at again.
         self._models = [
@@ -392,18 +388,13 @@ def stand_in(model: Any, known: list[Any]) -> Any:
     return hold(model, known)
 
 
-def reader_file(model: Any) -> str | None:
-    """The file that reads a model."""
+def check(model: Any) -> str:
+    """The file that reads a model; raises if there is none."""
     for module, base, file in READERS:
         known = getattr(sys.modules.get(module), base, None)  # it may be partly imported
         if isinstance(known, type) and isinstance(model, known):
             return file
-    return None
-
-
-def check(model: Any) -> None:
-    if reader_file(model) is None:
-        raise errors.InputError(
-            "ci.watch() takes a model, such as a torch.nn.Module or a tree of JAX arrays; got"
-            f" {type(model).__name__}. Keras and Trainer models are found without it"
-        )
+    raise errors.InputError(
+        "ci.watch() takes a model, such as a torch.nn.Module or a tree of JAX arrays; got"
+        f" {type(model).__name__}. Keras and Trainer models are found without it"
+    )

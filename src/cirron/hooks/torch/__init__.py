@@ -502,16 +502,16 @@ class TorchHook:
 
 
 def is_a_model(module: Any, *, is_first: bool) -> bool | None:
-    """Whether its calls are forwards; None: it has no parameters, but may contain a model.
+    """Whether its calls are forwards; None: it is not a model, but may contain one.
 
-    `is_first`: no model has run since the last fetch. A loss is then called with the items, and
-    contains the model. Program: `loss_around_model`.
+    `is_first`: no model has run since the last fetch. A loss that is called then contains the
+    model. Programs: `loss_around_model`, `model_in_loss`.
     """
     kind = type(module)
     if isinstance(module, (_Loss, ParametrizationList)):
         return False
-    if kind.__name__.endswith(NO_MODELS) and not is_first:
-        return False
+    if kind.__name__.endswith(NO_MODELS):
+        return None if is_first and not module._parameters else False
     if any(base.__module__.partition(".")[0] == "torchmetrics" for base in kind.__mro__):
         return False
     if getattr(module, "_is_replica", False):  # DataParallel makes one per device and call
