@@ -37,7 +37,7 @@ from cirron.hooks.patch import ImportWatch, Patches
 from cirron.hooks.torch import saving
 from cirron.hooks.torch.compiling import Compiling, run_uncompiled
 from cirron.hooks.torch.free import current_graph_task_id, scopes
-from cirron.hooks.torch.gpu import GpuClock, GpuTimes, stay_out_of_graphs
+from cirron.hooks.torch.gpu import GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
 from cirron.hooks.torch.passes import Lane, Load, State, is_in_train_mode, nothing, reference_to
 from cirron.record import hot
@@ -567,22 +567,20 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
     known = losses.get(step, ())  # type: ignore[arg-type]
     if known is None or not hot.watches_losses:  # the program or a framework marks it
         return 0
-    if loss.__class__ is tuple and len(loss) == 1:
-        loss = loss[0]
-    if loss.__class__ is not Tensor and has_own_data(loss):
-        with DisableTorchFunctionSubclass():
-            loss = Tensor.detach(loss)  # as torch's own class
-    if loss.__class__ is not Tensor or (loss.ndim and loss.numel() != 1):
+    if loss.__class__ is not Tensor:
+        loss = as_plain_tensor(loss)
+    if loss is None or (loss.ndim and loss.numel() != 1):
         return 0
-    if loss.is_cpu:
+    clock = hot.device_clock
+    if clock is not None and loss.is_cuda:
+        at = hot.now()
+        taken: Any = clock.keep(loss, at)
+    elif loss.is_cpu:
         try:
-            taken: Any = loss.item()
+            taken = loss.item()
         except RuntimeError:  # inside `vmap` it has one value per item
             return 0
         at = hot.now()
-    elif isinstance(hot.device_clock, GpuClock):
-        at = hot.now()
-        taken = hot.device_clock.keep(loss, at)
     else:
         return 0
     if taken is None or taken.__class__ is complex:
@@ -594,10 +592,16 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
     return at
 
 
-def has_own_data(loss: Any) -> bool:
-    """Whether it is of a library's class that only adds methods, such as MONAI's `MetaTensor`."""
-    is_tensor = isinstance(loss, Tensor)
-    return is_tensor and type(loss).__torch_dispatch__ is Tensor.__torch_dispatch__
+def as_plain_tensor(loss: Any) -> Tensor | None:
+    """A loss in a tuple, or of a library's class that only adds methods (MONAI's `MetaTensor`)."""
+    if loss.__class__ is tuple and len(loss) == 1:
+        loss = loss[0]
+    if not isinstance(loss, Tensor):
+        return None
+    if type(loss).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # has other data
+        return None
+    with DisableTorchFunctionSubclass():
+        return Tensor.detach(loss)
 
 
 def step_around() -> hot.Span | None:

@@ -245,8 +245,6 @@ class GpuClock:
         """The value of a scalar that the program will not change, without a copy on the device."""
         if "torch._inductor.cudagraph_trees" in sys.modules:
             return self.copy(scalar)  # a replayed graph overwrites it with the same version
-        if not scalar.is_cuda:
-            return None
         try:
             # `_place`, inlined: each step has a loss.
             key = self._current_stream(scalar.get_device())
