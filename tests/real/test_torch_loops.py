@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import io
 import itertools
 import pickle
@@ -18,6 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cirron as ci
+from cirron.hooks.torch import callers
+from cirron.record import hot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -1227,3 +1230,23 @@ def test_an_epoch_by_next_that_is_never_asked_for_more(traced: Traced) -> None:
     evaluation = "evaluation(batch[0](data_load forward:eval) batch[1](data_load forward:eval))"
     epochs = [f"epoch[{index}]({steps(2)}) {evaluation}" for index in range(2)]
     assert " ".join(epochs) == traced()
+
+
+def test_looking_for_a_generator_takes_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a program with many objects, it is not done again until it has been paid for."""
+    times = iter(range(0, 100_000, 3))  # seconds
+    monkeypatch.setattr(hot, "now", lambda: next(times) * 1_000_000_000)
+    looks: list[Any] = []
+
+    def get_referrers(one: Any) -> list[Any]:
+        looks.append(one)
+        return []
+
+    monkeypatch.setattr(gc, "get_referrers", get_referrers)
+    generators = callers.Generators()
+    code = (lambda: None).__code__
+    answers = [generators.has_ended(code, object(), is_asking=False) for _ in range(1000)]
+
+    assert answers[0]
+    assert len(looks) == sum(answers)
+    assert 3000 / 300 - 1 <= len(looks) <= 3000 / 300 + 1

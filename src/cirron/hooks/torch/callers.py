@@ -35,6 +35,8 @@ STEP_CODE = torch.optim.Optimizer.profile_hook_step(len).__code__
 WITHIN = hot.within.__code__
 # Before Python 3.12, a frame is added to the traceback only when the exception leaves it.
 ADDS_FRAMES_LATE = sys.version_info < (3, 12)
+# What looking for generators may take in addition to its share of the time.
+FREE_NS = 200_000_000
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
@@ -82,16 +84,28 @@ def is_generator(frame: FrameType) -> bool:
     return bool(frame.f_code.co_flags & CO_GENERATOR)
 
 
-def has_ended(generator: CodeType, iterator: Any, is_asking: bool) -> bool:
-    """Whether the generator that asked for the items has ended (`engine_class`). Otherwise it is on
-    the stack, or waits at a `yield` and holds the iterator (`cycled_generator`).
-
-    `is_asking`: a generator of the same function asks for other items right now.
+class Generators:
+    """Finds out whether a generator has ended. That looks at all objects, which takes milliseconds,
+    or seconds in a large program. It is done once an epoch, for at most 1 % of the time.
     """
-    if running(generator) > is_asking:
-        return False
-    holders = gc.get_referrers(iterator)  # takes milliseconds, once an epoch
-    return not any(isinstance(one, (GeneratorType, FrameType)) for one in holders)
+
+    def __init__(self) -> None:
+        self._began_ns = hot.now()
+        self._spent_ns = -FREE_NS
+
+    def has_ended(self, generator: CodeType, iterator: Any, is_asking: bool) -> bool:
+        """Whether the generator that asked for the items has ended (`engine_class`). Otherwise it
+        is on the stack, or waits at a `yield` and holds the iterator (`cycled_generator`).
+
+        `is_asking`: a generator of the same function asks for other items right now.
+        """
+        began = hot.now()
+        is_dear = self._spent_ns > (began - self._began_ns) / 100
+        if is_dear or running(generator) > is_asking:
+            return False
+        holders = gc.get_referrers(iterator)
+        self._spent_ns += hot.now() - began
+        return not any(isinstance(one, (GeneratorType, FrameType)) for one in holders)
 
 
 def references_to(iterator: Any) -> int:

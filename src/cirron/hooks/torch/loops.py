@@ -57,6 +57,7 @@ class Loops:
         # An optimizer has stepped in compiled code. Dynamo compiles this write, but not our hooks.
         self.has_stepped_compiled = False
         self.descriptions = describe.Descriptions()
+        self.generators = callers.Generators()
         self.setups: weakref.WeakKeyDictionary[Any, hot.Span] = weakref.WeakKeyDictionary()
         self._optimizers_exist = False
         self.steps_per_epoch = steps_per_epoch

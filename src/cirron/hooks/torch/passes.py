@@ -278,7 +278,8 @@ class Pass:
         if items.fetched != items.length or not self.is_done or items.ahead:
             return False
         is_asking = other.items.asker.generator is generator
-        return generator is None or callers.has_ended(generator, items.iterator(), is_asking)
+        generators = self.lane.loops.generators
+        return generator is None or generators.has_ended(generator, items.iterator(), is_asking)
 
     def is_evaluated_by(self, inner: Pass, is_evaluating: bool) -> bool:
         """Whether a pass inside this one is an evaluation. Otherwise it fetches more data for the
