@@ -60,10 +60,10 @@ class Program:
         self.optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in self.models]
         self.counts: Counter[str] = Counter()
         self.has_loader = True  # while it trains
-        self.knows_steps = True  # else docs/pytorch.md leaves their number open
+        self.open: set[str] = set()  # spans whose number docs/pytorch.md leaves open
 
     def run(self) -> torch.Tensor:
-        loops = (self.epoch, self.epoch, self.epoch, self.evaluate, self.fail, self.epochs)
+        loops = (self.alone, self.alone, self.alone, self.evaluate, self.fail, self.epochs)
         for _ in range(self.random.randint(1, 3)):
             self.random.choice(loops)()
         return torch.cat([one.flatten() for model in self.models for one in model.parameters()])
@@ -112,15 +112,23 @@ class Program:
             if number % period == period - 1:
                 self.evaluate()
         # One step without a loader is no loop, and two optimizers may take turns.
-        is_loop = self.has_loader or self.counts["step"] > before + 1
-        self.knows_steps &= accumulated == 1 and is_loop
+        if accumulated > 1 or not (self.has_loader or self.counts["step"] > before + 1):
+            self.open.add("step")
+
+    def alone(self) -> None:
+        self.epoch()
+        self.counts["epoch"] += 1
+        if not self.has_loader:  # several in a row are one epoch
+            self.open.add("epoch")
 
     def epochs(self) -> None:
         for _ in ci.epochs(range(2)):
             self.epoch()
+            self.counts["epoch"] += 1
 
     def fail(self) -> None:
         self.has_loader = True
+        self.counts["epoch"] += 1
         with contextlib.suppress(StopTrainingError):
             for number, item in enumerate(map(self.fetched, self.loader())):
                 self.step(item, number, 1)
@@ -138,8 +146,8 @@ class Program:
         if kind == "teacher":
             with torch.no_grad():
                 self.forward(1, inputs)
-        if kind == "two optimizers":
-            self.knows_steps &= self.has_loader
+        if kind == "two optimizers" and not self.has_loader:
+            self.open.add("step")
         for model in (0, 1) if kind == "two optimizers" else (0,):
             outputs = self.forward(model, inputs)
             if kind == "two forwards":
@@ -189,7 +197,7 @@ def test_random_programs(first: int, tmp_path: Any, monkeypatch: pytest.MonkeyPa
         assert torch.equal(weights, same), seed
         assert {} == errors, seed
         counted = Counter(node["name"] for node, _ in found)
-        names = set(profiled.counts) - (set() if profiled.knows_steps else {"step"})
+        names = set(profiled.counts) - profiled.open
         assert {name: profiled.counts[name] for name in names} == {
             name: counted[name] for name in names
         }, seed

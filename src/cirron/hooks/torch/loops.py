@@ -607,8 +607,10 @@ class Loops:
             step.name = "step"
         if span is None:
             return
-        if lane.free.epoch is not None:  # that loop had no loader; this one has
-            span.parent = current.above = hot._open_ancestor(lane.free.above_epoch or span.parent)
+        above = lane.free.above_epoch
+        if above is not None:  # that loop had no loader; this one has
+            if not above.end:
+                span.parent = current.above = above
             lane.free.end()
         if step is None or not current.has_outer_epoch:
             self.name_epoch(lane, span)
