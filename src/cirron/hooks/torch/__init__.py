@@ -39,7 +39,7 @@ from cirron.hooks.torch.compiling import Compiling, run_uncompiled
 from cirron.hooks.torch.free import current_graph_task_id, scopes
 from cirron.hooks.torch.gpu import GpuTimes, stay_out_of_graphs
 from cirron.hooks.torch.loops import Loops
-from cirron.hooks.torch.passes import Lane, Load, State, is_in_train_mode, nothing, reference_to
+from cirron.hooks.torch.passes import Lane, Load, is_in_train_mode, nothing, reference_to
 from cirron.record import hot
 from cirron.record.hot import losses
 
@@ -246,9 +246,9 @@ class TorchHook:
             lane.end_stale_optimizers()
         is_evaluating = not (is_in_train and torch.is_grad_enabled())
         is_expected = not lane.has_worked or lane.has_item_left
-        if is_expected or (lane.has_used_loop and not is_evaluating):
+        if is_expected or (lane.has_used_pass and not is_evaluating):
             self._loops.saw_work(lane, is_evaluating=is_evaluating, is_in_train=is_in_train)
-        if lane.main is None and not any(one.state is State.USED for one in lane.passes):
+        if lane.main is None and not lane.has_used_pass:
             lane.free.before_forward(model, is_in_train=is_in_train)
         if lane.described is not model:
             # Without gradients, the settings of its training are still to be recorded; and those of

@@ -342,7 +342,7 @@ class Loops:
         self._evaluate_rest(current)
         if current.items.is_exhausted and not lane.has_worked:
             current.drop_new_step()  # nothing was read ahead after all
-        elif error is None:
+        elif error is None and "error" not in (current.above.attrs or ()):
             current.skip_unused_step()
         if lane.main is current:
             if error is not None and current.state is State.EVALUATION and current.was_to_train:

@@ -366,8 +366,8 @@ class Lane:
         return [one for one in inner if one.state is State.EVALUATION]
 
     @property
-    def has_used_loop(self) -> bool:
-        return any(one.state is State.USED and one.items.asker.is_for for one in self.passes)
+    def has_used_pass(self) -> bool:
+        return any(one.state is State.USED for one in self.passes)
 
     @property
     def is_model_in_eval_mode(self) -> bool:
