@@ -350,6 +350,21 @@ def a_torch_loop() -> None:
 
 
 @case
+def a_fit_after_a_torch_loop() -> None:
+    if keras.backend.backend() != "torch":
+        return
+    import torch
+
+    linear = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        linear(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    fit(model())
+
+
+@case
 def a_torch_loader() -> None:
     if keras.backend.backend() != "tensorflow":
         return

@@ -450,6 +450,16 @@ def test_a_torch_loop(recorded: Recorded) -> None:
     )
 
 
+def test_a_fit_after_a_torch_loop(recorded: Recorded) -> None:
+    """The loop, which has no loader, has ended: the fit's epoch is next to the loop's."""
+    work = "(forward:train backward optimizer_step)"
+    expected = f"epoch[2](step[0]{work} step[1]{work}) {recorded.epoch(0)}"
+
+    assert (expected if recorded.backend == "torch" else "") == recorded.outline(
+        "a_fit_after_a_torch_loop"
+    )
+
+
 # -- snapshots -------------------------------------------------------------------------------
 
 

@@ -1249,4 +1249,4 @@ def test_looking_for_a_generator_takes_a_share_of_the_time(monkeypatch: pytest.M
 
     assert answers[0]
     assert len(looks) == sum(answers)
-    assert 3000 / 300 - 1 <= len(looks) <= 3000 / 300 + 1
+    assert 9 <= len(looks) <= 11  # each takes 3 s of 3,000

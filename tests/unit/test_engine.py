@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import cirron as ci
-from cirron import testing
+from cirron import guard, testing
+from cirron.hooks import engine
 from cirron.hooks.engine import Runs, Training, around
 from cirron.record import hot
 
@@ -83,3 +86,24 @@ def test_a_run_inside_another_fails() -> None:
     } == errors
     assert all((span.cpu_ns or 0) > 0 for span in captured.spans if span.name in ("epoch", "fit"))
     assert ([], False, False) == (runs.open, outer.is_open, inner.is_open)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_span_that_is_closed_later_than_it_ended(is_late: bool) -> None:
+    """What it used is not known if much has happened since."""
+    with testing.capture() as captured:
+        span = hot.begin("epoch", 0, None, engine.Long)
+        if not is_late:
+            span.start -= 60_000_000_000
+        engine.close_long(span, span.start + 1 if is_late else hot.now())
+
+    assert is_late == (captured.spans[0].cpu_ns is None)
+
+
+def test_loops_that_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in a hook's own code does not keep a framework from training."""
+    monkeypatch.setattr(guard, "strict", False)
+    monkeypatch.setattr(guard, "errors", Counter())
+    monkeypatch.setattr(engine, "END_INFERRED", [partial(hot.close, None)])
+    with testing.capture():
+        assert "trained" == Runs().call(Training(), None, lambda: "trained")

@@ -264,8 +264,9 @@ def close_long(span: hot.Span, at: int = 0) -> None:
 
 
 def end_inferred() -> None:
-    for end in END_INFERRED:
-        end()
+    with guard.quiet("training hooks"):
+        for end in END_INFERRED:
+            end()
 
 
 # -- a training ------------------------------------------------------------------------------

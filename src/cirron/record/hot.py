@@ -902,7 +902,7 @@ def follow(span: Span, index: int) -> Span:
         following = begin(span.name, index, None, Step, at)
         following.__class__ = Lone
         return following
-    if span in losses:
+    if span in losses:  # `mark_losses`, inlined
         for loss, made_at in losses.pop(span) or ():
             append((next(sequence), span.sequence, "loss", loss, "point", None, made_at))
     if keeps_names:

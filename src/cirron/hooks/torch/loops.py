@@ -83,9 +83,11 @@ class Loops:
         inside = path[: path.index(ours[0])] if ours else []
         if not (is_left or any(one.name == "epoch" for one in inside)):
             return False
-        for scope in inside[-1:]:  # it began after the loops
-            scope.parent = ours[-1].parent
-        self.end([lane], inside[-1].start if inside else 0)
+        at = 0
+        if inside:  # the program's outermost scope, which it opened after the loops
+            inside[-1].parent = ours[-1].parent
+            at = inside[-1].start
+        self.end([lane], at)
         return True
 
     # -- event: a fetch ---------------------------------------------------------------------
@@ -138,7 +140,7 @@ class Loops:
             return None
         if lane.optimizers:
             lane.end_stale_optimizers()
-        if lane.has_worked and lane.main is not None:
+        if lane.has_worked and lane.main is not None:  # something has run in its open step
             lane.main.used_index = lane.main.index
         current = self._find_pass(lane, iterator)
         if self.has_stepped_compiled:

@@ -120,7 +120,7 @@ class Pass:
         self.span: hot.Span | None = None  # the epoch or evaluation
         self.step: hot.Span | None = None  # the step or batch
         self.index = 0  # of the next step
-        self.used_index = 0  # of the step after the last one in which a fetch followed some work
+        self.used_index = 0  # what `index` was when a fetch last followed work: that step is used
         self.is_step_new = False  # it was opened for the item that is being fetched
         self.stepped_ns = 0  # when an optimizer stepped in the open step
         # The last item was fetched in the middle of the step, and is for the next one.
