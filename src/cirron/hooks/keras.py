@@ -364,8 +364,12 @@ class Run(Training, Callback):  # type: ignore[misc]  # untyped
             if steps > 1:
                 batch.set(steps=steps)
         self.begin_step(self._index)
-        self.end_step()
         self._index = last + 1
+        if self.fetches_first:
+            self.finish_step()
+            self.await_step(self._index)
+        else:
+            self.end_step()
 
     def _step_count(self) -> int | None:
         """The number of steps of the pass, if Keras knows it: the last batch may have fewer."""
@@ -390,7 +394,6 @@ def make_batch_end(flag: str) -> Tell:
     def after(run: Run, callbacks: CallbackList, last: int, *_: Any) -> None:
         if not getattr(callbacks, flag, False):
             run.batch_ends(last, run.logs)
-        run.await_batch()
 
     return Tell(before, after)
 

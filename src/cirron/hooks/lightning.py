@@ -41,19 +41,20 @@ class LightningHook(Wrapper):
         # By Trainer, for what is outside of its runs, such as an evaluation.
         self._fits: weakref.WeakKeyDictionary[Any, Fit] = weakref.WeakKeyDictionary()
         self._late_step = 0  # number of the last optimizer step that was made to start late
-        self._handle: Any = None
 
     def _replace(self) -> None:
-        self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         find, logger = self._find, "trainer.connectors.logger_connector"
         over = Tell(after=lambda fit, _: fit.end_epoch())
+        # Data without a length is fetched ahead, the first batch when the epoch starts to run. A
+        # `StopIteration` means that the data is used up, or that a hook has returned -1.
+        fetch = Tell(Fit.await_batch, stopped=lambda fit, *_: fit.skip_step())
         for module, owner, name, instead, of in (
             ("trainer", "Trainer", "save_checkpoint", self._save, find),
             ("loops", "_FitLoop", "run", self._fit, None),
             ("loops", "_FitLoop", "setup_data", self._set_up_data, find),
             ("loops", "_FitLoop", "on_advance_end", over, find),
-            ("loops", "_TrainingEpochLoop", "on_run_start", self._fetch, find),
-            ("loops", "_TrainingEpochLoop", "advance", self._fetch, find),
+            ("loops", "_TrainingEpochLoop", "on_run_start", fetch, find),
+            ("loops", "_TrainingEpochLoop", "advance", fetch, find),
             ("loops", "_EvaluationLoop", "run", self._evaluate, find),
             ("loops", "_PredictionLoop", "run", self._evaluate, find),
             ("loops.optimization.automatic", "Closure", "__call__", self._call_closure, None),
@@ -69,8 +70,6 @@ class LightningHook(Wrapper):
 
     def uninstall(self) -> None:
         super().uninstall()
-        if self._handle is not None:
-            self._handle.remove()
         with guard.quiet(self.what):
             for fit in self._fits.values():
                 fit.end()
@@ -104,17 +103,21 @@ class LightningHook(Wrapper):
 
         return call_callbacks
 
-    def _optimizer_stepped(self, *_: Any) -> None:
-        for fit in self._runs.open[-1:]:
-            fit.has_stepped = True
-
     # -- methods ----------------------------------------------------------------------------
 
     def _fit(self, call: Call) -> Any:
         """A run. A callback may use the tuner, which starts another one of the same Trainer."""
         fit = Fit(self._snapshots)
         fit.trainer = call.args[0].trainer
-        return self._runs.call(fit, getattr(fit.trainer, "lightning_module", None), call)
+        module = getattr(fit.trainer, "lightning_module", None)
+        # Lightning does not count the steps of an optimizer that the module calls directly.
+        is_manual = not getattr(module, "automatic_optimization", True)
+        handle = register_optimizer_step_post_hook(fit.optimizer_stepped) if is_manual else None
+        try:
+            return self._runs.call(fit, module, call)
+        finally:
+            if handle is not None:
+                handle.remove()
 
     def _set_up_data(self, fit: Fit, call: Call) -> Any:
         """Creates the loaders. One without a length also fetches a batch here."""
@@ -126,15 +129,6 @@ class LightningHook(Wrapper):
             (end_if_used if loop._data_fetcher is before else hot.close)(span)
 
         return around(hot.begin("data_setup", None, None, Tentative), call, end=end)
-
-    def _fetch(self, fit: Fit, call: Call) -> Any:
-        """Data without a length is fetched ahead, the first batch when the epoch starts to run."""
-        self._tell(fit.await_batch)
-        try:
-            return call()
-        except StopIteration:  # the data is used up, or a hook has returned -1
-            fit.skip_step()
-            raise
 
     def _evaluate(self, fit: Fit, call: Call) -> Any:
         trainer = call.args[0].trainer
@@ -192,9 +186,12 @@ class Fit(Training):
     """The spans of a run. Its methods are named after Lightning's events."""
 
     trainer: Any = None  # during a run
-    has_stepped = False  # an optimizer, in this batch
+    has_stepped = False  # an optimizer of a module that calls it directly, in this batch
     _index = 0  # of the step in its epoch
     _global_step = 0
+
+    def optimizer_stepped(self, *_: Any) -> None:
+        self.has_stepped = True
 
     def on_train_start(self, trainer: Any) -> None:
         self._index, self._global_step = 0, trainer.global_step
@@ -223,10 +220,8 @@ class Fit(Training):
 
     def on_train_batch_end(self, trainer: Any) -> None:
         before, self._global_step = self._global_step, trainer.global_step
-        # Lightning does not count the steps of an optimizer that the module calls directly.
-        is_manual = self.has_stepped and not trainer.lightning_module.automatic_optimization
         is_last = trainer.is_last_batch  # may be left over from gradients accumulated by the module
-        if is_manual or is_last or self._global_step != before:
+        if is_last or self.has_stepped or self._global_step != before:
             self.finish_step(global_step=self._global_step)
             self._index += 1
         if is_last:
@@ -249,7 +244,7 @@ class Fit(Training):
         # Between batches, the values are those of the whole epoch.
         self.log(metrics, (), getattr(connector, "_first_loop_iter", None) is not None)
 
-    def await_batch(self) -> None:
+    def await_batch(self, *_: Any) -> None:
         """A batch is about to be fetched."""
         self.await_step(self._index, global_step=self._global_step + 1)
 

@@ -32,7 +32,7 @@ from cirron.record.attrs import MAX_FEW, MAX_KEY, describe_error, preview, settl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator
     from types import FrameType, TracebackType
     from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -411,7 +411,7 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
     elif span.end:
         span = _open_ancestor(span)
     if hears_marks:
-        span = _hear(span, name, kind)
+        span = _hear(span, (name,), kind)
     append((next(sequence), span.under, name, value, kind, settle(attrs) if attrs else None, now()))
 
 
@@ -421,11 +421,13 @@ def mark_all(span: Span, scalars: dict[str, Any], kind: str) -> None:
         return
     if span.end:
         span = _open_ancestor(span)
+    if hears_marks:
+        span = _hear(span, scalars, kind)
+    under = span.under
     for name, scalar in scalars.items():
         if name.__class__ is not str or len(name) > MAX_NAME:
             name = _as_name("ci.mark", name)
-        on = _hear(span, name, kind) if hears_marks else span
-        append((next(sequence), on.under, name, scalar, kind, None, now()))
+        append((next(sequence), under, name, scalar, kind, None, now()))
 
 
 def epochs(iterable: Iterable[T]) -> Iterator[T]:
@@ -596,8 +598,8 @@ def _capture(name: str, given: Any) -> Any:
         raise errors.not_a_value(name, given) from None
 
 
-def _hear(span: Span, name: str, kind: str) -> Span:
-    """Notes the name of a mark; returns the span that it belongs to.
+def _hear(span: Span, names: Collection[str], kind: str) -> Span:
+    """Notes the names of marks; returns the span that they belong to.
 
     Between two steps of a loop without a loader, a point is of the step that is done, and a summary
     of what is around the steps.
@@ -605,15 +607,16 @@ def _hear(span: Span, name: str, kind: str) -> Span:
     before = span.before
     if before is not None and not span.is_used:
         span = before if kind == "point" else before.parent
-    if watches_losses and name == "loss":
+    if watches_losses and "loss" in names and losses.get(span, ()) is not None:
         own_loss(span)
     if keeps_names:
         try:
-            names = span.marked
+            marked = span.marked
         except AttributeError:
-            names = span.marked = {}
-        if len(names) < MAX_MARKED:
-            names[name] = None
+            marked = span.marked = {}
+        for name in names:
+            if len(marked) < MAX_MARKED:
+                marked[name] = None
     return span
 
 
@@ -766,8 +769,9 @@ def close(span: Span, at: int = 0) -> None:
     if span.end:  # dropped, or recorded by a shutdown
         _leave(span)
         return
-    if losses and span in losses:
-        mark_losses(span)
+    if span in losses:  # `mark_losses`, inlined
+        for loss, made_at in losses.pop(span) or ():
+            append((next(sequence), span.sequence, "loss", loss, "point", None, made_at))
     if device_clock is not None and getattr(span, "device", None) is not None:
         device_clock.stop(span)
     parent = span.parent
@@ -887,19 +891,19 @@ def phase_of(span: Span) -> Span | None:
     return inner
 
 
-def follow(span: Span, index: int) -> Span:
+def follow(span: Span, index: int | None, attrs: Settled | None = None) -> Span:
     """Ends a step and begins the next one, at the same time."""
-    parent = span.parent
+    parent, own = span.parent, span.attrs
     if (
         span.__class__ is not Lone
-        or span.attrs is not None
+        or (own is not None and own.__class__ is not Settled)
         or span.device is not None
         or span.end
         or parent.end
     ):
         at = now()
         close(span, at)
-        following = begin(span.name, index, None, Step, at)
+        following = begin(span.name, index, attrs, Step, at)
         following.__class__ = Lone
         return following
     if span in losses:  # `mark_losses`, inlined
@@ -915,17 +919,24 @@ def follow(span: Span, index: int) -> Span:
         parent.sequence,
         span.name,
         span.index,
-        None,
+        own,
         span.start,
         at,
         span.thread,
     )
     span.start = at
     span.index = index
+    span.attrs = attrs
     span.sequence = number
     append(done)
     if device_clock is not None:
         device_clock.start(span)
+    return span
+
+
+def held(span: Span) -> Span:
+    """The span, for code that keeps a reference to it: `follow` will not reuse its object."""
+    span.depth  # noqa: B018  which a `Lone` step notices
     return span
 
 
@@ -1021,7 +1032,9 @@ def insert(
 def innermost() -> Span:
     """The scope that would be the parent of a new one."""
     span = _get()
-    return root if span is None else _open_ancestor(span)
+    if span is None:
+        return root
+    return _open_ancestor(span) if span.end else span
 
 
 def find_handmade(name: str) -> Span | None:

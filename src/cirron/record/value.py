@@ -85,14 +85,27 @@ class Deferred:
             self.source = None
 
 
-def capture(value: Any, device_clock: DeviceClock | None = None) -> Any:
+def keep(value: Any, device_clock: DeviceClock | None) -> Any:
+    return value
+
+
+# Readers by type. Each type is looked up in `readers.py` once.
+READERS: dict[type, Reader] = {bool: keep, float: keep, int: keep}
+# Faster ones, for values that a framework logs: no function is being traced there.
+LOGGED: dict[type, Reader] = {}
+
+
+def capture(
+    value: Any, device_clock: DeviceClock | None = None, readers: dict[type, Reader] = READERS
+) -> Any:
     """A plain scalar, or a `Deferred`. Raises `NotAScalarError` if it is clearly not a scalar.
 
-    Raises nothing else, whatever the value's methods do: the value is lost then.
+    Raises nothing else, whatever the value's methods do: the value is lost then. `readers`: which
+    to prefer.
     """
     try:
         kind = type(value)  # `value.__class__` may be a property that fails
-        return (READERS.get(kind) or learn(kind))(value, device_clock)
+        return (readers.get(kind) or READERS.get(kind) or learn(kind))(value, device_clock)
     except NotAScalarError:
         raise
     except BaseException as error:  # protects the program from a foreign method
@@ -112,10 +125,6 @@ def learn(kind: type) -> Reader:
     if len(READERS) < MAX_READERS:
         READERS[kind] = reader
     return reader
-
-
-def keep(value: Any, device_clock: DeviceClock | None) -> Any:
-    return value
 
 
 def is_for_program(error: BaseException) -> bool:
@@ -168,7 +177,3 @@ def clip(text: str, limit: int = MAX_TEXT_BYTES) -> str:
     if len(text) * 4 <= limit:
         return text
     return text[:limit].encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
-
-
-# Readers by type. Each type is looked up in `readers.py` once.
-READERS: dict[type, Reader] = {bool: keep, float: keep, int: keep}

@@ -171,7 +171,6 @@ class TorchHook:
                 or lane.described() is not self
                 or not self.training
                 or kwargs.get("training") is False  # see `_before_forward`
-                or current_graph_task_id() != -1
                 or compiler._is_compiling_flag
             ):
                 return forward(this_thread.find(), self, call, args, kwargs)
@@ -269,17 +268,15 @@ class TorchHook:
         loops = self._loops
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            # With a task id, it is a checkpoint's backward inside another one.
-            if (
-                is_dynamo_compiling()
-                or (lane := this_thread.lane).is_inside
-                or current_graph_task_id() != -1
-                or not loops.is_on
-            ):
+            if is_dynamo_compiling():
                 return original(*args, **kwargs)
             loss = args[0] if args else kwargs.get("tensors")
+            lane = this_thread.lane
             step, span = lane.step, None
             if step is None or step is not current() or step.phase is not None:
+                # With a task id, it is a checkpoint's backward inside another one.
+                if lane.is_inside or current_graph_task_id() != -1 or not loops.is_on:
+                    return original(*args, **kwargs)
                 lane = this_thread.find()
                 step, span = None, self._begin_backward(lane, loss)
             lane.is_inside = True

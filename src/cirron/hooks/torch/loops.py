@@ -118,20 +118,22 @@ class Loops:
             main.index = index + 1
             step = lane.step = main.step = hot.follow(step, index)
             return step, step.start
+        items = main.items
         if (
-            not isinstance(step, hot.Step)
+            main.state is not State.TRAINING
+            or not isinstance(step, hot.Step)
             or step.name not in STEPS
             or step.end
-            or not main.is_training
-            or main.items.ahead
-            or main.items.has_ended
+            or items.ahead
+            or items.has_ended
+            or items.fetched == items.round_length
             or len(lane.passes) > 1
             or lane.optimizers
-            or not main.goes_on(step)
+            or (main.above.end and not main.goes_on(step))
         ):
             return None, 0
         lane.loading, lane.step = main, step
-        main.items.fetched += 1
+        items.fetched += 1
         return step, 0
 
     def begin_load(self, lane: Lane, iterator: Any) -> hot.Span | None:
@@ -325,7 +327,7 @@ class Loops:
         for old in list(lane.passes):
             if old.is_left_for(current):
                 self.end_pass(old)
-        current.above = hot.innermost()
+        current.above = hot.held(hot.innermost())
         current.choose_spans(is_loop=is_loop, is_in_evaluation=is_in_evaluation)
         lane.passes.append(current)
         lane.step = None
