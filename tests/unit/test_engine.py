@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import itertools
+import sys
 import threading
 from collections import Counter
 from types import SimpleNamespace
@@ -55,6 +59,74 @@ def test_a_step_that_does_not_come_about() -> None:
     assert ["epoch[0]", "  skipped", "    mine"] == outline(captured)[:3]
     assert 3 == len(captured.spans)
     assert {} == next(span.attrs for span in captured.spans if span.name == "skipped")
+
+
+def train_steps(training: Training) -> None:
+    """Three steps; the second one has a scope of another context, which ends in the third."""
+    context, scope = contextvars.copy_context(), ci.scope("saving")
+    training.begin_epoch(0, None)
+    for index in range(3):
+        training.await_step(index, global_step=index + 1)
+        training.begin_step(index)
+        step: Any = hot.current()
+        if index == 1:
+            context = contextvars.copy_context()
+            context.run(scope.__enter__)
+        hot.within(step, "forward", None, hot.OwnSpan, 0, lambda: None, (), {})
+        ci.mark("metric", index)
+        training.finish_step(global_step=index + 1)
+    context.run(scope.__exit__, None, None, None)
+    training.await_step(3, global_step=4)
+    training.end()
+
+
+def test_steps_that_follow_one_another() -> None:
+    """Each has what was recorded in it; the one that does not come about leaves no record."""
+    with testing.capture() as captured:
+        train_steps(new_training())
+
+    steps = [span for span in captured.spans if span.name == "step"]
+    inside: dict[Any, list[str]] = {span.parent_id: [] for span in captured.spans}
+    for span in captured.spans:
+        inside[span.parent_id].append(span.name)
+    marks = {mark.span_id: mark.value for mark in captured.marks if mark.kind == "point"}
+    wanted = [(0, 1, ["forward"], 0), (1, 2, ["forward", "saving"], 1), (2, 3, ["forward"], 2)]
+    assert wanted == [
+        (span.index, span.attrs["global_step"], sorted(inside[span.id]), marks[span.id])
+        for span in steps
+    ]
+    assert all(one.end_ns == two.start_ns for one, two in itertools.pairwise(steps))
+    assert {"step": 3, "forward": 3, "saving": 1, "epoch": 1} == Counter(
+        span.name for span in captured.spans
+    )
+
+
+def test_code_that_interrupts_a_training_may_record() -> None:
+    """Whatever a signal handler records, and wherever, has a parent among the records."""
+    count = 0
+    is_here = False
+
+    def interrupt(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count, is_here
+        if not is_here and "cirron" in frame.f_code.co_filename:
+            is_here = True
+            count += 1
+            with ci.scope("handler") if count % 3 else contextlib.nullcontext():
+                ci.mark("count", count)
+            is_here = False
+
+    with testing.capture() as captured:
+        sys.setprofile(interrupt)
+        try:
+            train_steps(new_training())
+        finally:
+            sys.setprofile(None)
+
+    names = Counter(span.name for span in captured.spans)
+    assert (3, 3, 1) == (names["step"], names["forward"], names["epoch"])
+    ids = {span.id for span in captured.spans}
+    assert {None, *ids} >= {span.parent_id for span in captured.spans}
+    assert {"root", *ids} >= {mark.span_id for mark in captured.marks}
 
 
 def test_a_run_inside_another_fails() -> None:

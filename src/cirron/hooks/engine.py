@@ -172,6 +172,18 @@ class Wrapper:
 # -- spans that may be dropped -----------------------------------------------------------------
 
 
+NUMBER: Any = vars(hot.Span)["sequence"]  # the slot
+
+
+def read_number(step: Any) -> Any:
+    if get_ident() == step.thread:  # the background thread reads it for the black box
+        step.__class__ = step.when_used  # it has the same slots
+    return NUMBER.__get__(step)
+
+
+NOTICED: Any = property(read_number, NUMBER.__set__)
+
+
 class Tentative(hot.Step):
     """A step in which nothing is recorded yet. The first record in it reads its number, which turns
     it into a plain step.
@@ -179,41 +191,18 @@ class Tentative(hot.Step):
 
     __slots__ = ()
     is_used = False
-
-    @property
-    def sequence(self) -> int:
-        if get_ident() == self.thread:  # the background thread reads it for the black box
-            self.__class__ = hot.Step  # type: ignore[assignment]  # it has the same slots
-        number: int = NUMBER.__get__(self)
-        return number
-
-    @sequence.setter
-    def sequence(self, number: int) -> None:
-        NUMBER.__set__(self, number)
+    when_used = hot.Step
+    sequence = NOTICED
 
 
 class Next(hot.Lone):
-    """A `Tentative` step whose object `hot.follow` reuses."""
+    """The same, and `hot.follow` reuses the object if no other span refers to it."""
 
     __slots__ = ()
     is_used = False
-
-    @property
-    def sequence(self) -> int:  # type: ignore[override]
-        if get_ident() == self.thread:
-            self.__class__ = hot.Lone  # type: ignore[assignment]
-        number: int = NUMBER.__get__(self)
-        return number
-
-    @property
-    def depth(self) -> int:  # type: ignore[override]
-        if self.__class__ is Next:  # else its own thread has just used it
-            self.__class__ = Tentative  # type: ignore[assignment]
-        depth: int = hot.DEPTH.__get__(self)
-        return depth
-
-
-NUMBER: Any = vars(hot.Span)["sequence"]  # the slot
+    when_used = hot.Lone
+    when_held = Tentative
+    sequence = NOTICED
 
 
 def end_if_used(span: hot.Span, name: str = "", at: int = 0) -> bool:
@@ -377,14 +366,13 @@ class Training:
         known = hot.Settled(attrs) if attrs else None
         if is_done and step is not None and step is hot.current() and not self._step_end_ns:
             self._has_begun = self._is_done = False
-            step = self.step = hot.follow(step, index, known)
+            step = self.step = hot.follow(step, index, known, Next)
         else:
             if self._is_done:
                 self.end_step()
             if self.step is not None or not self.makes_steps:
                 return
-            step = self.step = hot.begin(self.step_name, index, known, hot.Step)
-        step.__class__ = Next
+            step = self.step = hot.begin(self.step_name, index, known, Next)
         if self.marks_loss and hot.watches_losses:
             hot.losses[step] = None
 
@@ -522,9 +510,10 @@ def scalars_of(values: Mapping[str, Any], but: Collection[str] = ()) -> dict[str
     found = {}
     for name, given in values.items():
         if isinstance(name, str) and name not in but:
-            scalar = given if given.__class__ is float else scalar_of(given)
-            if scalar is not None:
-                found[name] = scalar
+            try:  # `scalar_of`, inlined
+                found[name] = value.capture(given, hot.device_clock, value.LOGGED)
+            except value.NotAScalarError:
+                continue
     return found
 
 

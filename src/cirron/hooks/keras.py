@@ -83,7 +83,8 @@ class KerasHook(Wrapper):
         for name, tell in heard.items():
             self._wrap(CallbackList, name, tell, find_run)
         if backend == "torch":  # the other backends compile the step
-            self._wrap(keras.optimizers.Optimizer, "apply", self._make_apply())
+            optimizer = keras.optimizers.Optimizer
+            self._patches.set(optimizer, "apply", self._make_apply(optimizer.apply))
         if backend == "jax":  # fetches inside the batch
             iterators = sys.modules.get(JAX_TRAINER)
             if iterators is not None:
@@ -209,24 +210,26 @@ class KerasHook(Wrapper):
 
     # -- torch ------------------------------------------------------------------------------
 
-    def _make_apply(self) -> Any:
+    def _make_apply(self, original: Any) -> Any:
         """The step of a Keras optimizer, which the torch hooks do not see."""
         from torch.compiler import is_dynamo_compiling
 
         from cirron.hooks.torch import TorchHook
 
-        def apply(call: Call) -> Any:
-            step, torch_hook = hot.current(), TorchHook.installed
+        @functools.wraps(original)
+        def apply(*args: Any, **kwargs: Any) -> Any:
+            torch_hook, step = TorchHook.installed, hot.current()
             # One optimizer may wrap another.
             is_inner = step is not None and "optimizer_step" in (step.name, *(step.phase or ()))
-            if is_dynamo_compiling() or is_inner or torch_hook is None:
-                return call()
+            if is_dynamo_compiling() or is_inner or torch_hook is None or not self._is_on:
+                return original(*args, **kwargs)
             if isinstance(step, hot.Step) and step.phase is None and not step.end:
-                result = hot.within(step, "optimizer_step", None, hot.OwnSpan, 0, call, (), {})
+                kind = hot.OwnSpan
+                result = hot.within(step, "optimizer_step", None, kind, 0, original, args, kwargs)
             else:
-                result = around(hot.begin("optimizer_step"), call)
+                result = around(hot.begin("optimizer_step"), original, args, kwargs)
             if not self._runs.open:  # the program's own loop: the torch hooks count its steps
-                torch_hook.after_step(call.args[0], (), {})
+                torch_hook.after_step(args[0], (), {})
             return result
 
         return apply

@@ -314,6 +314,14 @@ class Step(OwnSpan):
         return self.sequence if phase is None or self.thread != get_ident() else phase[0]
 
 
+DEPTH: Any = vars(Span)["depth"]  # the slot
+
+
+def _read_depth(step: Any) -> Any:
+    step.__class__ = step.when_held  # it has the same slots
+    return DEPTH.__get__(step)
+
+
 class Lone(Step):
     """A step that no other span refers to: `follow` reuses the object for the next step.
 
@@ -321,15 +329,8 @@ class Lone(Step):
     """
 
     __slots__ = ()
-
-    @property
-    def depth(self) -> int:  # type: ignore[override]
-        self.__class__ = Step  # type: ignore[assignment]  # it has the same slots
-        depth: int = DEPTH.__get__(self)
-        return depth
-
-
-DEPTH: Any = vars(Span)["depth"]  # the slot
+    when_held: type[Step] = Step
+    depth: int = property(_read_depth, DEPTH.__set__)  # type: ignore[assignment]
 
 
 class Settled(dict[str, "Any"]):
@@ -891,7 +892,9 @@ def phase_of(span: Span) -> Span | None:
     return inner
 
 
-def follow(span: Span, index: int | None, attrs: Settled | None = None) -> Span:
+def follow(
+    span: Span, index: int | None, attrs: Settled | None = None, kind: type[Lone] = Lone
+) -> Span:
     """Ends a step and begins the next one, at the same time."""
     parent, own = span.parent, span.attrs
     if (
@@ -903,9 +906,7 @@ def follow(span: Span, index: int | None, attrs: Settled | None = None) -> Span:
     ):
         at = now()
         close(span, at)
-        following = begin(span.name, index, attrs, Step, at)
-        following.__class__ = Lone
-        return following
+        return begin(span.name, index, attrs, kind, at)
     if span in losses:  # `mark_losses`, inlined
         for loss, made_at in losses.pop(span) or ():
             append((next(sequence), span.sequence, "loss", loss, "point", None, made_at))
@@ -928,6 +929,8 @@ def follow(span: Span, index: int | None, attrs: Settled | None = None) -> Span:
     span.index = index
     span.attrs = attrs
     span.sequence = number
+    if kind is not Lone:
+        span.__class__ = kind
     append(done)
     if device_clock is not None:
         device_clock.start(span)
@@ -936,7 +939,7 @@ def follow(span: Span, index: int | None, attrs: Settled | None = None) -> Span:
 
 def held(span: Span) -> Span:
     """The span, for code that keeps a reference to it: `follow` will not reuse its object."""
-    span.depth  # noqa: B018  which a `Lone` step notices
+    span.depth  # noqa: B018  a `Lone` step notices this
     return span
 
 
