@@ -110,9 +110,11 @@ class LightningHook(Wrapper):
         fit = Fit(self._snapshots)
         fit.trainer = call.args[0].trainer
         module = getattr(fit.trainer, "lightning_module", None)
-        # Lightning does not count the steps of an optimizer that the module calls directly.
-        is_manual = not getattr(module, "automatic_optimization", True)
-        handle = register_optimizer_step_post_hook(fit.optimizer_stepped) if is_manual else None
+        handle = None
+        with guard.quiet(self.what):
+            # Lightning does not count the steps of an optimizer that the module calls directly.
+            if module is not None and not module.automatic_optimization:
+                handle = register_optimizer_step_post_hook(fit.optimizer_stepped)
         try:
             return self._runs.call(fit, module, call)
         finally:
