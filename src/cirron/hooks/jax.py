@@ -61,7 +61,7 @@ CHECKPOINTERS = "CheckpointManager", "Checkpointer", "AsyncCheckpointer", "Stand
 ACTIONS = {"save": "save", "restore": "restore", "wait_until_finished": "wait"}
 
 
-class Lane(threading.local):
+class ThreadState(threading.local):
     """What one thread is doing."""
 
     def __init__(self) -> None:
@@ -80,9 +80,9 @@ class JaxHook(Wrapper):
 
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         super().__init__(settings, snapshots)
-        self._lane = Lane()
-        self._compiles = Compiles(self._lane)
-        self._readiness = Readiness(self._lane)
+        self._state = ThreadState()
+        self._compiles = Compiles(self._state)
+        self._readiness = Readiness(self._state)
 
     def _replace(self) -> None:
         self._compiles.install()
@@ -101,7 +101,7 @@ class JaxHook(Wrapper):
 
     def _begin_transfer(self, direction: str, call: Call) -> hot.Span | None:
         leaves = jax.tree_util.tree_leaves(call.args[0] if call.args else call.keywords.get("x"))
-        if self._lane.phases or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if self._state.phases or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return None  # a function is being traced
         size = sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
         return hot.begin("transfer", None, {"to": direction, "bytes": size})
@@ -134,8 +134,8 @@ class JaxHook(Wrapper):
 class Compiles:
     """Listens to JAX's reports of compilations, in the thread that compiles."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, state: ThreadState) -> None:
+        self._state = state
         self._seen: dict[str, tuple[int, list[str]]] = {}  # function -> times, and last arguments
         self._level: int | None = None  # the logger's level before `install`
 
@@ -165,8 +165,8 @@ class Compiles:
         if phase is None:
             return
         # Older releases also report each function that the traced one calls.
-        if phase == "trace" and self._lane.phases:
-            self._lane.phases.append((event, None, None))
+        if phase == "trace" and self._state.phases:
+            self._state.phases.append((event, None, None))
             return
         with guard.quiet("jax compile"):
             function = function_name(str(about.get("fun_name", "")))
@@ -174,10 +174,10 @@ class Compiles:
             if phase == "compile":
                 attrs |= self._cause(function)
             span = hot.begin(phase, None, attrs)
-            self._lane.phases.append((event, span, sys.exc_info()[1]))
+            self._state.phases.append((event, span, sys.exc_info()[1]))
 
     def _on_end(self, event: str, duration_secs: float, **about: Any) -> None:
-        phases = self._lane.phases
+        phases = self._state.phases
         if not phases or phases[-1][0] != event:
             return
         with guard.quiet("jax compile"):
@@ -188,10 +188,10 @@ class Compiles:
                     hot.close(span)
                 else:
                     hot.fail(span, error)
-                self._lane.compiled_ns = span.end
+                self._state.compiled_ns = span.end
 
     def _on_event(self, event: str, **about: Any) -> None:
-        phases = self._lane.phases
+        phases = self._state.phases
         if event in CACHE and phases and (span := phases[-1][1]) is not None:
             span.set(cache=CACHE[event])
 
@@ -200,14 +200,14 @@ class Compiles:
         with guard.quiet("jax compile"):  # another release's record may have other arguments
             if isinstance(record.args, tuple) and len(record.args) == 3:
                 name, types, shardings = record.args
-                self._lane.arguments = function_name(str(name)), describe(types, shardings)
+                self._state.arguments = function_name(str(name)), describe(types, shardings)
         parent = logging.getLogger(LOGGER).parent
         level = self._level or (logging.WARNING if parent is None else parent.getEffectiveLevel())
         return record.levelno >= level
 
     def _cause(self, function: str) -> dict[str, Any]:
         """Why a function is compiled: it is the first call, or its arguments have changed."""
-        given, self._lane.arguments = self._lane.arguments, None
+        given, self._state.arguments = self._state.arguments, None
         arguments = given[1] if given is not None and given[0] == function else []
         times, before = self._seen.pop(function, (0, []))
         while len(self._seen) >= MAX_FUNCTIONS:
@@ -304,8 +304,8 @@ class Readiness:
     start, the end of the last compilation in it, the moment the previous value was ready.
     """
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, state: ThreadState) -> None:
+        self._state = state
         self._values: Values = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -338,7 +338,7 @@ class Readiness:
         if not isinstance(known, DeviceTime):
             known = DeviceTime(span)
             span.set(device_ns=known)
-        known.start_ns = max(known.start_ns, self._lane.compiled_ns)
+        known.start_ns = max(known.start_ns, self._state.compiled_ns)
         known.asked += 1
         self._values.put((mark.source, mark, known))
         if self._thread is None or not self._thread.is_alive():
