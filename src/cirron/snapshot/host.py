@@ -55,6 +55,7 @@ class Tensor:
     decode: Callable[[Any], Any] | None = None  # converts a block that NumPy cannot read
     source: Any = None  # the framework's own object, until it is copied
     is_replaced: bool = False  # a newer copy of it is in the same snapshot
+    blob_uri: str | None = None  # the file with its raw values
 
     @property
     def size_bytes(self) -> int:

@@ -89,13 +89,13 @@ class Recorder:
 
     def finish(self, job: Job) -> Taken:
         taken = Taken([], [], [])
-        addresses = self._save(job, taken) if job.raw else {}
+        if job.raw:
+            self._save(job, taken)
         measured: list[tuple[Tensor, Summary]] = []
         for copy in job.copies:
             for tensor, summary in paced(zip(copy.tensors, copy.summaries(), strict=True)):
                 if not tensor.is_replaced:
-                    address = addresses.get(tensor.name)
-                    taken.snapshots.append(self._record(job, tensor, summary, address))
+                    taken.snapshots.append(self._record(job, tensor, summary))
                     measured.append((tensor, summary))
         taken.marks.extend(
             wire.Mark(
@@ -112,9 +112,7 @@ class Recorder:
         )
         return taken
 
-    def _record(
-        self, job: Job, tensor: Tensor, summary: Summary, address: str | None
-    ) -> wire.Snapshot:
+    def _record(self, job: Job, tensor: Tensor, summary: Summary) -> wire.Snapshot:
         attrs = dict(tensor.attrs)
         if summary.broken_count:
             attrs["nonfinite_count"] = summary.broken_count
@@ -127,13 +125,13 @@ class Recorder:
             dtype=tensor.dtype,
             mode=self._mode,
             stats=summary.stats,
-            blob_uri=address,
+            blob_uri=tensor.blob_uri,
             ts_ns=job.at_ns,
             attrs=attrs,
         )
 
-    def _save(self, job: Job, taken: Taken) -> dict[str, str]:
-        """Writes the raw values; returns the address of the file for each tensor."""
+    def _save(self, job: Job, taken: Taken) -> None:
+        """Writes the raw values."""
         assert self._folder is not None
         found = [
             (tensor, copy, place)
@@ -155,7 +153,6 @@ class Recorder:
             self._has_swept = True
             with guard.quiet("snapshot"):
                 sweep(self._folder)
-        addresses: dict[str, str] = {}
         for kind in ("weights", "gradients"):
             its = [one for one in found if one[0].is_gradient is (kind == "gradients")]
             key = f"{FOLDER}/{job.span_id}/{kind}.safetensors"
@@ -163,8 +160,8 @@ class Recorder:
             if path is not None:
                 taken.files.append((path, key))
                 uri = path.absolute().as_uri()
-                addresses.update((tensor.name, uri) for tensor, _, _ in its)
-        return addresses
+                for tensor, _, _ in its:
+                    tensor.blob_uri = uri
 
     def _write(self, folder: Path, key: str, found: list[Found]) -> Path | None:
         """Writes a file; None if that fails. The statistics are delivered anyway."""
