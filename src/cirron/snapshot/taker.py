@@ -212,9 +212,9 @@ class Taker:
             has_room = self._is_free.wait_for(lambda: self._has_room(size), WAIT_S)
         copies = self._copy(tensors, raw=raw) if has_room else None
         if copies is not None:
-            copies += kept_copies
-            job = Job(copies, span.id, span.index, self._wall_ns(clock.now()), raw)
-            self._do(lambda: self._finish(job), sum(copy.size_bytes for copy in copies))
+            at_ns = self._wall_ns(clock.now())
+            job = Job(copies + kept_copies, span.id, span.index, at_ns, raw)
+            self._do(partial(self._finish, job), size)
             return
         release(kept_copies)
         if has_room:
@@ -266,7 +266,7 @@ class Taker:
                 return one
         known = KnownModel(own, reader, {name for one in self._models for name in one.names})
         self._models.append(known)
-        self._do(lambda: self._recorder.judge.forget(known.names))
+        self._do(partial(self._recorder.judge.forget, known.names))
         return known
 
     def _prepare(self, new: KnownModel) -> None:
