@@ -423,15 +423,16 @@ DTYPES = [
 ]
 
 
+@pytest.mark.parametrize("library", [jnp, np], ids=["jax", "numpy"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype: str) -> None:
+def test_dtypes(dtype: str, library: Any) -> None:
     """The statistics are exact for each type, and raw values can be read back."""
     ci.profile(snapshots="full")
     numbers = jnp.arange(6) % 2 if dtype == "bool" else jnp.arange(6)
     values = (numbers * (1 + 2j) if dtype == "complex64" else numbers).astype(dtype).reshape(2, 3)
-    one_epoch({"w": values})
+    one_epoch({"w": (given := library.asarray(values)), "other": jnp.ones(1)})
     (found,) = named("w")
-    host = np.asarray(values)
+    host = np.asarray(given)
     parts = [host.real, host.imag] if dtype == "complex64" else [host]
     exact = np.stack([part.astype(np.float64) for part in parts])
 

@@ -14,6 +14,7 @@ import functools
 import logging
 import sys
 import threading
+from contextlib import suppress
 from queue import SimpleQueue
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,6 @@ CACHE = {
     "/jax/compilation_cache/cache_hits": "hit",
     "/jax/compilation_cache/cache_misses": "miss",
 }
-KINDS = ("scalar_listener", "event_duration_secs_listener", "event_listener")
 
 # Logs "Compiling %s with global shapes and types %s" before each compilation.
 LOGGER = "jax._src.interpreters.pxla"
@@ -61,7 +61,7 @@ CHECKPOINTERS = "CheckpointManager", "Checkpointer", "AsyncCheckpointer", "Stand
 ACTIONS = {"save": "save", "restore": "restore", "wait_until_finished": "wait"}
 
 
-class Lane(threading.local):
+class ThreadState(threading.local):
     """What one thread is doing."""
 
     def __init__(self) -> None:
@@ -80,9 +80,9 @@ class JaxHook(Wrapper):
 
     def __init__(self, settings: Settings, snapshots: Snapshots) -> None:
         super().__init__(settings, snapshots)
-        self._lane = Lane()
-        self._compiles = Compiles(self._lane)
-        self._readiness = Readiness(self._lane)
+        self._state = ThreadState()
+        self._compiles = Compiles(self._state)
+        self._readiness = Readiness(self._state)
 
     def _replace(self) -> None:
         self._compiles.install()
@@ -97,11 +97,14 @@ class JaxHook(Wrapper):
         self._readiness.uninstall()
 
     def _transfer(self, direction: str, call: Call) -> Any:
-        span = None
-        if not self._lane.phases:  # else a function is being traced
-            x = call.args[0] if call.args else call.keywords.get("x")
-            span = self._tell(begin_transfer, direction, x)
-        return around(span, call)
+        return around(self._tell(self._begin_transfer, direction, call), call)
+
+    def _begin_transfer(self, direction: str, call: Call) -> hot.Span | None:
+        leaves = jax.tree_util.tree_leaves(call.args[0] if call.args else call.keywords.get("x"))
+        if self._state.phases or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return None  # a function is being traced
+        size = sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
+        return hot.begin("transfer", None, {"to": direction, "bytes": size})
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -125,56 +128,45 @@ class JaxHook(Wrapper):
         return result
 
 
-def begin_transfer(direction: str, x: Any) -> hot.Span | None:
-    """Opens the span of a transfer, unless the call is being traced."""
-    leaves = jax.tree_util.tree_leaves(x)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        return None
-    size = sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
-    return hot.begin("transfer", None, {"to": direction, "bytes": size})
-
-
 # -- compiles --------------------------------------------------------------------------------
 
 
-class Compiles(logging.Filter):
+class Compiles:
     """Listens to JAX's reports of compilations, in the thread that compiles."""
 
-    def __init__(self, lane: Lane) -> None:
-        super().__init__()
-        self._lane = lane
+    def __init__(self, state: ThreadState) -> None:
+        self._state = state
         self._seen: dict[str, tuple[int, list[str]]] = {}  # function -> times, and last arguments
         self._level: int | None = None  # the logger's level before `install`
-        self._listeners = dict(
-            zip(KINDS, (self._on_start, self._on_end, self._on_event), strict=True)
-        )
 
     def install(self) -> None:
-        for kind, listener in self._listeners.items():
-            getattr(jax.monitoring, f"register_{kind}")(listener)
+        jax.monitoring.register_scalar_listener(self._on_start)
+        jax.monitoring.register_event_duration_secs_listener(self._on_end)
+        jax.monitoring.register_event_listener(self._on_event)
         logger = logging.getLogger(LOGGER)
         self._level = logger.level
-        logger.addFilter(self)
+        logger.addFilter(self._on_log)
         logger.setLevel(logging.DEBUG)
 
     def uninstall(self) -> None:
         if self._level is None:
             return
         logger = logging.getLogger(LOGGER)
-        logger.removeFilter(self)
+        logger.removeFilter(self._on_log)
         if logger.level == logging.DEBUG:  # else the program has set it since
             logger.setLevel(self._level)
         self._level = None
-        for kind, listener in self._listeners.items():
-            unregister(kind, listener)
+        unregister("scalar", self._on_start)
+        unregister("event_duration", self._on_end)
+        unregister("event", self._on_event)
 
     def _on_start(self, event: str, value: Any, **about: Any) -> None:
         phase = PHASES.get(event)
         if phase is None:
             return
         # Older releases also report each function that the traced one calls.
-        if phase == "trace" and self._lane.phases:
-            self._lane.phases.append((event, None, None))
+        if phase == "trace" and self._state.phases:
+            self._state.phases.append((event, None, None))
             return
         with guard.quiet("jax compile"):
             function = function_name(str(about.get("fun_name", "")))
@@ -182,40 +174,40 @@ class Compiles(logging.Filter):
             if phase == "compile":
                 attrs |= self._cause(function)
             span = hot.begin(phase, None, attrs)
-            self._lane.phases.append((event, span, sys.exc_info()[1]))
+            self._state.phases.append((event, span, sys.exc_info()[1]))
 
-    def _on_end(self, event: str, duration: float, **about: Any) -> None:
-        phases = self._lane.phases
-        if event in PHASES and phases and phases[-1][0] == event:
-            with guard.quiet("jax compile"):
-                _, span, handled = phases.pop()
-                if span is not None:
-                    error = sys.exc_info()[1]
-                    if error is None or error is handled:
-                        hot.close(span)
-                    else:
-                        hot.fail(span, error)
-                    self._lane.compiled_ns = span.end
+    def _on_end(self, event: str, duration_secs: float, **about: Any) -> None:
+        phases = self._state.phases
+        if not phases or phases[-1][0] != event:
+            return
+        with guard.quiet("jax compile"):
+            _, span, handled = phases.pop()
+            if span is not None:
+                error = sys.exc_info()[1]
+                if error is None or error is handled:
+                    hot.close(span)
+                else:
+                    hot.fail(span, error)
+                self._state.compiled_ns = span.end
 
     def _on_event(self, event: str, **about: Any) -> None:
-        span = self._lane.phases[-1][1] if event in CACHE and self._lane.phases else None
-        if span is not None:
-            with guard.quiet("jax compile"):
-                span.set(cache=CACHE[event])
+        phases = self._state.phases
+        if event in CACHE and phases and (span := phases[-1][1]) is not None:
+            span.set(cache=CACHE[event])
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def _on_log(self, record: logging.LogRecord) -> bool:
         """Reads what is about to be compiled; lets through what would be logged anyway."""
         with guard.quiet("jax compile"):  # another release's record may have other arguments
             if isinstance(record.args, tuple) and len(record.args) == 3:
                 name, types, shardings = record.args
-                self._lane.arguments = function_name(str(name)), describe(types, shardings)
+                self._state.arguments = function_name(str(name)), describe(types, shardings)
         parent = logging.getLogger(LOGGER).parent
         level = self._level or (logging.WARNING if parent is None else parent.getEffectiveLevel())
         return record.levelno >= level
 
     def _cause(self, function: str) -> dict[str, Any]:
         """Why a function is compiled: it is the first call, or its arguments have changed."""
-        given, self._lane.arguments = self._lane.arguments, None
+        given, self._state.arguments = self._state.arguments, None
         arguments = given[1] if given is not None and given[0] == function else []
         times, before = self._seen.pop(function, (0, []))
         while len(self._seen) >= MAX_FUNCTIONS:
@@ -228,13 +220,10 @@ class Compiles(logging.Filter):
 def unregister(kind: str, listener: Any) -> None:
     from jax._src import monitoring  # older releases have no public function for this
 
-    kind = kind.replace("_secs", "")
-    name = f"unregister_{kind}"
+    name = f"unregister_{kind}_listener"
     remove = getattr(jax.monitoring, name, None) or getattr(monitoring, f"_{name}_by_callback")
-    try:
+    with suppress(AssertionError, ValueError):  # the program has cleared all listeners
         remove(listener)
-    except (AssertionError, ValueError):  # the program has cleared all listeners
-        pass
 
 
 def function_name(name: str) -> str:
@@ -246,12 +235,11 @@ def function_name(name: str) -> str:
 
 def describe(types: Any, shardings: Any) -> list[str]:
     """The arguments, each as `float32[4,4]`, with its sharding if it has one."""
-    found = []
-    for kind, sharding in zip(types, shardings, strict=True):
-        text = str(kind)
-        spec = getattr(sharding, "spec", None)
-        found.append(text if spec is None else f"{text} {spec}")
-    return found
+    specs = (getattr(sharding, "spec", None) for sharding in shardings)
+    return [
+        str(kind) if spec is None else f"{kind} {spec}"
+        for kind, spec in zip(types, specs, strict=True)
+    ]
 
 
 def difference(before: list[str], now: list[str]) -> str:
@@ -277,7 +265,7 @@ def difference(before: list[str], now: list[str]) -> str:
 class DeviceTime(value.Deferred):
     """The `device_ns` of a span: how long the devices took to compute the values marked in it."""
 
-    __slots__ = ("asked", "done", "has_failed", "spent_ns", "start_ns")
+    __slots__ = ("asked", "done", "spent_ns", "start_ns")
     is_awaited = True
 
     def __init__(self, span: hot.Span) -> None:
@@ -286,12 +274,10 @@ class DeviceTime(value.Deferred):
         self.asked = 0  # written by the span's thread only
         self.done = 0  # written by the waiting thread only
         self.spent_ns = 0
-        self.has_failed = False  # a value was donated, or could not be computed
 
     def poll(self) -> bool:
         if not self.is_ready and self.done == self.asked:
-            self.value = None if self.has_failed else self.spent_ns
-            self.is_lost = self.has_failed
+            self.value = None if self.is_lost else self.spent_ns
             self.is_ready = True
             self.source = None
         return self.is_ready
@@ -305,11 +291,9 @@ class Awaited(value.Deferred):
 
     def poll(self) -> bool:
         source = self.source
-        try:
+        with suppress(Exception):  # reading the value below raises the real error
             if not self.is_ready and not source.is_ready():
                 return False
-        except Exception:  # noqa: BLE001  reading the value below raises the real error
-            pass
         return super().poll()
 
 
@@ -320,8 +304,8 @@ class Readiness:
     start, the end of the last compilation in it, the moment the previous value was ready.
     """
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, state: ThreadState) -> None:
+        self._state = state
         self._values: Values = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -337,25 +321,24 @@ class Readiness:
 
     def take(self, scalar: Any) -> value.Deferred:
         """Defers the value of a mark. Runs on the user's thread."""
-        mark = value.Deferred(scalar)
         try:
             if not scalar.is_fully_addressable and scalar.is_fully_replicated:
-                mark.source = scalar.addressable_data(0)  # every process has the same value
+                scalar = scalar.addressable_data(0)  # every process has the same value
             span = hot.innermost()
             if span.parent is not span and self._values.qsize() < MAX_WAITING:
-                awaited = Awaited(mark.source)
-                self._measure(span, awaited)
-                mark = awaited
+                mark = Awaited(scalar)
+                self._measure(span, mark)
+                return mark
         except Exception as error:  # noqa: BLE001  the mark must work with any array
             guard.caught("jax device time", error)
-        return mark
+        return value.Deferred(scalar)
 
     def _measure(self, span: hot.Span, mark: Awaited) -> None:
         known = None if span.attrs is None else span.attrs.get("device_ns")
         if not isinstance(known, DeviceTime):
             known = DeviceTime(span)
             span.set(device_ns=known)
-        known.start_ns = max(known.start_ns, self._lane.compiled_ns)
+        known.start_ns = max(known.start_ns, self._state.compiled_ns)
         known.asked += 1
         self._values.put((mark.source, mark, known))
         if self._thread is None or not self._thread.is_alive():
@@ -378,7 +361,7 @@ def wait_for(values: Values) -> None:
             ready_ns[devices] = now
             is_soon, last_ns = now - last_ns < SOON_S * 1e9, now
         except Exception:  # noqa: BLE001  keeps the thread alive; the program gets the error itself
-            time.has_failed = True
+            time.is_lost = True  # the value was donated, or could not be computed
         time.done += 1
         mark.poll()  # here, so that no other thread has to wake up for it
         if span is None or span.end:

@@ -55,10 +55,7 @@ class Tensor:
     decode: Callable[[Any], Any] | None = None  # converts a block that NumPy cannot read
     source: Any = None  # the framework's own object, until it is copied
     is_replaced: bool = False  # a newer copy of it is in the same snapshot
-
-    @property
-    def has_values(self) -> bool:
-        return "unmeasured" not in self.attrs
+    blob_uri: str | None = None  # the file with its raw values
 
     @property
     def size_bytes(self) -> int:
@@ -159,12 +156,10 @@ class HostCopier(Copier):
     def prepare(self, weights: list[Tensor]) -> None:
         trainable = [its for its in weights if "frozen" not in its.attrs]  # these have gradients
         sizes = [size for size in (size_of(weights), size_of(trainable)) if size]
-        if sum(sizes) <= free_bytes():
+        if has_room(sum(sizes)):
             self._free.clear()
             for size in sizes:
-                buffer = np.empty(size, np.uint8)
-                buffer.fill(0)  # allocates the pages now
-                self._give_back(buffer)
+                self._give_back(np.full(size, 0, np.uint8))  # np.zeros allocates no pages yet
 
     def copy(self, tensors: list[Tensor], *, raw: bool, in_step: bool) -> list[Copy] | None:
         size = sum(tensor.size_bytes for tensor in tensors)
@@ -228,12 +223,7 @@ def size_of(tensors: list[Tensor]) -> int:
 
 def has_room(size: int, kept: int = 0) -> bool:
     """Whether a copy fits in the free memory of the host, or in `kept` bytes of free buffers."""
-    return size <= max(SMALL_BYTES, kept) or size <= free_bytes()
-
-
-def free_bytes() -> float:
-    """The memory that a copy on the host may take."""
-    return available_bytes() * PART
+    return size <= max(SMALL_BYTES, kept) or size <= available_bytes() * PART
 
 
 def available_bytes() -> float:

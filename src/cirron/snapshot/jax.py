@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +31,16 @@ from cirron.snapshot.host import Copier, HostCopy, Reader, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from typing import TypeAlias
 
     from cirron.snapshot.host import Copy
+
+    Leaf: TypeAlias = tuple[str, Any]  # a name, and an array or an NNX module
 
 FUNCTIONS = (FunctionType, MethodType, partial)
 
 # The keys that identify gradients in a watched tree.
 GRADIENTS = frozenset(("grad", "grads", "gradients"))
-
 
 # Why there is no snapshot.
 GONE = (
@@ -47,13 +49,6 @@ GONE = (
     " ci.watch(lambda: state)"
 )
 NOTHING = "the function passed to ci.watch() returned no arrays, or arrays that were donated"
-
-
-class Leaf(NamedTuple):
-    """An array of a tree, or an NNX module, which contains arrays."""
-
-    name: str
-    value: Any
 
 
 # -- watched trees ---------------------------------------------------------------------------
@@ -75,7 +70,7 @@ class WatchedTree:
     def find(self) -> list[Leaf]:
         """The leaves; none if they no longer exist."""
         found = self.get()
-        return [] if any(map(is_deleted, found)) else found
+        return [] if any(is_gone(value) for _, value in found) else found
 
     def leaves(self) -> list[Leaf]:
         """The same, with one warning if they no longer exist. Does not raise."""
@@ -91,7 +86,7 @@ class WatchedTree:
     def is_gone_or(self, leaves: list[Leaf]) -> bool:
         """Whether the tree no longer exists, or has these very leaves."""
         pairs = zip(self.find(), leaves, strict=False)
-        return all(one.value is other.value for one, other in pairs)
+        return all(value is other for (_, value), (_, other) in pairs)
 
 
 def hold(model: Any, known: Iterable[Any]) -> Any:
@@ -108,7 +103,7 @@ def hold(model: Any, known: Iterable[Any]) -> Any:
     leaves = leaves_of(model)
     if not leaves:
         return model
-    if any(isinstance(leaf.value, jax.core.Tracer) for leaf in leaves):
+    if any(isinstance(value, jax.core.Tracer) for _, value in leaves):
         raise errors.InputError(
             "ci.watch() was called inside a function that JAX traces (jit, grad, vmap, scan), where"
             " arrays have no values. Call it outside, with what the function returns"
@@ -122,7 +117,7 @@ def hold(model: Any, known: Iterable[Any]) -> Any:
     gone = (one for one in alike if one.is_gone_or(leaves))
     taken = (one for one in alike if one.is_taken)
     tree: WatchedTree = next(chain(gone, taken), None) or named(model)(key, GONE, list)
-    tree.get = lambda: [Leaf(name, reference()) for name, reference in references]
+    tree.get = lambda: [(name, reference()) for name, reference in references]
     tree.is_taken = False
     return tree
 
@@ -167,7 +162,7 @@ def leaves_of(tree: Any) -> list[Leaf]:
     except (TypeError, ValueError):  # keys that cannot be sorted, or a node that raises
         return []
     arrays = (jax.Array, np.ndarray, *kinds)
-    return [Leaf(name_of(path), value) for path, value in found if isinstance(value, arrays)]
+    return [(name_of(path), value) for path, value in found if isinstance(value, arrays)]
 
 
 def name_of(path: Any) -> str:
@@ -184,20 +179,19 @@ def expand(leaves: list[Leaf]) -> list[Leaf]:
     for name, value in leaves:
         if isinstance(value, kinds):
             inner = leaves_of(sys.modules["flax.nnx"].state(value))
-            arrays += [Leaf(f"{name}.{own}" if name else own, array) for own, array in inner]
+            arrays += [(f"{name}.{own}" if name else own, array) for own, array in inner]
         else:
-            arrays.append(Leaf(name, value))
+            arrays.append((name, value))
     return arrays
 
 
-def is_deleted(leaf: Leaf) -> bool:
+def is_gone(value: Any) -> bool:
     """Whether it was donated or deleted, or is no longer referenced."""
-    value = leaf.value
     return value is None or (isinstance(value, jax.Array) and value.is_deleted())
 
 
 class Parts:
-    """An array, or the shards of it in this process. NumPy can read it."""
+    """An array on devices, or the shards of it in this process. NumPy can read it."""
 
     def __init__(self, parts: list[Any], places: list[Any], shape: list[int]) -> None:
         self.parts = parts
@@ -247,59 +241,63 @@ class JaxReader(Reader):
     """Reads what `hold` returned."""
 
     def names(self, model: Any) -> list[str]:
-        return [tensor.name for tensor in self._tensors(model.leaves(), "")]
+        return [tensor.name for tensor in tensors_of(model, "")]
 
     def read(self, model: Any, prefix: str, *, only_gradients: bool = False) -> list[Tensor]:
         model.is_taken = True
-        return self._tensors(model.leaves(), prefix)
-
-    def _tensors(self, leaves: list[Leaf], prefix: str) -> list[Tensor]:
-        found: dict[int, Tensor] = {}
-        names: set[str] = set()
-        for path, array in expand(leaves):
-            head, _, rest = path.partition(".")
-            is_gradient = head in GRADIENTS
-            name = prefix + (f"{rest}.grad" if is_gradient and rest else path)
-            known = found.get(id(array))
-            if known is not None:
-                known.attrs.setdefault("shared_with", []).append(name)
-                continue
-            while name in names:  # {"a.b": ...} beside {"a": {"b": ...}}
-                name += "_"
-            names.add(name)
-            found[id(array)] = describe(array, name, {}, is_gradient=is_gradient)
-        return list(found.values())
+        return tensors_of(model, prefix)
 
 
 READER = JaxReader()
 
 
+def tensors_of(tree: WatchedTree, prefix: str) -> list[Tensor]:
+    found: dict[int, Tensor] = {}
+    names: set[str] = set()
+    for path, array in expand(tree.leaves()):
+        head, _, rest = path.partition(".")
+        is_gradient = head in GRADIENTS
+        name = prefix + (f"{rest}.grad" if is_gradient and rest else path)
+        known = found.get(id(array))
+        if known is not None:
+            known.attrs.setdefault("shared_with", []).append(name)
+            continue
+        while name in names:  # {"a.b": ...} beside {"a": {"b": ...}}
+            name += "_"
+        names.add(name)
+        found[id(array)] = describe(array, name, {}, is_gradient=is_gradient)
+    return list(found.values())
+
+
 def describe(array: Any, name: str, attrs: dict[str, Any], *, is_gradient: bool = False) -> Tensor:
-    shape = list(array.shape)
-    parts = Parts([array], [()], shape)
-    if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
-        attrs["sharding"] = str(getattr(array.sharding, "spec", array.sharding))
-        if not array.is_fully_addressable:
-            attrs["shard_of"] = shape
-            parts = local_box(array)
-    found = Tensor(name, is_gradient, parts.shape, str(array.dtype), attrs)
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        attrs["unmeasured"] = "a random key is not a number"
-    elif array.dtype == jax.dtypes.float0:
-        attrs["unmeasured"] = "the gradient of an integer has no values"
-    elif not is_number(array.dtype):  # NumPy's: text, dates, objects, records
-        attrs["unmeasured"] = "its values are not numbers"
-    else:
-        found.array, found.copier = parts, COPIER
-        if np.issubdtype(array.dtype, np.complexfloating):
-            attrs["parts"] = host.PARTS
+    found = Tensor(name, is_gradient, list(array.shape), str(array.dtype), attrs, array=array)
+    if isinstance(array, jax.Array):  # else NumPy's, which the host's copier copies
+        found.array, found.copier = Parts([array], [()], found.shape), COPIER
+        if len(array.sharding.device_set) > 1:
+            attrs["sharding"] = str(getattr(array.sharding, "spec", array.sharding))
+            if not array.is_fully_addressable:
+                attrs["shard_of"] = found.shape
+                found.array = local_box(array)
+                found.shape = found.array.shape
+    reason = why_unmeasured(array.dtype)
+    if reason is not None:
+        attrs["unmeasured"] = reason
+        found.array = found.copier = None
+    elif np.issubdtype(array.dtype, np.complexfloating):
+        attrs["parts"] = host.PARTS
     return found
 
 
-def is_number(dtype: Any) -> bool:
-    if dtype.kind in "bm":  # to NumPy, durations (m) are integers
-        return bool(dtype.kind == "b")
-    return bool(jnp.issubdtype(dtype, np.number))
+def why_unmeasured(dtype: Any) -> str | None:
+    """Why values of a type have no statistics; None if they have."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return "a random key is not a number"
+    if dtype == jax.dtypes.float0:
+        return "the gradient of an integer has no values"
+    # To NumPy, durations are integers.
+    if dtype.kind == "m" or not (dtype.kind == "b" or jnp.issubdtype(dtype, np.number)):
+        return "its values are not numbers"  # but text, dates, objects or records
+    return None
 
 
 # -- copying ---------------------------------------------------------------------------------
@@ -315,9 +313,7 @@ class JaxCopier(Copier):
             return None
         put = getattr(jax.device_put, "cirron_original", jax.device_put)  # without a span
         with jax.transfer_guard("allow"):
-            put_there = iter(put([p for p in parts if isinstance(p, jax.Array)], may_alias=False))
-        # The program may change NumPy arrays.
-        copies = (next(put_there) if isinstance(p, jax.Array) else p.copy() for p in parts)
+            copies = iter(put(parts, may_alias=False))
         return [HostCopy(tensors, [array.replaced(copies) for array in arrays])]
 
 
@@ -328,13 +324,9 @@ def has_room(parts: list[Any]) -> bool:
     """Whether a copy fits in the free memory of the host and of each device."""
     sizes: dict[Any, int] = defaultdict(int)  # None: the host
     for part in parts:
-        if isinstance(part, jax.Array):
-            shard_bytes = math.prod(part.sharding.shard_shape(part.shape)) * part.dtype.itemsize
-            devices: Any = part.sharding.addressable_devices
-            for device in devices:
-                sizes[None if device.platform == "cpu" else device] += shard_bytes
-        else:
-            sizes[None] += part.nbytes
+        shard_bytes = math.prod(part.sharding.shard_shape(part.shape)) * part.dtype.itemsize
+        for device in part.sharding.addressable_devices:
+            sizes[None if device.platform == "cpu" else device] += shard_bytes
     on_host = sizes.pop(None, 0)
     return host.has_room(on_host) and all(size <= free_bytes(on) for on, size in sizes.items())
 

@@ -42,8 +42,8 @@ STALE_NS = 3600 * 10**9
 TURN_NS = 300_000
 PAUSE_S = 0.0001  # long enough for another thread to wake up and take the GIL
 
-# The name of each type in NumPy and torch -> its name in safetensors, and its size in bytes. Other
-# types are stored as a wider one.
+# The name of each type in NumPy and torch -> its name in safetensors, and the size of a value in
+# bytes. Other types are stored as a wider one.
 STORED = {
     "bool": ("BOOL", 1),
     **{f"int{bits}": (f"I{bits}", bits // 8) for bits in (8, 16, 32, 64)},
@@ -53,6 +53,7 @@ STORED = {
     "float8_e4m3fn": ("F8_E4M3", 1),
     "float8_e5m2": ("F8_E5M2", 1),
     "complex64": ("C64", 8),
+    "complex128": ("F64", 16),  # as its parts
 }
 
 
@@ -88,13 +89,13 @@ class Recorder:
 
     def finish(self, job: Job) -> Taken:
         taken = Taken([], [], [])
-        addresses = self._save(job, taken) if job.raw else {}
+        if job.raw:
+            self._save(job, taken)
         measured: list[tuple[Tensor, Summary]] = []
         for copy in job.copies:
             for tensor, summary in paced(zip(copy.tensors, copy.summaries(), strict=True)):
                 if not tensor.is_replaced:
-                    address = addresses.get(tensor.name)
-                    taken.snapshots.append(self._record(job, tensor, summary, address))
+                    taken.snapshots.append(self._record(job, tensor, summary))
                     measured.append((tensor, summary))
         taken.marks.extend(
             wire.Mark(
@@ -111,14 +112,11 @@ class Recorder:
         )
         return taken
 
-    def _record(
-        self, job: Job, tensor: Tensor, summary: Summary, address: str | None
-    ) -> wire.Snapshot:
+    def _record(self, job: Job, tensor: Tensor, summary: Summary) -> wire.Snapshot:
         attrs = dict(tensor.attrs)
         if summary.broken_count:
             attrs["nonfinite_count"] = summary.broken_count
-            attrs["nan_count"] = summary.nan_count
-            attrs["inf_count"] = summary.inf_count
+            attrs |= {"nan_count": summary.nan_count, "inf_count": summary.inf_count}
         return wire.Snapshot(
             id=clock.random_id(),
             span_id=job.span_id,
@@ -127,19 +125,19 @@ class Recorder:
             dtype=tensor.dtype,
             mode=self._mode,
             stats=summary.stats,
-            blob_uri=address,
+            blob_uri=tensor.blob_uri,
             ts_ns=job.at_ns,
             attrs=attrs,
         )
 
-    def _save(self, job: Job, taken: Taken) -> dict[str, str]:
-        """Writes the raw values; returns the address of the file for each tensor."""
+    def _save(self, job: Job, taken: Taken) -> None:
+        """Writes the raw values."""
         assert self._folder is not None
         found = [
             (tensor, copy, place)
             for copy in job.copies
             for place, tensor in enumerate(copy.tensors)
-            if tensor.has_values and not tensor.is_replaced and tensor.name != RESERVED
+            if not (tensor.is_replaced or tensor.name == RESERVED or "unmeasured" in tensor.attrs)
         ]
         size = sum(copy.size_bytes for copy in job.copies)
         if size > LARGE_BYTES and "large" not in self._warned:
@@ -155,7 +153,6 @@ class Recorder:
             self._has_swept = True
             with guard.quiet("snapshot"):
                 sweep(self._folder)
-        addresses: dict[str, str] = {}
         for kind in ("weights", "gradients"):
             its = [one for one in found if one[0].is_gradient is (kind == "gradients")]
             key = f"{FOLDER}/{job.span_id}/{kind}.safetensors"
@@ -163,8 +160,8 @@ class Recorder:
             if path is not None:
                 taken.files.append((path, key))
                 uri = path.absolute().as_uri()
-                addresses.update((tensor.name, uri) for tensor, _, _ in its)
-        return addresses
+                for tensor, _, _ in its:
+                    tensor.blob_uri = uri
 
     def _write(self, folder: Path, key: str, found: list[Found]) -> Path | None:
         """Writes a file; None if that fails. The statistics are delivered anyway."""
@@ -214,27 +211,23 @@ def write(folder: Path, key: str, chunks: Iterable[Any], access: str = "private"
     return target
 
 
-def stored_as(tensor: Tensor) -> tuple[str, int, list[int]]:
-    """A tensor's type in a safetensors file, the size of a value in bytes, and its shape."""
-    if tensor.dtype == "complex128":
-        return "F64", 8, [*tensor.shape, 2]
-    return *STORED.get(tensor.dtype, STORED[wider(tensor.dtype)]), tensor.shape
-
-
-def wider(dtype: str) -> str:
-    """The type in which values are stored whose own type safetensors does not support."""
+def stored_type(dtype: str) -> str:
+    """The type as which values of this type are stored."""
+    if dtype in STORED:
+        return dtype
     return "int8" if "int" in dtype else "float32"
 
 
 def safetensors(found: list[Found]) -> Iterator[Any]:
     """The content of a safetensors file: the length of the header, the header, the values."""
     # Widest types first, so that every tensor is aligned.
-    found = sorted(found, key=lambda one: -stored_as(one[0])[1])
+    found = sorted(found, key=lambda one: -STORED[stored_type(one[0].dtype)][1])
     header: dict[str, Any] = {}
     size = 0
     for tensor, _, _ in found:
-        code, width, shape = stored_as(tensor)
-        first, size = size, size + math.prod(shape) * width
+        code, width = STORED[stored_type(tensor.dtype)]
+        first, size = size, size + math.prod(tensor.shape) * width
+        shape = [*tensor.shape, 2] if tensor.dtype == "complex128" else tensor.shape
         header[tensor.name] = {"dtype": code, "shape": shape, "data_offsets": [first, size]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -244,12 +237,12 @@ def safetensors(found: list[Found]) -> Iterator[Any]:
 
 
 def stored(tensor: Tensor, values: Any) -> Any:
-    """The bytes of the values in row-major order, as the type of `stored_as`."""
+    """The bytes of the values in row-major order, as their `stored_type`."""
     import numpy as np  # by now the program or a reader has imported it
 
-    if tensor.dtype not in STORED and tensor.dtype != "complex128":
+    if tensor.dtype not in STORED:
         decoded = values if tensor.decode is None else tensor.decode(values)
-        values = decoded.astype(wider(tensor.dtype))
+        values = decoded.astype(stored_type(tensor.dtype))
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 

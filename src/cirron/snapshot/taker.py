@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ class KeptGradients:
             for tensor in gradients
         }
 
-    def rest_of(self, tensors: list[Tensor]) -> list[Tensor]:
+    def rest_of(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """The tensors that still have to be copied: all but unchanged gradients."""
         rest = []
         for tensor in tensors:
@@ -109,7 +109,6 @@ class Taker:
         self._models: list[KnownModel] = []
         self.is_watching = False
         self._kept: dict[KnownModel, KeptGradients] = {}
-        self._seen: deque[int] = deque(maxlen=64)  # the last spans that have a snapshot
         self._warned: set[str] = set()
         self._host: HostCopier | None = None  # created for the first model: it imports NumPy
         self._recorder = Recorder(mode, folder, access)
@@ -179,14 +178,13 @@ class Taker:
 
     def take(self, span: Span, *models: Any) -> None:
         """Copies the watched models and these, at the end of an epoch."""
-        if not (self.is_watching or models) or self._is_stopped or span.sequence in self._seen:
+        if self._is_stopped or "snapshot_ns" in (span.attrs or ()):  # another hook was first
             return
         with guard.quiet("snapshot"):
             began = clock.now()
             current = self._current([self._know(model) for model in models])
             if not current:
                 return
-            self._seen.append(span.sequence)
             self._steps_before, self._steps = self._steps, 0
             self._snapshot(span, current)
             self.held_ns = clock.now() - began + self._keeping_ns
@@ -204,19 +202,19 @@ class Taker:
         kept_copies: list[Copy] = []
         all_kept, self._kept = self._kept, {}
         for one, own in current:
-            kept = all_kept.pop(one, None)  # two threads may pop at once: only one gets it
+            # Two threads may pop at once: only one gets it.
+            kept = all_kept.pop(one, None) or KeptGradients([])
             with guard.quiet("snapshot"):  # a model that fails must not affect the others
-                its = list(one.reader.read(own, one.prefix))
-                tensors += its if kept is None else kept.rest_of(its)
-                kept_copies += () if kept is None else kept.copies
+                tensors += kept.rest_of(one.reader.read(own, one.prefix))
+                kept_copies += kept.copies
         size = sum(part.size_bytes for parts in (tensors, kept_copies) for part in parts)
         with self._is_free:
             has_room = self._is_free.wait_for(lambda: self._has_room(size), WAIT_S)
         copies = self._copy(tensors, raw=raw) if has_room else None
         if copies is not None:
-            copies += kept_copies
-            job = Job(copies, span.id, span.index, self._wall_ns(clock.now()), raw)
-            self._do(lambda: self._finish(job), sum(copy.size_bytes for copy in copies))
+            at_ns = self._wall_ns(clock.now())
+            job = Job(copies + kept_copies, span.id, span.index, at_ns, raw)
+            self._do(partial(self._finish, job), size)
             return
         release(kept_copies)
         if has_room:
@@ -268,7 +266,7 @@ class Taker:
                 return one
         known = KnownModel(own, reader, {name for one in self._models for name in one.names})
         self._models.append(known)
-        self._do(lambda: self._recorder.judge.forget(known.names))
+        self._do(partial(self._recorder.judge.forget, known.names))
         return known
 
     def _prepare(self, new: KnownModel) -> None:
@@ -283,13 +281,8 @@ class Taker:
             for tensor in one.reader.read(own, one.prefix)
             if not tensor.is_gradient
         ]
-        groups = self._by_copier(weights)
-
-        def prepare() -> None:
-            for copier, its in groups.items():
-                copier.prepare(its)
-
-        self._do(prepare)
+        for copier, its in self._by_copier(weights).items():
+            self._do(partial(copier.prepare, its))
 
     # -- waiting for the worker -------------------------------------------------------------
 

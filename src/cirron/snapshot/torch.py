@@ -73,10 +73,10 @@ class TorchReader(Reader):
             parameters.setdefault(id(parameter), (parameter, []))[1].append(prefix + clean(name))
         weights, gradients = [], []
         with torch._C.DisableTorchFunctionSubclass():  # runs no code of user subclasses
-            for parameter, names in parameters.values():
-                name, gradient = names[0], parameter.grad
+            for parameter, (name, *others) in parameters.values():
+                gradient = parameter.grad
                 if not only_gradients:
-                    attrs: dict[str, Any] = {"shared_with": names[1:]} if len(names) > 1 else {}
+                    attrs: dict[str, Any] = {"shared_with": others} if others else {}
                     if not parameter.requires_grad:
                         attrs["frozen"] = True
                     elif gradient is None:
@@ -121,12 +121,11 @@ def describe(given: torch.Tensor, found: Tensor) -> None:
     if is_lazy(given):  # it has no shape yet
         attrs["unmeasured"] = "it is not initialized yet"
         return
-    tensor = given.detach()
-    if hasattr(tensor, "to_local"):  # a DTensor: the shard of this rank
+    tensor: Any = given.detach()
+    if hasattr(tensor, "placements"):  # a DTensor: the shard of this rank
+        attrs["shard_of"] = list(tensor.shape)
+        attrs["placements"] = [str(placement) for placement in tensor.placements]
         tensor = tensor.to_local()
-    if hasattr(given, "placements"):
-        attrs["shard_of"] = list(given.shape)
-        attrs["placements"] = [str(placement) for placement in given.placements]
     if str(tensor.layout).startswith("torch.sparse_"):  # the gradient of a sparse embedding
         attrs["stored_values_of"] = list(tensor.shape)
         tensor = (tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor).values()
@@ -147,7 +146,7 @@ def place(found: Tensor, values: torch.Tensor) -> None:
     if values.dtype is torch.bfloat16:
         found.decode = decode_bfloat16
     elif values.dtype not in PLAIN and values.is_floating_point():  # eight bits
-        found.decode = numbers_of(values.dtype).__getitem__
+        found.decode = float8_values(values.dtype).__getitem__
         values = values.view(torch.uint8)
     if values.is_cpu:
         found.array = as_numpy(values)
@@ -175,7 +174,7 @@ def decode_bfloat16(block: Any) -> Any:
 
 
 @cache
-def numbers_of(dtype: torch.dtype) -> Any:
+def float8_values(dtype: torch.dtype) -> Any:
     """The 256 values of an eight-bit float type, as float32."""
     return torch.arange(256, dtype=torch.uint8, device="cpu").view(dtype).float().numpy()
 
@@ -330,11 +329,11 @@ class Measured:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._sizes = [tensor.numel() for tensor in tensors]
         self._rows = [-(-size // ROW) for size in self._sizes]  # of each tensor
-        device = tensors[0].device
+        is_cuda = tensors[0].is_cuda
         owners = np.repeat(np.arange(len(tensors)), self._rows)
         owner = torch.from_numpy(owners)  # of each row
-        if device.type == "cuda":
-            owner = owner.pin_memory().to(device, non_blocking=True)
+        if is_cuda:
+            owner = owner.pin_memory().to(tensors[0].device, non_blocking=True)
         table = torch.cat([extremes(slab) for _, slab in slabs(tensors)])
         inner = inner_edges(table, owner, len(tensors))
         counts = table.new_zeros(len(tensors), stats.BINS)
@@ -350,7 +349,6 @@ class Measured:
             counts[begin:end].add_(counted)
         rows = torch.cat([table, torch.cat(moments)], 1)
         self._found = to_host(torch.cat([rows.flatten(), counts.flatten()]))
-        is_cuda = device.type == "cuda"
         self._done = torch.cuda.current_stream().record_event() if is_cuda else None
 
     def wait(self) -> None:
