@@ -566,16 +566,18 @@ def note_loss(lane: Lane, step: hot.Span | None, loss: Any) -> int:
         return 0
     if loss.__class__ is not Tensor:
         loss = as_plain_tensor(loss)
-    if loss is None or (loss.ndim and loss.numel() != 1):
+    if loss is None:
         return 0
     clock = hot.device_clock
     if clock is not None and loss.is_cuda:
+        if loss.ndim and loss.numel() != 1:
+            return 0
         at = hot.now()
         taken: Any = clock.keep(loss, at)
     elif loss.is_cpu:
         try:
             taken = loss.item()
-        except RuntimeError:  # inside `vmap` it has one value per item
+        except RuntimeError:  # it is not a scalar; inside `vmap`, it has one value per item
             return 0
         at = hot.now()
     else:
