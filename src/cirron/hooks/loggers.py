@@ -92,33 +92,32 @@ class LoggersHook(Wrapper):
                 # `wandb.log` is a bound method of the current run, taken before our patch.
                 bound = module.__dict__.get(name)
                 if definer is not None:
-                    self._wrap(definer, name, functools.partial(self._log, logger, parameters, 1))
+                    log = functools.partial(self._log, logger.name, f"self {parameters}")
+                    self._wrap(definer, name, log)
                 if isinstance(getattr(bound, "__self__", None), kind):
-                    self._wrap(module, name, functools.partial(self._log, logger, parameters, 0))
+                    self._wrap(module, name, functools.partial(self._log, logger.name, parameters))
             hot.keep_names(True)
 
-    def _log(self, logger: Logger, parameters: str, first: int, call: Call) -> Any:
-        """Calls the logger. `first`: of its arguments, after `self`."""
+    def _log(self, logger: str, parameters: str, call: Call) -> Any:
         this_thread = self._this_thread
         if this_thread.is_logging or hot.off:
             return call()
         this_thread.is_logging = True
         try:
-            given = parameters, call.args[first:], call.keywords
-            self._tell(self._mark, sys._getframe(2), logger.name, *given)
+            self._tell(self._mark, sys._getframe(2), logger, parameters, call)
             began = hot.now()
             result = call()
             if (ended := hot.now()) - began >= LONG_NS:
-                self._tell(add_span, logger.name, began, ended)
+                self._tell(add_span, logger, began, ended)
             return result
         finally:
             this_thread.is_logging = False
 
-    def _mark(self, caller: FrameType, logger: str, *given: Any) -> None:
+    def _mark(self, caller: FrameType, logger: str, parameters: str, call: Call) -> None:
         if is_passed_on(caller, self._hooks.installed):
             return
         try:
-            found = read(*given)
+            found = read(parameters, call.args, call.keywords)
         except AttributeError:  # the logger will raise this too
             return
         span = hot.innermost()

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _ABSENT = object()
-_PRESENT = object()
 
 
 class Patches:
@@ -28,9 +27,9 @@ class Patches:
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any]] = []
 
-    def set(self, owner: Any, name: str, new: Any, old: Any = _PRESENT) -> None:
+    def set(self, owner: Any, name: str, new: Any, old: Any = None) -> None:
         """Replaces an attribute of a class or a module. `old`: restored instead of the present."""
-        if old is _PRESENT:
+        if old is None:
             old = owner.__dict__.get(name, _ABSENT)
         setattr(owner, name, new)
         self._done.append((owner, name, old, new))
