@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cirron import errors, guard
+from cirron.hooks.patch import ImportWatch
 
 if TYPE_CHECKING:
     from cirron.record.hot import Span
@@ -95,7 +97,7 @@ class Hooks:
         self._snapshots = snapshots
         self._wanted = PRECEDENCE if frameworks is None else frameworks
         self._installed: list[Hook] = []
-        self._watch: Any = None
+        self._watch = ImportWatch()
         self._loggers: Any = None
 
     @property
@@ -111,13 +113,10 @@ class Hooks:
 
     def install(self) -> None:
         """Hooks each wanted framework as soon as the program has imported it."""
-        from cirron.hooks.patch import ImportWatch
-
-        self._watch = ImportWatch()
         through = {THROUGH.get(name, name) for name in self._wanted}
         for name, (module, *_) in HOOKS.items():
             if name in through:
-                self._watch.when_imported(module, lambda name=name: self._add(name))
+                self._watch.when_imported(module, partial(self._add, name))
         if self._settings.loggers:
             from cirron.hooks.loggers import LoggersHook
 
@@ -126,8 +125,7 @@ class Hooks:
 
     def uninstall(self) -> None:
         """Removes all hooks."""
-        if self._watch is not None:
-            self._watch.undo()
+        self._watch.undo()
         if self._loggers is not None:
             self._loggers.uninstall()
         while self._installed:
@@ -152,7 +150,7 @@ def check(frameworks: Any) -> tuple[str, ...] | None:
     """Checks the `frameworks=` setting; None means every framework that the program imports."""
     if frameworks is None:
         return None
-    if isinstance(frameworks, str) or not isinstance(frameworks, (list, tuple, set, frozenset)):
+    if not isinstance(frameworks, (list, tuple, set, frozenset)):
         raise errors.out_of_range(
             "frameworks", frameworks, "it must be a list of names, such as ['torch']"
         )
