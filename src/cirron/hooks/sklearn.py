@@ -18,7 +18,6 @@ import functools
 import inspect
 import itertools
 from _thread import get_ident
-from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +27,7 @@ from cirron.hooks.engine import around, scalar_of
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -144,7 +143,7 @@ def traced_class(kind: Any, step: str | None) -> type[Traced]:
         original = inspect.getattr_static(kind, name, None)
         if isinstance(original, FunctionType):
             method = boosters.traced_fit(kind, original) if name == "fit" else original
-            setattr(made, name, _traced_method(name, method, method, made))
+            setattr(made, name, _traced_method(name, method, made))
         elif _is_conditional(original):
             setattr(made, name, Conditional(name, original, made))
     if hasattr(kind, "_run_search"):
@@ -178,11 +177,12 @@ class Conditional:
     """A method that exists only if the original does."""
 
     def __init__(self, name: str, original: Any, kind: type[Traced]) -> None:
+        @functools.wraps(original)
         def call(estimator: Any, *args: Any, **kwargs: Any) -> Any:
             return original.__get__(estimator, type(estimator))(*args, **kwargs)
 
         self._original = original
-        self._traced = _traced_method(name, original, call, kind)
+        self._traced = _traced_method(name, call, kind)
 
     def __get__(self, estimator: Any, kind: type | None = None) -> Any:
         found = self._original.__get__(estimator, kind)
@@ -197,12 +197,10 @@ class Call(hot.Span):
     folds: Folds | None
 
 
-def _traced_method(
-    name: str, original: Any, method: Callable[..., Any], kind: type[Traced]
-) -> Callable[..., Any]:
+def _traced_method(name: str, method: Callable[..., Any], kind: type[Traced]) -> Any:
     attrs, parts = kind._cirron_attrs, kind._cirron_parts
 
-    @functools.wraps(original)
+    @functools.wraps(method)
     def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
         if hot.off:
             return method(self, *args, **kwargs)
@@ -242,22 +240,20 @@ def _mark(name: str, given: Any) -> None:
 # `kind` is passed to each, because another thread may have reset the object's class just now.
 
 
-@contextmanager
-def _plain(estimator: Any, kind: type[Traced]) -> Iterator[None]:
-    """Gives the estimator its original class back for a while.
+def _call_plain(estimator: Any, kind: type[Traced], function: Any, *args: Any) -> Any:
+    """Calls a function of the estimator, which has its original class meanwhile.
 
-    A call in another thread has no span meanwhile.
+    A call in another thread has no span in that time.
     """
     set_class(estimator, kind._cirron_plain)
     try:
-        yield
+        return function(estimator, *args)
     finally:
         set_class(estimator, kind)
 
 
 def _reduce(estimator: Any, kind: type[Traced], protocol: Any) -> Any:
-    with _plain(estimator, kind):
-        made = estimator.__reduce_ex__(protocol)
+    made = _call_plain(estimator, kind, kind._cirron_plain.__reduce_ex__, protocol)
     if isinstance(made, str):
         return made
     # A partial, because pickle requires the class passed to `__newobj__` to be the object's class.
@@ -265,8 +261,7 @@ def _reduce(estimator: Any, kind: type[Traced], protocol: Any) -> Any:
 
 
 def _copy(estimator: Any, kind: type[Traced], copier: Callable[..., Any], *memo: Any) -> Any:
-    with _plain(estimator, kind):
-        copied = copier(estimator, *memo)
+    copied = _call_plain(estimator, kind, copier, *memo)
     if type(copied) is kind._cirron_plain:
         set_class(copied, kind)
     return copied
@@ -332,7 +327,8 @@ def _traced_search(original: Callable[..., Any]) -> Callable[..., Any]:
                 count = _fold_count(self, evaluate_candidates)
                 call.folds = Folds(type(self.estimator), candidates, done, count)
             given = (candidates, *args)
-            results = around(call, evaluate_candidates, given, kwargs, _end_folds, _end_folds)
+            results = around(call.folds, evaluate_candidates, given, kwargs, Folds.end, Folds.end)
+            call.folds = None
             with guard.quiet("ci.wrap"):
                 _mark_scores(results, done)
             done += len(candidates)
@@ -341,12 +337,6 @@ def _traced_search(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, evaluate, **kwargs)
 
     return run_search
-
-
-def _end_folds(call: Call, error: BaseException | None = None) -> None:
-    if call.folds is not None:
-        call.folds.end(error)
-        call.folds = None
 
 
 def _fold_count(search: Any, evaluate_candidates: Any) -> int:

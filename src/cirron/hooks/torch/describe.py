@@ -82,12 +82,10 @@ class Descriptions:
     def put_model(
         self, model: Any, span: hot.Span | None = None, *, is_training: bool, is_running: bool
     ) -> None:
-        span = span or find_described()
-        if span is None:
-            return
-        done = self._models.setdefault(model, set())
-        if (is_training, is_running) not in done:
-            done.add((is_training, is_running))
+        span, key = span or find_described(), (is_training, is_running)
+        recorded = self._models.setdefault(model, set())
+        if span is not None and key not in recorded:
+            recorded.add(key)
             with guard.quiet("describing a model"):
                 # Autocast is on only while the model runs.
                 put(span, of_model(model) | (of_mode() if is_running else {}))
