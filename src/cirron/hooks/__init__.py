@@ -36,28 +36,19 @@ PRECEDENCE = (
 )
 
 
-# The hooks: the module that triggers the installation, the file and the class of the hook.
+# The hooks: the module that triggers the installation, the file and the class of the hook, and the
+# oldest supported release. An older one is not hooked, with a warning.
 HOOKS = {
-    "transformers": ("transformers.trainer", "cirron.hooks.transformers", "TransformersHook"),
-    "lightning": ("lightning.pytorch", "cirron.hooks.lightning", "LightningHook"),
-    "pytorch_lightning": ("pytorch_lightning", "cirron.hooks.lightning", "PytorchLightningHook"),
-    "keras": ("keras", "cirron.hooks.keras", "KerasHook"),
-    "torch": ("torch", "cirron.hooks.torch", "TorchHook"),
-    "jax": ("jax", "cirron.hooks.jax", "JaxHook"),
+    "transformers": ("transformers.trainer", ".transformers", "TransformersHook", (4, 57)),
+    "lightning": ("lightning.pytorch", ".lightning", "LightningHook", (2, 5)),
+    "pytorch_lightning": ("pytorch_lightning", ".lightning", "PytorchLightningHook", (2, 5)),
+    "keras": ("keras", ".keras", "KerasHook", (3, 12)),
+    "torch": ("torch", ".torch", "TorchHook", (2, 4)),
+    "jax": ("jax", ".jax", "JaxHook", (0, 6)),
 }
 
 # TensorFlow is hooked through Keras.
 THROUGH = {"tensorflow": "keras"}
-
-# The oldest supported releases. An older one is not hooked, with a warning.
-MINIMUM = {
-    "transformers": (4, 57),
-    "lightning": (2, 5),
-    "pytorch_lightning": (2, 5),
-    "keras": (3, 12),
-    "torch": (2, 4),
-    "jax": (0, 6),
-}
 
 
 class Snapshots(Protocol):
@@ -133,14 +124,14 @@ class Hooks:
                 self._installed.pop().uninstall()
 
     def _add(self, name: str) -> None:
-        _, file, kind = HOOKS[name]
+        _, file, kind, oldest = HOOKS[name]
         with guard.quiet("hooks"):
-            found, oldest = version(name), MINIMUM[name]
+            found = version(name)
             if found and found < oldest:
                 given, wanted = (".".join(map(str, release)) for release in (found, oldest))
                 guard.warn("%s %s is not hooked: cirron supports %s and newer", name, given, wanted)
                 return
-            hook_type = getattr(importlib.import_module(file), kind)
+            hook_type = getattr(importlib.import_module(file, __name__), kind)
             hook: Hook = hook_type(self._settings, self._snapshots)
             hook.install()
             self._installed.append(hook)

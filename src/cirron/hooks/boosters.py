@@ -45,9 +45,9 @@ def inner_classes(kind: Any) -> tuple[type, ...]:
     The subclass's `super().fit(...)` calls it. The subclass itself gets its arguments unchanged.
     """
     lightgbm = sys.modules.get("lightgbm")
-    for base in kind.__mro__:
-        fit = traced_fit(base, base.fit) if _is_a(base, lightgbm, "LGBMModel") else None
-        if fit is not None and fit is not base.fit:
+    for base in (one for one in kind.__mro__ if _is_a(one, lightgbm, "LGBMModel")):
+        fit = traced_fit(base, base.fit)
+        if fit is not base.fit:
             body = {"__slots__": (), "__module__": base.__module__, "fit": fit}
             return () if base is kind else (type(base)(base.__name__, (base,), body),)
     return ()
