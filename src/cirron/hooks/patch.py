@@ -75,8 +75,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
 
         Not only imports call this: `importlib.util.find_spec` tells whether a module is installed.
         """
-        search = (get_ident(), fullname)
-        if fullname not in self._wanted or search in self._searches:
+        if fullname not in self._wanted or (search := (get_ident(), fullname)) in self._searches:
             return None
         self._searches.add(search)
         try:

@@ -279,23 +279,23 @@ class Folds:
 
     def __init__(self, kind: type, candidates: list[Any], first: int, fold_count: int) -> None:
         self.kind = kind
-        self._coming = itertools.product(enumerate(candidates, first), range(fold_count))
+        self._coming: Any = itertools.product(enumerate(candidates, first), range(fold_count))
         self._open: list[hot.Span] = []  # the candidate and its fold
 
     def begin(self) -> None:
         following = next(self._coming, None)
-        if following is None:
+        if following is None:  # for example, the search fits its best candidate again
             return
         (number, parameters), fold = following
-        if fold:
+        while len(self._open) > bool(fold):  # the first fold also ends the candidate before
             hot.close(self._open.pop())
-        else:
-            self.end()
+        if not self._open:
             attrs = {name: _plain_value(given) for name, given in parameters.items()}
             self._open.append(hot.begin("candidate", number, attrs or None))
         self._open.append(hot.begin("fold", fold))
 
     def end(self, error: BaseException | None = None) -> None:
+        self._coming = iter(())
         while self._open:
             span = self._open.pop()
             if error is None:
@@ -328,7 +328,6 @@ def _traced_search(original: Callable[..., Any]) -> Callable[..., Any]:
                 call.folds = Folds(type(self.estimator), candidates, done, count)
             given = (candidates, *args)
             results = around(call.folds, evaluate_candidates, given, kwargs, Folds.end, Folds.end)
-            call.folds = None
             with guard.quiet("ci.wrap"):
                 _mark_scores(results, done)
             done += len(candidates)
