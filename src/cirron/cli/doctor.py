@@ -94,7 +94,7 @@ def frameworks(problems: list[Problem]) -> dict[str, str]:
             continue
         release = _version(package) or _version(f"{package}-cpu")
         found[name] = release or "?"
-        oldest = hooks.MINIMUM.get(name, ())
+        oldest = hooks.HOOKS[name][-1] if name in hooks.HOOKS else ()
         numbers = tuple(int(one) for one in (release or "").split(".")[:2] if one.isdecimal())
         if numbers and numbers < oldest:
             wanted = ".".join(map(str, oldest))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cirron import errors, guard
+from cirron.hooks.patch import ImportWatch
 
 if TYPE_CHECKING:
     from cirron.record.hot import Span
@@ -34,28 +36,19 @@ PRECEDENCE = (
 )
 
 
-# The hooks: the module that triggers the installation, the file and the class of the hook.
+# The hooks: the module that triggers the installation, the file and the class of the hook, and the
+# oldest supported release. An older one is not hooked, with a warning.
 HOOKS = {
-    "transformers": ("transformers.trainer", "cirron.hooks.transformers", "TransformersHook"),
-    "lightning": ("lightning.pytorch", "cirron.hooks.lightning", "LightningHook"),
-    "pytorch_lightning": ("pytorch_lightning", "cirron.hooks.lightning", "PytorchLightningHook"),
-    "keras": ("keras", "cirron.hooks.keras", "KerasHook"),
-    "torch": ("torch", "cirron.hooks.torch", "TorchHook"),
-    "jax": ("jax", "cirron.hooks.jax", "JaxHook"),
+    "transformers": ("transformers.trainer", ".transformers", "TransformersHook", (4, 57)),
+    "lightning": ("lightning.pytorch", ".lightning", "LightningHook", (2, 5)),
+    "pytorch_lightning": ("pytorch_lightning", ".lightning", "PytorchLightningHook", (2, 5)),
+    "keras": ("keras", ".keras", "KerasHook", (3, 12)),
+    "torch": ("torch", ".torch", "TorchHook", (2, 4)),
+    "jax": ("jax", ".jax", "JaxHook", (0, 6)),
 }
 
 # TensorFlow is hooked through Keras.
 THROUGH = {"tensorflow": "keras"}
-
-# The oldest supported releases. An older one is not hooked, with a warning.
-MINIMUM = {
-    "transformers": (4, 57),
-    "lightning": (2, 5),
-    "pytorch_lightning": (2, 5),
-    "keras": (3, 12),
-    "torch": (2, 4),
-    "jax": (0, 6),
-}
 
 
 class Snapshots(Protocol):
@@ -95,7 +88,7 @@ class Hooks:
         self._snapshots = snapshots
         self._wanted = PRECEDENCE if frameworks is None else frameworks
         self._installed: list[Hook] = []
-        self._watch: Any = None
+        self._watch = ImportWatch()
         self._loggers: Any = None
 
     @property
@@ -111,13 +104,10 @@ class Hooks:
 
     def install(self) -> None:
         """Hooks each wanted framework as soon as the program has imported it."""
-        from cirron.hooks.patch import ImportWatch
-
-        self._watch = ImportWatch()
         through = {THROUGH.get(name, name) for name in self._wanted}
         for name, (module, *_) in HOOKS.items():
             if name in through:
-                self._watch.when_imported(module, lambda name=name: self._add(name))
+                self._watch.when_imported(module, partial(self._add, name))
         if self._settings.loggers:
             from cirron.hooks.loggers import LoggersHook
 
@@ -126,8 +116,7 @@ class Hooks:
 
     def uninstall(self) -> None:
         """Removes all hooks."""
-        if self._watch is not None:
-            self._watch.undo()
+        self._watch.undo()
         if self._loggers is not None:
             self._loggers.uninstall()
         while self._installed:
@@ -135,14 +124,14 @@ class Hooks:
                 self._installed.pop().uninstall()
 
     def _add(self, name: str) -> None:
-        _, file, kind = HOOKS[name]
+        _, file, kind, oldest = HOOKS[name]
         with guard.quiet("hooks"):
-            found, oldest = version(name), MINIMUM[name]
+            found = version(name)
             if found and found < oldest:
                 given, wanted = (".".join(map(str, release)) for release in (found, oldest))
                 guard.warn("%s %s is not hooked: cirron supports %s and newer", name, given, wanted)
                 return
-            hook_type = getattr(importlib.import_module(file), kind)
+            hook_type = getattr(importlib.import_module(file, __name__), kind)
             hook: Hook = hook_type(self._settings, self._snapshots)
             hook.install()
             self._installed.append(hook)
@@ -152,7 +141,7 @@ def check(frameworks: Any) -> tuple[str, ...] | None:
     """Checks the `frameworks=` setting; None means every framework that the program imports."""
     if frameworks is None:
         return None
-    if isinstance(frameworks, str) or not isinstance(frameworks, (list, tuple, set, frozenset)):
+    if not isinstance(frameworks, (list, tuple, set, frozenset)):
         raise errors.out_of_range(
             "frameworks", frameworks, "it must be a list of names, such as ['torch']"
         )

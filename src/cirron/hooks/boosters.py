@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 from cirron import guard
 from cirron.hooks.engine import STEPS, Training, around
 from cirron.record import hot
+from cirron.record.wrap import in_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     Metrics = Iterable[tuple[str, Any]]
-
-LIBRARIES = ("xgboost", "lightgbm")
-FUNCTIONS = ("train", "cv")
 
 
 def traced_fit(kind: type, fit: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,9 +45,9 @@ def inner_classes(kind: Any) -> tuple[type, ...]:
     The subclass's `super().fit(...)` calls it. The subclass itself gets its arguments unchanged.
     """
     lightgbm = sys.modules.get("lightgbm")
-    for base in kind.__mro__:
-        fit = traced_fit(base, base.fit) if _is_a(base, lightgbm, "LGBMModel") else None
-        if fit is not None and fit is not base.fit:
+    for base in (one for one in kind.__mro__ if _is_a(one, lightgbm, "LGBMModel")):
+        fit = traced_fit(base, base.fit)
+        if fit is not base.fit:
             body = {"__slots__": (), "__module__": base.__module__, "fit": fit}
             return () if base is kind else (type(base)(base.__name__, (base,), body),)
     return ()
@@ -58,19 +56,12 @@ def inner_classes(kind: Any) -> tuple[type, ...]:
 def traced_function(function: Any) -> Any:
     """`train` and `cv` of these libraries inside a span; any other function unchanged."""
     library = (function.__module__ or "").partition(".")[0]
-    name: str = function.__name__
-    module: Any = sys.modules.get(library)
-    is_known = library in LIBRARIES and name in FUNCTIONS
-    if not is_known or getattr(module, name) is not function:
+    name, module = function.__name__, sys.modules.get(library)
+    is_theirs = library in CALLBACKS and name in ("train", "cv")
+    if not is_theirs or getattr(module, name) is not function:
         return function
-    trained = _with_argument(function, _of_xgboost if library == "xgboost" else _of_lightgbm)
-
-    @functools.wraps(function)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        with hot.scope(name, library=library):
-            return trained(*args, **kwargs)
-
-    return traced
+    trained = _with_argument(function, CALLBACKS[library])
+    return in_scope(trained, lambda: hot.scope(name, library=library))
 
 
 def _is_a(kind: type, module: Any, *names: str) -> bool:
@@ -122,9 +113,14 @@ class Rounds(Training):
         self.makes_steps = STEPS.isdisjoint(hot.open_names())  # else the program has opened one
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Calls the function that trains."""
+        """Calls the function that trains, and marks what early stopping has found."""
         model = around(self, function, args, kwargs, Rounds.end, Rounds.end)
-        self.mark_best(model)
+        with guard.quiet("boosting rounds"):
+            for name in ("best_iteration", "best_score"):
+                best = getattr(model, name, getattr(model, f"{name}_", None))
+                # LightGBM counts from 1 (0: no early stopping), and its scores are a dict.
+                if isinstance(best, (int, float)) and not (best == 0 and _is_lightgbm(model)):
+                    hot.mark(name, best, "summary")
         return model
 
     def begin_round(self, index: int) -> None:
@@ -144,15 +140,6 @@ class Rounds(Training):
         with guard.quiet("boosting rounds"):
             super().end(error)
 
-    def mark_best(self, model: Any) -> None:
-        """Marks the result of early stopping, if the model has one."""
-        with guard.quiet("boosting rounds"):
-            for name in ("best_iteration", "best_score"):
-                best = getattr(model, name, getattr(model, f"{name}_", None))
-                # LightGBM counts from 1 (0: no early stopping), and its scores are a dict.
-                if isinstance(best, (int, float)) and not (best == 0 and _is_lightgbm(model)):
-                    hot.mark(name, best, "summary")
-
 
 def _is_lightgbm(model: Any) -> bool:
     return any(kind.__module__.startswith("lightgbm.") for kind in type(model).__mro__)
@@ -163,23 +150,23 @@ def _is_lightgbm(model: Any) -> bool:
 
 def _of_xgboost(rounds: Rounds) -> list[Any]:
     """Goes first in the list: XGBoost calls no further callback after one that stops training."""
+    base: Any = sys.modules["xgboost"].callback.TrainingCallback
 
-    def before_iteration(self: Any, model: Any, epoch: int, evals_log: Any) -> bool:
-        rounds.begin_round(epoch)
-        return False
+    class Callback(base):  # type: ignore[misc]
+        def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+            rounds.begin_round(epoch)
+            return False
 
-    def after_iteration(self: Any, model: Any, epoch: int, evals_log: Any) -> bool:
-        rounds.end_round(
-            # `cv` has a tuple: mean and standard deviation
-            (f"{dataset}-{metric}", values[-1][0] if isinstance(values[-1], tuple) else values[-1])
-            for dataset, metrics in evals_log.items()
-            for metric, values in metrics.items()
-        )
-        return False
+        def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+            rounds.end_round(
+                # `cv` has a tuple: mean and standard deviation
+                (f"{dataset}-{metric}", found[-1][0] if isinstance(found[-1], tuple) else found[-1])
+                for dataset, metrics in evals_log.items()
+                for metric, found in metrics.items()
+            )
+            return False
 
-    base = sys.modules["xgboost"].callback.TrainingCallback
-    body = {"before_iteration": before_iteration, "after_iteration": after_iteration}
-    return [type("Rounds", (base,), body)()]
+    return [Callback()]
 
 
 def _of_lightgbm(rounds: Rounds) -> list[Any]:
@@ -194,3 +181,6 @@ def _of_lightgbm(rounds: Rounds) -> list[Any]:
     begin.before_iteration, begin.order = True, -math.inf  # type: ignore[attr-defined]
     end.order = 29  # type: ignore[attr-defined]  # before early stopping, which is 30 and raises
     return [begin, end]
+
+
+CALLBACKS = {"xgboost": _of_xgboost, "lightgbm": _of_lightgbm}

@@ -10,10 +10,10 @@ Runs on the user's threads. No logger is imported here: each is hooked when the 
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from _thread import _local, get_ident
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron import guard
@@ -75,7 +75,7 @@ class LoggersHook(Wrapper):
 
     def _replace(self) -> None:
         for logger in LOGGERS:
-            self._watch.when_imported(logger.module, functools.partial(self._add, logger))
+            self._watch.when_imported(logger.module, partial(self._add, logger))
 
     def uninstall(self) -> None:
         super().uninstall()
@@ -88,37 +88,34 @@ class LoggersHook(Wrapper):
             if kind is None:  # another release
                 return
             for name, parameters in logger.methods.items():
-                definer = next((one for one in kind.__mro__ if name in one.__dict__), None)
-                # `wandb.log` is a bound method of the current run, taken before our patch.
-                bound = module.__dict__.get(name)
+                definer = next((one for one in kind.__mro__ if name in vars(one)), None)
                 if definer is not None:
-                    self._wrap(definer, name, functools.partial(self._log, logger, parameters, 1))
-                if isinstance(getattr(bound, "__self__", None), kind):
-                    self._wrap(module, name, functools.partial(self._log, logger, parameters, 0))
+                    self._wrap(definer, name, partial(self._log, logger.name, f"self {parameters}"))
+                # `wandb.log` is a bound method of the current run, taken before our patch.
+                if isinstance(getattr(vars(module).get(name), "__self__", None), kind):
+                    self._wrap(module, name, partial(self._log, logger.name, parameters))
             hot.keep_names(True)
 
-    def _log(self, logger: Logger, parameters: str, first: int, call: Call) -> Any:
-        """Calls the logger. `first`: of its arguments, after `self`."""
+    def _log(self, logger: str, parameters: str, call: Call) -> Any:
         this_thread = self._this_thread
         if this_thread.is_logging or hot.off:
             return call()
         this_thread.is_logging = True
         try:
-            given = parameters, call.args[first:], call.keywords
-            self._tell(self._mark, sys._getframe(2), logger.name, *given)
+            self._tell(self._mark, sys._getframe(2), logger, parameters, call)
             began = hot.now()
             result = call()
             if (ended := hot.now()) - began >= LONG_NS:
-                self._tell(add_span, logger.name, began, ended)
+                self._tell(add_span, logger, began, ended)
             return result
         finally:
             this_thread.is_logging = False
 
-    def _mark(self, caller: FrameType, logger: str, *given: Any) -> None:
+    def _mark(self, caller: FrameType, logger: str, parameters: str, call: Call) -> None:
         if is_passed_on(caller, self._hooks.installed):
             return
         try:
-            found = read(*given)
+            found = read(parameters, call.args, call.keywords)
         except AttributeError:  # the logger will raise this too
             return
         span = hot.innermost()

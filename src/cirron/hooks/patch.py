@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _ABSENT = object()
-_PRESENT = object()
 
 
 class Patches:
@@ -28,9 +27,9 @@ class Patches:
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any]] = []
 
-    def set(self, owner: Any, name: str, new: Any, old: Any = _PRESENT) -> None:
+    def set(self, owner: Any, name: str, new: Any, old: Any = None) -> None:
         """Replaces an attribute of a class or a module. `old`: restored instead of the present."""
-        if old is _PRESENT:
+        if old is None:
             old = owner.__dict__.get(name, _ABSENT)
         setattr(owner, name, new)
         self._done.append((owner, name, old, new))
@@ -76,25 +75,19 @@ class ImportWatch(importlib.abc.MetaPathFinder):
 
         Not only imports call this: `importlib.util.find_spec` tells whether a module is installed.
         """
-        if fullname not in self._wanted:
-            return None
-        search = (get_ident(), fullname)
-        if search in self._searches:  # another finder has called us back
+        if fullname not in self._wanted or (search := (get_ident(), fullname)) in self._searches:
             return None
         self._searches.add(search)
         try:
-            for finder in list(sys.meta_path):
-                find = getattr(finder, "find_spec", None)
-                spec: ModuleSpec | None = (
-                    None if finder is self or find is None else find(fullname, path, target)
-                )
-                if spec is not None:
-                    if spec.loader is not None:
-                        spec.loader = _Then(spec.loader, lambda: self._was_imported(fullname))
-                    return spec
+            # The other finders may call this one, as does the list: it finds nothing meanwhile.
+            finds = [getattr(finder, "find_spec", None) for finder in sys.meta_path]
+            specs = (find(fullname, path, target) for find in finds if find is not None)
+            spec: ModuleSpec | None = next((one for one in specs if one is not None), None)
         finally:
             self._searches.discard(search)
-        return None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Then(spec.loader, lambda: self._was_imported(fullname))
+        return spec
 
     def _was_imported(self, module: str) -> None:
         # Comet puts a finder of its own first, and that finder asks no others for the frameworks.

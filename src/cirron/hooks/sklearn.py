@@ -16,8 +16,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import itertools
 from _thread import get_ident
-from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +27,7 @@ from cirron.hooks.engine import around, scalar_of
 from cirron.record import hot, value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def trace(estimator: Any, step: str | None) -> None:
     """Gives an estimator its traced class, unless it has one. Ignores other objects."""
     kind: Any = type(estimator)
     if issubclass(kind, Traced):
-        if step is None or step == kind._cirron_step:
+        if step is None or step == kind._cirron_attrs.get("step"):
             return
         kind = kind._cirron_plain
     elif not (callable(getattr(kind, "fit", None)) and callable(getattr(kind, "get_params", None))):
@@ -116,7 +116,7 @@ class Traced:
 
     __slots__ = ()
     _cirron_plain: type
-    _cirron_step: str | None
+    _cirron_attrs: dict[str, str]  # of its spans
     _cirron_parts: tuple[str, ...]
 
 
@@ -129,7 +129,7 @@ def traced_class(kind: Any, step: str | None) -> type[Traced]:
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
         "_cirron_plain": kind,
-        "_cirron_step": step,
+        "_cirron_attrs": {"estimator": kind.__name__} | ({} if step is None else {"step": step}),
         "_cirron_parts": _parts_of(kind),
     }
     bases = (kind, *boosters.inner_classes(kind), Traced)
@@ -139,20 +139,18 @@ def traced_class(kind: Any, step: str | None) -> type[Traced]:
     for name in set(vars(made)) - set(body):
         if not name.startswith(("__", "_abc_")):
             delattr(made, name)
-    attrs = {"estimator": kind.__name__} | ({} if step is None else {"step": step})
-    parts: tuple[str, ...] = body["_cirron_parts"]
     for name in METHODS:
         original = inspect.getattr_static(kind, name, None)
         if isinstance(original, FunctionType):
-            if name == "fit":
-                original = boosters.traced_fit(kind, original)
-            setattr(made, name, _traced_method(name, original, original, attrs, parts))
+            method = boosters.traced_fit(kind, original) if name == "fit" else original
+            setattr(made, name, _traced_method(name, method, made))
         elif _is_conditional(original):
-            setattr(made, name, Conditional(name, original, attrs, parts))
+            setattr(made, name, Conditional(name, original, made))
     if hasattr(kind, "_run_search"):
         made._run_search = _traced_search(kind._run_search)
-    for name, function in SAVING.items():
-        setattr(made, name, functools.partialmethod(function, made))
+    made.__reduce_ex__ = functools.partialmethod(_reduce, made)
+    made.__copy__ = functools.partialmethod(_copy, made, copy.copy)
+    made.__deepcopy__ = functools.partialmethod(_copy, made, copy.deepcopy)
     traced: type[Traced] = made
     return traced
 
@@ -178,14 +176,13 @@ def _is_conditional(original: Any) -> bool:
 class Conditional:
     """A method that exists only if the original does."""
 
-    def __init__(
-        self, name: str, original: Any, attrs: dict[str, str], parts: tuple[str, ...]
-    ) -> None:
+    def __init__(self, name: str, original: Any, kind: type[Traced]) -> None:
+        @functools.wraps(original)
         def call(estimator: Any, *args: Any, **kwargs: Any) -> Any:
             return original.__get__(estimator, type(estimator))(*args, **kwargs)
 
         self._original = original
-        self._traced = _traced_method(name, original, call, attrs, parts)
+        self._traced = _traced_method(name, call, kind)
 
     def __get__(self, estimator: Any, kind: type | None = None) -> Any:
         found = self._original.__get__(estimator, kind)
@@ -200,14 +197,10 @@ class Call(hot.Span):
     folds: Folds | None
 
 
-def _traced_method(
-    name: str,
-    original: Any,
-    method: Callable[..., Any],
-    attrs: dict[str, str],
-    parts: tuple[str, ...],
-) -> Callable[..., Any]:
-    @functools.wraps(original)
+def _traced_method(name: str, method: Callable[..., Any], kind: type[Traced]) -> Any:
+    attrs, parts = kind._cirron_attrs, kind._cirron_parts
+
+    @functools.wraps(method)
     def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
         if hot.off:
             return method(self, *args, **kwargs)
@@ -244,40 +237,34 @@ def _mark(name: str, given: Any) -> None:
 
 
 # -- copies ------------------------------------------------------------------------------------
+# `kind` is passed to each, because another thread may have reset the object's class just now.
 
 
-@contextmanager
-def _plain(estimator: Any, kind: type[Traced]) -> Iterator[None]:
-    """Gives the estimator its original class back for a while.
+def _call_plain(estimator: Any, kind: type[Traced], function: Any, *args: Any) -> Any:
+    """Calls a function of the estimator, which has its original class meanwhile.
 
-    A call in another thread has no span meanwhile.
+    A call in another thread has no span in that time.
     """
     set_class(estimator, kind._cirron_plain)
     try:
-        yield
+        return function(estimator, *args)
     finally:
         set_class(estimator, kind)
 
 
 def _reduce(estimator: Any, kind: type[Traced], protocol: Any) -> Any:
-    with _plain(estimator, kind):
-        made = estimator.__reduce_ex__(protocol)
+    made = _call_plain(estimator, kind, kind._cirron_plain.__reduce_ex__, protocol)
     if isinstance(made, str):
         return made
     # A partial, because pickle requires the class passed to `__newobj__` to be the object's class.
     return functools.partial(made[0]), *made[1:]
 
 
-def _copy(estimator: Any, kind: type[Traced], *memo: Any) -> Any:
-    with _plain(estimator, kind):
-        copied = copy.deepcopy(estimator, *memo) if memo else copy.copy(estimator)
+def _copy(estimator: Any, kind: type[Traced], copier: Callable[..., Any], *memo: Any) -> Any:
+    copied = _call_plain(estimator, kind, copier, *memo)
     if type(copied) is kind._cirron_plain:
         set_class(copied, kind)
     return copied
-
-
-# The traced class is passed to each: another thread may have reset the object's class just now.
-SAVING = {"__reduce_ex__": _reduce, "__copy__": _copy, "__deepcopy__": _copy}
 
 
 # -- searches ----------------------------------------------------------------------------------
@@ -292,33 +279,29 @@ class Folds:
 
     def __init__(self, kind: type, candidates: list[Any], first: int, fold_count: int) -> None:
         self.kind = kind
-        self._candidates = candidates
-        self._first = first
-        self._fold_count = fold_count
-        self._count = 0
-        self._candidate: hot.Span | None = None
-        self._fold: hot.Span | None = None
+        self._coming: Any = itertools.product(enumerate(candidates, first), range(fold_count))
+        self._open: list[hot.Span] = []  # the candidate and its fold
 
     def begin(self) -> None:
-        number, fold = divmod(self._count, self._fold_count)
-        if number >= len(self._candidates):
+        following = next(self._coming, None)
+        if following is None:  # for example, the search fits its best candidate again
             return
-        self._count += 1
-        if fold == 0:
-            self.end()
-            attrs = {name: _plain_value(given) for name, given in self._candidates[number].items()}
-            self._candidate = hot.begin("candidate", self._first + number, attrs or None)
-        elif self._fold is not None:
-            hot.close(self._fold)
-        self._fold = hot.begin("fold", fold)
+        (number, parameters), fold = following
+        while len(self._open) > bool(fold):  # the first fold also ends the candidate before
+            hot.close(self._open.pop())
+        if not self._open:
+            attrs = {name: _plain_value(given) for name, given in parameters.items()}
+            self._open.append(hot.begin("candidate", number, attrs or None))
+        self._open.append(hot.begin("fold", fold))
 
     def end(self, error: BaseException | None = None) -> None:
-        for span in (self._fold, self._candidate):
-            if span is not None and error is not None:
-                hot.fail(span, error)
-            elif span is not None:
+        self._coming = iter(())
+        while self._open:
+            span = self._open.pop()
+            if error is None:
                 hot.close(span)
-        self._fold = self._candidate = None
+            else:
+                hot.fail(span, error)
 
 
 def _begin_fold(estimator: Any, above: hot.Span) -> None:
@@ -344,7 +327,7 @@ def _traced_search(original: Callable[..., Any]) -> Callable[..., Any]:
                 count = _fold_count(self, evaluate_candidates)
                 call.folds = Folds(type(self.estimator), candidates, done, count)
             given = (candidates, *args)
-            results = around(call, evaluate_candidates, given, kwargs, _end_folds, _end_folds)
+            results = around(call.folds, evaluate_candidates, given, kwargs, Folds.end, Folds.end)
             with guard.quiet("ci.wrap"):
                 _mark_scores(results, done)
             done += len(candidates)
@@ -353,12 +336,6 @@ def _traced_search(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, evaluate, **kwargs)
 
     return run_search
-
-
-def _end_folds(call: Call, error: BaseException | None = None) -> None:
-    if call.folds is not None:
-        call.folds.end(error)
-        call.folds = None
 
 
 def _fold_count(search: Any, evaluate_candidates: Any) -> int:

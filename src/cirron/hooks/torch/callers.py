@@ -14,6 +14,7 @@ import os
 import sys
 from dis import opmap
 from inspect import CO_GENERATOR
+from traceback import walk_stack, walk_tb
 from types import FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -147,10 +148,7 @@ def error_that_left(frame: FrameType) -> str | None:
 def has_passed(error: BaseException, frame: FrameType) -> bool:
     trace = error.__traceback__
     if ADDS_FRAMES_LATE:
-        above: FrameType | None = frame if trace is None else trace.tb_frame
-        while above is not None and above is not frame:
-            above = above.f_back
-        return above is frame
-    while trace is not None and trace.tb_frame is not frame:
-        trace = trace.tb_next
-    return trace is not None
+        frames = walk_stack(frame if trace is None else trace.tb_frame)
+    else:
+        frames = walk_tb(trace)
+    return any(one is frame for one, _ in frames)

@@ -33,7 +33,9 @@ class Compiling:
         go_straight = partial(go_straight_to_forward, patches, original)
         watch.when_imported("torch._dynamo.callback", self._add_callbacks)
         watch.when_imported("torch._dynamo.variables.nn_module", go_straight)
-        watch.when_imported("torch._dynamo.config", skip_marks)
+        # Compiled code has no value to mark, and a call of `ci.mark` would break the graph, or fail
+        # with `fullgraph=True`.
+        watch.when_imported("torch._dynamo.config", lambda: ignored_functions().add(hot.mark))
 
     def _add_callbacks(self) -> None:
         handler = sys.modules["torch._dynamo.callback"].callback_handler
@@ -43,13 +45,9 @@ class Compiling:
     def uninstall(self) -> None:
         ignored_functions().discard(hot.mark)
         module = sys.modules.get("torch._dynamo.callback")
-        if module is None:
-            return
-        handler = module.callback_handler
-        if self._before in handler.start_callbacks:
-            handler.remove_start_callback(self._before)
-        if self._after in handler.end_callbacks:
-            handler.remove_end_callback(self._after)
+        if module is not None and self._before in module.callback_handler.start_callbacks:
+            module.callback_handler.remove_start_callback(self._before)
+            module.callback_handler.remove_end_callback(self._after)
 
     def _before(self, *_: Any) -> None:
         with guard.quiet("torch compile"):
@@ -73,18 +71,10 @@ def go_straight_to_forward(patches: Patches, original: Any) -> None:
         patches.set(module, name, ours, original)
 
 
-def skip_marks() -> None:
-    """Makes Dynamo skip `ci.mark`: compiled code has no value to mark, and a call into Python would
-    break the graph, or fail with `fullgraph=True`.
-    """
-    ignored_functions().add(hot.mark)
-
-
 def ignored_functions() -> set[Any]:
     """The functions that Dynamo skips. Some releases of torch have no such list."""
-    config = sys.modules.get("torch._dynamo.config")
-    found: set[Any] = getattr(config, "ignore_logging_functions", set())
-    return found
+    config: Any = sys.modules.get("torch._dynamo.config")
+    return getattr(config, "ignore_logging_functions", set())
 
 
 def run_uncompiled(function: Any, *, with_callees: bool) -> None:

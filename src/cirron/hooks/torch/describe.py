@@ -1,8 +1,8 @@
 """Settings that explain speed: of the loader, the model, and autocast.
 
-`Descriptions` writes each of them to one span. The functions that collect them do not raise, wait
-for a device, or run slow code of the program: they read a model through its dicts, and ask a data
-set for its length only if a library defines `__len__`. Unknown values are None.
+`Descriptions` writes each of them to one span. Collecting them does not wait for a device, or run
+slow code of the program: models are read through their dicts, and a data set is asked for its
+length only if a library defines `__len__`. Unknown values are None.
 
 Runs on the user's threads. Loaded once the program has imported torch.
 """
@@ -59,7 +59,9 @@ class Descriptions:
 
     def add_iterator(self, loader: Any, iterator: Any) -> None:
         if loader not in self._settings:
-            self._settings[loader] = of_loader(loader)
+            self._settings[loader] = {}
+            with guard.quiet("describing a loader"):
+                self._settings[loader] = of_loader(loader)
         self._settings[iterator] = self._settings[loader]
 
     def of_loader(self, iterator: Any) -> dict[str, Any] | None:
@@ -80,14 +82,13 @@ class Descriptions:
     def put_model(
         self, model: Any, span: hot.Span | None = None, *, is_training: bool, is_running: bool
     ) -> None:
-        span = span or find_described()
-        if span is None:
-            return
-        done = self._models.setdefault(model, set())
-        if (is_training, is_running) not in done:
-            done.add((is_training, is_running))
-            # Autocast is on only while the model runs.
-            put(span, of_model(model) | (of_mode() if is_running else {}))
+        span, key = span or find_described(), (is_training, is_running)
+        recorded = self._models.setdefault(model, set())
+        if span is not None and key not in recorded:
+            recorded.add(key)
+            with guard.quiet("describing a model"):
+                # Autocast is on only while the model runs.
+                put(span, of_model(model) | (of_mode() if is_running else {}))
 
 
 def put(span: hot.Span, settings: dict[str, Any]) -> None:
@@ -102,61 +103,52 @@ def find_described() -> hot.Span | None:
 
 def of_loader(loader: Any) -> dict[str, Any]:
     """The arguments of a DataLoader."""
-    with guard.quiet("describing a loader"):
-        dataset, batches = read(loader, "dataset"), read(loader, "batch_sampler")
-        size = read(loader, "batch_size")
-        # With the program's batch sampler, the arguments of the loader are unused defaults.
-        batching = loader if size is not None or batches is None else batches
-        inner = read(batches, "sampler")
-        sampler = read(loader, "sampler")
-        is_stream = isinstance(dataset, IterableDataset)
-        length = None if is_stream else quick_length(loader, dataset, sampler, batches, inner)
-        if type(batches) is BatchSampler:
-            sampler = inner
-        elif batches is not None:
-            sampler = batches  # a class of the program
-        found = {
-            "loader_workers": read(loader, "num_workers"),
-            "loader_pin_memory": read(loader, "pin_memory"),
-            "loader_prefetch_factor": read(loader, "prefetch_factor"),
-            "loader_persistent_workers": read(loader, "persistent_workers"),
-            "loader_batch_size": read(batching, "batch_size"),
-            "loader_drop_last": read(batching, "drop_last"),
-            "loader_sampler": None if is_stream else name_of(sampler),
-            "loader_dataset": name_of(dataset),
-            "loader_batches": length,
-        }
-        return {
-            name: given if isinstance(given, (str, int)) else None for name, given in found.items()
-        }
-    return {}
+    dataset, batches = read(loader, "dataset"), read(loader, "batch_sampler")
+    size = read(loader, "batch_size")
+    # With the program's batch sampler, the arguments of the loader are unused defaults.
+    batching = loader if size is not None or batches is None else batches
+    inner = read(batches, "sampler")
+    sampler = read(loader, "sampler")
+    is_stream = isinstance(dataset, IterableDataset)
+    length = None if is_stream else quick_length(loader, dataset, sampler, batches, inner)
+    if type(batches) is BatchSampler:
+        sampler = inner
+    elif batches is not None:
+        sampler = batches  # a class of the program
+    found = {
+        "loader_workers": read(loader, "num_workers"),
+        "loader_pin_memory": read(loader, "pin_memory"),
+        "loader_prefetch_factor": read(loader, "prefetch_factor"),
+        "loader_persistent_workers": read(loader, "persistent_workers"),
+        "loader_batch_size": read(batching, "batch_size"),
+        "loader_drop_last": read(batching, "drop_last"),
+        "loader_sampler": None if is_stream else name_of(sampler),
+        "loader_dataset": name_of(dataset),
+        "loader_batches": length,
+    }
+    return {name: given if isinstance(given, (str, int)) else None for name, given in found.items()}
 
 
 def of_model(model: Any) -> dict[str, Any]:
     """The class, size and strategy of a model. With FSDP1, the size is that of this rank."""
-    found: dict[str, Any] = {}
-    with guard.quiet("describing a model"):
-        inner, strategies, is_compiled = unwrap(model)
-        found = {
-            "model_class": inner.__class__.__name__,
-            **count(inner),
-            "model_compiled": is_compiled,
-            "model_threads": torch.get_num_threads(),
-            "model_strategy": "+".join(strategies) or None,
-        }
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            found["world_size"] = distributed.get_world_size()
+    inner, strategies, is_compiled = unwrap(model)
+    found = {
+        "model_class": inner.__class__.__name__,
+        **count(inner),
+        "model_compiled": is_compiled,
+        "model_threads": torch.get_num_threads(),
+        "model_strategy": "+".join(strategies) or None,
+    }
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        found["world_size"] = distributed.get_world_size()
     return found
 
 
 def of_mode() -> dict[str, Any]:
     """The dtype of autocast; None: it is off."""
-    found: dict[str, Any] = {}
-    with guard.quiet("describing the precision"):
-        on = [device for device in DEVICES if torch.is_autocast_enabled(device)]
-        found["autocast"] = short(torch.get_autocast_dtype(on[0])) if on else None
-    return found
+    on = next((device for device in DEVICES if torch.is_autocast_enabled(device)), None)
+    return {"autocast": None if on is None else short(torch.get_autocast_dtype(on))}
 
 
 # -- loaders -------------------------------------------------------------------------------------
@@ -228,14 +220,13 @@ def field(module: Any, name: str) -> Any:
 
 def modules_of(model: Any) -> Iterator[Any]:
     """The model and all its submodules, each once."""
-    seen, waiting = {id(model)}, [model]
+    seen, waiting = set(), [model]
     while waiting:
         module = waiting.pop()
-        yield module
-        for inner in list((field(module, "_modules") or {}).values()):
-            if inner is not None and id(inner) not in seen:
-                seen.add(id(inner))
-                waiting.append(inner)
+        if module is not None and id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            waiting.extend((field(module, "_modules") or {}).values())
 
 
 def count(model: Any) -> dict[str, Any]:

@@ -318,11 +318,9 @@ class GpuClock:
         if place is None or not self._has_stats:
             return
         try:
-            peak = self._cuda.peak_bytes(place.device)
+            span.set(memory_peak_bytes=self._cuda.peak_bytes(place.device))
         except Exception:  # noqa: BLE001  protects the span from an allocator without statistics
             self._has_stats = False
-        else:
-            span.set(memory_peak_bytes=peak)
 
     # -- on a background thread, or the one of `ci.trace()` ---------------------------------
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from cirron.hooks.patch import ImportWatch, Patches
     from cirron.hooks.torch.loops import Loops
-    from cirron.hooks.torch.passes import Lane
 
 # A module, the places of its functions ("" is the module itself), and their names.
 SAVERS = (
@@ -49,15 +48,15 @@ def install(watch: ImportWatch, patches: Patches, loops: Loops) -> None:
 def add(
     patches: Patches, loops: Loops, module: str, places: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
-    made: dict[Any, Any] = {}  # one wrapper for both places, because pickle compares them
+    # One wrapper for both places, because pickle compares them.
+    wrapper_of = functools.cache(functools.partial(wrap, loops))
     for place in places:
         owner: Any = sys.modules[module]
         owner = getattr(owner, place, None) if place else owner
         for name in names:
             original = getattr(owner, name, None)
             if original is not None:  # some releases lack it
-                made[original] = made.get(original) or wrap(loops, original)
-                patches.set(owner, name, made[original])
+                patches.set(owner, name, wrapper_of(original))
 
 
 def wrap(loops: Loops, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,19 +66,20 @@ def wrap(loops: Loops, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
-        span, lane = None, loops.this_thread.find()
+        span = None
         # Pickling a tensor saves its storage.
         if loops.is_on and not (args and isinstance(args[0], STORAGES)):
             with guard.quiet("torch save"):
-                span = begin(loops, lane)
+                span = begin(loops)
         return engine.around(span, original, args, kwargs, end)
 
     run_uncompiled(save, with_callees=False)
     return save
 
 
-def begin(loops: Loops, lane: Lane) -> hot.Span | None:
+def begin(loops: Loops) -> hot.Span | None:
     """Returns None if this call is part of a fetch, a forward, or another checkpoint."""
+    lane = loops.this_thread.find()
     if lane.loading or lane.is_inside or "checkpoint" in hot.open_names():
         return None
     if lane.model is None and get_ident() != threading.main_thread().ident:
