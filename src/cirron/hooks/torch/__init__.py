@@ -249,7 +249,8 @@ class TorchHook:
             self._loops.saw_work(lane, is_evaluating=is_evaluating, is_in_train=is_in_train)
         if lane.main is None and not lane.has_used_pass:
             lane.free.before_forward(model, is_in_train=is_in_train)
-        if lane.described is not model:
+        # `torch.jit.trace` notes each question about a tensor.
+        if lane.described is not model and torch._C._get_tracing_state() is None:
             # Without gradients, the settings of its training are still to be recorded; and those of
             # items that were fetched with `next()`, once it is trained with them.
             has_grad = torch.is_grad_enabled()
