@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -165,6 +166,51 @@ def test_manual_optimization(lightning: Any, traced: Traced) -> None:
 
     two = f"data_load forward:train backward {STEP}"
     assert f"data_setup {epoch(0, step(0, two), step(1, two))}" == traced()
+
+
+def test_manual_optimization_that_is_chosen_late(lightning: Any, traced: Traced) -> None:
+    """A module may still decide in its hooks at the start that it steps its optimizer itself."""
+
+    def choose(module: Any) -> None:
+        module.automatic_optimization = False
+        module.own = module.configure_optimizers()
+
+    def training_step(module: Any, batch: Any, batch_idx: int) -> None:
+        module.loss(batch).backward()
+        module.own.step()
+
+    module = new_module(lightning, on_train_epoch_start=choose, training_step=training_step)
+    new_trainer(lightning).fit(module, rows(8))
+
+    assert TWO_EPOCHS == traced()
+
+
+def test_optimizers_of_other_fits_end_no_manual_step(lightning: Any, traced: Traced) -> None:
+    """With manual optimization, only the optimizers of the fit itself end its steps: not those of
+    a fit inside it, and not those of one in another thread.
+    """
+
+    def fit_another() -> None:
+        new_trainer(lightning, max_epochs=1).fit(new_module(lightning), rows(2))
+
+    def training_step(module: Any, batch: Any, batch_idx: int) -> None:
+        module.manual_backward(module.loss(batch))
+        if batch_idx == 0:
+            fit_another()
+            thread = threading.Thread(target=fit_another)
+            thread.start()
+            thread.join()
+        if batch_idx % 2:
+            module.optimizers().step()
+
+    module = new_module(lightning, training_step=training_step)
+    module.automatic_optimization = False
+    new_trainer(lightning, max_epochs=1).fit(module, rows(8))
+
+    one = f"fit(data_setup {step(0)})"
+    two = "data_load forward:train backward"
+    steps = step(0, f"{two} {one} {STEP}"), step(1, f"{two} {STEP}")
+    assert f"data_setup {epoch(0, *steps)} data_setup {epoch(0, step(0))}" == traced()
 
 
 def test_optimizer_that_lightning_does_not_count(lightning: Any, traced: Traced) -> None:
