@@ -389,8 +389,8 @@ class Training:
             self.step.set(**attrs)
 
     def skip_step(self) -> None:
-        """The step is skipped, whether it has begun or not."""
-        self._has_begun = False
+        """The step is skipped, whether it has begun or not, unless it is done."""
+        self._has_begun = self._is_done
 
     def end_step(self) -> None:
         step, self.step = self.step, None

@@ -175,7 +175,9 @@ class LightningHook(Wrapper):
 def begin_again(span: Any, phase: Any, kind: Any) -> None:
     """Begins the step of an optimizer, or the phase of a step, once more."""
     if phase is not None:
-        span.phase, span.phase_kind = (*phase[:3], hot.now()), kind
+        is_noted = getattr(span, "noted", 0) == phase[0]  # its records may not begin before it
+        start = phase[3] if is_noted else hot.now()
+        span.phase, span.phase_kind = (*phase[:3], start), kind
         return
     hot.enter_context(span)
     span.start = hot.now()

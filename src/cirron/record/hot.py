@@ -780,6 +780,8 @@ def close(span: Span, at: int = 0) -> None:
     attrs = span.attrs
     if attrs.__class__ is dict:
         attrs = settle(attrs)
+    if span.phase is not None:
+        _leave_phase(span)
     if _get() is span:
         try:
             _reset(span.token)
@@ -873,6 +875,17 @@ def open_phase(span: Span) -> Span:
     return phase
 
 
+def _leave_phase(span: Span) -> None:
+    """Records the phase that a step is in when it ends: an optimizer has raised, or a shutdown."""
+    phase = phase_of(span)
+    span.phase = span.phase_kind = None  # type: ignore[misc]  # it is a step
+    if phase is not None:
+        if "error" in (span.attrs or ()):
+            phase.set(error=span.attrs["error"])  # type: ignore[index]
+        phase.end = max(phase.start, span.end)
+        append(record_of(phase))
+
+
 def phase_of(span: Span) -> Span | None:
     """The current phase of a step as a span, for readers of open spans."""
     phase, kind = span.phase, span.phase_kind
@@ -901,6 +914,7 @@ def follow(
         span.__class__ is not Lone
         or (own is not None and own.__class__ is not Settled)
         or span.device is not None
+        or span.phase is not None
         or span.end
         or parent.end
     ):

@@ -407,8 +407,9 @@ class Lane:
             phase = self.optimizers.pop()[1]
             if phase is not None:
                 span = hot.open_phase(phase)
-                span.set(error="the step raised")
-                hot.close(span)
+                if not span.has_phases:  # else it has ended: Lightning calls more than the step
+                    span.set(error="the step raised")
+                    hot.close(span)
 
     def find(self, iterator: Any) -> Pass | None:
         return next((one for one in self.passes if one.items.iterator() is iterator), None)
