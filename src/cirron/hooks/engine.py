@@ -217,6 +217,27 @@ def end_if_used(span: hot.Span, name: str = "", at: int = 0) -> bool:
     return is_used
 
 
+class Fetch(hot.OwnSpan):
+    """The wait for an item. If none comes, it leaves a record only if something was recorded in it,
+    such as a mark that a data set makes at its end.
+    """
+
+    __slots__ = ("noted",)
+    noted: int  # its own number, once something is recorded in it
+
+    @property
+    def under(self) -> int:  # type: ignore[override]
+        self.noted = self.sequence
+        return self.sequence
+
+
+def is_noted(fetch: hot.Span) -> bool:
+    """Whether something was recorded in it. `fetch`: also a phase that has become a span."""
+    places = (fetch, fetch.parent)
+    is_open = any(one.parent is fetch for one in hot.opened.copy())
+    return is_open or any(fetch.sequence == getattr(one, "noted", 0) for one in places)
+
+
 class Waiting(list[hot.Span]):
     """Spans that have ended and wait for their parent."""
 

@@ -303,15 +303,19 @@ class Step(OwnSpan):
     cold, and making a span current and `opened` was most of the cost of a phase.
     """
 
-    __slots__ = ("before", "last_ns", "phase", "phase_kind")
+    __slots__ = ("before", "last_ns", "noted", "phase", "phase_kind")
     last_ns: int  # the end of a span in it that may follow its last work; not always set
+    noted: int  # the number of its last phase in which something was recorded; not always set
     has_phases = True
 
     @property
     def under(self) -> int:  # type: ignore[override]
         """The number of the phase, for records of the step's own thread."""
         phase = self.phase
-        return self.sequence if phase is None or self.thread != get_ident() else phase[0]
+        if phase is None or self.thread != get_ident():
+            return self.sequence
+        self.noted = phase[0]
+        return phase[0]
 
 
 DEPTH: Any = vars(Span)["depth"]  # the slot
