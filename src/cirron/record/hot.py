@@ -422,7 +422,7 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
 
 def mark_all(span: Span, scalars: dict[str, Any], kind: str) -> None:
     """`mark` for hooks: scalars that were captured before, on a span or the nearest open one."""
-    if off:
+    if off or not scalars:
         return
     if span.end:
         span = _open_ancestor(span)
