@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -165,6 +166,99 @@ def test_manual_optimization(lightning: Any, traced: Traced) -> None:
 
     two = f"data_load forward:train backward {STEP}"
     assert f"data_setup {epoch(0, step(0, two), step(1, two))}" == traced()
+
+
+def test_manual_optimization_that_is_chosen_late(lightning: Any, traced: Traced) -> None:
+    """A module may still decide in its hooks at the start that it steps its optimizer itself."""
+
+    def choose(module: Any) -> None:
+        module.automatic_optimization = False
+        module.own = module.configure_optimizers()
+
+    def training_step(module: Any, batch: Any, batch_idx: int) -> None:
+        module.loss(batch).backward()
+        module.own.step()
+
+    module = new_module(lightning, on_train_epoch_start=choose, training_step=training_step)
+    new_trainer(lightning).fit(module, rows(8))
+
+    assert TWO_EPOCHS == traced()
+
+
+def test_optimizers_of_other_fits_end_no_manual_step(lightning: Any, traced: Traced) -> None:
+    """With manual optimization, only the optimizers of the fit itself end its steps: not those of
+    a fit inside it, and not those of one in another thread.
+    """
+
+    def fit_another() -> None:
+        new_trainer(lightning, max_epochs=1).fit(new_module(lightning), rows(2))
+
+    def training_step(module: Any, batch: Any, batch_idx: int) -> None:
+        module.manual_backward(module.loss(batch))
+        if batch_idx == 0:
+            fit_another()
+            thread = threading.Thread(target=fit_another)
+            thread.start()
+            thread.join()
+        if batch_idx % 2:
+            module.optimizers().step()
+
+    module = new_module(lightning, training_step=training_step)
+    module.automatic_optimization = False
+    new_trainer(lightning, max_epochs=1).fit(module, rows(8))
+
+    one = f"fit(data_setup {step(0)})"
+    two = "data_load forward:train backward"
+    steps = step(0, f"{two} {one} {STEP}"), step(1, f"{two} {STEP}")
+    assert f"data_setup {epoch(0, *steps)} data_setup {epoch(0, step(0))}" == traced()
+
+
+def test_what_an_optimizer_step_that_raises_has_recorded(lightning: Any, traced: Traced) -> None:
+    """It is in the span of that optimizer step, which has the error, too."""
+
+    def record(module: Any, optimizer: Any) -> None:
+        ci.mark("norm", 0.5)
+        with ci.scope("clip"):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        new_trainer(lightning).fit(new_module(lightning, on_before_optimizer_step=record), rows(8))
+
+    assert "data_load forward:train backward optimizer_step!(clip!)" in traced()
+    (span,) = found("optimizer_step")
+    assert {"norm": 0.5} == marks(span)
+    assert "error" in span["attrs"]
+
+
+@pytest.mark.parametrize("hook", ["training_step", "on_before_optimizer_step"])
+def test_data_that_ends_inside_a_step(lightning: Any, traced: Traced, hook: str) -> None:
+    """Lightning takes that `StopIteration` for the end of the epoch; the next one is as any."""
+
+    def stop(module: Any, *_: Any) -> Any:
+        if module.current_epoch == 0 and module.trainer.global_step == 2:
+            next(iter(()))
+        return module.loss(_[0]) if hook == "training_step" else None
+
+    new_trainer(lightning).fit(new_module(lightning, **{hook: stop}), rows(8))
+
+    is_late = hook == "on_before_optimizer_step"
+    skipped = "data_load forward:train backward optimizer_step" if is_late else "data_load"
+    first = epoch(0, *STEPS[:2], f"skipped({skipped})")
+    assert f"data_setup {first} {epoch(1, *STEPS)}" == traced()
+
+
+def test_a_step_that_is_done_is_a_step(lightning: Any, traced: Traced) -> None:
+    """Also if a hook stops the epoch after its optimizer has stepped."""
+
+    def stop(module: Any, *_: Any) -> None:
+        if module.trainer.global_step == 3:
+            raise StopIteration
+
+    module = new_module(lightning, on_train_batch_end=stop)
+    new_trainer(lightning, max_epochs=1).fit(module, rows(8))
+
+    assert f"data_setup {epoch(0, *STEPS[:3])}" == traced()
+    assert [1, 2, 3] == [one["attrs"]["global_step"] for one in found("step")]
 
 
 def test_optimizer_that_lightning_does_not_count(lightning: Any, traced: Traced) -> None:

@@ -217,6 +217,22 @@ def test_jit_trace(traced: Traced) -> None:
     assert "cirron" not in str(script.inlined_graph)
 
 
+def test_jit_trace_in_a_loop(traced: Traced) -> None:
+    """Describing the model of an epoch adds nothing to a trace, which torch compares with another
+    one.
+    """
+    model = Model()
+    both: Any = torch.cat([X, X])
+    for number, x in enumerate(torch.utils.data.DataLoader(both, batch_size=len(X))):
+        if number == 0:
+            torch.jit.trace(model, x)
+        model(x).sum().backward()
+
+    assert "data_load forward:train backward" in traced()
+    (epoch,) = ci.trace(format="dict", name="epoch")["roots"]
+    assert "Model" == epoch["attrs"]["model_class"]
+
+
 def test_jit_script(traced: Traced) -> None:
     """A scripted model computes the same, and its call is a forward."""
     model = Model().eval()

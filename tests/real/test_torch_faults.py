@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import cirron as ci
 from cirron import guard
@@ -257,6 +257,36 @@ def test_a_loader_of_a_strange_length(traced: Traced) -> None:
 
 
 # -- odd endings -----------------------------------------------------------------------------
+
+
+class Counting(IterableDataset[Any]):
+    """Marks how many items it had, once it has given the last one."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(2):
+            yield torch.ones(1)
+        ci.mark("items", 2)
+        with ci.scope("closing"):
+            pass
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_data_set_that_records_at_its_end(traced: Traced, trains: bool) -> None:
+    """What it records is in the fetch that finds no item; other such fetches leave no record."""
+    model = nn.Linear(1, 1).train(trains)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in DataLoader(Counting()):
+        loss = model(x).sum()
+        if trains:
+            loss.backward()
+            optimizer.step()
+
+    name, step = ("epoch[0]", "step") if trains else ("evaluation", "batch")
+    work = STEP if trains else "data_load forward:eval"
+    wanted = f"{name}({step}[0]({work}) {step}[1]({work})) data_load(closing)"
+    assert wanted == traced()
+    last = ci.trace(format="dict", name="data_load")["roots"][-1]
+    assert {"items": 2} == {mark["name"]: mark["value"] for mark in last["marks"]}
 
 
 def test_shutdown_in_the_middle_of_a_step() -> None:

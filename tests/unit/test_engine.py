@@ -101,6 +101,44 @@ def test_steps_that_follow_one_another() -> None:
     )
 
 
+def test_a_thread_that_records_in_a_step_that_does_not_come_about() -> None:
+    """Its context is a copy from an earlier step. Its records are in the epoch, which is there."""
+    training = new_training()
+
+    def record() -> None:
+        ci.mark("late", 1)
+        with ci.scope("saving"):
+            pass
+
+    with testing.capture() as captured:
+        training.begin_epoch(0, None)
+        training.await_step(0)
+        training.begin_step(0)
+        context = contextvars.copy_context()
+        training.finish_step()
+        training.await_step(1)
+        thread = threading.Thread(target=context.run, args=(record,))
+        thread.start()
+        thread.join()
+        training.end()
+
+    (epoch,) = [span for span in captured.spans if span.name == "epoch"]
+    assert ["step", "saving"] == [one.name for one in captured.spans if one.parent_id == epoch.id]
+    assert {epoch.id} == {mark.span_id for mark in captured.marks}
+
+
+def test_nothing_to_mark() -> None:
+    """A framework that logs no scalars does not make a step of one that never runs."""
+    training = new_training()
+    with testing.capture() as captured:
+        training.begin_epoch(0, None)
+        training.await_step(0)
+        training.log({"shape": (2, 3)})
+        training.end()
+
+    assert ["epoch"] == [span.name for span in captured.spans]
+
+
 def test_code_that_interrupts_a_training_may_record() -> None:
     """Whatever a signal handler records, and wherever, has a parent among the records."""
     count = 0

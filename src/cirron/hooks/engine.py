@@ -173,6 +173,7 @@ class Wrapper:
 
 
 NUMBER: Any = vars(hot.Span)["sequence"]  # the slot
+STEP_UNDER: Any = vars(hot.Step)["under"].fget
 
 
 def read_number(step: Any) -> Any:
@@ -181,7 +182,14 @@ def read_number(step: Any) -> Any:
     return NUMBER.__get__(step)
 
 
+def read_under(step: Any) -> Any:
+    if get_ident() != step.thread:  # its context is a copy; this step may never happen
+        return step.parent.under
+    return STEP_UNDER(step)
+
+
 NOTICED: Any = property(read_number, NUMBER.__set__)
+UNUSED: Any = property(read_under)
 
 
 class Tentative(hot.Step):
@@ -192,7 +200,7 @@ class Tentative(hot.Step):
     __slots__ = ()
     is_used = False
     when_used = hot.Step
-    sequence = NOTICED
+    sequence, under = NOTICED, UNUSED
 
 
 class Next(hot.Lone):
@@ -202,12 +210,13 @@ class Next(hot.Lone):
     is_used = False
     when_used = hot.Lone
     when_held = Tentative
-    sequence = NOTICED
+    sequence, under = NOTICED, UNUSED
 
 
 def end_if_used(span: hot.Span, name: str = "", at: int = 0) -> bool:
     """Closes a span, with a new name if one is given. Drops it if nothing was recorded in it."""
-    is_used = span.is_used or any(one.parent is span for one in hot.opened.copy())
+    is_used = span.is_used or span.phase is not None
+    is_used = is_used or any(one.parent is span for one in hot.opened.copy())
     if is_used:
         if name:
             span.name, span.index, span.attrs = name, None, None
@@ -215,6 +224,27 @@ def end_if_used(span: hot.Span, name: str = "", at: int = 0) -> bool:
     else:
         hot.drop(span)
     return is_used
+
+
+class Fetch(hot.OwnSpan):
+    """The wait for an item. If none comes, it leaves a record only if something was recorded in it,
+    such as a mark that a data set makes at its end.
+    """
+
+    __slots__ = ("noted",)
+    noted: int  # its own number, once something is recorded in it
+
+    @property
+    def under(self) -> int:  # type: ignore[override]
+        self.noted = self.sequence
+        return self.sequence
+
+
+def is_noted(fetch: hot.Span) -> bool:
+    """Whether something was recorded in it. `fetch`: also a phase that has become a span."""
+    places = (fetch, fetch.parent)
+    is_open = any(one.parent is fetch for one in hot.opened.copy())
+    return is_open or any(fetch.sequence == getattr(one, "noted", 0) for one in places)
 
 
 class Waiting(list[hot.Span]):
@@ -389,8 +419,8 @@ class Training:
             self.step.set(**attrs)
 
     def skip_step(self) -> None:
-        """The step is skipped, whether it has begun or not."""
-        self._has_begun = False
+        """The step is skipped, whether it has begun or not, unless it is done."""
+        self._has_begun = self._is_done
 
     def end_step(self) -> None:
         step, self.step = self.step, None

@@ -23,6 +23,7 @@ from keras.callbacks import Callback, CallbackList
 from cirron import guard
 from cirron.hooks.engine import (
     STEPS,
+    Fetch,
     Tell,
     Tentative,
     Training,
@@ -30,6 +31,7 @@ from cirron.hooks.engine import (
     around,
     end_if_used,
     end_inferred,
+    is_noted,
     scalars_of,
 )
 from cirron.record import hot
@@ -181,7 +183,7 @@ class KerasHook(Wrapper):
             yield item
 
     def _get_iterator(self, call: Call) -> Any:
-        return self._loads(iter(call()), hot.OwnSpan, hot.close, fail_load)
+        return self._loads(iter(call()), Fetch, hot.close, fail_load)
 
     def _from_generator(self, name: str, call: Call, generator: Any, change: Any) -> Any:
         """Counts how long TensorFlow's threads load data: the compiled step fetches it inside.
@@ -236,9 +238,9 @@ class KerasHook(Wrapper):
 
 
 def fail_load(span: hot.Span, error: BaseException) -> None:
-    """Drops the span of the fetch that finds the end of the data."""
+    """Drops the span of the fetch that finds the end of the data, unless it is used."""
     if isinstance(error, StopIteration):
-        hot.drop(span)
+        (hot.close if is_noted(span) else hot.drop)(span)
     else:
         hot.fail(span, error)
 

@@ -24,6 +24,8 @@ from cirron.hooks.torch import TorchHook
 from cirron.record import hot
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cirron.hooks import Snapshots
     from cirron.hooks.engine import Call
     from cirron.settings import Settings
@@ -41,6 +43,7 @@ class LightningHook(Wrapper):
         # By Trainer, for what is outside of its runs, such as an evaluation.
         self._fits: weakref.WeakKeyDictionary[Any, Fit] = weakref.WeakKeyDictionary()
         self._late_step = 0  # number of the last optimizer step that was made to start late
+        self._handle: Any = None  # of the hook of optimizers, once a fit needs it
 
     def _replace(self) -> None:
         find, logger = self._find, "trainer.connectors.logger_connector"
@@ -70,6 +73,9 @@ class LightningHook(Wrapper):
 
     def uninstall(self) -> None:
         super().uninstall()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
         with guard.quiet(self.what):
             for fit in self._fits.values():
                 fit.end()
@@ -103,23 +109,23 @@ class LightningHook(Wrapper):
 
         return call_callbacks
 
+    def _watch_optimizers(self) -> None:
+        if self._handle is None and self._is_on:
+            self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        """An optimizer of any thread, and of a fit inside another one."""
+        for fit in self._runs.open[-1:]:
+            fit.has_stepped = fit.is_manual
+
     # -- methods ----------------------------------------------------------------------------
 
     def _fit(self, call: Call) -> Any:
         """A run. A callback may use the tuner, which starts another one of the same Trainer."""
         fit = Fit(self._snapshots)
         fit.trainer = call.args[0].trainer
-        module = getattr(fit.trainer, "lightning_module", None)
-        handle = None
-        with guard.quiet(self.what):
-            # Lightning does not count the steps of an optimizer that the module calls directly.
-            if module is not None and not module.automatic_optimization:
-                handle = register_optimizer_step_post_hook(fit.optimizer_stepped)
-        try:
-            return self._runs.call(fit, module, call)
-        finally:
-            if handle is not None:
-                handle.remove()
+        fit.watch_optimizers = self._watch_optimizers
+        return self._runs.call(fit, getattr(fit.trainer, "lightning_module", None), call)
 
     def _set_up_data(self, fit: Fit, call: Call) -> Any:
         """Creates the loaders. One without a length also fetches a batch here."""
@@ -169,7 +175,9 @@ class LightningHook(Wrapper):
 def begin_again(span: Any, phase: Any, kind: Any) -> None:
     """Begins the step of an optimizer, or the phase of a step, once more."""
     if phase is not None:
-        span.phase, span.phase_kind = (*phase[:3], hot.now()), kind
+        is_noted = getattr(span, "noted", 0) == phase[0]  # its records may not begin before it
+        start = phase[3] if is_noted else hot.now()
+        span.phase, span.phase_kind = (*phase[:3], start), kind
         return
     hot.enter_context(span)
     span.start = hot.now()
@@ -188,12 +196,12 @@ class Fit(Training):
     """The spans of a run. Its methods are named after Lightning's events."""
 
     trainer: Any = None  # during a run
-    has_stepped = False  # an optimizer of a module that calls it directly, in this batch
+    watch_optimizers: Callable[[], None]  # during a run
+    is_manual = False  # the module steps its optimizers by itself
+    has_stepped = False  # an optimizer, in this batch of a module that does so
     _index = 0  # of the step in its epoch
     _global_step = 0
-
-    def optimizer_stepped(self, *_: Any) -> None:
-        self.has_stepped = True
+    _is_epoch_new = False  # none of its batches has begun
 
     def on_train_start(self, trainer: Any) -> None:
         self._index, self._global_step = 0, trainer.global_step
@@ -208,6 +216,7 @@ class Fit(Training):
         self._begin_epoch(trainer)
 
     def _begin_epoch(self, trainer: Any) -> None:
+        self._is_epoch_new = True
         self.begin_epoch(trainer.current_epoch, trainer.lightning_module)
         TorchHook.describe(trainer.strategy.model, is_training=True)
 
@@ -218,6 +227,11 @@ class Fit(Training):
 
     def on_train_batch_start(self, trainer: Any) -> None:
         self.has_stepped = False
+        if self._is_epoch_new:  # the module may decide in its hooks before
+            self._is_epoch_new = False
+            self.is_manual = not trainer.lightning_module.automatic_optimization
+            if self.is_manual:  # Lightning does not count the steps of a torch optimizer
+                self.watch_optimizers()
         self.begin_step(self._index)
 
     def on_train_batch_end(self, trainer: Any) -> None:

@@ -303,15 +303,19 @@ class Step(OwnSpan):
     cold, and making a span current and `opened` was most of the cost of a phase.
     """
 
-    __slots__ = ("before", "last_ns", "phase", "phase_kind")
+    __slots__ = ("before", "last_ns", "noted", "phase", "phase_kind")
     last_ns: int  # the end of a span in it that may follow its last work; not always set
+    noted: int  # the number of its last phase in which something was recorded; not always set
     has_phases = True
 
     @property
     def under(self) -> int:  # type: ignore[override]
         """The number of the phase, for records of the step's own thread."""
         phase = self.phase
-        return self.sequence if phase is None or self.thread != get_ident() else phase[0]
+        if phase is None or self.thread != get_ident():
+            return self.sequence
+        self.noted = phase[0]
+        return phase[0]
 
 
 DEPTH: Any = vars(Span)["depth"]  # the slot
@@ -418,7 +422,7 @@ def mark(name: str, value: Any, kind: str = "point", **attrs: Any) -> None:
 
 def mark_all(span: Span, scalars: dict[str, Any], kind: str) -> None:
     """`mark` for hooks: scalars that were captured before, on a span or the nearest open one."""
-    if off:
+    if off or not scalars:
         return
     if span.end:
         span = _open_ancestor(span)
@@ -780,6 +784,8 @@ def close(span: Span, at: int = 0) -> None:
     attrs = span.attrs
     if attrs.__class__ is dict:
         attrs = settle(attrs)
+    if span.phase is not None:
+        _leave_phase(span)
     if _get() is span:
         try:
             _reset(span.token)
@@ -873,6 +879,17 @@ def open_phase(span: Span) -> Span:
     return phase
 
 
+def _leave_phase(span: Span) -> None:
+    """Records the phase that a step is in when it ends: an optimizer has raised, or a shutdown."""
+    phase = phase_of(span)
+    span.phase = span.phase_kind = None  # type: ignore[misc]  # it is a step
+    if phase is not None:
+        if "error" in (span.attrs or ()):
+            phase.set(error=span.attrs["error"])  # type: ignore[index]
+        phase.end = max(phase.start, span.end)
+        append(record_of(phase))
+
+
 def phase_of(span: Span) -> Span | None:
     """The current phase of a step as a span, for readers of open spans."""
     phase, kind = span.phase, span.phase_kind
@@ -901,6 +918,7 @@ def follow(
         span.__class__ is not Lone
         or (own is not None and own.__class__ is not Settled)
         or span.device is not None
+        or span.phase is not None
         or span.end
         or parent.end
     ):

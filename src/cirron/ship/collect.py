@@ -385,7 +385,7 @@ class Collector:
                 hot.mark_losses(span)
                 if span is not self._root:
                     span.set(truncated=True)
-                span.end = self._now()
+                span.end = span.parent.end or self._now()  # a hook may have ended what is around it
             self._opened.discard(span)
             self._ring.append(hot.record_of(span))
 

@@ -249,7 +249,8 @@ class TorchHook:
             self._loops.saw_work(lane, is_evaluating=is_evaluating, is_in_train=is_in_train)
         if lane.main is None and not lane.has_used_pass:
             lane.free.before_forward(model, is_in_train=is_in_train)
-        if lane.described is not model:
+        # `torch.jit.trace` notes each question about a tensor.
+        if lane.described is not model and torch._C._get_tracing_state() is None:
             # Without gradients, the settings of its training are still to be recorded; and those of
             # items that were fetched with `next()`, once it is trained with them.
             has_grad = torch.is_grad_enabled()
@@ -273,7 +274,7 @@ class TorchHook:
             loss = args[0] if args else kwargs.get("tensors")
             lane = this_thread.lane
             step, span = lane.step, None
-            if step is None or step is not current() or step.phase is not None:
+            if step is None or step is not current() or step.phase is not None or lane.is_inside:
                 # With a task id, it is a checkpoint's backward inside another one.
                 if lane.is_inside or current_graph_task_id() != -1 or not loops.is_on:
                     return original(*args, **kwargs)
@@ -322,7 +323,12 @@ class TorchHook:
             is_of_weights = any(isinstance(one, Parameter) for one in given)
             lane = this_thread.find()
             if not (is_of_weights or stand_for_parameters(given, lane.model)):
-                return original(outputs, inputs, *args, **kwargs)
+                # What runs in it, such as the parts of a checkpoint, is no forward and no backward.
+                was_inside, lane.is_inside = lane.is_inside, True
+                try:
+                    return original(outputs, inputs, *args, **kwargs)
+                finally:
+                    lane.is_inside = was_inside
             result = backward(outputs, inputs, *args, **kwargs)
             if not is_of_weights and lane.free.versions is not None:
                 lane.free.versions = ()  # changes of these tensors cannot be seen

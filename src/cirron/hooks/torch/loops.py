@@ -248,7 +248,12 @@ class Loops:
         current, lane.loading = lane.loading, None
         with guard.quiet("torch loader"):
             if isinstance(error, StopIteration):
-                hot.drop(load)
+                if engine.is_noted(load):  # the step that it was made for does not come about
+                    above = load.parent if current is None else current.open_above
+                    load.parent = above if above.is_used else above.parent
+                    hot.close(load)
+                else:
+                    hot.drop(load)
                 if current is not None:
                     self._exhaust(current)
                 return

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
-from cirron.hooks.engine import EVALUATIONS, MAX_WAITING, STEPS, Waiting
+from cirron.hooks.engine import EVALUATIONS, MAX_WAITING, STEPS, Fetch, Waiting
 from cirron.hooks.torch import callers
 from cirron.hooks.torch.describe import round_of
 from cirron.hooks.torch.free import FreeLoop, scopes
@@ -51,7 +51,7 @@ class State:
     TRAINING = "training"
 
 
-class Load(hot.OwnSpan):
+class Load(Fetch):
     """A fetch. The program has skipped its item if it is gone when a model runs.
     Programs: `grouped_items`, `zipped_groups`.
     """
@@ -407,8 +407,9 @@ class Lane:
             phase = self.optimizers.pop()[1]
             if phase is not None:
                 span = hot.open_phase(phase)
-                span.set(error="the step raised")
-                hot.close(span)
+                if not span.has_phases:  # else it has ended: Lightning calls more than the step
+                    span.set(error="the step raised")
+                    hot.close(span)
 
     def find(self, iterator: Any) -> Pass | None:
         return next((one for one in self.passes if one.items.iterator() is iterator), None)
