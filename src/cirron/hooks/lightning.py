@@ -91,7 +91,7 @@ class LightningHook(Wrapper):
             if fit.trainer is trainer:
                 return fit  # type: ignore[no-any-return]
         if trainer not in self._fits:
-            self._fits[trainer] = Fit(self._snapshots)
+            self._fits[trainer] = Fit(self._snapshots, self.watch_optimizers)
         return self._fits[trainer]
 
     def _make_call_callbacks(self, original: Any) -> Any:
@@ -109,7 +109,7 @@ class LightningHook(Wrapper):
 
         return call_callbacks
 
-    def _watch_optimizers(self) -> None:
+    def watch_optimizers(self) -> None:
         if self._handle is None and self._is_on:
             self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
 
@@ -122,9 +122,8 @@ class LightningHook(Wrapper):
 
     def _fit(self, call: Call) -> Any:
         """A run. A callback may use the tuner, which starts another one of the same Trainer."""
-        fit = Fit(self._snapshots)
+        fit = Fit(self._snapshots, self.watch_optimizers)
         fit.trainer = call.args[0].trainer
-        fit.watch_optimizers = self._watch_optimizers
         return self._runs.call(fit, getattr(fit.trainer, "lightning_module", None), call)
 
     def _set_up_data(self, fit: Fit, call: Call) -> Any:
@@ -196,12 +195,15 @@ class Fit(Training):
     """The spans of a run. Its methods are named after Lightning's events."""
 
     trainer: Any = None  # during a run
-    watch_optimizers: Callable[[], None]  # during a run
     is_manual = False  # the module steps its optimizers by itself
     has_stepped = False  # an optimizer, in this batch of a module that does so
     _index = 0  # of the step in its epoch
     _global_step = 0
     _is_epoch_new = False  # none of its batches has begun
+
+    def __init__(self, snapshots: Snapshots, watch_optimizers: Callable[[], None]) -> None:
+        super().__init__(snapshots)
+        self._watch_optimizers = watch_optimizers
 
     def on_train_start(self, trainer: Any) -> None:
         self._index, self._global_step = 0, trainer.global_step
@@ -231,7 +233,7 @@ class Fit(Training):
             self._is_epoch_new = False
             self.is_manual = not trainer.lightning_module.automatic_optimization
             if self.is_manual:  # Lightning does not count the steps of a torch optimizer
-                self.watch_optimizers()
+                self._watch_optimizers()
         self.begin_step(self._index)
 
     def on_train_batch_end(self, trainer: Any) -> None:
