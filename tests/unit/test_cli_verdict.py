@@ -185,6 +185,42 @@ def test_diff_shows_where_marks_differ(runs: list[str]) -> None:
     assert 3 == cirron("diff", runs[0], "nope")[0]
 
 
+def test_marks_outside_any_epoch_are_compared_one_by_one() -> None:
+    """A validation accuracy that is marked after each epoch differs where its n-th value does."""
+    for accuracies in ([0.5, 0.6, 0.9], [0.5, 0.3, 0.9]):
+        ci.profile()
+        for accuracy in accuracies:
+            for step in ci.batches(range(3)):
+                ci.mark("loss", 1.0 / (1 + step))
+            ci.mark("val_acc", accuracy)
+        ci.shutdown()
+    ids = list(ci.open().runs)
+
+    found = {one["name"]: one for one in as_json("diff", *ids)["marks"]}
+
+    assert {"epoch": -1, "step": -1, "value": 1} == found["val_acc"]["parts_at"]
+    assert 3 == found["val_acc"]["compared"]
+    assert 9 == found["loss"]["compared"]
+    said = "val_acc: first differs in the session itself, value 1; last value 0.9 -> 0.9"
+    assert said in cirron("diff", *ids)[1]
+
+
+def test_the_first_and_the_last_value_of_a_mark_are_by_time() -> None:
+    """A final evaluation outside the epochs comes after those inside them."""
+    for worse in (0.0, 0.1):
+        ci.profile()
+        for epoch in ci.epochs(range(3)):
+            ci.mark("eval_loss", 0.9 - epoch / 10 + (worse if epoch else 0))
+        ci.mark("eval_loss", 0.2 + worse)
+        ci.shutdown()
+    ids = list(ci.open().runs)
+
+    (found,) = as_json("diff", *ids)["marks"]
+
+    assert {"epoch": 1, "step": -1} == found["parts_at"] == found["far_at"]
+    assert (0.2, pytest.approx(0.3)) == (found["before"], found["after"])
+
+
 def test_diff_of_two_folders(runs: list[str], tmp_path: Path) -> None:
     """Runs in two folders are compared by naming the folders."""
     shutil.copytree(tmp_path / ".cirron", tmp_path / "other" / ".cirron")

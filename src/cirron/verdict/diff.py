@@ -7,6 +7,7 @@ where marks and tensors first differ. A change exceeds a limit only if its whole
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ class Diff:
         }
 
 
-Place = tuple[int, int]  # epoch and step
+Place = tuple[int, int, int]  # epoch, step, and which of the values there; -1: outside any
 
 
 def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
@@ -196,20 +197,20 @@ def setting(run: Run, facts: Facts) -> dict[str, str]:
 
 
 def part(before: Run, after: Run) -> list[dict[str, Any]]:
-    """For each mark in both runs, the first step at which it differs at all, and by more than 1 %.
+    """For each mark in both runs, where by time it first differs at all, and by more than 1 %.
 
-    The first difference may be rounding: some kernels add in a different order each time.
+    Several values at one place, as outside any epoch, are compared in their order. The first
+    difference may be rounding: some kernels add in a different order each time.
     """
     found = []
     old, new = values(before), values(after)
     for name in sorted(set(old) & set(new)):
-        same = sorted(set(old[name]) & set(new[name]))
-        pairs = [(at, old[name][at], new[name][at]) for at in same]
+        pairs = [(at, old[name][at], new[name][at]) for at in old[name] if at in new[name]]
         if pairs:
             found.append(
                 {
                     "name": name,
-                    "compared": len(same),
+                    "compared": len(pairs),
                     "parts_at": first_apart(pairs, 1e-9),
                     "far_at": first_apart(pairs, FAR),
                     "before": pairs[-1][1],
@@ -221,18 +222,22 @@ def part(before: Run, after: Run) -> list[dict[str, Any]]:
 
 def first_apart(pairs: list[tuple[Place, float, float]], share: float) -> dict[str, int] | None:
     """The first position at which two values differ by more than this share of the larger."""
-    for (epoch, step), one, other in pairs:
+    for (epoch, step, nth), one, other in pairs:
         if not alike(one, other, share):
-            return {"epoch": epoch, "step": step}
+            at = {"epoch": epoch, "step": step}
+            is_alone = (epoch, step, 1) not in (place for place, *_ in pairs)
+            return at if is_alone else {**at, "value": nth}
     return None
 
 
 def values(run: Run) -> dict[str, dict[Place, float]]:
-    """The values of each mark by epoch and step; -1: outside any."""
+    """The values of each mark by place, in the order of time."""
     found: dict[str, dict[Place, float]] = {}
+    counts: Counter[tuple[str, int, int]] = Counter()
     for name, epoch, step, value in run.query("values", session=run.main.key).fetch().rows:
         at = (-1 if epoch is None else epoch, -1 if step is None else step)
-        found.setdefault(name, {})[at] = value
+        found.setdefault(name, {})[*at, counts[name, *at]] = value
+        counts[name, *at] += 1
     return found
 
 

@@ -217,5 +217,6 @@ def result(found: Diff) -> str:
 
 
 def place(at: dict[str, int]) -> str:
-    parts = [f"{name} {number}" for name, number in at.items() if number >= 0]
-    return ", ".join(parts) or "the session itself"
+    parts = [f"{name} {at[name]}" for name in ("epoch", "step") if at[name] >= 0]
+    nth = f", value {at['value']}" if "value" in at else ""
+    return (", ".join(parts) or "the session itself") + nth
