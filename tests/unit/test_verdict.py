@@ -238,6 +238,16 @@ def test_more_workers_do_not_help_a_busy_processor(workers: int) -> None:
     assert verdict.gain is None
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_cost_no_more_than_a_worker_are_no_fault(workers: int) -> None:
+    """The threads of a tiny model keep all cores busy: loading 0.11 of 0.7 ms is not the cause."""
+    tiny = {"data_load": MS // 9, "forward": MS // 10, "backward": MS // 5, "optimizer": MS // 5}
+    made = facts(every(300, own=MS // 11, **tiny), loader={"workers": workers}, cores=2)
+    _, findings, _ = judge(replace(made, cpu_share=1.9))
+
+    assert "input-bound" not in {one.kind for one in findings}
+
+
 @pytest.mark.parametrize(("load", "kind"), [(9.5, "input-bound"), (6.0, "compute-bound")])
 def test_data_that_is_loaded_beside_compiled_steps(load: float, kind: str) -> None:
     """A thread that needs as long for a batch as a step takes has none in advance."""
