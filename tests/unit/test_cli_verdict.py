@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -95,6 +96,41 @@ for epoch in ci.epochs(range(2)):
     _, told = cirron(command, "--dir", str(tmp_path))
     assert "ValueError: shapes" in told
     assert "epoch[1] > batch[0] > train > forward" in told
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, "input-bound"), (signal.SIGKILL, "died")]
+)
+def test_the_advice_about_speed_outlives_the_run(
+    tmp_path: Path, number: signal.Signals, kind: str
+) -> None:
+    """Ctrl-C leaves the verdict about speed, and says where it came; a death leaves its advice."""
+    program = f"""
+import os, time
+import cirron as ci
+ci.profile(flush_interval=0.1)
+def slowly():
+    for number in range(40):
+        time.sleep(0.02)
+        yield number
+for epoch in ci.epochs(range(2)):
+    for batch in ci.batches(slowly()):
+        time.sleep(0.002)
+    if epoch:
+        with ci.scope("save"):
+            time.sleep(0.5)
+            os.kill(os.getpid(), {number.value})
+            time.sleep(9)
+"""
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=60, check=False
+    )
+    code, said = cirron("report", "--dir", str(tmp_path))
+
+    assert (0, True) == (code, f"VERDICT  {kind}: " in said)
+    assert ("  do     " if kind == "input-bound" else "    do   ") + "load 8 batches" in said
+    assert (number == signal.SIGINT) == ("stopped by Ctrl-C in epoch[1] > save" in said)
+    assert "epoch[1] > save" in cirron("why", "--dir", str(tmp_path))[1]
 
 
 def test_a_run_without_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

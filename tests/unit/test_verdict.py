@@ -824,6 +824,22 @@ def test_a_run_that_died(state: str) -> None:
     assert "backward" in verdict.summary
 
 
+def test_ctrl_c_is_no_fault_of_the_run() -> None:
+    """The user stopped it, so the verdict is about speed; whatever else ended it comes first."""
+    where = "epoch[1] > step[3] > data_load"
+    stopped = Ending(0, "signal", where, 3, None, "SIGINT", 5)
+    ended = Ending(1, "signal", where, 3, None, "SIGTERM", 6)
+    slow = every(300, data_load=10 * MS)
+
+    def kinds(*endings: Ending) -> list[str]:
+        return [one.kind for one in judge(facts(slow, endings=list(endings)))[1]]
+
+    assert ["input-bound"] == kinds(stopped) == kinds(ended, stopped)
+    assert ["died", "input-bound"] == kinds(ended)
+    assert ["died", "input-bound"] == kinds(stopped, ended._replace(state="killed"))
+    assert ["hung", "input-bound"] == kinds(stopped._replace(silent_s=90.0))
+
+
 def test_the_rank_that_died_first_is_named() -> None:
     """The launcher ends the others by a signal, and some fail when they miss it."""
     where = "step[3] > backward"

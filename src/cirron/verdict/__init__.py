@@ -212,6 +212,9 @@ def account(facts: Facts) -> list[tuple[str, int, float]]:
 def basis(facts: Facts, run: Run) -> list[str]:
     """What the verdict is based on, and what was not measured."""
     said = [f"{len(run.ranks) or 1} rank{'s' if len(run.ranks) > 1 else ''} on {facts.device}"]
+    stopped = ending.interrupted(facts.endings)
+    if stopped is not None:
+        said.insert(0, f"stopped by Ctrl-C {ending.placed(stopped)}")
     if facts.steps:
         typical = median(step.wall for step in facts.steps)
         said.append(

@@ -45,10 +45,10 @@ def render(report: Report) -> str:
     others = [one for one in report.findings if one is not verdict]
     if others:
         lines += ["", "also"]
-        lines += [
-            f"  {one.kind}: {text.plain(one.summary, 200)}{gain(one)}"
-            for one in others[:MAX_OTHERS]
-        ]
+        for other in others[:MAX_OTHERS]:
+            lines.append(f"  {other.kind}: {text.plain(other.summary, 200)}{gain(other)}")
+            if verdict.is_urgent:  # what ended the run says nothing about its speed
+                lines.append(f"    do   {text.plain(other.advice, 150)}")
     if report.abstained and verdict.kind != "not-enough-data":
         lines += ["", "not judged"]
         reasons: dict[str, list[str]] = {}
