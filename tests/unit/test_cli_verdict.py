@@ -478,6 +478,43 @@ def test_parts_of_steps_without_a_span_are_compared(
     assert {"same", "unknown"} >= set(changed.values())
 
 
+def test_phases_with_too_few_spans_are_named(made: Made) -> None:
+    """Phases of only 20 of 60 steps cannot be compared, which the output says."""
+    for number, run_id in enumerate(("before", "after")):
+        session = made(run_id=run_id, start=number * 10**12)
+        for step in range(60):
+            at = 10**12 * number + step * 10_000_000
+            batch = session.span("batch", at, at + 9_000_000, None, step)
+            for name in ("forward", "backward")[: 2 * (step < 20)]:
+                session.span(name, at, at + 4_000_000, batch)
+        session.write()
+
+    assert ["backward", "forward"] == as_json("diff", "before", "after")["not_compared"]
+    assert "not compared: backward, forward (too few spans)" in cirron("diff", "before", "after")[1]
+
+
+def test_batches_of_an_evaluation_are_no_training_batches(made: Made) -> None:
+    """Keras calls both `batch`: 60 of the training and 60 quick ones of an evaluation."""
+    for number, run_id in enumerate(("before", "after")):
+        session, at = made(run_id=run_id, start=number * 10**12), 10**12 * number
+        epoch = session.span("epoch", at, at + 60 * 10_000_000 + 60_000_000, index=0)
+        for step in range(60):
+            batch = session.span("batch", at, at + 10_000_000, epoch, step)
+            session.span("data_load", at, at + 3_000_000, batch)
+            at += 10_000_000
+        evaluation = session.span("evaluation", at, at + 60_000_000, epoch)
+        for step in range(60):
+            batch = session.span("batch", at, at + 1_000_000, evaluation, step)
+            session.span("data_load", at, at + 500_000, batch)
+            at += 1_000_000
+        session.write()
+
+    found = {one["name"]: one for one in as_json("diff", "before", "after")["changes"]}
+
+    assert (10_000_000, [60, 60]) == (found["batch"]["before_ns"], found["batch"]["spans"])
+    assert (3_000_000, [60, 60]) == (found["data_load"]["before_ns"], found["data_load"]["spans"])
+
+
 def test_evaluations_that_are_more_frequent_are_a_difference(made: Made) -> None:
     """Each takes as long as before, so no time by name has changed; the last step ends it."""
     ids = ("rarely", "often", "again")

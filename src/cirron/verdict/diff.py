@@ -44,6 +44,7 @@ class Diff:
     changes: list[Change]  # the largest first
     marks: list[dict[str, Any]]  # where the values of each mark first differ
     tensors: list[dict[str, Any]] = field(default_factory=list)  # the first that differ
+    not_compared: list[str] = field(default_factory=list)  # names with too few spans
 
     @property
     def is_inconclusive(self) -> bool:
@@ -67,6 +68,7 @@ class Diff:
             "differences": self.differences,
             "warnings": self.warnings,
             "changes": [vars(one) for one in self.changes],
+            "not_compared": self.not_compared,
             "marks": self.marks,
             "tensors": self.tensors,
         }
@@ -79,11 +81,11 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
     """Compares runs from before a change with runs from after it."""
     old, new = sample(before), sample(after)
     names = [name for name in old if name in new]
-    found = []
-    for name in names:
-        counts = tuple(sum(len(rank) for run in side[name] for rank in run) for side in (old, new))
-        if min(counts) >= MIN_SPANS:
-            found.append(compare(name, old[name], new[name]))
+    counts = {
+        name: min(sum(len(rank) for run in side[name] for rank in run) for side in (old, new))
+        for name in names
+    }
+    found = [compare(name, old[name], new[name]) for name in names if counts[name] >= MIN_SPANS]
     warnings = []
     if {run.id for run in before} & {run.id for run in after}:
         warnings.append("a run is compared with itself")
@@ -106,6 +108,7 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
         changes=judge(found, starved),
         marks=part(before[0], after[0]),
         tensors=part_tensors(before[0], after[0]),
+        not_compared=[name for name in names if counts[name] < MIN_SPANS],
     )
 
 

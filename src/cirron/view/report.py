@@ -138,6 +138,7 @@ def what_if(part: str, factor: float, predicted: Prediction) -> str:
 
 
 MAX_TENSORS = 5
+MAX_NAMES = 12  # of spans that are not compared
 MAX_RANKS = 16
 MAX_STACK = 8  # calls, besides the last one of the program's own before them
 LIBRARIES = ("/site-packages/", "/lib/python", "/cirron/")
@@ -184,6 +185,12 @@ def changes(found: Diff) -> str:
         )
     if not found.changes:
         lines.append("  no span name has enough spans in both runs")
+    if found.not_compared:
+        names = ", ".join(text.plain(one) for one in found.not_compared[:MAX_NAMES])
+        more = len(found.not_compared) - MAX_NAMES
+        lines.append(
+            f"  not compared: {names}{f' and {more} more' if more > 0 else ''} (too few spans)"
+        )
     lines += ["", f"result: {result(found)}", ""]
     for mark in found.marks:
         at = mark["parts_at"]
