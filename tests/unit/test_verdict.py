@@ -1107,6 +1107,22 @@ def test_runs_that_waited_for_a_processor() -> None:
     assert ratios.starvation([0.1, 0.2, 0.3], [0.4]) > 0.05
 
 
+@pytest.mark.parametrize(("starved", "outcome"), [(1.04, "unknown"), (0.05, "faster")])
+def test_a_phase_of_starved_runs_has_not_changed_if_the_step_has_not(
+    starved: float, outcome: str
+) -> None:
+    """Where waits for a processor hide a change of 8 times, the machine may change any phase."""
+    after = {"step": 1 / 12, "backward": 1 / 300, "forward": 1 / 200, "optimizer_step": 0.5}
+    found = [
+        ratios.compare(name, [[series(at)]], [[series(at + 9, factor=one)]])
+        for at, (name, one) in enumerate(after.items())
+    ]
+
+    judged = {one.name: one.outcome for one in ratios.judge(found, starved)}
+
+    assert [outcome] * 3 == [judged[name] for name in ("step", "backward", "forward")]
+
+
 @pytest.mark.parametrize(
     ("freedom", "expected"), [(2, 4.303), (3, 3.182), (10, 2.228), (30, 2.042)]
 )

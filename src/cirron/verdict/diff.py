@@ -97,9 +97,8 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
     starved = starvation([waited(run) for run in before], [waited(run) for run in after])
     if starved > CLOSE / 2:
         warnings.append(
-            "the runs waited for a CPU: changes below"
-            f" {percent(math.expm1(2 * starved))} cannot be told from that; use a quiet machine, or"
-            " add runs (cirron diff --baseline)"
+            f"the runs waited for a CPU: changes of less than {limit(math.exp(2 * starved))} cannot"
+            " be told from that; use a quiet machine, or add runs (cirron diff --baseline)"
         )
     return Diff(
         runs=([run.id for run in before], [run.id for run in after]),
@@ -110,6 +109,15 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
         tensors=part_tensors(before[0], after[0]),
         not_compared=[name for name in names if counts[name] < MIN_SPANS],
     )
+
+
+def limit(ratio: float) -> str:
+    """A ratio of times as a percentage, or from 2 on as a factor.
+
+    >>> limit(1.35), limit(8.08)
+    ('35%', '8.1x')
+    """
+    return percent(ratio - 1) if ratio < 2 else f"{ratio:.1f}x"
 
 
 def waited(run: Run) -> float:
